@@ -1,25 +1,22 @@
 """ds_config: "auto" filled from the recipe, everything that contradicts it in one message."""
 
 import json
-import os
 
 import deepspeed
 import pytest
 
 from swep_ds.common.errors import InputError
-from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, zero_stage
+from swep_ds.training.ds_config import read_ds_config, zero_stage
 from tests.support.ds_configs import message, resolve, write
 from tests.support.fork_server import ROOT
 
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
 
 
-CASES = [(path, precision) for path in SHIPPED for precision in ("fp32", "autocast", "bf16", "fp16")]
+CASES = [(path, precision) for path in SHIPPED for precision in ("fp32", "bf16", "fp16")]
 
 
-@pytest.mark.parametrize(
-    ("path", "precision"), [case for case in CASES if case != (ROOT / "ds_configs" / "zero0.json", "fp16")]
-)
+@pytest.mark.parametrize(("path", "precision"), [case for case in CASES if case != (SHIPPED[0], "fp16")])
 def test_every_shipped_config_resolves(path, precision):
     config = resolve(path, precision=precision, on_cpu=False)
     assert '"auto"' not in json.dumps(config)
@@ -78,7 +75,6 @@ def test_all_disagreements_in_one_error_name_both_sides(tmp_path):
         "gradient_clipping": 1.0,
         "bf16": {"enabled": True},
         "optimizer": {"type": "AdamW", "params": params},
-        "scheduler": {"type": "WarmupLR", "params": {}},
         "zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"},
     }
     said = message(write(tmp_path, config))
@@ -92,7 +88,6 @@ def test_all_disagreements_in_one_error_name_both_sides(tmp_path):
         "optimizer.params.betas = [0.9, 0.98], but the recipe's train.adam_betas gives [0.8, 0.98]",
         "optimizer.params.eps = 1e-08, but the recipe's train.adam_epsilon gives 1e-06",
         "optimizer.params.weight_decay = 0, but the recipe's train.weight_decay gives 0.01",
-        "scheduler: the recipe's train.warmup_fraction and train.schedule decide it: remove this block",
         'zero_optimization.allgather_bucket_size is "auto", but no field of the recipe decides it',
     ):
         assert part in said
@@ -116,16 +111,10 @@ ADAFACTOR = {"optimizer": "adafactor"}
     ("config", "train", "part"),
     [
         ("{", {}, "not JSON"),
-        ('{"a": 1,}', {}, "not JSON"),
-        ("", {}, "not JSON"),
         ([1], {}, "a ds_config is a JSON object"),
         ('{"zero_optimization": {"stage": 2, "stage": 3}}', {}, "'stage' is given twice"),
-        ('{"a": ' * 5000 + "1" + "}" * 5000, {}, "its JSON cannot be read ("),
-        ('{"steps_per_print": %s}' % ("9" * 5000), {}, "its JSON cannot be read ("),
-        ({f"wrong{n}": 1 for n in range(50)}, {}, "; and 30 more"),
         # what contradicts the recipe
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale"),
-        (zero(stage=1), ADAFACTOR, "flat pieces"),
         (zero(stage=3), ADAFACTOR, "flat pieces"),
         ({}, ADAFACTOR | {"precision": "bf16"}, "flat pieces"),
         ({"optimizer": {"type": "AdamW"}}, ADAFACTOR, "optimizer: the recipe's train.optimizer is adafactor"),
@@ -147,15 +136,17 @@ ADAFACTOR = {"optimizer": "adafactor"}
         # what DeepSpeed refuses, or would do wrong or not at all without a word
         (zero(stage=2, offload_optimizer={"device": "gpu"}), {}, "offload_optimizer.device: input should be"),
         (zero(offload_optimizer=OFFLOAD), {}, "offload_optimizer would do nothing at ZeRO-0"),
-        (zero(stage=0, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-0: set the stage to 3"),
         (zero(stage=1, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-1"),
         (zero(stage=2, offload_optimizer={"pin_memory": True}), {}, 'names no device and would do nothing: give it "d'),
         (zero(stage=3, offload_param={"buffer_count": 3}), {}, "offload_param names no device"),
-        (zero(stage=3, offload_param={"device": "nvme"}), {}, "offload_param is to disk and has no nvme_path"),
+        (
+            zero(stage=3, offload_optimizer={"device": "nvme", "nvme_path": "disk"}),
+            {},
+            "with the optimizer state on disk DeepSpeed computes other updates",
+        ),
         (zero(stage=2, cpu_offload=True), {}, 'write "offload_optimizer": {"device": "cpu"} instead'),
         # the float32 weights would be another parameter's; tests/support/gradient_matrix.py shows it if this is allowed
         (zero(stage=1, round_robin_gradients=True), {}, "zero_optimization.round_robin_gradients"),
-        (zero(stage=2, round_robin_gradients=True), {}, "zero_optimization.round_robin_gradients"),
         (zero(stage=1, load_from_fp32_weights=False), {"precision": "bf16"}, "would resume from weights rounded to"),
         (
             zero(stage=3, reduce_scatter=False) | {"gradient_predivide_factor": 2.0},
@@ -193,16 +184,10 @@ def test_what_is_accepted_beside_that(tmp_path):
     assert resolve(write(tmp_path, zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 1.0})))
 
 
-@pytest.mark.parametrize(
-    "name", ["nowhere", "~nobody-of-this-name/ds.json", "x" * 5000, "a\0b", "/dev/zero", "fifo", "."]
-)
-def test_a_file_that_cannot_be_read(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("fifo")
-    with pytest.raises(InputError) as caught:
-        read_ds_config(name)
-    assert str(caught.value).isprintable()
-    assert str(caught.value).startswith("--ds_config")
+def test_a_file_that_cannot_be_read(tmp_path):
+    for name in ("nowhere", str(tmp_path)):
+        with pytest.raises(InputError, match=f"^--ds_config {name}"):
+            read_ds_config(name)
 
 
 def test_the_files_own_settings_stay(tmp_path):
@@ -227,60 +212,7 @@ def test_autocast_is_deepspeeds_block_of_that_name(tmp_path):
     assert "torch_autocast" not in resolve(write(tmp_path, {}))
 
 
-@pytest.mark.parametrize("version", [(0, 18, 3), (0, 19, 7)])
-def test_a_deepspeed_that_loses_gradients_is_refused(tmp_path, monkeypatch, version):
-    for part, number in zip(("major", "minor", "patch"), version, strict=True):
-        monkeypatch.setattr(deepspeed, f"__version_{part}__", number)
-    monkeypatch.setattr(deepspeed, "__version__", ".".join(map(str, version)))
-    with pytest.raises(InputError, match=r"DeepSpeed 0\.1\d\.\d .*: pip install 'deepspeed>=0\.19\.8'$"):
+def test_a_deepspeed_that_loses_gradients_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(deepspeed, "__version_patch__", 7)
+    with pytest.raises(InputError, match=r"^DeepSpeed 0\.19\..*: pip install 'deepspeed>=0\.19\.8'$"):
         resolve(write(tmp_path, {}))
-
-
-# This machine
-
-
-def test_offload_to_disk_asks_for_what_it_is_built_with(monkeypatch):
-    config = resolve(ROOT / "ds_configs" / "zero3_offload_nvme.json")
-    monkeypatch.setattr("swep_ds.training.ds_config.AsyncIOBuilder.is_compatible", lambda self: False)
-    with pytest.raises(InputError, match=r"offload_param: offload to disk .*libaio-dev.*--ds_config zero3_offload"):
-        check_machine(config)
-    check_machine(resolve(ROOT / "ds_configs" / "zero3_offload.json"))
-
-
-@pytest.mark.parametrize(
-    ("block", "said"),
-    [
-        (
-            {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "disk"}},
-            r"offload_optimizer: .*other updates.*zero3_offload_nvme",
-        ),
-        (
-            {"stage": 2, "reduce_bucket_size": 1e12},
-            r"1,000,000,000,000 elements are more than this machine's memory of \d+ GiB",
-        ),
-    ],
-)
-def test_what_this_machine_cannot_do_is_refused(tmp_path, block, said):
-    config = resolve(write(tmp_path, {"zero_optimization": block}))
-    with pytest.raises(InputError, match=said):
-        check_machine(config)
-
-
-def test_without_zero_a_bucket_takes_no_memory(tmp_path):
-    check_machine(resolve(write(tmp_path, zero(stage=0, reduce_bucket_size=1e12))))
-
-
-@pytest.mark.parametrize(
-    ("block", "part"),
-    [
-        ({"csv_monitor": {"enabled": True, "output_path": "file/logs"}}, "csv_monitor.output_path file/logs"),
-        ({"flops_profiler": {"enabled": True, "output_file": "file/x"}}, "flops_profiler.output_file file"),
-        ({"comet": {"enabled": True}}, "comet: needs the package comet_ml: pip install comet_ml"),
-    ],
-)
-def test_a_monitor_that_fails_on_rank_0_alone(tmp_path, monkeypatch, block, part):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    monkeypatch.setattr("swep_ds.training.ds_config.find_spec", lambda package: None)
-    with pytest.raises(InputError, match=part):
-        check_monitors(resolve(write(tmp_path, block)))

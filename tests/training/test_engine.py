@@ -130,15 +130,12 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
             several = name == "controlled" and stage == 3  # flat tensors in a group
             config = ds_config(folder, 3, sub_group_size=1000) if several else zero[stage]
             add(f"zero{stage}-{name}", config, **settings)
-    stacked = {"method.name": "prior_aug", "train.execution": "stacked"}
-    add("zero0-stacked", zero[0], **stacked)
     for stage in (0, 2, 3):
         add(f"mle-zero{stage}", zero[stage], **MLE, **AVERAGES[stage, world_size])
     if world_size == 2:
         for name in ACCUMULATED:
             add(f"zero2-{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
         add("mle-zero3-plain", zero[3], **MLE)
-        add("zero3-stacked-accumulation", zero[3], accumulation=2, **stacked)
     else:
         for stage in (2, 3):
             add(f"zero{stage}_offload", ROOT / "ds_configs" / f"zero{stage}_offload.json")
@@ -225,11 +222,6 @@ AGREEING += [("zero2_offload", 1), ("zero3_offload", 1), ("ds_adam", 1)]  # the 
 @pytest.mark.parametrize(("name", "world_size"), AGREEING)
 def test_every_way_to_carry_a_run_out_agrees(finished, reference, name, world_size):
     assert_same_run(finished[name, world_size], reference)
-
-
-@pytest.mark.parametrize(("name", "world_size"), [("zero0-stacked", 1), ("zero3-stacked-accumulation", 2)])
-def test_stacked_passes_are_the_passes_one_after_the_other(finished, name, world_size):
-    assert_same_run(finished[name, world_size], finished["zero0-prior_aug", 1])
 
 
 def training_batches(folder: Path, seed: int = 0) -> tuple[PreTrainedTokenizerFast, TrainingBatches]:

@@ -114,9 +114,10 @@ class Everyone(Meter):
 
     others: tuple = ()
 
-    def _gather(self, more) -> list[list[float]]:
-        mine = [float(self.sums[name]) for name in sorted(self.sums)] + list(more)
-        return [mine, *self.others]
+    def _gather(self, more):
+        names = sorted(self.sums)
+        rows = [[float(self.sums[name]) for name in names] + list(more), *self.others]
+        return {name: [row[k] for row in rows] for k, name in enumerate(names)}, [row[len(names) :] for row in rows]
 
 
 def meter(monkeypatch, world: int, accumulation: int, state: dict) -> Everyone:
