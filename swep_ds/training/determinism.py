@@ -41,18 +41,19 @@ def set_deterministic(on: bool) -> None:
 @contextmanager
 def deterministic_restored() -> Iterator[None]:
     """Afterwards the process is as deterministic as it was before; `set_deterministic` may be called inside."""
-    was_on, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    was_on = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
     environment = {name: os.environ.get(name) for name in (CUBLAS, FLASH_ATTENTION)}
     try:
         yield
     finally:
         if was_on != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
-            torch.use_deterministic_algorithms(was_on, warn_only=mode)
+            torch.use_deterministic_algorithms(was_on)
         torch.utils.deterministic.fill_uninitialized_memory = fill
         for name, value in environment.items():
-            os.environ.pop(name, None)
-            if value is not None:
+            if value is None:
+                os.environ.pop(name, None)
+            else:
                 os.environ[name] = value
 
 

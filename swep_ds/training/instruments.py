@@ -12,7 +12,7 @@ from swep_ds.data.batches import TrainingBatches
 from swep_ds.evaluation.results import Score
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.engine import Engine
-from swep_ds.training.metrics import GradientNorms, Meter, Outliers, Stopwatch, check_finite, columns
+from swep_ds.training.metrics import Meter, Outliers, Stopwatch, check_finite, columns, first_not_finite
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.tracking import Tracker
 
@@ -30,7 +30,7 @@ class Instruments:
         self._engine, self._tracker, self._updates = engine, tracker, batches.updates
         self._meter = Meter(batches.accumulation, before.unlogged)
         self._watch = Stopwatch(before.seconds)
-        self._norms = GradientNorms()
+        self._norms: dict[int, Tensor | float] = {}  # by update, on the device: keeping one waits for nothing
         self._outliers = Outliers(forward=engine.stage < 3)
         self._skips_overflow = settings.precision == "fp16"
 
@@ -45,7 +45,8 @@ class Instruments:
 
     def add(self, statistics: Sequence[dict[str, Tensor]]) -> None:
         """Adds the statistics of the update's micro-batches."""
-        self._norms.add(self._update, self._engine.grad_norm)
+        if (norm := self._engine.grad_norm) is not None:
+            self._norms[self._update] = norm
         self._meter.add(statistics)
 
     def read(self, *, logs: bool, saves: bool) -> float:
@@ -62,7 +63,8 @@ class Instruments:
         means |= {"learning_rate": self._rate} | self._engine.read()
         if logs:
             self._tracker.log_health(self._update, columns(health), self._outliers.news(health))
-        gradient = self._norms.first_not_finite()
+        gradient = first_not_finite(self._norms)
+        self._norms.clear()
         check_finite(self._update, means, health, None if self._skips_overflow else gradient)
         for name in ("grad_norm", "noise_grad_norm"):
             if not math.isfinite(means.get(name, 0.0)):

@@ -9,7 +9,7 @@ Notable:
 import math
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -184,27 +184,11 @@ def columns(health: Sequence[Health]) -> dict[str, list]:
     return numbers | {"not_finite": [number for number, rank in enumerate(health) if not rank.finite]}
 
 
-class GradientNorms:
-    """The gradient norms of the updates since they were last read, on the device: adding one waits for nothing."""
-
-    def __init__(self):
-        self._norms: dict[int, Tensor | float] = {}
-
-    def add(self, update: int, norm: Tensor | float | None) -> None:
-        """`norm` is the engine's: infinite in an update that it skipped, None where it computes none."""
-        if norm is not None:
-            self._norms[update] = norm
-
-    def first_not_finite(self) -> int | None:
-        """The first update whose gradient was not finite; forgets them all."""
-        if not self._norms:
-            return None
-        norms, self._norms = self._norms, {}
-        values = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in norms.values()]
-        for update, value in zip(norms, torch.stack(values).tolist(), strict=True):
-            if not math.isfinite(value):
-                return update
-        return None
+def first_not_finite(norms: Mapping[int, Tensor | float]) -> int | None:
+    """The first update whose gradient norm, on the device, is not finite."""
+    values = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in norms.values()]
+    finite = torch.stack(values).isfinite().tolist() if values else []
+    return next((update for update, is_finite in zip(norms, finite, strict=True) if not is_finite), None)
 
 
 def check_finite(update: int, means: dict[str, float], health: Sequence[Health], gradient: int | None) -> None:
@@ -212,7 +196,7 @@ def check_finite(update: int, means: dict[str, float], health: Sequence[Health],
 
     Args:
         update: the logged update.
-        gradient: the first update whose gradient was not finite (`GradientNorms`).
+        gradient: the first update whose gradient was not finite (`first_not_finite`).
     """
     faulty = [number for number, rank in enumerate(health) if not rank.finite]
     if math.isfinite(means["loss"]) and not faulty and gradient is None:

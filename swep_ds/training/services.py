@@ -15,8 +15,8 @@ from swep_ds.common.files import write_atomically
 from swep_ds.training.settings import TrackingSection
 
 log = logging.getLogger(__name__)
-WANDB_START_SECONDS = 30  # for its server to answer, after 10 more for the log-in
-WANDB_END_SECONDS = 60  # to send what is left; `wandb sync` sends the rest
+START_SECONDS = 30  # for wandb's server to answer, after 10 more for the log-in
+END_SECONDS = 60  # to send what is left; `wandb sync` sends the rest
 Table = tuple[list[str], list[list[Any]]]  # columns, rows
 
 
@@ -26,6 +26,7 @@ class Wandb:
     def __init__(self, settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, run_id: str):
         import wandb
 
+        limits = {"init_timeout": START_SECONDS, "login_timeout": START_SECONDS, "finish_timeout": END_SECONDS}
         self.wandb = wandb
         self.run = wandb.init(
             mode="offline" if settings.to == "wandb_offline" else "online",
@@ -38,11 +39,7 @@ class Wandb:
             id=run_id,
             resume="allow",
             reinit="create_new",
-            settings=wandb.Settings(
-                init_timeout=WANDB_START_SECONDS,
-                login_timeout=WANDB_START_SECONDS,
-                finish_timeout=WANDB_END_SECONDS,
-            ),
+            settings=wandb.Settings(**limits),
         )
 
     def log(self, line: dict[str, Any], update: int) -> None:
@@ -105,40 +102,28 @@ def check_service(settings: TrackingSection) -> None:
 def start_service(
     settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int
 ) -> Wandb | TensorBoard | None:
-    """The run's service; None if there is none, if its server cannot be reached, or if it fails on a resumed run.
+    """The run's service; None if there is none, or if it cannot start for a run that resumes: nobody may be there to
+    mend it, as a queue has started the run again.
 
     Args:
         updates: how many are done.
 
     Raises:
-        InputError: a first start fails for a reason that the user can fix. A resumed run may be unattended in a queue.
+        InputError: it cannot start for a new run.
     """
     if settings.to == "off":
         return None
     known = folder / "wandb_id"  # a resumed run continues under its id
-    run_id = known.read_text(encoding="utf-8").strip() if known.is_file() else ""
-    is_first = not (run_id or updates)
+    run_id = known.read_text(encoding="utf-8") if known.is_file() else ""
     try:
         if settings.to == "tensorboard":
             return TensorBoard(folder, updates)
-        run_id = run_id or secrets.token_hex(4)
-        service = Wandb(settings, method, config, folder, run_id)
+        service = Wandb(settings, method, config, folder, run_id or secrets.token_hex(4))
     except Exception as error:  # a broken installation and an absent server raise anything
-        if is_first and _is_fixable(error, settings):
-            raise InputError(
-                f"tracking.to: {settings.to} cannot start ({reason(error)}): install its package anew, log in to it, "
-                "or set it to off"
-            ) from None
+        if not (run_id or updates):
+            fix = "log in to it or mend its installation, or set it to wandb_offline or off"
+            raise InputError(f"tracking.to: {settings.to} cannot start ({reason(error)}): {fix}") from None
         log.warning("%s cannot start: this run goes untracked (%s)", settings.to, reason(error))
         return None
-    write_atomically(known, run_id)
+    write_atomically(known, service.run.id)
     return service
-
-
-def _is_fixable(error: Exception, settings: TrackingSection) -> bool:
-    """Whether the user can fix what the start of a service raised. Else wandb's server cannot be reached."""
-    if settings.to != "wandb":
-        return True
-    import wandb
-
-    return isinstance(error, wandb.errors.UsageError | wandb.errors.AuthenticationError)

@@ -7,6 +7,7 @@ Only rank 0 writes; on other ranks a tracker does nothing.
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,10 @@ class Tracker:
         before: TrainState,
         active: bool,
     ):
-        self.updates, self.active, self.method = updates, active, method
+        self.active = active
         if not active:
             return
+        self.updates, self.method = updates, method
         self.service = start_service(settings, method, config, folder, before.updates)
         self.service_warned = False
         self.metrics = Lines(folder / "metrics.jsonl", before)
@@ -161,15 +163,10 @@ class Lines:
             self.file.write(json.dumps(line) + "\n")
             self.file.flush()  # a buffer that could not be written is written with the next line
         except OSError as error:
-            self._warn(error)
+            if not self.warned:
+                log.warning("%s: lines are missing until it can be written again (%s)", self.file.name, error.strerror)
+            self.warned = True
 
     def close(self) -> None:
-        try:
+        with suppress(OSError):  # `write` has warned
             self.file.close()
-        except OSError as error:
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        if not self.warned:
-            log.warning("%s: lines are missing until it can be written again (%s)", self.file.name, error.strerror)
-        self.warned = True

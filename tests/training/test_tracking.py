@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swep_ds.common.errors import InputError, Stopped, reason
+from swep_ds.common.errors import InputError, Stopped
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.settings import TrackingSection
 from swep_ds.training.tracking import Lines, Tracker
@@ -75,19 +75,6 @@ def test_a_remark_is_shown_when_it_begins_to_hold_and_withdrawn_when_it_no_longe
 class Fake:
     """A module `wandb` and the run that it starts; `at_start` and `later` say how they fail."""
 
-    class errors:
-        class Error(Exception):
-            pass
-
-        class CommError(Error):
-            pass
-
-        class AuthenticationError(CommError):
-            pass
-
-        class UsageError(Error):
-            pass
-
     def __init__(self, at_start: dict[str, Exception], later: Exception | None = None):
         self.at_start, self.later, self.started, self.calls = at_start, later, [], []
         self.summary = SimpleNamespace(update=self.noting("summary"))
@@ -103,6 +90,7 @@ class Fake:
 
     def init(self, **settings):
         self.started.append(settings)
+        self.id = settings["id"]
         if fault := self.at_start.get(settings["mode"]):
             raise fault
         return self
@@ -157,33 +145,19 @@ def test_what_fails_in_wandb_after_its_start_is_reported_once_and_fails_no_run(t
     assert updates(tmp_path / "metrics.jsonl") == [1]
 
 
-@pytest.mark.parametrize("fault", [Fake.errors.CommError("timed out"), ConnectionError("refused")])
-def test_a_server_that_cannot_be_reached_leaves_a_run_untracked(tmp_path, fake, caplog, fault):
-    fake({"online": fault})
-    assert whole_run("wandb", tmp_path).service is None
-    assert f"this run goes untracked ({reason(fault)})" in caplog.text
-    assert updates(tmp_path / "metrics.jsonl") == [1]
-
-
-@pytest.mark.parametrize(
-    ("to", "fault"),
-    [
-        ("wandb", Fake.errors.UsageError("no API key")),
-        ("wandb", Fake.errors.AuthenticationError("bad key")),
-        ("wandb_offline", Fake.errors.Error("no")),
-    ],
-)
-def test_what_the_user_can_fix_ends_a_first_start_and_leaves_a_resumed_run_untracked(tmp_path, fake, caplog, to, fault):
-    """Nobody may be there to fix it in a resumed run: a queue has started it again."""
+@pytest.mark.parametrize("to", ["wandb", "wandb_offline"])
+def test_a_service_that_cannot_start_ends_a_new_run_and_leaves_a_resumed_one_untracked(tmp_path, fake, caplog, to):
+    fault = ConnectionError("refused")
     wandb = fake({"online": fault, "offline": fault})
-    with pytest.raises(InputError, match=rf"^tracking\.to: {to} cannot start \(.*{fault}\): .* set it to"):
+    with pytest.raises(InputError, match=rf"^tracking\.to: {to} cannot start \(refused\): .* set it to"):
         whole_run(to, tmp_path)
     assert len(wandb.started) == 1
     (tmp_path / "wandb_id").write_text("")  # killed while it was written
     assert tracker(to, tmp_path, before=TrainState(updates=3)).service is None
     (tmp_path / "wandb_id").write_text("known")
-    assert tracker(to, tmp_path).service is None
-    assert caplog.text.count(f"this run goes untracked ({reason(fault)})") == 2
+    assert whole_run(to, tmp_path).service is None
+    assert caplog.text.count("this run goes untracked (refused)") == 2
+    assert updates(tmp_path / "metrics.jsonl") == [1]
     wandb = fake({})
     assert tracker(to, tmp_path).service
     assert wandb.started[0]["id"] == "known"
