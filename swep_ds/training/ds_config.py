@@ -3,9 +3,6 @@
 The recipe decides batch, optimizer, schedule, clipping and precision; the ds_config decides how DeepSpeed carries that
 out (ZeRO stage, offload, buckets, communication). "auto" takes the recipe's value, and any other value must agree with
 it.
-
-In `split` execution the engine sees each pass as a micro-step, so the resolved gradient_accumulation_steps is the
-recipe's times the number of weighted passes.
 """
 
 from copy import deepcopy
@@ -44,10 +41,9 @@ def complete_ds_config(
 
     Args:
         source: name of a shipped ds_config, or path of a JSON file.
-            In the `ds_config.json` of a run, what its recipe decided counts as "auto".
         pretrains: whether the recipe has a first stage.
         clips_noise: whether the method's gradient is clipped by a norm of its own.
-        micro_steps: engine micro-steps per micro-batch: 1 in `joint` execution, else the number of weighted passes.
+        micro_steps: micro-steps of a micro-batch (`Objective.parts`).
         hidden_size: the model's, from which ZeRO's "auto" buckets get their sizes as in transformers.
         on_cpu: whether there is no accelerator.
 
@@ -60,8 +56,8 @@ def complete_ds_config(
         raise InputError(f"train.precision: {train.precision} needs a GPU: set it to {fix}")
     config = read_ds_config(source)
     given = _given(train, config, world_size)
-    if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():  # a run's
-        for field in given:
+    if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
+        for field in given:  # a run's file: its recipe decided these
             _set(config, field, AUTO)
     faults = _recipe_faults(config, train, given, pretrains) + _silent_faults(config)
     if clips_noise:
@@ -81,7 +77,7 @@ def complete_ds_config(
 
 
 def _check_deepspeed() -> None:
-    """Checks the version where pip did not: a package found through PYTHONPATH, or a DeepSpeed built into an image."""
+    """Checks the version where pip did not, such as of a DeepSpeed built into an image."""
     installed = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
     if installed < tuple(map(int, OLDEST_DEEPSPEED.split("."))):
         raise InputError(

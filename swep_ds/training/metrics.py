@@ -1,8 +1,8 @@
 """What a run measures about its updates: mean losses, and each rank's health.
 
 Notable:
-- Collectives make all ranks' updates equally long. A slow rank shows in what it does alone: waiting for data, and the
-  forward passes. Not at ZeRO-3, where a forward pass waits for the other ranks' weights.
+- Collectives make all ranks' updates equally long. A slow rank shows where it waits for no other: in its data, and in
+  its forward passes, but not at ZeRO-3, where these wait for the other ranks' weights.
 - On a GPU forward passes are timed by events in its stream; nothing waits for them before the update is logged.
 """
 
@@ -54,8 +54,8 @@ class Stopwatch:
     def __init__(self, seconds: float = 0.0):
         self._event = get_accelerator().Event if ranks.device().type != "cpu" else None
         self._forward: list[tuple] = []
+        self._is_read = True
         self.reset(seconds)
-        self._restart()
 
     @property
     def seconds(self) -> float:
@@ -69,14 +69,13 @@ class Stopwatch:
     def next_update(self, number: int) -> None:
         """Begins an update, and a new line of `Health` if the last update was read."""
         if self._is_read:
-            self._restart()
+            self._began = time.perf_counter()
+            self._updates = 0
+            self._data = 0.0
+            self._is_read = False
         self._update = number
         self._updates += 1
         self._forward.clear()
-
-    def _restart(self) -> None:
-        self._began = time.perf_counter()
-        self._updates, self._data, self._is_read = 0, 0.0, False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -222,17 +221,15 @@ def check_weights(engine, modules: Sequence[nn.Module]) -> None:
             if name in parameters and ranks.is_main() and not value.isfinite().all():
                 broken.append(name)
     if broken := ranks.gather(broken)[0]:
-        raise TrainingDiverged(
-            f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]}), so "
-            f"no model is exported: {DIVERGED}"
-        )
+        what = f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]})"
+        raise TrainingDiverged(f"{what}, so no model is exported: {DIVERGED}")
 
 
 class Outliers:
     """Names, once, each rank that stands out in two logged updates in a row.
 
     Args:
-        forward: whether a rank's forward passes depend on that rank alone.
+        forward: whether a rank's forward passes wait for no other rank.
     """
 
     def __init__(self, *, forward: bool):

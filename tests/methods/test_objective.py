@@ -85,6 +85,16 @@ def paper_loss(module: Objective, batch: Batch, draw: int, *, lam, beta, alpha, 
 SETTINGS = [("bert", reduction, lam) for reduction in ("sum", "mean") for lam in (0.5, 0.3, 0.0)]
 
 
+def assert_same_loss(module: Objective, loss: torch.Tensor, expected: torch.Tensor) -> set[str]:
+    """With its gradients; returns the names of what has one."""
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    got, reference = gradients(module, loss), gradients(module, expected)
+    assert set(got) == set(reference)
+    for name, gradient in reference.items():
+        assert (got[name] - gradient).norm() <= 1e-9 * gradient.norm() + 1e-15, name
+    return set(got)
+
+
 @pytest.mark.parametrize(
     ("architecture", "reduction", "lam"), [*SETTINGS, *((name, "sum", 0.3) for name in tiny_models.ARCHITECTURES[1:])]
 )
@@ -92,24 +102,15 @@ def test_swep_is_the_papers_equations(architecture, reduction, lam):
     module = objective("swep", architecture, beta=0.7, mle_weight=lam, prior_variance=0.2, kl_reduction=reduction)
     random_noise_net(module)
     batch = tiny_batches.batch()
-    loss, _, _ = module(batch, JOINT)
     expected = paper_loss(module, batch, draw=UPDATE, lam=lam, beta=0.7, alpha=0.2, reduction=reduction)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
-    got, reference = gradients(module, loss), gradients(module, expected)
-    assert set(got) == set(reference)
-    assert {"method.noise.inner.weight", "method.noise.difference.bias"} <= set(got)
-    for name, gradient in reference.items():
-        assert (got[name] - gradient).norm() <= 1e-9 * gradient.norm() + 1e-15, name
+    trained = assert_same_loss(module, module(batch, JOINT)[0], expected)
+    assert {"method.noise.inner.weight", "method.noise.difference.bias"} <= trained
 
 
 def test_prior_aug_is_the_papers_equations():
     module, batch = objective("prior_aug", prior_variance=0.2, mle_weight=0.25), tiny_batches.batch()
-    loss, _, _ = module(batch, JOINT)
     expected = paper_loss(module, batch, draw=UPDATE, lam=0.25, beta=0.0, alpha=0.2)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
-    reference = gradients(module, expected)
-    for name, gradient in gradients(module, loss).items():
-        torch.testing.assert_close(gradient, reference[name], rtol=1e-8, atol=1e-14)
+    assert_same_loss(module, module(batch, JOINT)[0], expected)
 
 
 def test_mle_is_hugging_faces_loss():
@@ -235,6 +236,10 @@ def test_noise_is_new_in_every_update_and_pass():
     losses = [module(batch, MicroStep(update))[0].item() for update in (0, 1, 2, 0)]
     assert losses[0] == losses[3]
     assert all(a != b for a, b in itertools.combinations(losses[:3], 2))
+    module = objective("freelb", ascent_steps=3)
+    draws = [key.draw for update in (0, 1) for _, key in module.passes(MicroStep(update))]
+    assert draws == [0, 1, 2, 3, 4, 5]
+    assert [key for _, key in objective("r_drop").passes(JOINT)] == [None, None]
 
 
 WITH_ONE_NOISY_PASS = {
@@ -284,13 +289,6 @@ def test_every_kind_of_noise_trains_and_is_another(method):
         assert {f"method.{name}" for name, _ in module.method.named_parameters()} <= trained.keys()
         losses.add(loss.item())
     assert len(losses) == len(kinds)
-
-
-def test_passes_with_noise_are_numbered_through_the_updates():
-    module = objective("freelb", ascent_steps=3)
-    draws = [key.draw for update in (0, 1) for _, key in module.passes(MicroStep(update))]
-    assert draws == [0, 1, 2, 3, 4, 5]
-    assert [key for _, key in objective("r_drop").passes(JOINT)] == [None, None]
 
 
 def test_statistics_of_the_noise():

@@ -4,15 +4,22 @@ import json
 
 import deepspeed
 import pytest
+import torch
 
 from swep_ds.common.errors import InputError
+from swep_ds.cost.candidates import engine_update
+from swep_ds.ranks.group import process_group
+from swep_ds.training import engine as engines
 from swep_ds.training.ds_config import read_ds_config, zero_stage
-from tests.support.ds_configs import message, resolve, write
+from swep_ds.training.ds_fields import REFUSED
+from swep_ds.training.engine import Engine, build_engine
+from tests.support.ds_configs import message, recipe, resolve, write
 from tests.support.fork_server import ROOT
+from tests.support.tiny_batches import batch
+from tests.support.tiny_objective import objective
 
+ONE_RANK = {"micro_batch_size": 3, "gradient_accumulation_steps": 1}
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
-
-
 CASES = [(path, precision) for path in SHIPPED for precision in ("fp32", "bf16", "fp16")]
 
 
@@ -27,15 +34,6 @@ def test_every_shipped_config_resolves(path, precision):
     assert config["fp16"]["enabled"] is (precision == "fp16")
     assert ("offload" in path.stem) == ("offload_optimizer" in config["zero_optimization"])
     assert "train_batch_size" not in config  # DeepSpeed derives it
-
-
-@pytest.mark.parametrize("micro_steps", [1, 2])
-@pytest.mark.parametrize("config", [{}, {"gradient_accumulation_steps": 3}])
-def test_split_execution_multiplies_the_engines_accumulation(tmp_path, config, micro_steps):
-    resolved = resolve(write(tmp_path, config), micro_steps=micro_steps)
-    assert resolved["gradient_accumulation_steps"] == 3 * micro_steps
-    assert resolved["train_micro_batch_size_per_gpu"] == 4
-    assert zero_stage(resolved) == 0
 
 
 def test_autos_are_filled(tmp_path):
@@ -62,7 +60,11 @@ def test_values_that_agree_are_not_a_fault(tmp_path):
         "bf16": {"enabled": False},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.0002, "betas": [0.8, 0.98], "weight_decay": 1e-2}},
     }
-    assert resolve(write(tmp_path, config))["gradient_accumulation_steps"] == 6
+    for micro_steps in (1, 2):  # `split` has one for each pass
+        for present in (config, {}):
+            resolved = resolve(write(tmp_path, present), micro_steps=micro_steps)
+            assert resolved["gradient_accumulation_steps"] == 3 * micro_steps
+            assert zero_stage(resolved) == 0
     assert "x 1 rank(s) gives 12" in message(write(tmp_path, config), world_size=1)
 
 
@@ -99,6 +101,50 @@ def test_a_precision_that_needs_a_gpu_is_the_recipes_fault(tmp_path):
             resolve(write(tmp_path, {}), precision=precision)
 
 
+# Blocks of the examples in DeepSpeed's and transformers' documentation that ask for nothing else.
+PUBLIC = {
+    "_comment": "all of it",
+    "fp16": {"enabled": "auto", "auto_cast": False, "loss_scale": 0, "initial_scale_power": 16},
+    "bf16": {"enabled": "auto", "#": "later versions check it"},
+    "amp": {"enabled": "auto", "opt_level": "auto"},
+    "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+    "zero_optimization": {
+        "stage": 3,
+        "//": "everything else is auto",
+        "offload_optimizer": {"device": "cpu", "pin_memory": True, "_comment": "or none"},
+        "offload_param": {"device": "none", "nvme_path": "/local_nvme", "pin_memory": False},
+        "sub_group_size": 1e9,
+        "reduce_bucket_size": "auto",
+        "cpu_offload": False,
+    },
+    **dict.fromkeys(("train_batch_size", "gradient_accumulation_steps", "gradient_clipping"), "auto"),
+    "steps_per_print": 1e5,
+    "data_types": {"grad_accum_dtype": None},
+    "disable_allgather": False,
+    "activation_checkpointing": {"partition_activations": False, "number_checkpoints": None},
+    "flops_profiler": {"enabled": False, "profile_step": 1, "output_file": None},
+    "tensorboard": {"enabled": False, "output_path": "output/ds_logs/", "job_name": "train"},
+    **{name: {"enabled": False, "x": 9} for name in ("elasticity", "curriculum_learning", "autotuning")},
+}
+
+
+def test_a_public_config_needs_no_change(tmp_path):
+    config = resolve(write(tmp_path, PUBLIC))
+    assert not {"amp", "_comment", "disable_allgather", "elasticity"} & config.keys()
+    assert config["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_of_no_use_here_names_the_fix_unless_it_is_off(tmp_path, name):
+    block, _, field = name.rpartition(".")
+    for value in (True, {"enabled": True}, {"x": False, "y": 4}):
+        config = {block: {field: value}} if block else {name: value}
+        assert f"{name}: {REFUSED[name]}" in message(write(tmp_path, config))
+    for value in (False, {"enabled": False, "x": 4}, {"x": False, "y": None, "z": "auto"}):
+        config = {block: {field: value}} if block else {name: value}
+        assert resolve(write(tmp_path, config)) == resolve(write(tmp_path, {block: {}} if block else {}))
+
+
 def zero(**fields) -> dict:
     return {"zero_optimization": fields}
 
@@ -113,6 +159,15 @@ ADAFACTOR = {"optimizer": "adafactor"}
         ("{", {}, "not JSON"),
         ([1], {}, "a ds_config is a JSON object"),
         ('{"zero_optimization": {"stage": 2, "stage": 3}}', {}, "'stage' is given twice"),
+        # what DeepSpeed would ignore or read otherwise
+        ({"gradient_cliping": 1.0}, {}, "gradient_cliping is not a field of a ds_config that is of use here: did you "),
+        ({"aio": {"block": 1}}, {}, "aio.block is not a field of a ds_config that is of use here: "),
+        (zero(overlap_com=True), {}, "zero_optimization.overlap_com: extra inputs are not permitted"),
+        (zero(overlap_comm=3), {}, "zero_optimization.overlap_comm: input should be"),
+        ({"optimizer": "AdamW"}, {}, 'optimizer is "AdamW": write it as a JSON object'),
+        ({"bf16": "auto"}, {}, 'bf16 is "auto": write it as a JSON object'),
+        (zero(stage=7), {}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
+        (zero(stage="auto"), {}, 'zero_optimization.stage is "auto": write 0, 1, 2 or 3'),
         # what contradicts the recipe
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale"),
         (zero(stage=3), ADAFACTOR, "flat pieces"),
@@ -197,11 +252,10 @@ def test_the_files_own_settings_stay(tmp_path):
     assert config["wall_clock_breakdown"] is True
 
 
-@pytest.mark.parametrize("block", [{"device": "none"}, {"device": "none", "pin_memory": True}, None, {}])
-@pytest.mark.parametrize("stage", [0, 3])
-def test_without_offload_there_is_no_block(tmp_path, block, stage):
-    config = resolve(write(tmp_path, zero(stage=stage, offload_optimizer=block, offload_param=block)))
-    assert config["zero_optimization"] == {"stage": stage}
+@pytest.mark.parametrize("block", [{"device": "none", "pin_memory": True}, None])
+def test_without_offload_there_is_no_block(tmp_path, block):
+    config = resolve(write(tmp_path, zero(stage=0, offload_optimizer=block, offload_param=block)))
+    assert config["zero_optimization"] == {"stage": 0}
 
 
 def test_autocast_is_deepspeeds_block_of_that_name(tmp_path):
@@ -216,3 +270,63 @@ def test_a_deepspeed_that_loses_gradients_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(deepspeed, "__version_patch__", 7)
     with pytest.raises(InputError, match=r"^DeepSpeed 0\.19\..*: pip install 'deepspeed>=0\.19\.8'$"):
         resolve(write(tmp_path, {}))
+
+
+# What only the engine says
+
+
+@pytest.fixture(scope="module")
+def group():
+    with process_group():
+        yield
+
+
+def build(tmp_path, config: dict) -> Engine:
+    resolved = resolve(write(tmp_path, config), world_size=1, **ONE_RANK)
+    return build_engine(objective("swep").float(), resolved, recipe(**ONE_RANK).train, updates=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"zero_optimization": {"stage": 2, "allgather_bucket_size": 3}}, "allgather_bucket_size must be a multiple"),
+        ({"zero_optimization": {"stage": 1, "compute_grad_norm": False}}, "requires gradient_clipping=0"),
+        ({"zero_optimization": {"stage": 2}, "prescale_gradients": True}, "pre-scale gradients is not yet supported"),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"torch_adam": True, "weight_deca": 0.1}}},
+            "unexpected keyword argument 'weight_deca'",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_only_the_engine_refuses_is_one_line(group, tmp_path, config, part):
+    with pytest.raises(InputError) as caught:
+        build(tmp_path, config)
+    said = str(caught.value)
+    assert said.startswith("ds_config: DeepSpeed cannot build an engine from it (")
+    assert said.isprintable()
+    assert part in said
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("of a lost rank"), MemoryError()])
+def test_a_full_memory_and_a_lost_rank_are_not_faults_of_the_file(monkeypatch, tmp_path, fault):
+    def fail(**_):
+        raise fault
+
+    monkeypatch.setattr(engines.deepspeed, "initialize", fail)
+    with pytest.raises(type(fault)) as caught:
+        build(tmp_path, {})
+    assert caught.value is fault
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_fields_that_are_right_train(group, tmp_path, stage):
+    zero = {"stage": stage, "reduce_bucket_size": 1e4, "overlap_comm": True, "contiguous_gradients": True}
+    zero |= {"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9} if stage == 3 else {}
+    config = {"zero_optimization": zero, "steps_per_print": 1000, "zero_allow_untested_optimizer": True}
+    config |= {"communication_data_type": "fp32", "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    engine = build(tmp_path, config)
+    engine.train()
+    engine_update(engine, "split")(batch(dtype=torch.float32), 0)
+    assert engine.deepspeed.global_steps == 1
+    engine.destroy()
