@@ -155,7 +155,7 @@ class Method(nn.Module):
     kl_reduction: str = "sum"  # over a window's tokens ("sum"), or the mean over the update's tokens ("mean")
     learning_rate: float | None = None  # for the method's parameters; None = the model's
     max_grad_norm: float | None = None  # for their gradient; None = clipped with the model's; 0 = no clipping
-    watches: str | None = None  # the statistic of `Objective.forward` that `observe` gets
+    watches: str | None = None  # the statistic of `Objective.loss` that `observe` gets
 
     def passes(self, progress: float) -> list[Pass]:
         """The passes of one update, in order: at least one trains, and the first is compared with none.
@@ -177,7 +177,7 @@ class Method(nn.Module):
         """Continues from a `state`, exactly."""
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        """A sentence for the log where the means of `Objective.forward`'s statistics show what the user must know."""
+        """A sentence for the log where the means of `Objective.loss`'s statistics show what the user must know."""
         return None
 
 

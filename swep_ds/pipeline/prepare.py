@@ -321,7 +321,7 @@ def load_model(
 
 def resume_setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a run must share with the checkpoint it resumes from, and how DeepSpeed spreads its state over the ranks."""
-    # whether DeepSpeed or `GradientNorms` notices an overflow changes no number
+    # whether DeepSpeed or `check_finite` notices an overflow changes no number
     config = job.config | {"bf16": {k: v for k, v in job.config["bf16"].items() if k != "check_grad_overflow"}}
     setup = {
         "updates": job.batches.updates,

@@ -18,8 +18,8 @@ def shard(module: nn.Module, config: dict[str, Any]) -> None:
     """Leaves each rank its part of every parameter, in the engine's precision, and moves buffers to the device.
 
     The values are rank 0's. The parameters pass one by one through a buffer of the largest one's size, so weights that
-    are mapped from files (`load_trainable`) are never all in memory; `deepspeed.initialize` alone would make each rank
-    write into its mapping. Collective.
+    are mapped from files (`load_trainable`) are never all in memory; by itself `deepspeed.initialize` would make each
+    rank write into its mapping. Collective.
 
     Args:
         config: from `complete_ds_config`, of stage 3.
