@@ -9,16 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
-from swep_ds.methods.base import (
-    Inputs,
-    Method,
-    MicroStep,
-    NoiseKey,
-    Pass,
-    PassState,
-    Perturbed,
-    without_dropout,
-)
+from swep_ds.methods.base import Inputs, Method, MicroStep, NoiseKey, Pass, PassState, Perturbed, without_dropout
 from swep_ds.methods.nearest import words_changed
 from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence
 

@@ -12,20 +12,15 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    get_linear_schedule_with_warmup,
-)
+from transformers import AutoModelForQuestionAnswering, get_linear_schedule_with_warmup
 
-from swep_ds.data.batches import Batch, Padding, TrainingBatches
-from swep_ds.data.features import WindowSettings, build_features
-from swep_ds.data.readers import read_examples
-from swep_ds.methods import METHODS, build
+from swep_ds.data.batches import Batch
+from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
-from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.methods.settings import Settings
+from swep_ds.pipeline.prepare import Job
+from swep_ds.pipeline.prepare import prepare as prepare_job
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from tests.support import rivals_reference
@@ -218,7 +213,7 @@ def test_the_runs_are_worth_comparing(reference, finished, folder):
     before, after = load_file(folder / "model" / "model.safetensors"), model_weights(reference)
     moved = {name: float((after[name] - before[name]).abs().max()) for name in before}
     assert min(moved[name] for name in moved if not name.endswith(WITHOUT_GRADIENT)) > 2e-3  # the tolerance: 3e-5
-    features = len(training_batches(folder)[1].features)
+    features = len(job_of(folder)[1].batches.features)
     assert features % GLOBAL_BATCH  # an update with an unequal batch ...
     assert features < (UPDATES - 1) * GLOBAL_BATCH  # ... that all runs reach
     norms = [line["grad_norm"] for line in metrics(finished["zero2-joint", 1])]
@@ -234,14 +229,12 @@ def test_every_way_to_carry_a_run_out_agrees(finished, reference, name, world_si
     assert_same_run(finished[name, world_size], reference)
 
 
-def training_batches(folder: Path, seed: int = 0) -> tuple[PreTrainedTokenizerFast, TrainingBatches]:
-    """What one rank trains on without accumulation."""
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    examples, sizes = read_examples(str(folder / "train.json"), training=True), WindowSettings(48, 16, 16)
-    windows = build_features(examples, tokenizer, sizes, training=True, cache_dir=folder / "cache").dataset
-    sizes = {"micro_batch_size": GLOBAL_BATCH, "accumulation": 1, "rank": 0, "world_size": 1}
-    batches = TrainingBatches(windows, Padding.of(tokenizer), **sizes, epochs=10, max_updates=UPDATES, seed=seed)
-    return tokenizer, batches
+def job_of(folder: Path, **settings) -> tuple[Recipe, Job]:
+    """A recipe with the objective and batches of one rank without accumulation."""
+    settings |= {"train.max_updates": UPDATES, "train.micro_batch_size": GLOBAL_BATCH, "data.eval": {}}
+    recipe = Recipe.load(str(folder / "recipe.yaml"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    with process_group():
+        return recipe, prepare_job(recipe, str(ds_config(folder, 0)))
 
 
 def without_an_engine(folder: Path, variant: str) -> list[float]:
@@ -249,25 +242,19 @@ def without_an_engine(folder: Path, variant: str) -> list[float]:
 
     They are those of a method's passes; a rival's are those of its equations, in one backward.
     """
-    settings = VARIANTS[variant]
-    recipe = Recipe.load(str(folder / "recipe.yaml"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
-    torch.manual_seed(recipe.seed)
-    qa = ExtractiveQA.load(str(folder / "model"), activation_checkpointing=False)
-    objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed).train()
+    settings, seen = VARIANTS[variant], []
+    recipe, job = job_of(folder, **settings)
+    objective = job.objective.train()
     model, own = [*objective.qa.parameters()], [*objective.method.parameters()]
     groups = [{"params": model}, {"params": own, "lr": settings.get("method.noise_learning_rate", 1e-3)}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=UPDATES)
     limit, own_limit = recipe.train.max_grad_norm, settings.get("method.noise_max_grad_norm")
-    batches, seen = training_batches(folder, recipe.seed)[1], []
     for update in range(UPDATES):
-        batch, total, statistics = batches[update], 0.0, {}
-        rival = variant in RIVALS
-        steps = (
-            [(by_equation(objective, recipe, batch, update), None, {})]
-            if rival
-            else split(objective, batch, update, progress=update / UPDATES)
-        )
+        batch, total, statistics = job.batches[update], 0.0, {}
+        steps = split(objective, batch, update, progress=update / UPDATES)
+        if variant in RIVALS:
+            steps = [(by_equation(objective, recipe.method, batch, update), None, {})]
         for loss, _, measured in steps:
             loss.backward()
             total, statistics = total + loss.item(), statistics | measured
@@ -285,11 +272,11 @@ def without_an_engine(folder: Path, variant: str) -> list[float]:
     return seen
 
 
-def by_equation(objective: Objective, recipe: Recipe, batch: Batch, update: int) -> torch.Tensor:
+def by_equation(objective: Objective, method: Settings, batch: Batch, update: int) -> torch.Tensor:
     """A rival's loss, from its equation; the number of the draw is the package's."""
     draw = next(key.draw for pass_, key in objective.passes(MicroStep(update)) if pass_.perturb)
     generator = getattr(objective.method, "noise", None)
-    return rivals_reference.loss(objective.qa.model, batch, recipe.method, recipe.seed, draw, generator)
+    return rivals_reference.loss(objective.qa.model, batch, method, objective.seed, draw, generator)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -398,7 +385,8 @@ def plain_fine_tuning(folder) -> tuple[list[float], list[float], list[dict[str, 
 
     Shares with the package the windows and which of them make an update.
     """
-    tokenizer, batches = training_batches(folder)
+    _, job = job_of(folder)
+    tokenizer, batches = job.tokenizer, job.batches
     windows = batches.features
     model = AutoModelForQuestionAnswering.from_pretrained(folder / "model").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
