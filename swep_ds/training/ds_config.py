@@ -178,9 +178,6 @@ def _clipping_faults(config: dict[str, Any], train: TrainSection) -> list[str]:
 def _silent_faults(config: dict[str, Any]) -> list[str]:
     """Settings that DeepSpeed 0.19 would silently ignore, or with which it computes or saves something wrong."""
     zero, stage, faults = config.get("zero_optimization", {}), zero_stage(config), []
-    if zero.get("round_robin_gradients"):
-        # at stages 1 and 2 it takes a parameter's float32 weights and optimizer state from another parameter's place
-        faults.append("zero_optimization.round_robin_gradients: DeepSpeed then saves wrong weights: remove it")
     if zero.get("load_from_fp32_weights") is False:
         faults.append(
             "zero_optimization.load_from_fp32_weights: a run would resume from weights rounded to half precision: "

@@ -52,6 +52,8 @@ REFUSED = {
     "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"} instead',
     "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"} instead',
     "zero_optimization.cpu_offload_use_pin_memory": "write pin_memory in the block offload_optimizer instead",
+    # DeepSpeed 0.19 takes float32 weights and optimizer state from another parameter's place
+    "zero_optimization.round_robin_gradients": "DeepSpeed then saves wrong weights: remove it",
     "zero_optimization.elastic_checkpoint": "no run resumes from the checkpoints that this makes: remove it",
     "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
     **dict.fromkeys(
@@ -68,7 +70,7 @@ def without_idle(block: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     kept = {}
     for name, value in block.items():
         field = f"{prefix}{name}"
-        is_used = field not in REFUSED and (prefix or name in KNOWN)
+        is_used = field not in REFUSED and (prefix != "" or name in KNOWN)
         if name.startswith(COMMENTS) or (not is_used and _is_off(value)):
             continue
         kept[name] = without_idle(value, f"{field}.") if is_used and isinstance(value, dict) else value
