@@ -169,7 +169,6 @@ def resolve_ds_config(
         source,
         recipe.train,
         pretrains=recipe.pretrain is not None,
-        clips_noise=getattr(recipe.method, "noise_max_grad_norm", None) is not None,
         world_size=world_size,
         micro_steps=micro_steps,
         hidden_size=hidden_size,

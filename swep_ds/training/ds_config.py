@@ -31,7 +31,6 @@ def complete_ds_config(
     train: TrainSection,
     *,
     pretrains: bool,
-    clips_noise: bool,
     world_size: int,
     micro_steps: int,
     hidden_size: int,
@@ -42,7 +41,6 @@ def complete_ds_config(
     Args:
         source: name of a shipped ds_config, or path of a JSON file.
         pretrains: whether the recipe has a first stage.
-        clips_noise: whether the method's gradient is clipped by a norm of its own.
         micro_steps: micro-steps of a micro-batch (`Objective.parts`).
         hidden_size: the model's, from which ZeRO's "auto" buckets get their sizes as in transformers.
         on_cpu: whether there is no accelerator.
@@ -60,8 +58,6 @@ def complete_ds_config(
         for field in given:  # a run's file: its recipe decided these
             _set(config, field, AUTO)
     faults = _recipe_faults(config, train, given, pretrains) + _silent_faults(config)
-    if clips_noise:
-        faults += _clipping_faults(config, train)
     _fill(config, given, hidden_size)
     autos = [field for field, value in flatten(config).items() if value == AUTO]
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
@@ -159,20 +155,6 @@ def _adam_faults(optimizer: dict[str, Any]) -> list[str]:
         if params.get(name, default) not in (default, AUTO):
             faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove it")
     return faults
-
-
-def _clipping_faults(config: dict[str, Any], train: TrainSection) -> list[str]:
-    """Settings with which DeepSpeed computes no norm for each of the groups that are to be clipped apart."""
-    fields = []
-    if config.get("optimizer", {}).get("legacy_fusion"):
-        fields.append("optimizer.legacy_fusion")
-    if config.get("zero_optimization", {}).get("compute_grad_norm") is False:
-        fields.append("zero_optimization.compute_grad_norm")
-    accumulates_apart = train.precision == "bf16" and config.get("data_types", {}).get("grad_accum_dtype") == "fp32"
-    if accumulates_apart and zero_stage(config) == 1:
-        fields.append("data_types.grad_accum_dtype")
-    fix = "leaves method.noise_max_grad_norm without a norm of the noise generator's gradient: remove this field"
-    return [f"{field}: {fix}" for field in fields]
 
 
 def _silent_faults(config: dict[str, Any]) -> list[str]:

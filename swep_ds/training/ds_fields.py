@@ -28,7 +28,7 @@ BLOCKS: dict[str, str | type[BaseModel]] = {
     "fp16": DeepSpeedFP16Config,
     "torch_autocast": "enabled dtype lower_precision_safe_modules",
     "zero_optimization": DeepSpeedZeroConfig,
-    "optimizer": "type params legacy_fusion",
+    "optimizer": "type params",
     "aio": "block_size queue_depth intra_op_parallelism thread_count single_submit overlap_events use_gds",
     "data_types": "grad_accum_dtype",
     "timers": "throughput",

@@ -216,22 +216,7 @@ def test_what_is_refused_says_why(tmp_path, config, train, part):
     assert part in message(write(tmp_path, config), **train)
 
 
-@pytest.mark.parametrize(
-    ("config", "precision"),
-    [
-        ({"optimizer": {"type": "AdamW", "legacy_fusion": True}}, "fp32"),
-        (zero(stage=2, compute_grad_norm=False), "fp32"),
-        (zero(stage=1) | {"data_types": {"grad_accum_dtype": "fp32"}}, "bf16"),
-    ],
-)
-def test_groups_are_not_clipped_apart_where_deepspeed_computes_no_norm_of_each(tmp_path, config, precision):
-    file, settings = write(tmp_path, config), {"precision": precision, "max_grad_norm": 0.0}
-    said = message(file, method={"noise_max_grad_norm": 1.0}, **settings)
-    assert "leaves method.noise_max_grad_norm without a norm of the noise generator's gradient: remove" in said
-    assert resolve(file, **settings)
-
-
-def test_what_is_accepted_beside_that(tmp_path):
+def test_what_is_accepted(tmp_path):
     assert resolve(write(tmp_path, zero(stage=1)), precision="fp16", on_cpu=False)["fp16"]["enabled"] is True
     assert "optimizer" not in resolve(write(tmp_path, {}), **ADAFACTOR)
     assert resolve(write(tmp_path, zero(stage=2, round_robin_gradients=False)), compile=True)
