@@ -39,7 +39,7 @@ def bench() -> None:
         "--methods",
         nargs="+",
         metavar="NAME[:EXECUTION]",
-        help=f"methods, all of them, or {PUBLISHED}; execution is split, joint or stacked (default: split) "
+        help=f"methods, all of them, or {PUBLISHED}; execution is split or joint (default: split) "
         f"(default: {' '.join(DEFAULT)})",
     )
     parser.add_argument("--updates", type=at_least(2), default=30, help="measured updates per candidate (default: 30)")

@@ -10,7 +10,6 @@
 #              profile-base, profile-large  the kernels that take a SWEP update's time
 #              operations                   what an update of the base model launches at each ZeRO stage, in bf16
 #              fp32, tf32                   the base model in float32, then with its matrix products in TF32
-#              stacked                      the passes of prior_aug one after the other, and as one batch
 #              mle, swep, quickstart, quickstart-zero3   four trainings with their scores
 #              deterministic-1, -2, deterministic   whether two runs with train.deterministic have the same weights
 #              undropped                    the base model without dropout of attention weights
@@ -65,7 +64,7 @@ PY
 }
 
 begin "$3"
-pending base profile-base operations compile fp32 tf32 stacked undropped packing && shape base "${base[@]}"
+pending base profile-base operations compile fp32 tf32 undropped packing && shape base "${base[@]}"
 pending large profile-large && shape large "${large[@]}"
 bench base 240 base $updates  # beside the published procedure, which is in fp32
 bench large 240 large $updates --methods mle swep:split swep:joint
@@ -78,7 +77,6 @@ if rehearsing; then
 else
   bench tf32 120 base 10 --methods mle swep:split --set train.precision=tf32
 fi
-bench stacked 120 base $updates --methods prior_aug:split prior_aug:joint prior_aug:stacked
 train mle 2 "${new_wiki[@]}" --set method.name=mle
 train swep 2 "${new_wiki[@]}"
 train quickstart 2

@@ -40,9 +40,17 @@ def break_down(engine, batches: TrainingBatches, recipe: Recipe, updates: int) -
     """
     batches = copy(batches)
     batches.updates = 1 + updates
-    with tempfile.TemporaryDirectory() as folder, watch_traffic() as traffic:
+    with tempfile.TemporaryDirectory() as temporary, watch_traffic() as traffic:
         timed = _TimedEngine(engine, traffic)
-        with _DataTimer(recipe, Path(folder), batches.updates, TrainState(), active=ranks.is_main()) as tracker:
+        with _DataTimer(
+            recipe.tracking,
+            recipe.method.name,
+            {},
+            Path(temporary),
+            batches.updates,
+            TrainState(),
+            active=ranks.is_main(),
+        ) as tracker:
             average = WeightAverage.of(engine, recipe.train, batches.updates)
             train(timed, batches, recipe.train, _NoCheckpoints(), tracker, TrainState(), None, average)
     ranks.synchronize()

@@ -59,7 +59,7 @@ def count(root: nn.Module, qa: nn.Module, update: Callable[[Batch, int], None], 
             totals["per_token"] += times * 2 * module.in_features * module.out_features * rows / (N * T)
 
     def attention(_, inputs: tuple, __) -> None:
-        times = (3 if torch.is_grad_enabled() else 1) * len(inputs[0]) / N  # stacked passes are one call
+        times = 3 if torch.is_grad_enabled() else 1
         totals["per_square"] += times * 4 * config.num_hidden_layers * width
 
     hooks = [root.register_forward_pre_hook(lambda *_: inside.append(True))]

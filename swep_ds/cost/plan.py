@@ -33,10 +33,10 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.training.average import last_k
-from swep_ds.training.ds_config import resolve_ds_config
 
 # the simplest first: partitioning costs communication, offload waits for the bus
 ORDER = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")

@@ -54,11 +54,6 @@ class Batch(NamedTuple):
         full = self.lengths is not None and min(self.lengths) == self.input_ids.shape[1]
         return None if full else self.attention_mask
 
-    def repeated(self, times: int) -> "Batch":
-        """The N windows `times` times, one whole batch after the other: times * N windows."""
-        fields = (torch.cat([field] * times) if isinstance(field, Tensor) else field for field in self[:-1])
-        return Batch(*fields, lengths=self.lengths and self.lengths * times)
-
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
 
@@ -98,6 +93,21 @@ def _answers(columns: dict[str, list]) -> dict[str, Tensor]:
     if "target_ids" in columns:
         return {"target_ids": _pad(columns["target_ids"], max(map(len, columns["target_ids"])), IGNORED)}
     return {name: torch.tensor(columns[name]) for name in ("start_position", "end_position")}
+
+
+def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 1) -> int:
+    """What DeepSpeed divides the gradients of an update by: the number of micro-steps on all ranks.
+
+    The loss of an update is, for each pass, its weight times the mean over the W windows of the global batch. DeepSpeed
+    knows neither passes nor windows. It sees A micro-batches (the accumulation) on each of R ranks, each in P
+    micro-steps (`split`: one for each pass that trains; `joint`: 1), and takes the mean over these R A P. So whatever
+    is to be a sum is multiplied before:
+
+        P  by `run_update`, each micro-step's loss, as the passes of a batch add up
+        R A  by `TrainingBatches`, a window's weight R A / W, so that windows add up to their mean at any split
+        A P  is the gradient_accumulation_steps that DeepSpeed is told by `complete_ds_config`
+    """
+    return ranks * accumulation * micro_steps
 
 
 class TrainingBatches(torch.utils.data.Dataset):
@@ -218,8 +228,7 @@ class TrainingBatches(torch.utils.data.Dataset):
         weight = float(len(mine) > 0)
         if len(mine) == 0:
             mine = rows[:1]
-        # the engine averages over ranks and accumulation steps; these factors turn that into sums
-        share = weight * self.world_size * self.accumulation
+        share = weight * engine_divisor(ranks=self.world_size, accumulation=self.accumulation)
         columns = self.features[mine.tolist()]
         return Batch(
             **self.padding.inputs(columns, int(self.lengths[rows].max())),

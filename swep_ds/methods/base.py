@@ -1,8 +1,7 @@
 """A method is a list of weighted passes over the same batch.
 
 Every method of the paper, its ablations and its rivals is such a list. The training loop knows passes, not
-methods: it asks for a forward and a backward per pass (`split`) or one for all of them (`joint`, `stacked`) and steps
-once.
+methods: it asks for a forward and a backward per pass (`split`) or one for all of them (`joint`) and steps once.
 A new method is small: a `Settings` class with its fields (`settings.py`), and a `Method` that says what its passes are.
 """
 
@@ -18,8 +17,6 @@ from swep_ds.data.batches import Batch
 from swep_ds.kernels import perturb
 from swep_ds.kernels.philox import MASK, noise_words
 from swep_ds.models.outputs import QAOutput
-
-STACKED = "stacked"
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,7 @@ class MicroStep:
 
     update: the update's number, from 0; keys the noise.
     progress: share of all updates already done, in [0, 1), for schedules.
-    part: which micro-step of `split` execution (`Objective.parts`); None = all passes, one after the other, as in
-        `joint`; STACKED = all passes as one batch.
+    part: which micro-step of `split` execution (`Objective.parts`); None = all passes, as in `joint`.
     carried: what the micro-steps before left.
     measure: whether to compute statistics of the noise as well.
     compare: whether to compare the noise with other noise as well (`Perturbed.compare`), which runs the model.
@@ -63,7 +59,7 @@ class MicroStep:
 
     update: int
     progress: float = 0.0
-    part: int | str | None = None
+    part: int | None = None
     carried: PassState = PassState()
     measure: bool = False
     compare: bool = False
@@ -153,14 +149,13 @@ class Pass:
 class Method(nn.Module):
     """Base of all methods. Its parameters, if any, train with the model's and are never exported.
 
-    They belong to child modules that take h [N, T, hidden]: `swep_ds.training.engine` runs these where a micro-step
-    perturbs nothing.
+    They belong to child modules that take h [N, T, hidden]: `Objective` runs these where a micro-step perturbs nothing.
     """
 
     kl_reduction: str = "sum"  # over a window's tokens ("sum"), or the mean over the update's tokens ("mean")
     learning_rate: float | None = None  # for the method's parameters; None = the model's
     max_grad_norm: float | None = None  # for their gradient; None = clipped with the model's; 0 = no clipping
-    watches: str | None = None  # the statistic of `Objective.forward` that `observe` gets
+    watches: str | None = None  # the statistic of `Objective.loss` that `observe` gets
 
     def passes(self, progress: float) -> list[Pass]:
         """The passes of one update, in order: at least one trains, and the first is compared with none.
@@ -182,7 +177,7 @@ class Method(nn.Module):
         """Continues from a `state`, exactly."""
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        """A sentence for the log where the means of `Objective.forward`'s statistics show what the user must know."""
+        """A sentence for the log where the means of `Objective.loss`'s statistics show what the user must know."""
         return None
 
 

@@ -1,5 +1,6 @@
 """The module under the engine: a QA model, a method, and the loss of its passes."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -7,19 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
-from swep_ds.methods.base import (
-    STACKED,
-    Inputs,
-    Method,
-    MicroStep,
-    NoiseKey,
-    Pass,
-    PassState,
-    Perturbed,
-    without_dropout,
-)
+from swep_ds.methods.base import Inputs, Method, MicroStep, NoiseKey, Pass, PassState, Perturbed, without_dropout
 from swep_ds.methods.nearest import words_changed
 from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence
 
@@ -29,9 +19,9 @@ Statistics = dict[str, Tensor]
 class Objective(nn.Module):
     """Runs a method's passes over a batch.
 
-    One call is one micro-step of the engine. It runs all passes, one after the other (`joint`) or as one batch
-    (`stacked`), or one pass that trains and those before it that it needs: passes without gradient, and the pass that
-    it is compared with (`split`). All give the same gradients, to rounding and to the units that are dropped.
+    One call is one micro-step of the engine. It runs all passes, one after the other (`joint`), or one pass that trains
+    and those before it that it needs: passes without gradient, and the pass that it is compared with (`split`). Both
+    give the same gradients, to rounding and to the units that are dropped.
 
     Args:
         qa: the model (`swep_ds.models`).
@@ -42,21 +32,11 @@ class Objective(nn.Module):
         super().__init__()
         self.qa, self.method, self.seed = qa, method, seed
 
-    def parts(self, execution: str) -> list[int | str | None]:
-        """The micro-steps of a batch, as `MicroStep.part` names them.
-
-        Raises:
-            InputError: `stacked` for a method whose passes need each other, though its settings have no `needs`.
-        """
-        passes = self.method.passes(0.0)
-        if execution == "split":
-            return [*range(len(_split(passes)))]
-        if execution == "stacked" and any(pass_.keeps_hidden or pass_.repeats_dropout for pass_ in passes):
-            raise InputError(
-                f"train.execution stacked: the passes of {type(self.method).__name__} need h or the dropout of another "
-                "pass: set execution to split or joint, and `needs` in the method's settings"
-            )
-        return [STACKED if execution == "stacked" else None]
+    def parts(self, execution: str) -> list[int | None]:
+        """The micro-steps of a batch, as `MicroStep.part` names them."""
+        if execution == "joint":
+            return [None]
+        return list(range(len(_split(self.method.passes(0.0)))))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The model's trained parameters, then the method's, if it has any: the order of `parameters()`."""
@@ -74,108 +54,123 @@ class Objective(nn.Module):
         perturbed = [number for number, pass_ in enumerate(passes) if pass_.perturb]
         first = step.update * len(perturbed)
         keys = {number: NoiseKey(self.seed, first + k) for k, number in enumerate(perturbed)}
-        numbers = range(len(passes)) if step.part in (None, STACKED) else _split(passes)[step.part]
+        numbers = range(len(passes)) if step.part is None else _split(passes)[step.part]
         return [(passes[number], keys.get(number)) for number in numbers]
 
-    def forward(self, batch: Batch, step: MicroStep | None = None) -> tuple:
-        """The loss of a micro-step; without one, the plain model's predictions.
+    def forward(self, batch: Batch, step: MicroStep | None = None) -> Any:
+        """What `loss` returns; without a step, the plain model's predictions, as its `predict` returns them.
+
+        Both enter here because DeepSpeed works around the `forward` of the whole module: casts, ZeRO-3's weights.
+        """
+        return self.qa.predict(batch) if step is None else self.loss(batch, step)
+
+    def loss(self, batch: Batch, step: MicroStep) -> tuple[Tensor, PassState, Statistics]:
+        """Runs the passes of a micro-step.
 
         Returns:
-            (loss, what the next micro-step needs, statistics by name as detached scalars). Statistics are weighted like
-            the loss: the mean over micro-batches and ranks is the mean over the global batch.
-            Without `step`: what the model's `predict` returns.
+            The loss (0-dim), what the next micro-step needs, and statistics by name as detached scalars. Statistics are
+            weighted like the loss: the mean over micro-batches and ranks is the mean over the global batch.
         """
-        if step is None:
-            return self.qa.predict(batch)
-        loss, carried, output = torch.zeros((), device=batch.input_ids.device), step.carried, None
-        statistics: Statistics = {}
         passes = self.passes(step)
         layers = any(pass_.hidden_distance_weight for pass_, _ in passes)
-        stack = self._run_stacked(passes, batch, step, layers, statistics) if step.part == STACKED else None
+        idle = not any(pass_.perturb for pass_, _ in passes)
+        loss = torch.zeros((), device=batch.input_ids.device)
+        carried, previous = step.carried, None
+        statistics: Statistics = {}
         for pass_, key in passes:
-            previous = output
             if pass_.repeats_dropout:
                 carried = _repeat_dropout(carried, batch.input_ids.device)
-            if stack:
-                noise, output = stack.pop(0)
-            else:
-                with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
-                    inputs = self._inputs(self.qa.embed(batch), batch, key, carried)
-                    noise = self._perturb(pass_, inputs, step, statistics)
-                    embeddings = noise.embeddings if noise else inputs.embeddings
-                    output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
+            noise = None
+            with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
+                embeddings = self.qa.embed(batch)
+                if pass_.perturb:
+                    inputs = Inputs(embeddings, batch, key, carried, partial(self._forward_without_dropout, batch))
+                    noise = pass_.perturb(inputs)
+                    statistics |= self._compare(noise, inputs, step)
+                    embeddings = noise.embeddings
+                elif idle:
+                    for zero in self._run_idle_networks(embeddings):
+                        loss = loss + zero
+                output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
             if pass_.keeps_hidden:
                 carried = replace(carried, hidden=output.hidden.detach())  # the paper's stop-gradient
-            if not pass_.trains:
-                continue
-            nll = (output.nll * batch.weight).sum()
-            if pass_.weight != 0:
-                loss = loss + pass_.weight * nll
-            statistics[f"nll_{pass_.name}"] = nll.detach()
-            if pass_.divergence_weight:
-                divergence = (symmetric_divergence(output, previous) * batch.weight).sum()
-                loss = loss + pass_.divergence_weight * divergence
-                statistics["divergence"] = divergence.detach()
-            if pass_.hidden_distance_weight:
-                distance = (hidden_distance(output, previous, batch.attention_mask) * batch.weight).sum()
-                loss = loss + pass_.hidden_distance_weight * distance
-                statistics["hidden_distance"] = distance.detach()
-            if noise is None:
-                continue
-            if noise.delta is not None:
-                carried = replace(carried, delta=noise.delta)
-            if noise.kl is not None:
-                share_N = batch.weight if self.method.kl_reduction == "sum" else batch.token_weight
-                loss = loss + pass_.kl_weight * (noise.kl.sum(1) * share_N).sum()
-                kl_N = noise.kl.detach().sum(1)
-                statistics["kl_per_token"] = (kl_N * batch.token_weight).sum()
-                statistics["kl_per_window"] = (kl_N * batch.weight).sum()
-                if step.measure:
-                    # what a KL per window is judged by: naming the start and the end of an answer among the tokens
-                    spans_N = 2 * batch.attention_mask.sum(1).log()
-                    statistics["span_nats"] = (spans_N * batch.weight).sum()
-                if pass_.weight != 0:
-                    statistics["beta"] = loss.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
-            if step.measure and noise.measure is not None:
-                statistics |= _means(noise.measure(), batch)
+            if pass_.trains:
+                terms, measured = self._loss_of(pass_, output, previous, noise, batch)
+                for term in terms:
+                    loss = loss + term
+                statistics |= measured
+                if noise is not None and noise.delta is not None:
+                    carried = replace(carried, delta=noise.delta)
+                if noise is not None and step.measure:
+                    statistics |= _measure(noise, batch)
+            previous = output
         return loss, carried, statistics
 
-    def _run_stacked(
-        self,
-        passes: list[tuple[Pass, NoiseKey | None]],
-        batch: Batch,
-        step: MicroStep,
-        layers: bool,
-        statistics: Statistics,
-    ) -> list[tuple[Perturbed | None, QAOutput]]:
-        """Perturbation and output of each pass, which the model computes as one batch of P N windows."""
-        clean, carried, noises = self.qa.embed(batch), step.carried, []
-        for pass_, key in passes:
-            noise = self._perturb(pass_, self._inputs(clean, batch, key, carried), step, statistics)
-            if noise is not None and noise.delta is not None:
-                carried = replace(carried, delta=noise.delta)
-            noises.append(noise)
-        embeddings = torch.cat([noise.embeddings if noise else clean for noise in noises])
-        output = self.qa(embeddings, batch.repeated(len(passes)), layers=layers)
-        return [*zip(noises, output.chunks(len(passes)), strict=True)]
+    def _loss_of(
+        self, pass_: Pass, output: QAOutput, previous: QAOutput | None, noise: Perturbed | None, batch: Batch
+    ) -> tuple[list[Tensor], Statistics]:
+        """The terms that a pass adds to the loss, in order, and their statistics.
 
-    def _inputs(self, embeddings: Tensor, batch: Batch, key: NoiseKey | None, carried: PassState) -> Inputs:
-        return Inputs(embeddings, batch, key, carried, partial(self._forward_without_dropout, batch))
+        Args:
+            previous: the output of the pass that it is compared with.
+        """
+        nll = (output.nll * batch.weight).sum()
+        terms, statistics = [], {f"nll_{pass_.name}": nll.detach()}
+        if pass_.weight != 0:
+            terms.append(pass_.weight * nll)
+        if pass_.divergence_weight:
+            divergence = (symmetric_divergence(output, previous) * batch.weight).sum()
+            terms.append(pass_.divergence_weight * divergence)
+            statistics["divergence"] = divergence.detach()
+        if pass_.hidden_distance_weight:
+            distance = (hidden_distance(output, previous, batch.attention_mask) * batch.weight).sum()
+            terms.append(pass_.hidden_distance_weight * distance)
+            statistics["hidden_distance"] = distance.detach()
+        if noise is not None and noise.kl is not None:
+            kl_N = noise.kl.sum(1)
+            share_N = batch.weight if self.method.kl_reduction == "sum" else batch.token_weight
+            terms.append(pass_.kl_weight * (kl_N * share_N).sum())
+            statistics["kl_per_token"] = (kl_N.detach() * batch.token_weight).sum()
+            statistics["kl_per_window"] = (kl_N.detach() * batch.weight).sum()
+            if pass_.weight != 0:
+                statistics["beta"] = nll.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
+        return terms, statistics
 
-    def _perturb(self, pass_: Pass, inputs: Inputs, step: MicroStep, statistics: Statistics) -> Perturbed | None:
-        """The pass's perturbation, if any; adds what is measured of it to the statistics."""
-        if pass_.perturb is None:
-            return None
-        noise = pass_.perturb(inputs)
+    def _compare(self, noise: Perturbed, inputs: Inputs, step: MicroStep) -> Statistics:
+        """What is measured before the pass runs the model, when it holds no activations yet."""
+        statistics: Statistics = {}
         if step.measure:
             statistics |= words_changed(self.qa, inputs.embeddings, noise.embeddings, inputs.batch, inputs.key)
-        if step.compare and noise.compare is not None:  # here: the pass holds no activations yet
+        if step.compare and noise.compare is not None:
             statistics |= _means(noise.compare(), inputs.batch)
-        return noise
+        return statistics
+
+    def _run_idle_networks(self, embeddings: Tensor) -> Iterator[Tensor]:
+        """Zeros that give the method's networks a gradient of zero, in a micro-step that perturbs nothing.
+
+        ZeRO-3 overwrites its gradient buffer only in an update's first micro-step: a parameter without a gradient there
+        would add to the last update's gradient. And it keeps weights gathered between a forward and its backward only
+        if all micro-steps call the modules in the same order: these run before the encoder, as in a perturbation.
+        """
+        token = embeddings.new_zeros(1, 1, self.qa.hidden_size)
+        for network in self.method.children():
+            yield 0.0 * network(token).float().sum()
 
     def _forward_without_dropout(self, batch: Batch, embeddings: Tensor) -> QAOutput:
         with without_dropout(self.qa):
             return self.qa(embeddings, batch, hidden=True)
+
+
+def _measure(noise: Perturbed, batch: Batch) -> Statistics:
+    """What a logged update measures of its noise."""
+    statistics: Statistics = {}
+    if noise.kl is not None:
+        # what a KL per window is judged by: naming the start and the end of an answer among the tokens
+        spans_N = 2 * batch.attention_mask.sum(1).log()
+        statistics["span_nats"] = (spans_N * batch.weight).sum()
+    if noise.measure is not None:
+        statistics |= _means(noise.measure(), batch)
+    return statistics
 
 
 def _means(values: Statistics, batch: Batch) -> Statistics:

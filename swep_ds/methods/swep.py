@@ -6,7 +6,7 @@
     loss = lambda * nll(e)                                      L_MLE (Eq. 1), weighted by Eq. 4
            + (1 - lambda) * (nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I)))     L_noise (Eq. 2)
 
-Algorithm 1 is `Swep.passes`: the clean pass leaves h, the noisy pass perturbs. `Objective.forward` detaches h, which is
+Algorithm 1 is `Swep.passes`: the clean pass leaves h, the noisy pass perturbs. `Objective.loss` detaches h, which is
 the stop-gradient, and adds up the loss; `swep_ds.training.loop.run_update` goes forward and backward. At inference
 nothing is perturbed.
 

@@ -39,7 +39,7 @@ from swep_ds.ranks import accelerator
 from swep_ds.training.average import last_k
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.determinism import set_deterministic
-from swep_ds.training.ds_config import check_machine, check_monitors, read_ds_config, resolve_ds_config, zero_stage
+from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
 from swep_ds.training.ds_roles import REPORTS, SPREAD
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def _read_weights(
     qa = load_model(recipe, tokenizer, start, mapped=zero_stage(read_ds_config(ds_config)) == 3)
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
     config = _config_of(recipe, ds_config, objective)
-    _check_environment(recipe, qa, config)
+    _check_environment(recipe, qa)
     return objective, config
 
 
@@ -183,6 +183,21 @@ def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: in
     return checked
 
 
+def resolve_ds_config(
+    source: str, recipe: Recipe, *, world_size: int, micro_steps: int, hidden_size: int, on_cpu: bool
+) -> dict[str, Any]:
+    """`complete_ds_config` for a recipe."""
+    return complete_ds_config(
+        source,
+        recipe.train,
+        pretrains=recipe.pretrain is not None,
+        world_size=world_size,
+        micro_steps=micro_steps,
+        hidden_size=hidden_size,
+        on_cpu=on_cpu,
+    )
+
+
 def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
     """Checks on this rank what `prepare` checks of the model before it reads its weights.
 
@@ -198,7 +213,8 @@ def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
     check_files(source, f"model.name {source}")
     with torch.device("meta"):
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
-    _check_environment(recipe, qa, _config_of(recipe, ds_config, objective))
+    _config_of(recipe, ds_config, objective)
+    _check_environment(recipe, qa)
 
 
 def _config_of(recipe: Recipe, ds_config: str, objective: Objective) -> dict[str, Any]:
@@ -213,22 +229,19 @@ def _config_of(recipe: Recipe, ds_config: str, objective: Objective) -> dict[str
     )
 
 
-def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA, config: dict[str, Any]) -> None:
-    """Raises InputError where this rank's machine cannot run what recipe and ds_config ask for."""
-    check_machine(config)
+def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA) -> None:
+    """Raises InputError where this rank's machine cannot run what the recipe asks for."""
     if recipe.train.precision == "tf32" and not accelerator.has_tf32():
         raise InputError(
             f"train.precision tf32: {accelerator.product_name()} has no TF32 (NVIDIA GPUs have it from Ampere on): set "
             "it to fp32"
         )
-    if ranks.is_main():
-        check_monitors(config)
-        if recipe.train.precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
-            log.warning(
-                "train.precision %s: this processor has no instructions for bf16 and is several times as fast in fp32: "
-                "set it to fp32 in a new run",
-                recipe.train.precision,
-            )
+    if ranks.is_main() and recipe.train.precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
+        log.warning(
+            "train.precision %s: this processor has no instructions for bf16 and is several times as fast in fp32: "
+            "set it to fp32 in a new run",
+            recipe.train.precision,
+        )
     fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
     with as_input_error("SWEP_KERNELS: the perturbation kernels cannot run", fix):
         kernels = implementation(ranks.device().type, torch.float32)
@@ -330,7 +343,7 @@ def load_model(
 def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a run must share with the checkpoint it resumes from, and how DeepSpeed spreads its state over the ranks."""
     config = dict(prepared.config)
-    # whether DeepSpeed or `GradientNorms` notices an overflow changes no number
+    # whether DeepSpeed or `check_finite` notices an overflow changes no number
     config["bf16"] = {key: value for key, value in config["bf16"].items() if key != "check_grad_overflow"}
     setup = {
         "updates": prepared.batches.updates,

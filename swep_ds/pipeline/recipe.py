@@ -203,11 +203,6 @@ class Recipe(Section):
                 "pass for the next: set it to split",
             ),
             (
-                train.execution == "stacked" and method.needs is not None,
-                f"train.execution: stacked runs all passes as one batch, and {method.name} needs the {method.needs} of "
-                "one pass for the next: set it to split",
-            ),
-            (
                 method.uses_model and train.activation_checkpointing,
                 f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
                 "keeps all activations: it would save nothing; set it to false",

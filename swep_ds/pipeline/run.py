@@ -45,7 +45,7 @@ from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.determinism import naming_operation
 from swep_ds.training.ds_config import zero_stage
-from swep_ds.training.engine import build_engine
+from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.metrics import check_weights, peak_memory_bytes
 from swep_ds.training.services import check_service
@@ -94,7 +94,7 @@ def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], R
     def take() -> tuple[list[Path], dict[str, Any]]:
         tags = folder.take(recipe, resume)
         if not tags:
-            check_service(recipe)
+            check_service(recipe.tracking)
         began = folder.read_batch(tags)
         split = began.split(recipe, ranks.world_size()) if began else recipe
         return tags, split.model_dump(mode="json")  # a method's settings may be of a class that cannot be pickled
@@ -186,15 +186,15 @@ def _run_stage(
             recipe.train.on_checkpoint_failure,
             average=average,
         )
-        tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
+        tag, before = checkpoints.load(engine.deepspeed, tags) if tags else (None, TrainState())
         first = ranks.from_rank0(lambda: _first_stage(recipe, folder))
         # last, so that a start that is refused leaves the folder as it was
         write_on_rank0(lambda: _note_start(folder, recipe, prepared, before.updates == updates), folder.path)
         if tag is not None:
             say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
-        with write_on_all_ranks(
-            lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
-        ) as tracker:
+        settings = recipe.model_dump(mode="json")
+        make_tracker = partial(Tracker, recipe.tracking, recipe.method.name, settings, folder.path, updates, before)
+        with write_on_all_ranks(lambda: make_tracker(active=ranks.is_main()), folder.path) as tracker:
             selects = recipe.eval.select_on is not None
             validate = partial(_validate, engine, prepared, main) if selects else None
             done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate, average)
@@ -220,7 +220,7 @@ def _run_stage(
 
 
 @contextmanager
-def _engine(recipe: Recipe, prepared: Prepared, folder: RunFolder) -> Iterator[Any]:
+def _engine(recipe: Recipe, prepared: Prepared, folder: RunFolder) -> Iterator[Engine]:
     if prepared.config.get("wandb", {}).get("enabled"):
         os.environ.setdefault("WANDB_DIR", str(folder.path))  # DeepSpeed would take the current folder
     engine = build_engine(prepared.objective, prepared.config, recipe.train, prepared.batches.updates)
@@ -304,7 +304,7 @@ def select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, sa
     best = checkpoints.best()
     update = done.updates if best is None else best
     if update != done.updates:
-        checkpoints.load(engine, [checkpoints.tag(update)])
+        checkpoints.load(engine.deepspeed, [checkpoints.tag(update)])
     scores = {str(number): checkpoints.scores[number] for number in sorted(checkpoints.scores)}
     chosen = checkpoints.scores[update]
     say(

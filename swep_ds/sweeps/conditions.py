@@ -51,7 +51,7 @@ def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -
     waiting = [cell.folder for cell, done in zip(cells, results, strict=True) if done is None]
     if not waiting or not any(results):
         return
-    from swep_ds.training.ds_config import resolve_ds_config  # imports DeepSpeed, for seconds
+    from swep_ds.pipeline.prepare import resolve_ds_config  # imports DeepSpeed, for seconds
 
     new = any(not (folder / BATCH).is_file() for folder in waiting)  # others keep the batch that they began with
     for cell, done in zip(cells, results, strict=True):

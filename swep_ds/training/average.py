@@ -12,12 +12,12 @@ With theta_u the weights after update u, U updates in all, and the share of the 
 Notable:
 - Training never sees the mean: losses and weights are those of a run without one.
 - The model's parameters are averaged, as they are exported; the method's (such as SWEP's noise generator) are not.
-- A rank keeps the mean of the elements that its optimizer updates, in float32, beside the optimizer's own weights: one
-  copy of them at ZeRO-0, a part of it at ZeRO 1 to 3, in CPU memory with `offload_optimizer`.
+- A rank keeps the mean of the elements that its optimizer updates, in float32: one copy of the weights at ZeRO-0, a
+  part of it at ZeRO 1 to 3, in CPU memory with `offload_optimizer`.
 - An update that fp16 skips counts with the weights it left as they were.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
-from swep_ds.common.errors import InputError, reason
-from swep_ds.training.checkpoint_files import Manifest, damaged
+from swep_ds.common.errors import InputError
+from swep_ds.training.checkpoint_files import Manifest
 from swep_ds.training.conversion import copy_parts, engine_flats, engine_shares, refresh_weights
 from swep_ds.training.saved_state import WEIGHTS, Part, Share, average_file, is_average, read_state
 from swep_ds.training.settings import TrainSection
@@ -59,12 +59,12 @@ def newest_share(train: TrainSection, updates: int, update: int) -> float:
 
 
 class WeightAverage:
-    """What a rank keeps of the mean. The engine's float32 weights must be its optimizer's parameters."""
+    """What a rank keeps of the mean over an `Engine`, whose float32 weights must be its optimizer's parameters."""
 
     def __init__(self, engine, train: TrainSection, updates: int):
         """`updates`: those of the whole run."""
         self._engine, self._train, self._updates = engine, train, updates
-        shares = engine_shares(engine, engine_flats(engine))
+        shares = engine_shares(engine.deepspeed, engine_flats(engine.deepspeed))
         self._shares = {name: share for name, share in shares.items() if name.startswith(EXPORTED)}
         self._means: list[Tensor] = []  # in the order of the shares, each of shape [count]; none before the mean begins
 
@@ -93,15 +93,16 @@ class WeightAverage:
         self._swap()
 
     def _swap(self) -> None:
-        for mean, weights in zip(self._means, self._weights() if self._means else [], strict=True):
-            swapped = weights.clone()
-            weights.copy_(mean)
-            mean.copy_(swapped)
-        refresh_weights(self._engine)
+        if self._means:
+            for mean, weights in zip(self._means, self._weights(), strict=True):
+                swapped = weights.clone()
+                weights.copy_(mean)
+                mean.copy_(swapped)
+        refresh_weights(self._engine.deepspeed)
 
     def _weights(self) -> list[Tensor]:
         """The float32 weights behind the means; looked up anew, as DeepSpeed may replace its tensors."""
-        flats = [flat.data.view(-1) for flat in engine_flats(self._engine)]
+        flats = [flat.data.view(-1) for flat in engine_flats(self._engine.deepspeed)]
         return [flats[share.group].narrow(0, share.at, share.count) for share in self._shares.values()]
 
     def save(self, tag: Path) -> None:
@@ -109,60 +110,33 @@ class WeightAverage:
 
         Any number of ranks can read the files at any ZeRO stage.
         """
-        if not self._means or (self._engine.zero_optimization_stage() == 0 and not ranks.is_main()):
+        if not self._means or (self._engine.stage == 0 and not ranks.is_main()):
             return
-        kept = zip(self._shares.items(), self._means, strict=True)
-        content = {name: {"first": share.first, "mean": mean} for (name, share), mean in kept}
-        self._engine.checkpoint_engine.save(content, str(tag / average_file(ranks.rank())))
+        self._engine.deepspeed.checkpoint_engine.save(self._content(), str(tag / average_file(ranks.rank())))
 
     def load(self, tag: Path, manifest: Manifest) -> None:
-        """Loads what `save` wrote for a checkpoint in which `find_fault` finds nothing."""
-        self._means = self._join(self._saved(tag, manifest), tag)
-
-    def find_fault(self, tag: Path, manifest: Manifest) -> str | None:
-        """An error message if the files of an intact checkpoint hold no mean of this model, else None.
+        """Loads what `save` wrote on all ranks; nothing if the mean had not begun.
 
         Raises:
-            InputError: a file contains code.
+            InputError: elements of the mean are missing, or a file contains code.
         """
-        try:
-            saved = self._saved(tag, manifest)
-        except InputError:
-            raise
-        except Exception as error:  # wrong content may raise anything
-            return str(damaged(tag, f"{average_file(0)}: {reason(error)}"))
-        try:
-            means = self._join(saved, tag)
-        except InputError as error:  # elements are missing
-            return str(error)
-        if not all(mean.isfinite().all() for mean in means):
-            return str(damaged(tag, f"{average_file(0)}: its mean is not finite"))
-        return None
-
-    def _saved(self, tag: Path, manifest: Manifest) -> list[Part] | None:
-        """What all ranks saved; None if the mean had not begun."""
+        self._means = []
         if not newest_share(self._train, self._updates, manifest.done.updates):
-            return None
-        return [_part(read_state(tag / name)) for name in sorted(manifest.files) if is_average(name)]
+            return
+        files = [read_state(tag / name) for name in sorted(manifest.files) if is_average(name)]
+        self._means = [torch.empty_like(weights) for weights in self._weights()]
+        copy_parts([_part(content) for content in files], _part(self._content()), tag)
 
-    def _join(self, saved: list[Part] | None, tag: Path) -> list[Tensor]:
-        if saved is None:
-            return []
-        means = [torch.empty_like(weights) for weights in self._weights()]
-        copy_parts(saved, _as_part({name: share.first for name, share in self._shares.items()}, means), tag)
-        return means
-
-
-def _part(content: dict[str, Any]) -> Part:
-    """A file's content as what one rank keeps; raises ValueError, KeyError or TypeError for any other content."""
-    means = [saved["mean"] for saved in content.values()]
-    if not all(mean.dtype == torch.float32 and mean.dim() == 1 for mean in means):
-        raise ValueError("its mean is not of float32")
-    return _as_part({name: int(saved["first"]) for name, saved in content.items()}, means)
+    def _content(self) -> dict[str, dict[str, Any]]:
+        """By parameter: its first element that this rank keeps, and their mean."""
+        kept = zip(self._shares.items(), self._means, strict=True)
+        return {name: {"first": share.first, "mean": mean} for (name, share), mean in kept}
 
 
-def _as_part(firsts: dict[str, int], means: Sequence[Tensor]) -> Part:
-    """A part with a flat tensor for each parameter, of which it holds the elements from `firsts` on."""
-    kept = enumerate(zip(firsts.items(), means, strict=True))
-    shares = {name: Share(group, 0, first, len(mean)) for group, ((name, first), mean) in kept}
-    return Part(shares, [{WEIGHTS: mean} for mean in means])
+def _part(content: dict[str, dict[str, Any]]) -> Part:
+    """A part with a flat tensor for each parameter."""
+    shares, flats = {}, []
+    for group, (name, kept) in enumerate(content.items()):
+        shares[name] = Share(group, 0, kept["first"], len(kept["mean"]))
+        flats.append({WEIGHTS: kept["mean"]})
+    return Part(shares, flats)

@@ -205,13 +205,9 @@ class Checkpoints:
 
         DeepSpeed's loading has collectives, in which the other ranks would wait for one that fails.
         """
-        for find in (
-            lambda: find_mismatch(engine, tag, manifest, same_layout=self._is_same_layout(manifest)),
-            lambda: self.average.find_fault(tag, manifest) if self.average else None,
-        ):
-            if faults := list(filter(None, ranks.gather(ranks.on_all_ranks(find)))):
-                return faults[0]
-        return None
+        same_layout = self._is_same_layout(manifest)
+        fault = ranks.on_all_ranks(lambda: find_mismatch(engine, tag, manifest, same_layout=same_layout))
+        return next(filter(None, ranks.gather(fault)), None)
 
     def _is_same_layout(self, manifest: Manifest) -> bool:
         """Whether DeepSpeed reads the state as it is. At ZeRO-0 rank 0 writes it all, however many ranks there are."""

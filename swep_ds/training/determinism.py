@@ -15,22 +15,14 @@ import torch
 
 from swep_ds.common.errors import InputError
 
-CUBLAS, CUBLAS_SETTINGS = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")  # the two that cuBLAS documents
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # PyTorch refuses a value that is not deterministic
 FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"  # read by transformers for `model.attention: flash_attention_2`
 
 
 def set_deterministic(on: bool) -> None:
-    """Switches it for this process. Call it before anything is computed: cuBLAS reads its setting at its first use.
-
-    Raises InputError: the environment has a setting of cuBLAS that is not deterministic.
-    """
+    """Switches it for this process. Call it before anything is computed: cuBLAS reads its setting at its first use."""
     if on:
-        chosen = os.environ.setdefault(CUBLAS, CUBLAS_SETTINGS[0])
-        if chosen not in CUBLAS_SETTINGS:
-            raise InputError(
-                f"train.deterministic: cuBLAS is not deterministic with {CUBLAS}={chosen}: unset it, or set it to "
-                f"{' or '.join(CUBLAS_SETTINGS)}"
-            )
+        os.environ.setdefault(CUBLAS, ":4096:8")
         os.environ[FLASH_ATTENTION] = "1"
         # would write to each new tensor, so that a read before the first write is noticed
         torch.utils.deterministic.fill_uninitialized_memory = False
@@ -41,18 +33,19 @@ def set_deterministic(on: bool) -> None:
 @contextmanager
 def deterministic_restored() -> Iterator[None]:
     """Afterwards the process is as deterministic as it was before; `set_deterministic` may be called inside."""
-    was_on, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    was_on = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
     environment = {name: os.environ.get(name) for name in (CUBLAS, FLASH_ATTENTION)}
     try:
         yield
     finally:
         if was_on != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
-            torch.use_deterministic_algorithms(was_on, warn_only=mode)
+            torch.use_deterministic_algorithms(was_on)
         torch.utils.deterministic.fill_uninitialized_memory = fill
         for name, value in environment.items():
-            os.environ.pop(name, None)
-            if value is not None:
+            if value is None:
+                os.environ.pop(name, None)
+            else:
                 os.environ[name] = value
 
 

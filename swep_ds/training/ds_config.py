@@ -3,46 +3,45 @@
 The recipe decides batch, optimizer, schedule, clipping and precision; the ds_config decides how DeepSpeed carries that
 out (ZeRO stage, offload, buckets, communication). "auto" takes the recipe's value, and any other value must agree with
 it.
-
-In `split` execution the engine sees each pass as a micro-step, so the resolved gradient_accumulation_steps is the
-recipe's times the number of weighted passes.
 """
 
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import deepspeed
-from deepspeed.accelerator import get_accelerator
-from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime.config import DeepSpeedConfig
-from pydantic import ValidationError
 
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import check_output_folder, ds_config_path, read_json
+from swep_ds.common.files import ds_config_path, read_json
 from swep_ds.common.settings import flatten
 from swep_ds.common.settings.messages import join
-from swep_ds.pipeline.recipe import Recipe
-from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
+from swep_ds.data.batches import engine_divisor
+from swep_ds.training.ds_fields import AUTO, field_faults, shown, without_idle
 from swep_ds.training.ds_roles import QUIET
 from swep_ds.training.settings import TrainSection
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}  # that monitors need
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 
 
-def resolve_ds_config(
-    source: str, recipe: Recipe, *, world_size: int, micro_steps: int, hidden_size: int, on_cpu: bool
+def complete_ds_config(
+    source: str,
+    train: TrainSection,
+    *,
+    pretrains: bool,
+    world_size: int,
+    micro_steps: int,
+    hidden_size: int,
+    on_cpu: bool,
 ) -> dict[str, Any]:
     """Reads a ds_config file and completes it.
 
     Args:
         source: name of a shipped ds_config, or path of a JSON file.
-            In the `ds_config.json` of a run, what its recipe decided counts as "auto".
-        micro_steps: engine micro-steps per micro-batch: 1 in `joint` execution, else the number of weighted passes.
+        pretrains: whether the recipe has a first stage.
+        micro_steps: micro-steps of a micro-batch (`Objective.parts`).
         hidden_size: the model's, from which ZeRO's "auto" buckets get their sizes as in transformers.
         on_cpu: whether there is no accelerator.
 
@@ -51,35 +50,30 @@ def resolve_ds_config(
             that DeepSpeed refuses, or this DeepSpeed is too old; or the recipe's precision needs a GPU.
     """
     _check_deepspeed()
-    if on_cpu and (fix := NEEDS_GPU.get(recipe.train.precision)):
-        raise InputError(f"train.precision: {recipe.train.precision} needs a GPU: set it to {fix}")
+    if on_cpu and (fix := NEEDS_GPU.get(train.precision)):
+        raise InputError(f"train.precision: {train.precision} needs a GPU: set it to {fix}")
     config = read_ds_config(source)
-    given = _given(recipe.train, config, world_size)
-    if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():  # a run's
-        for field in given:
+    given = _given(train, config, world_size)
+    if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
+        for field in given:  # a run's file: its recipe decided these
             _set(config, field, AUTO)
-    faults = _recipe_faults(config, recipe, given) + refused_fields(config) + _silent_faults(config)
-    if getattr(recipe.method, "noise_max_grad_norm", None) is not None:
-        faults += _clipping_faults(config, recipe.train)
+    faults = _recipe_faults(config, train, given, pretrains) + _silent_faults(config)
     _fill(config, given, hidden_size)
     autos = [field for field, value in flatten(config).items() if value == AUTO]
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
     if faults:
         raise InputError(f'{source}: {join(faults)}. Fix the file, use "auto", or change the recipe')
     del config["train_batch_size"]
-    config["gradient_accumulation_steps"] *= micro_steps
+    accumulation = config["gradient_accumulation_steps"]
+    config["gradient_accumulation_steps"] = engine_divisor(accumulation=accumulation, micro_steps=micro_steps)
     config = QUIET | config
     with as_input_error(f"{source}: DeepSpeed refuses it", "fix the field it names"):
-        try:
-            DeepSpeedConfig(deepcopy(config))
-        except ValidationError as error:
-            refused = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg'].lower()}" for e in error.errors())
-            raise ValueError(f"{error.title}: {refused}") from None
+        DeepSpeedConfig(deepcopy(config))
     return config
 
 
 def _check_deepspeed() -> None:
-    """Checks the version where pip did not: a package found through PYTHONPATH, or a DeepSpeed built into an image."""
+    """Checks the version where pip did not, such as of a DeepSpeed built into an image."""
     installed = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
     if installed < tuple(map(int, OLDEST_DEEPSPEED.split("."))):
         raise InputError(
@@ -114,9 +108,11 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict
     return given
 
 
-def _recipe_faults(config: dict[str, Any], recipe: Recipe, given: dict[str, tuple[Any, str]]) -> list[str]:
+def _recipe_faults(
+    config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]], pretrains: bool
+) -> list[str]:
     """What contradicts the recipe."""
-    train, faults, stage, present = recipe.train, [], zero_stage(config), flatten(config)
+    faults, stage, present = [], zero_stage(config), flatten(config)
     for field, (value, origin) in given.items():
         if present.get(field) not in (None, AUTO, value):
             faults.append(f"{field} = {shown(present[field])}, but the recipe's {origin} gives {shown(value)}")
@@ -130,54 +126,40 @@ def _recipe_faults(config: dict[str, Any], recipe: Recipe, given: dict[str, tupl
             "zero_optimization.stage: at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale that it never "
             "multiplied the loss by: use --ds_config zero1, or another train.precision"
         )
-    optimizer = config.get("optimizer")
     if train.optimizer == "adafactor":
-        if optimizer is not None:
+        if "optimizer" in config:
             faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
         if stage or train.precision in ("bf16", "fp16"):
             faults.append(
                 "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
                 "DeepSpeed hands an optimizer flat pieces: use --ds_config zero0 and fp32, tf32 or autocast, or adamw"
             )
-    elif optimizer is not None:
-        params = optimizer.get("params", {})
-        if optimizer.get("type") not in ("AdamW", "Adam") or params.get("adam_w_mode") is False:
-            faults.append(f'optimizer.type = {shown(optimizer.get("type"))}: the recipe trains with "AdamW": name that')
+    elif "optimizer" in config:
+        faults += _adam_faults(config["optimizer"])
         if not stage and train.precision == "bf16":
-            needs = {
-                f"from which train.average {train.average} cannot leave out the method's": train.average != "none",
-                "so pretrain cannot export the model's for the second stage": recipe.pretrain is not None,
-            }
-            faults += [
-                "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, "
-                f"{need}: remove this block, or use --ds_config zero1"
-                for need, needed in needs.items()
-                if needed
-            ]
-        for name, default in (("bias_correction", True), ("amsgrad", False)):
-            if params.get(name, default) not in (default, AUTO):
-                faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove it")
+            kept = "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor"
+            fix = "remove this block, or use --ds_config zero1"
+            if train.average != "none":
+                faults.append(f"{kept}, from which train.average {train.average} cannot leave out the method's: {fix}")
+            if pretrains:
+                faults.append(f"{kept}, so pretrain cannot export the model's for the second stage: {fix}")
     return faults
 
 
-def _clipping_faults(config: dict[str, Any], train: TrainSection) -> list[str]:
-    """Settings with which DeepSpeed computes no norm for each of the groups that are to be clipped apart."""
-    reduced_alone = train.precision == "bf16" and config.get("data_types", {}).get("grad_accum_dtype") == "fp32"
-    present = {
-        "optimizer.legacy_fusion": config.get("optimizer", {}).get("legacy_fusion"),
-        "zero_optimization.compute_grad_norm": config.get("zero_optimization", {}).get("compute_grad_norm") is False,
-        "data_types.grad_accum_dtype": reduced_alone and zero_stage(config) == 1,
-    }
-    fix = "leaves method.noise_max_grad_norm without a norm of the noise generator's gradient: remove this field"
-    return [f"{field}: {fix}" for field, broken in present.items() if broken]
+def _adam_faults(optimizer: dict[str, Any]) -> list[str]:
+    """What makes another optimizer than the recipe's AdamW."""
+    params, faults = optimizer.get("params", {}), []
+    if optimizer.get("type") not in ("AdamW", "Adam") or params.get("adam_w_mode") is False:
+        faults.append(f'optimizer.type = {shown(optimizer.get("type"))}: the recipe trains with "AdamW": name that')
+    for name, default in (("bias_correction", True), ("amsgrad", False)):
+        if params.get(name, default) not in (default, AUTO):
+            faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove it")
+    return faults
 
 
 def _silent_faults(config: dict[str, Any]) -> list[str]:
     """Settings that DeepSpeed 0.19 would silently ignore, or with which it computes or saves something wrong."""
     zero, stage, faults = config.get("zero_optimization", {}), zero_stage(config), []
-    if zero.get("round_robin_gradients"):
-        # at stages 1 and 2 it takes a parameter's float32 weights and optimizer state from another parameter's place
-        faults.append("zero_optimization.round_robin_gradients: DeepSpeed then saves wrong weights: remove it")
     if zero.get("load_from_fp32_weights") is False:
         faults.append(
             "zero_optimization.load_from_fp32_weights: a run would resume from weights rounded to half precision: "
@@ -187,23 +169,26 @@ def _silent_faults(config: dict[str, Any]) -> list[str]:
         # divides by the factor and, with as many ranks, does not multiply again; with reduce_scatter it asserts
         faults.append("gradient_predivide_factor: at ZeRO-3 gradients may then be too small, or it fails: remove it")
     for name, least in OFFLOADS.items():
-        block = zero.get(name)
+        block, field = zero.get(name), f"zero_optimization.{name}"
         if not block or block.get("device") == "none":
             continue
         if "device" not in block:
-            faults.append(f'zero_optimization.{name} names no device and would do nothing: give it "device": "cpu"')
+            faults.append(f'{field} names no device and would do nothing: give it "device": "cpu"')
         elif stage < least:
             faults.append(
-                f"zero_optimization.{name} would do nothing at ZeRO-{stage}: set the stage to {least} or more, or "
-                "remove this block"
+                f"{field} would do nothing at ZeRO-{stage}: set the stage to {least} or more, or remove this block"
             )
-        elif block["device"] == "nvme" and not block.get("nvme_path"):
-            faults.append(f"zero_optimization.{name} is to disk and has no nvme_path: name a folder")
+        elif name == "offload_optimizer" and block["device"] == "nvme":
+            # 2 % of the loss in the second update
+            faults.append(
+                f"{field}: with the optimizer state on disk DeepSpeed computes other updates than without: set its "
+                'device to "cpu", as zero3_offload_nvme does'
+            )
         elif block.get("ratio", 1) != 1:
             # its second optimizer has no learning rate schedule, and no checkpoint holds its state
             faults.append(
-                f"zero_optimization.{name}.ratio: DeepSpeed then trains a part of the weights at a constant learning "
-                "rate, and saves none of its state: remove it"
+                f"{field}.ratio: DeepSpeed then trains a part of the weights at a constant learning rate, and saves "
+                "none of its state: remove it"
             )
     return faults
 
@@ -226,64 +211,20 @@ def _fill(config: dict[str, Any], given: dict[str, tuple[Any, str]], hidden_size
             zero.pop(name, None)
 
 
-def check_machine(config: dict[str, Any]) -> None:
-    """Checks that this machine can do what a resolved ds_config asks for.
-
-    Raises:
-        InputError: a bucket larger than the memory, which DeepSpeed would allocate in the first update; the optimizer
-            state on disk, with which DeepSpeed 0.19 computes other updates (2 % of the loss in the second one); or
-            parameters on disk without the libraries that DeepSpeed's operator is built with.
-    """
-    zero, memory = config.get("zero_optimization", {}), get_accelerator().total_memory()
-    bucket = zero.get("reduce_bucket_size", 0)
-    if zero_stage(config) and 2 * bucket > memory:
-        raise InputError(
-            f"zero_optimization.reduce_bucket_size: {bucket:,.0f} elements are more than this machine's memory of "
-            f"{memory / 2**30:.0f} GiB holds: lower it, such as to 10000000"
-        )
-    optimizer, parameters = (zero.get(name, {}).get("device") for name in OFFLOADS)
-    if optimizer == "nvme":
-        raise InputError(
-            "zero_optimization.offload_optimizer: with the optimizer state on disk DeepSpeed computes other updates "
-            'than without: set its device to "cpu", as zero3_offload_nvme does'
-        )
-    if parameters == "nvme" and not AsyncIOBuilder().is_compatible():
-        raise InputError(
-            "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
-            "built here: install libaio's headers (Debian: libaio-dev), or use --ds_config zero3_offload"
-        )
-
-
-def check_monitors(config: dict[str, Any]) -> None:
-    """Checks that rank 0, which alone would fail, can write DeepSpeed's reports.
-
-    Raises:
-        InputError: a monitor's package is not installed, or a folder cannot be written to.
-    """
-    on = {name: block for name, block in config.items() if isinstance(block, dict) and block.get("enabled")}
-    for name, package in PACKAGES.items():
-        if name in on and not find_spec(package):
-            raise InputError(f"{name}: needs the package {package}: pip install {package}, or remove this block")
-    for name in ("tensorboard", "csv_monitor"):
-        if name in on:
-            check_output_folder(f"{name}.output_path", Path(on[name].get("output_path") or "."))
-    if file := on.get("flops_profiler", {}).get("output_file"):
-        check_output_folder("flops_profiler.output_file", Path(file).parent)
-
-
 def read_ds_config(source: str) -> dict[str, Any]:
     """The content of a ds_config without comments; fields and types are right, values may be "auto".
 
     Raises:
-        InputError: no such file, not JSON, a key given twice, an unknown field (names the nearest one) or a value of
-            the wrong type; all faults of fields in one message.
+        InputError: no such file, not JSON, a key given twice, a field that is unknown (names the nearest one) or of no
+            use here, or a value of the wrong type; all faults of fields in one message.
     """
     config = read_json(ds_config_path(source), f"--ds_config {source}")
     if not isinstance(config, dict):
         raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
+    config = without_idle(config)
     if faults := field_faults(config):
         raise InputError(f"--ds_config {source}: {join(faults)}")
-    return without_idle(config)
+    return config
 
 
 def zero_stage(config: dict[str, Any]) -> int:

@@ -1,19 +1,22 @@
-"""The DeepSpeed engine around an objective: an ordinary engine with the recipe's optimizer and schedule.
+"""DeepSpeed's engine around an objective, with the recipe's optimizer and schedule.
 
-What DeepSpeed 0.19 needs beyond that is in this file: `run_idle_networks`, `step_engine` and the checkpoint writer;
-in `groups.py`, the parameter groups; and in `foreach.py`, a step of few operations.
+What DeepSpeed 0.19 needs beyond that is here: the end of fp16's loss scale, and the checkpoint writer; in `groups.py`,
+the parameter groups; and in `foreach.py`, a step of few operations.
 """
 
 import logging
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import deepspeed
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
 from swep_ds.common.errors import NOT_OF_THE_INPUT, TrainingDiverged, as_input_error
+from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import float32_products, without_cudnn_attention
@@ -29,125 +32,168 @@ log = logging.getLogger(__name__)
 SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup"}  # train.schedule -> its name in transformers
 
 
-def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int):
+class Engine:
+    """An objective in training, as DeepSpeed's engine carries it out.
+
+    With precision tf32 forwards and backwards compute in TF32, in training and evaluation, and nothing else in the
+    process does. None of them takes cuDNN's attention (`without_cudnn_attention`).
+
+    Attributes:
+        deepspeed: DeepSpeed's engine. Checkpoints read and write its state.
+        module: the objective.
+        stage: the ZeRO stage.
+        coalesces: whether gradients are reduced once an update, in `coalesce_grad_reduction`, and `step` is called only
+            after that (`run_update`).
+    """
+
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
+        self.deepspeed, self.module = engine, engine.module
+        self.stage = engine.zero_optimization_stage()
+        self.coalesces = train.coalesce_grad_reduction and self.stage >= 2  # below, gradients are reduced once anyway
+        if self.coalesces:
+            engine.set_gradient_accumulation_boundary(True)
+        self._precision = train.precision
+        use_foreach(engine)
+        self._norms = watch_norms(engine, self.module, train.max_grad_norm)
+        engine.checkpoint_engine = writer = Writer(engine)
+        # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
+        engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
+        engine._copy_recovery_script = writer.keeping_fault(engine._copy_recovery_script)
+
+    def __call__(self, batch: Batch, step: MicroStep | None = None) -> Any:
+        """`Objective.forward`: a micro-step's loss, or predictions."""
+        with self._kernels():
+            return self.deepspeed(batch, step)
+
+    def backward(self, loss: Tensor) -> None:
+        with self._kernels():
+            self.deepspeed.backward(loss)
+
+    def step(self) -> None:
+        """Ends a micro-step; the last one of an update changes the weights.
+
+        Raises:
+            TrainingDiverged: fp16's loss scale cannot be lowered any further.
+        """
+        try:
+            self.deepspeed.step()
+        except Exception as error:
+            if "loss scale already at minimum" not in str(error):
+                raise
+            raise TrainingDiverged(f"every fp16 gradient overflows, at the smallest loss scale: {DIVERGED}") from None
+
+    def coalesce_grad_reduction(self) -> AbstractContextManager[None]:
+        return self.deepspeed.coalesce_grad_reduction()
+
+    def train(self) -> None:
+        self.deepspeed.train()
+
+    def eval(self) -> None:
+        self.deepspeed.eval()
+
+    def destroy(self) -> None:
+        self.deepspeed.destroy()
+
+    @property
+    def optimizer(self):
+        """DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself."""
+        return self.deepspeed.optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the coming update: the step that ends it moves on to the next one's."""
+        return self.deepspeed.get_lr()[0]
+
+    @property
+    def grad_norm(self) -> Tensor | float | None:
+        """Of the latest update, before clipping; infinite if fp16 skipped it, None where DeepSpeed computes none."""
+        return self.deepspeed.get_global_grad_norm()
+
+    def read(self) -> dict[str, float]:
+        """Numbers of the latest update, for metrics.jsonl. The norms of an update that fp16 skipped are infinite."""
+        numbers = {}
+        if self.grad_norm is not None:
+            numbers["grad_norm"] = float(self.grad_norm)
+        if self._norms:
+            numbers["noise_grad_norm"] = self._norms.method_norm()
+        if self._precision == "fp16":
+            # the engine's own `loss_scale()` is the ds_config's, 0 for dynamic
+            numbers |= {"loss_scale": float(self.optimizer.loss_scale), "skipped_updates": self.deepspeed.skipped_steps}
+        return numbers
+
+    def has_finite_weights(self) -> bool:
+        """Whether a checkpoint of them can be resumed; at ZeRO-3 this rank holds no whole weight to look at."""
+        return all(parameter.isfinite().all() for parameter in self.module.parameters())
+
+    def _kernels(self) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(without_cudnn_attention())
+        if self._precision == "tf32":
+            stack.enter_context(float32_products("tf32"))
+        return stack
+
+
+def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:
     """Builds the engine.
 
-    AdamW is PyTorch's, which compiles nothing, unless the ds_config names an optimizer (`"optimizer": {"type": "AdamW",
-    ...}` is DeepSpeed's fused or CPU Adam). Adafactor is transformers', at the recipe's learning rate and without its
-    own schedule, as T5 is fine-tuned. A method's own parameters, if it has any, are the optimizer's second group, and
-    `engine.group_norms` has the norms of their gradients. With precision tf32 the engine's forwards and backwards
-    compute in TF32, in training and evaluation, and nothing else in the process does. None of them takes cuDNN's
-    attention (`without_cudnn_attention`).
+    A method's own parameters, if it has any, are the optimizer's second group.
 
     Args:
-        config: from `resolve_ds_config`.
+        config: from `complete_ds_config`.
         updates: optimizer steps of the whole run; with linear decay the learning rate reaches 0 after the last.
 
     Raises:
         InputError: DeepSpeed refuses a setting; on all ranks.
     """
     config, stage = dict(config), zero_stage(config)
-    run_idle_networks(objective)
     if stage == 3:
         with _refusals():
             shard(objective, config)
     if stage == 0 and objective.method.max_grad_norm is not None:
         config["gradient_clipping"] = 0.0  # `GroupNorms` clips
-    optimizer, groups = None, objective.parameter_groups()
+    groups = objective.parameter_groups()
+    optimizer = None if "optimizer" in config else _optimizer(groups, train)
+    if optimizer is not None and "offload_optimizer" in config.get("zero_optimization", {}):
+        config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
+    if stage == 0 and config["bf16"]["enabled"] and "optimizer" not in config and ranks.is_main():
+        log.warning(
+            "bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time, which leaves a GPU idle: use "
+            "--ds_config zero1"
+        )
+
+    def schedule(inner: Optimizer):
+        return get_scheduler(SCHEDULES[train.schedule], inner, round(train.warmup_fraction * updates), updates)
+
+    with _refusals():
+        engine, *_ = deepspeed.initialize(
+            model=objective, model_parameters=groups, optimizer=optimizer, lr_scheduler=schedule, config=config
+        )
+    return Engine(engine, train)
+
+
+def _optimizer(groups: list[dict[str, Any]], train: TrainSection) -> Optimizer:
+    """AdamW is PyTorch's, which compiles nothing; a ds_config that names an optimizer gets DeepSpeed's fused or CPU
+    Adam. Adafactor is transformers', at the recipe's learning rate and without its own schedule, as T5 is fine-tuned.
+    """
     if train.optimizer == "adafactor":
-        optimizer = Adafactor(
+        return Adafactor(
             groups,
             lr=train.learning_rate,
             weight_decay=train.weight_decay,
             scale_parameter=False,
             relative_step=False,
         )
-    elif "optimizer" not in config:
-        optimizer = torch.optim.AdamW(
-            groups,
-            lr=train.learning_rate,
-            betas=train.adam_betas,
-            eps=train.adam_epsilon,
-            weight_decay=train.weight_decay,
-            fused=True,  # one pass over memory instead of one per operation, on CPU and GPU
-        )
-        if "offload_optimizer" in config.get("zero_optimization", {}):
-            config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
-    if stage == 0 and config["bf16"]["enabled"] and "optimizer" not in config and ranks.is_main():
-        log.warning(
-            "bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time, which leaves a GPU idle: use "
-            "--ds_config zero1"
-        )
-    with _refusals():
-        engine, *_ = deepspeed.initialize(
-            model=objective,
-            model_parameters=groups,
-            optimizer=optimizer,
-            lr_scheduler=lambda inner: get_scheduler(
-                SCHEDULES[train.schedule], inner, round(train.warmup_fraction * updates), updates
-            ),
-            config=config,
-        )
-    engine.coalesces = train.coalesce_grad_reduction and stage >= 2  # below, gradients are reduced once anyway
-    if engine.coalesces:
-        engine.set_gradient_accumulation_boundary(True)  # `run_update` steps once, after all micro-steps
-    use_foreach(engine)
-    switches = [without_cudnn_attention(), *([float32_products("tf32")] if train.precision == "tf32" else [])]
-    for inside in switches:
-        engine.forward, engine.backward = inside(engine.forward), inside(engine.backward)
-    engine.group_norms = watch_norms(engine, objective, train.max_grad_norm)
-    engine.checkpoint_engine = writer = Writer(engine)
-    # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
-    engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
-    engine._copy_recovery_script = writer.keeping_fault(engine._copy_recovery_script)
-    return engine
+    return torch.optim.AdamW(
+        groups,
+        lr=train.learning_rate,
+        betas=train.adam_betas,
+        eps=train.adam_epsilon,
+        weight_decay=train.weight_decay,
+        fused=True,  # one pass over memory instead of one per operation, on CPU and GPU
+    )
 
 
 def _refusals() -> AbstractContextManager[None]:
     """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
     what, fix = "ds_config: DeepSpeed cannot build an engine from it", "fix the field it names, or use a shipped file"
     return as_input_error(what, fix, but=NOT_OF_THE_INPUT)
-
-
-def run_idle_networks(objective: Objective) -> None:
-    """Gives the method's parameters a gradient of zero in each micro-step that perturbs nothing, such as a clean pass.
-
-    ZeRO-3 overwrites its gradient buffer only in an update's first micro-step: a parameter without a gradient there
-    would add to the last update's gradient. The method's networks run before the encoder, as they do in a perturbation:
-    ZeRO-3 keeps weights gathered between a forward and its backward only if all micro-steps call the modules in the
-    same order.
-    """
-    networks, idle, zero = [*objective.method.children()], False, None
-
-    def look_up(_, arguments: tuple) -> None:
-        nonlocal idle
-        steps = [value for value in arguments if isinstance(value, MicroStep)]  # none where the engine predicts
-        idle = bool(steps) and not any(pass_.perturb for pass_, _ in objective.passes(*steps))
-
-    def run(qa, arguments: tuple) -> None:
-        nonlocal idle, zero
-        if idle:
-            h = arguments[0].new_zeros(1, 1, qa.hidden_size)
-            idle, zero = False, sum(0.0 * network(h).float().sum() for network in networks)
-
-    def add(_, arguments: tuple, output: tuple) -> tuple | None:
-        nonlocal zero
-        if zero is None:
-            return None
-        (loss, *rest), added, zero = output, zero, None
-        return (loss + added, *rest)
-
-    if networks:
-        objective.register_forward_pre_hook(look_up)
-        objective.qa.register_forward_pre_hook(run)
-        objective.register_forward_hook(add)
-
-
-def step_engine(engine) -> None:
-    """DeepSpeed's step; raises TrainingDiverged where fp16's loss scale cannot be lowered any further."""
-    try:
-        engine.step()
-    except Exception as error:
-        if "loss scale already at minimum" not in str(error):
-            raise
-        raise TrainingDiverged(f"every fp16 gradient overflows, at the smallest loss scale: {DIVERGED}") from None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swep_ds import ranks
 from swep_ds.common.errors import Stopped
-from swep_ds.data.batches import Batch, TrainingBatches
+from swep_ds.data.batches import Batch, TrainingBatches, engine_divisor
 from swep_ds.evaluation.results import Score
 from swep_ds.methods.base import Method, MicroStep, PassState
 from swep_ds.ranks.launch import note_checkpoint
@@ -20,8 +20,8 @@ from swep_ds.ranks.signals import RESUMES, request
 from swep_ds.ranks.vote import stop_vote
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
-from swep_ds.training.engine import step_engine
-from swep_ds.training.metrics import GradientNorms, Meter, Outliers, Stopwatch, check_finite, columns
+from swep_ds.training.engine import Engine
+from swep_ds.training.instruments import Instruments
 from swep_ds.training.prefetch import prefetch
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.tracking import Tracker
@@ -30,7 +30,7 @@ COMPARED_EVERY = 20  # updates, for `MicroStep.compare`; its cost: docs/methods.
 
 
 def train(
-    engine,
+    engine: Engine,
     batches: TrainingBatches,
     settings: TrainSection,
     checkpoints: Checkpoints,
@@ -53,10 +53,8 @@ def train(
         WriteFailed: a checkpoint cannot be written, and train.on_checkpoint_failure is stop.
     """
     method, parts = engine.module.method, engine.module.parts(settings.execution)
-    meter, watch = Meter(batches.accumulation, before.unlogged), Stopwatch(before.seconds)
-    norms = GradientNorms()
-    outliers = Outliers(forward=engine.zero_optimization_stage() < 3)
     state = before
+    instruments = Instruments(engine, batches, settings, tracker, before)
     if before.updates:
         method.load(before.method)
     engine.train()
@@ -65,58 +63,39 @@ def train(
     with stop_vote() as vote, closing(ahead) as micro_batches:
         ranks.wait_long()  # also in the groups that DeepSpeed has made by now
         for update in range(before.updates, batches.updates):
-            number, progress = update + 1, update / batches.updates
+            number = update + 1
             due = number % settings.checkpoint_every == 0 or number == batches.updates
             logs = number % settings.log_every == 0 or due or update == 0
+            compares = update % COMPARED_EVERY == 0
+            step = MicroStep(update, update / batches.updates, measure=logs, compare=compares)
             seed_dropout(batches.seed, update)
-            rate = engine.get_lr()[0]  # the engine's step moves on to the next update's
-            watch.next_update(number)
-            step = MicroStep(update, progress, measure=logs, compare=update % COMPARED_EVERY == 0)
-            statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, watch.phase)
-            norms.add(number, engine.get_global_grad_norm())
+            instruments.begin(number)
+            statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, instruments.phase)
+            instruments.add(statistics)
             observe(method, statistics)
-            meter.add(statistics)
             if average:
-                with watch.phase("average"):
-                    average.add(number)
+                average.add(number)
             state = _count(state, batches, update)
             signal = vote.asked()
             saves = due or bool(signal)
-            if not (logs or saves):
-                continue
-            means, health = meter.read(watch.read(), _are_weights_finite(engine) if saves else True)
-            means |= {"learning_rate": rate} | _read_engine(engine, settings.precision)
+            if logs or saves:
+                state = replace(state, seconds=instruments.read(logs=logs, saves=saves))
+            score = None
+            if due and validate:
+                with instruments.paused():
+                    score = validate()
             if logs:
-                tracker.log_health(number, columns(health), outliers.news(health))
-            gradient = norms.first_not_finite()
-            check_finite(number, means, health, None if settings.precision == "fp16" else gradient)  # fp16 skips these
-            ranks.synchronize()
-            for name in ("grad_norm", "noise_grad_norm"):
-                if not np.isfinite(means.get(name, 0.0)):
-                    del means[name]  # an overflow in fp16; JSON has no infinity
-            state = replace(state, seconds=watch.seconds)
-            score = validate() if due and validate else None
-            watch.reset(state.seconds)
-            if score:
-                means |= {f"validation_{name}": score[name] for name in ("exact_match", "f1")}
-            if logs:
-                tracker.log(state, means, method.remark(means, number / batches.updates))
-                meter.empty()
+                instruments.log(state, score)
             if saves:
-                with watch.phase("checkpoint"):
-                    done = replace(state, unlogged=meter.state(), method=method.state())
-                    saved = checkpoints.save(engine, done, score)
-                if saved and ranks.is_main():
-                    note_checkpoint(number)
+                saved = _save(checkpoints, engine, state, instruments, score)
                 signal = signal or max(ranks.gather(request.number))  # no second save for what came since the vote
             if signal:
                 _stop(signal, number, batches.updates, saved)
-            watch.restart()
     return state
 
 
 def run_update(
-    engine,
+    engine: Engine,
     micro_batches: Iterator[Batch],
     accumulation: int,
     step: MicroStep,
@@ -133,28 +112,29 @@ def run_update(
         phase: entered with the name of each phase, such as `Stopwatch.phase`.
 
     Returns:
-        The statistics of each micro-batch (`Objective.forward`), with its "loss".
+        The statistics of each micro-batch (`Objective.loss`), with its "loss".
     """
     statistics = []
     with engine.coalesce_grad_reduction() if engine.coalesces else nullcontext():
         for _ in range(accumulation):
             with phase("data"):
                 batch = next(micro_batches)
-            seen, carried = {"loss": torch.zeros((), device=batch.input_ids.device)}, PassState()
+            carried = PassState()
+            seen = {"loss": torch.zeros((), device=batch.input_ids.device)}
             for part in parts:
                 with phase("forward"):
                     loss, carried, measured = engine(batch, replace(step, part=part, carried=carried))
                 with phase("backward"):
-                    engine.backward(loss * len(parts))  # the engine takes the mean over micro-steps; passes add up
+                    engine.backward(loss * engine_divisor(micro_steps=len(parts)))  # passes add up
                 if not engine.coalesces:
                     with phase("step"):
-                        step_engine(engine)
+                        engine.step()
                 seen |= measured | {"loss": seen["loss"] + loss.detach()}
                 del loss  # frees the pass's graph before the next forward
             statistics.append(seen)
     if engine.coalesces:
         with phase("step"):
-            step_engine(engine)
+            engine.step()
     return statistics
 
 
@@ -177,25 +157,19 @@ def _count(state: TrainState, batches: TrainingBatches, update: int) -> TrainSta
     return replace(state, updates=update + 1, windows=state.windows + len(rows), tokens=tokens, unlogged={})
 
 
-def _read_engine(engine, precision: str) -> dict[str, float]:
-    norm = engine.get_global_grad_norm()
-    numbers = {} if norm is None else {"grad_norm": float(norm)}
-    if engine.group_norms:
-        numbers["noise_grad_norm"] = engine.group_norms.method_norm()
-    if precision == "fp16":
-        scale = float(engine.optimizer.loss_scale)  # the engine's own `loss_scale()` is the ds_config's, 0 for dynamic
-        numbers |= {"loss_scale": scale, "skipped_updates": engine.skipped_steps}
-    return numbers
-
-
-def _are_weights_finite(engine) -> bool:
-    """Whether a checkpoint of them can be resumed; at ZeRO-3 this rank holds no whole weight to look at."""
-    return all(parameter.isfinite().all() for parameter in engine.module.parameters())
+def _save(
+    checkpoints: Checkpoints, engine: Engine, state: TrainState, instruments: Instruments, score: Score | None
+) -> bool:
+    """Whether the checkpoint is complete. Collective."""
+    with instruments.phase("checkpoint"):
+        done = replace(state, unlogged=instruments.unlogged(), method=engine.module.method.state())
+        saved = checkpoints.save(engine.deepspeed, done, score)
+    if saved and ranks.is_main():
+        note_checkpoint(state.updates)
+    return saved
 
 
 def _stop(signal: int, update: int, updates: int, saved: bool) -> None:
     request.fix_exit_code(Stopped.exit_code)
-    raise Stopped(
-        f"on request ({Signals(signal).name}) after update {update} of {updates}; "
-        f"{'its checkpoint is saved' if saved else 'earlier checkpoints stay'}, and {RESUMES}"
-    )
+    kept = "its checkpoint is saved" if saved else "earlier checkpoints stay"
+    raise Stopped(f"on request ({Signals(signal).name}) after update {update} of {updates}; {kept}, and {RESUMES}")

@@ -1,15 +1,15 @@
 """What a run measures about its updates: mean losses, and each rank's health.
 
 Notable:
-- Collectives make all ranks' updates equally long. A slow rank shows in what it does alone: waiting for data, and the
-  forward passes. Not at ZeRO-3, where a forward pass waits for the other ranks' weights.
+- Collectives make all ranks' updates equally long. A slow rank shows where it waits for no other: in its data, and in
+  its forward passes, but not at ZeRO-3, where these wait for the other ranks' weights.
 - On a GPU forward passes are timed by events in its stream; nothing waits for them before the update is logged.
 """
 
 import math
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -53,9 +53,9 @@ class Stopwatch:
 
     def __init__(self, seconds: float = 0.0):
         self._event = get_accelerator().Event if ranks.device().type != "cpu" else None
-        self.update = 0
+        self._forward: list[tuple] = []
+        self._is_read = True
         self.reset(seconds)
-        self.restart()
 
     @property
     def seconds(self) -> float:
@@ -66,20 +66,21 @@ class Stopwatch:
         """Sets the run's clock back to `seconds`: the time since then does not count."""
         self._started = time.perf_counter() - seconds
 
-    def restart(self) -> None:
-        """Begins a new line of `Health`."""
-        self._began, self._updates, self._data = time.perf_counter(), 0, 0.0
-        self._forward: list[tuple] = []
-
     def next_update(self, number: int) -> None:
-        self.update = number
+        """Begins an update, and a new line of `Health` if the last update was read."""
+        if self._is_read:
+            self._began = time.perf_counter()
+            self._updates = 0
+            self._data = 0.0
+            self._is_read = False
+        self._update = number
         self._updates += 1
         self._forward.clear()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A phase of the update, which other ranks see; "data" and "forward" are timed."""
-        ranks.progress(f"update {self.update}, {name}")
+        ranks.progress(f"update {self._update}, {name}")
         if name == "data":
             began = time.perf_counter()
             yield
@@ -100,6 +101,7 @@ class Stopwatch:
 
     def read(self) -> list[float]:
         """The first four fields of this rank's `Health`."""
+        self._is_read = True
         if self._event is None:
             forward = sum(after - before for before, after in self._forward)
         else:
@@ -148,24 +150,29 @@ class Meter:
 
     def read(self, times: Sequence[float], weights_finite: bool) -> tuple[dict[str, float], list[Health]]:
         """The means, and every rank's health with the `times` of its stopwatch. Collective."""
-        self._gathered = self._gather([*times, weights_finite])
-        names, world = sorted(self.sums), ranks.world_size()
-        sums = {name: [row[k] for row in self._gathered] for k, name in enumerate(names)}
-        means = {name: sum(column) / world / self.counts[name] for name, column in sums.items()}
-        rows = zip(self._gathered, sums["loss"], strict=True)
-        return means, [Health(*row[len(names) : -1], row[-1] > 0 and math.isfinite(loss)) for row, loss in rows]
+        sums, more = self._gather([*times, weights_finite])
+        means = {name: sum(column) / ranks.world_size() / self.counts[name] for name, column in sums.items()}
+        health = [
+            Health(*row[:-1], finite=row[-1] > 0 and math.isfinite(loss))
+            for row, loss in zip(more, sums["loss"], strict=True)
+        ]
+        return means, health
 
-    def _gather(self, more: Sequence[float]) -> list[list[float]]:
-        sums = torch.stack([self.sums[name] for name in sorted(self.sums)])
+    def state(self) -> dict[str, Any]:
+        """Every rank's sums, for the meter of a resumed run; {} if the meter is empty. Collective."""
+        if not self.sums:
+            return {}
+        return {"accumulation": self.accumulation, "counts": self.counts, "sums": self._gather([])[0]}
+
+    def _gather(self, more: Sequence[float]) -> tuple[dict[str, list[float]], list[list[float]]]:
+        """All ranks' sums by name, and all ranks' `more`."""
+        names = sorted(self.sums)
+        sums = torch.stack([self.sums[name] for name in names])
         mine = torch.cat([sums, sums.new_tensor(more)])
         gathered = mine.new_empty(ranks.world_size() * len(mine))
         dist.all_gather_into_tensor(gathered, mine)
-        return gathered.view(-1, len(mine)).tolist()
-
-    def state(self) -> dict[str, Any]:
-        """The sums as of the last `read`, for the meter of a resumed run; {} if the meter is empty."""
-        sums = {name: [row[k] for row in self._gathered] for k, name in enumerate(sorted(self.sums))}
-        return {"accumulation": self.accumulation, "counts": self.counts, "sums": sums} if sums else {}
+        rows = gathered.view(-1, len(mine)).tolist()
+        return {name: [row[k] for row in rows] for k, name in enumerate(names)}, [row[len(names) :] for row in rows]
 
 
 def columns(health: Sequence[Health]) -> dict[str, list]:
@@ -176,27 +183,11 @@ def columns(health: Sequence[Health]) -> dict[str, list]:
     return numbers | {"not_finite": [number for number, rank in enumerate(health) if not rank.finite]}
 
 
-class GradientNorms:
-    """The gradient norms of the updates since they were last read, on the device: adding one waits for nothing."""
-
-    def __init__(self):
-        self._norms: list[tuple[int, Tensor | float]] = []
-
-    def add(self, update: int, norm: Tensor | float | None) -> None:
-        """`norm` is the engine's: infinite in an update that it skipped, None where it computes none."""
-        if norm is not None:
-            self._norms.append((update, norm))
-
-    def first_not_finite(self) -> int | None:
-        """The first update whose gradient was not finite; forgets them all."""
-        norms, self._norms = self._norms, []
-        if not norms:
-            return None
-        values = torch.stack([torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for _, norm in norms])
-        return next(
-            (update for (update, _), value in zip(norms, values.tolist(), strict=True) if not math.isfinite(value)),
-            None,
-        )
+def first_not_finite(norms: Mapping[int, Tensor | float]) -> int | None:
+    """The first update whose gradient norm, on the device, is not finite."""
+    values = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in norms.values()]
+    finite = torch.stack(values).isfinite().tolist() if values else []
+    return next((update for update, is_finite in zip(norms, finite, strict=True) if not is_finite), None)
 
 
 def check_finite(update: int, means: dict[str, float], health: Sequence[Health], gradient: int | None) -> None:
@@ -204,7 +195,7 @@ def check_finite(update: int, means: dict[str, float], health: Sequence[Health],
 
     Args:
         update: the logged update.
-        gradient: the first update whose gradient was not finite (`GradientNorms`).
+        gradient: the first update whose gradient was not finite (`first_not_finite`).
     """
     faulty = [number for number, rank in enumerate(health) if not rank.finite]
     if math.isfinite(means["loss"]) and not faulty and gradient is None:
@@ -230,17 +221,15 @@ def check_weights(engine, modules: Sequence[nn.Module]) -> None:
             if name in parameters and ranks.is_main() and not value.isfinite().all():
                 broken.append(name)
     if broken := ranks.gather(broken)[0]:
-        raise TrainingDiverged(
-            f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]}), so "
-            f"no model is exported: {DIVERGED}"
-        )
+        what = f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]})"
+        raise TrainingDiverged(f"{what}, so no model is exported: {DIVERGED}")
 
 
 class Outliers:
     """Names, once, each rank that stands out in two logged updates in a row.
 
     Args:
-        forward: whether a rank's forward passes depend on that rank alone.
+        forward: whether a rank's forward passes wait for no other rank.
     """
 
     def __init__(self, *, forward: bool):

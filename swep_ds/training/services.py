@@ -12,38 +12,34 @@ from typing import Any
 
 from swep_ds.common.errors import InputError, reason
 from swep_ds.common.files import write_atomically
-from swep_ds.pipeline.recipe import Recipe
-from swep_ds.training.checkpoints import TrainState
+from swep_ds.training.settings import TrackingSection
 
 log = logging.getLogger(__name__)
-WANDB_START_SECONDS = 30  # for its server to answer, after 10 more for the log-in
-WANDB_END_SECONDS = 60  # to send what is left; `wandb sync` sends the rest
+START_SECONDS = 30  # for wandb's server to answer, after 10 more for the log-in
+END_SECONDS = 60  # to send what is left; `wandb sync` sends the rest
 Table = tuple[list[str], list[list[Any]]]  # columns, rows
 
 
 class Wandb:
     """The run `run_id` of Weights & Biases, new or resumed."""
 
-    def __init__(self, recipe: Recipe, folder: Path, run_id: str, before: TrainState):
+    def __init__(self, settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, run_id: str):
         import wandb
 
+        limits = {"init_timeout": START_SECONDS, "login_timeout": START_SECONDS, "finish_timeout": END_SECONDS}
         self.wandb = wandb
         self.run = wandb.init(
-            mode="offline" if recipe.tracking.to == "wandb_offline" else "online",
-            project=recipe.tracking.project,
-            group=recipe.tracking.group,
-            job_type=recipe.method.name,
-            tags=[recipe.method.name],
+            mode="offline" if settings.to == "wandb_offline" else "online",
+            project=settings.project,
+            group=settings.group,
+            job_type=method,
+            tags=[method],
             dir=str(folder),
-            config=recipe.model_dump(mode="json"),
+            config=config,
             id=run_id,
             resume="allow",
             reinit="create_new",
-            settings=wandb.Settings(
-                init_timeout=WANDB_START_SECONDS,
-                login_timeout=WANDB_START_SECONDS,
-                finish_timeout=WANDB_END_SECONDS,
-            ),
+            settings=wandb.Settings(**limits),
         )
 
     def log(self, line: dict[str, Any], update: int) -> None:
@@ -73,12 +69,12 @@ class Wandb:
 class TensorBoard:
     """Event files in the run's folder `tensorboard/`. They hold numbers; the report is in the run's folder anyway."""
 
-    def __init__(self, recipe: Recipe, folder: Path, run_id: str, before: TrainState):
+    def __init__(self, folder: Path, updates: int):
         from torch.utils.tensorboard import SummaryWriter
 
         # what an earlier start logged of updates that are made again is dropped
-        self.run = SummaryWriter(folder / "tensorboard", purge_step=before.updates + 1)
-        self.update = before.updates
+        self.run = SummaryWriter(folder / "tensorboard", purge_step=updates + 1)
+        self.update = updates
 
     def log(self, line: dict[str, Any], update: int) -> None:
         self.update = update
@@ -96,52 +92,38 @@ class TensorBoard:
         self.run.close()
 
 
-SERVICES = {"wandb": Wandb, "wandb_offline": Wandb, "tensorboard": TensorBoard}
-
-
-def _package(recipe: Recipe) -> str:
-    return recipe.tracking.to.removesuffix("_offline")
-
-
-def check_service(recipe: Recipe) -> None:
-    """Raises InputError if the package of the recipe's service is not installed; call it before the work."""
-    if recipe.tracking.to != "off" and not find_spec(package := _package(recipe)):
+def check_service(settings: TrackingSection) -> None:
+    """Raises InputError if the service's package is not installed; call it before the work."""
+    package = settings.to.removesuffix("_offline")
+    if package != "off" and not find_spec(package):
         raise InputError(f"tracking.to: {package} is not installed: pip install {package}, or set it to off")
 
 
-def start_service(recipe: Recipe, folder: Path, before: TrainState) -> Wandb | TensorBoard | None:
-    """The run's service; None if there is none, if its server cannot be reached, or if it fails on a resumed run.
+def start_service(
+    settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int
+) -> Wandb | TensorBoard | None:
+    """The run's service; None if there is none, or if it cannot start for a run that resumes: nobody may be there to
+    mend it, as a queue has started the run again.
+
+    Args:
+        updates: how many are done.
 
     Raises:
-        InputError: a first start fails for a reason that the user can fix. A resumed run may be unattended in a queue.
+        InputError: it cannot start for a new run.
     """
-    if recipe.tracking.to == "off":
+    if settings.to == "off":
         return None
     known = folder / "wandb_id"  # a resumed run continues under its id
-    run_id = known.read_text(encoding="utf-8").strip() if known.is_file() else ""
-    first = not (run_id or before.updates)
-    run_id = run_id or secrets.token_hex(4)
-    package = _package(recipe)
+    run_id = known.read_text(encoding="utf-8") if known.is_file() else ""
     try:
-        service = SERVICES[recipe.tracking.to](recipe, folder, run_id, before)
+        if settings.to == "tensorboard":
+            return TensorBoard(folder, updates)
+        service = Wandb(settings, method, config, folder, run_id or secrets.token_hex(4))
     except Exception as error:  # a broken installation and an absent server raise anything
-        if first and _is_fixable(error, recipe):
-            fix = " or log in to it, or set it to wandb_offline or off" if package == "wandb" else ", or set it to off"
-            raise InputError(
-                f"tracking.to: {package} cannot start ({reason(error)}): pip install {package}{fix}"
-            ) from None
-        log.warning("%s cannot start: this run goes untracked (%s)", package, reason(error))
+        if not (run_id or updates):
+            fix = "log in to it or mend its installation, or set it to wandb_offline or off"
+            raise InputError(f"tracking.to: {settings.to} cannot start ({reason(error)}): {fix}") from None
+        log.warning("%s cannot start: this run goes untracked (%s)", settings.to, reason(error))
         return None
-    write_atomically(known, run_id)
+    write_atomically(known, service.run.id)
     return service
-
-
-def _is_fixable(error: Exception, recipe: Recipe) -> bool:
-    """Whether the user can fix what the start of a service raised. Else wandb's server cannot be reached."""
-    if recipe.tracking.to != "wandb":
-        return True
-    try:
-        import wandb
-    except Exception:  # a broken installation raises anything
-        return True
-    return isinstance(error, wandb.errors.UsageError | wandb.errors.AuthenticationError)

@@ -34,8 +34,7 @@ class TrainSection(Section):
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
     # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
     precision: Literal["fp32", "tf32", "autocast", "bf16", "fp16"] = "fp32"
-    # a backward per pass (memory of MLE), one backward for all, or all passes as one batch with one forward
-    execution: Literal["split", "joint", "stacked"] = "split"
+    execution: Literal["split", "joint"] = "split"  # a backward per pass (memory of MLE), or one backward for all
     # at ZeRO-2 and 3: reduce gradients once an update and not in each micro-step; until then each rank holds whole ones
     coalesce_grad_reduction: bool = False
     activation_checkpointing: bool = False  # computes activations again in the backward pass: less memory, more time

@@ -7,6 +7,7 @@ Only rank 0 writes; on other ranks a tracker does nothing.
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import RunExit, reason
 from swep_ds.common.files import read_lines, write_atomically
 from swep_ds.evaluation.results import Scores
-from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.metrics import peak_memory_bytes
 from swep_ds.training.services import Table, start_service
+from swep_ds.training.settings import TrackingSection
 
 log = logging.getLogger(__name__)
 # (name in metrics.jsonl, name on screen, format)
@@ -42,7 +43,8 @@ class Tracker:
     """Context manager around the training loop; `finish` follows at the end of the run.
 
     Args:
-        recipe: its tracking section, and the service's config.
+        method: the method's name.
+        config: settings of the run, for the service.
         folder: the run's folder; its `metrics.jsonl` and `health.jsonl` are first cut back to `before`.
         updates: number of updates of the whole run.
         before: the state that the run resumes from.
@@ -52,15 +54,27 @@ class Tracker:
         InputError: at a run's first start the service cannot be imported, or refuses its settings.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, updates: int, before: TrainState, active: bool):
-        self.updates, self.active = updates, active
+    def __init__(
+        self,
+        settings: TrackingSection,
+        method: str,
+        config: dict[str, Any],
+        folder: Path,
+        updates: int,
+        before: TrainState,
+        active: bool,
+    ):
+        self.active = active
         if not active:
             return
-        self.service, self.service_warned = start_service(recipe, folder, before), False
-        self.metrics, self.health = (Lines(folder / name, before) for name in ("metrics.jsonl", "health.jsonl"))
+        self.updates, self.method = updates, method
+        self.service = start_service(settings, method, config, folder, before.updates)
+        self.service_warned = False
+        self.metrics = Lines(folder / "metrics.jsonl", before)
+        self.health = Lines(folder / "health.jsonl", before)
         self.console = Console()
         self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0)
-        self.method, self.remark = recipe.method.name, None  # the method's remark, as long as it holds
+        self.remark: str | None = None  # the method's, as long as it holds
 
     def __enter__(self) -> "Tracker":
         if self.active:
@@ -141,19 +155,18 @@ class Lines:
     def __init__(self, path: Path, before: TrainState):
         kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["update"] <= before.updates]
         write_atomically(path, "".join(kept))
-        self.file, self.warned = path.open("a", encoding="utf-8"), False
+        self.file = path.open("a", encoding="utf-8")
+        self.warned = False
 
     def write(self, line: dict[str, Any]) -> None:
-        self._try(lambda: self.file.write(json.dumps(line) + "\n"))
-        self._try(self.file.flush)  # a buffer that could not be written is written with the next line
-
-    def close(self) -> None:
-        self._try(self.file.close)
-
-    def _try(self, step: Callable[[], Any]) -> None:
         try:
-            step()
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()  # a buffer that could not be written is written with the next line
         except OSError as error:
             if not self.warned:
                 log.warning("%s: lines are missing until it can be written again (%s)", self.file.name, error.strerror)
             self.warned = True
+
+    def close(self) -> None:
+        with suppress(OSError):  # `write` has warned
+            self.file.close()

@@ -25,8 +25,8 @@ from swep_ds.evaluation.scores import SQUAD
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
 from tests.support.bad_input import change_json
 from tests.support.fork_server import run_script

@@ -10,9 +10,9 @@ import pytest
 from swep_ds.analysis import runs
 from swep_ds.common.errors import InputError
 from swep_ds.pipeline.folder import batch_of_rank
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps.sweep import describe
-from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import fake_runs, tiny_run
 
 

@@ -44,7 +44,7 @@ def test_the_place_of_a_fault_is_the_file_or_the_override_that_gave_it(tmp_path)
         ("train.epochs=long", "train.epochs: 'long' is not a number"),
         ("train.packing=ja", "train.packing: 'ja' is neither true nor false"),
         ("train.schedule=Linear", "train.schedule: 'Linear' is not known; did you mean 'linear'?"),
-        ("train.execution=xx", "train.execution: 'xx' is not known; known are joint, split, stacked"),
+        ("train.execution=xx", "train.execution: 'xx' is not known; known are joint, split"),
         ("model.name=null", "model.name: is empty: give a value"),
         ("model.name=3", "model.name: 3 is not text: quote it"),
         ("model.name={a: b}", "model.name: {'a': 'b'} is not text"),

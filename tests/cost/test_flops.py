@@ -38,19 +38,6 @@ def test_they_are_those_of_the_operations_where_nothing_is_padding(method, lengt
     assert count(module, module.qa, update, windows).of(lengths) == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
-def test_stacked_passes_count_as_the_passes_one_after_the_other():
-    module, windows = objective("prior_aug"), batch((48,), dtype=torch.float32)
-
-    def update(execution):
-        def run(windows, number):
-            for part in module.parts(execution):
-                module(windows, MicroStep(number, part=part))[0].backward()
-
-        return run
-
-    assert count(module, module.qa, update("stacked"), windows) == count(module, module.qa, update("split"), windows)
-
-
 def test_padding_is_not_counted():
     module = objective("mle")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import RECIPES, Recipe
-from swep_ds.training.ds_config import resolve_ds_config
 from tests.support.tiny_run import ROOT
 
 BLOCK, *_ = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "large_models.md").read_text(), re.DOTALL)

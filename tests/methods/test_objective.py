@@ -10,13 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep, Pass, PassState
 from swep_ds.methods.objective import Objective
-from swep_ds.models import packing
-from swep_ds.training.engine import run_idle_networks
 from tests.support import tiny_batches, tiny_models
 from tests.support.perturb_reference import normal
 from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, gradients, inputs, objective, split
@@ -55,7 +52,7 @@ def test_passes_without_gradient_leave_those_of_autocast_whole(separate):
 
 
 def paper_loss(module: Objective, batch: Batch, draw: int, *, lam, beta, alpha, reduction="sum") -> torch.Tensor:
-    """Eq. 1-4 as they stand in the paper: means over the batch, natural logarithms, PyTorch's own autograd."""
+    """Eq. 1 to 4 of the paper: means over the batch, natural logarithms, PyTorch's own autograd."""
     model = module.qa.model
     e = model.get_input_embeddings()(batch.input_ids)
     mask = batch.attention_mask
@@ -88,6 +85,16 @@ def paper_loss(module: Objective, batch: Batch, draw: int, *, lam, beta, alpha, 
 SETTINGS = [("bert", reduction, lam) for reduction in ("sum", "mean") for lam in (0.5, 0.3, 0.0)]
 
 
+def assert_same_loss(module: Objective, loss: torch.Tensor, expected: torch.Tensor) -> set[str]:
+    """With its gradients; returns the names of what has one."""
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    got, reference = gradients(module, loss), gradients(module, expected)
+    assert set(got) == set(reference)
+    for name, gradient in reference.items():
+        assert (got[name] - gradient).norm() <= 1e-9 * gradient.norm() + 1e-15, name
+    return set(got)
+
+
 @pytest.mark.parametrize(
     ("architecture", "reduction", "lam"), [*SETTINGS, *((name, "sum", 0.3) for name in tiny_models.ARCHITECTURES[1:])]
 )
@@ -95,24 +102,15 @@ def test_swep_is_the_papers_equations(architecture, reduction, lam):
     module = objective("swep", architecture, beta=0.7, mle_weight=lam, prior_variance=0.2, kl_reduction=reduction)
     random_noise_net(module)
     batch = tiny_batches.batch()
-    loss, _, _ = module(batch, JOINT)
     expected = paper_loss(module, batch, draw=UPDATE, lam=lam, beta=0.7, alpha=0.2, reduction=reduction)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
-    got, reference = gradients(module, loss), gradients(module, expected)
-    assert set(got) == set(reference)
-    assert {"method.noise.inner.weight", "method.noise.difference.bias"} <= set(got)
-    for name, gradient in reference.items():
-        assert (got[name] - gradient).norm() <= 1e-9 * gradient.norm() + 1e-15, name
+    trained = assert_same_loss(module, module(batch, JOINT)[0], expected)
+    assert {"method.noise.inner.weight", "method.noise.difference.bias"} <= trained
 
 
 def test_prior_aug_is_the_papers_equations():
     module, batch = objective("prior_aug", prior_variance=0.2, mle_weight=0.25), tiny_batches.batch()
-    loss, _, _ = module(batch, JOINT)
     expected = paper_loss(module, batch, draw=UPDATE, lam=0.25, beta=0.0, alpha=0.2)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
-    reference = gradients(module, expected)
-    for name, gradient in gradients(module, loss).items():
-        torch.testing.assert_close(gradient, reference[name], rtol=1e-8, atol=1e-14)
+    assert_same_loss(module, module(batch, JOINT)[0], expected)
 
 
 def test_mle_is_hugging_faces_loss():
@@ -141,7 +139,6 @@ def test_split_equals_joint(method, extra):
     joint = gradients(module, joint_loss)
     module.zero_grad()
     total, statistics = 0.0, {}
-    run_idle_networks(module)
     for loss, _, seen in split(module, batch, measure=True):
         loss.backward()
         # ZeRO-3 needs a gradient for every parameter of the method in every micro-step
@@ -152,43 +149,6 @@ def test_split_equals_joint(method, extra):
     assert statistics == joint_statistics
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(parameter.grad, joint[name], rtol=1e-10, atol=1e-15)
-
-
-STACKABLE = [name for name, settings in METHODS.items() if settings.needs is None]
-
-
-def test_passes_that_need_each_other_are_not_stacked_whatever_their_settings_say(monkeypatch):
-    module = objective("lnsr", "bert")
-    monkeypatch.setattr(type(module.method).__init__.__annotations__["settings"], "needs", None)
-    with pytest.raises(InputError, match="stacked: the passes of Lnsr need h or the dropout"):
-        module.parts("stacked")
-
-
-@pytest.mark.parametrize(
-    ("method", "architecture"), [*((name, "bert") for name in STACKABLE), ("prior_aug", "t5"), ("r_drop", "packed")]
-)
-def test_stacked_passes_are_the_passes_one_after_the_other(method, architecture):
-    """The same noise, loss, statistics and gradients from one forward of P N windows; without dropout."""
-    module = objective(method, "bert" if architecture == "packed" else architecture)
-    if architecture == "packed":
-        module.qa.first_position = packing.prepare(module.qa.model, "auto")
-    batch = tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
-    batch, widths = batch._replace(lengths=(12, 7, 9)), []
-    total, statistics = 0.0, {}
-    for loss, _, seen in split(module, batch, measure=True):
-        loss.backward()
-        total, statistics = total + loss.item(), statistics | seen
-    expected = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
-    module.qa.register_forward_hook(lambda _, arguments, __: widths.append(len(arguments[0])))
-    [part] = module.parts("stacked")
-    loss, _, seen = module(batch, MicroStep(UPDATE, part=part, measure=True))
-    assert widths[-1] == len(module.method.passes(0.0)) * len(batch.input_ids)
-    assert loss.item() == pytest.approx(total, rel=1e-12)
-    assert {name: value.item() for name, value in seen.items()} == pytest.approx(
-        {name: value.item() for name, value in statistics.items()}, rel=1e-9, abs=1e-12
-    )
-    for name, gradient in gradients(module, loss).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -207,7 +167,6 @@ def test_what_a_pass_needs_of_another_is_declared(method):
 def test_micro_steps_of_swep_take_the_modules_in_one_order(architecture):
     make = tiny_batches.generative if architecture == "t5" else tiny_batches.batch
     module, batch = objective("swep", architecture), make()
-    run_idle_networks(module)
     called: list[tuple[str, str]] = []
     for name, part in module.named_modules():
         if any(True for _ in part.parameters(recurse=False)):
@@ -277,6 +236,10 @@ def test_noise_is_new_in_every_update_and_pass():
     losses = [module(batch, MicroStep(update))[0].item() for update in (0, 1, 2, 0)]
     assert losses[0] == losses[3]
     assert all(a != b for a, b in itertools.combinations(losses[:3], 2))
+    module = objective("freelb", ascent_steps=3)
+    draws = [key.draw for update in (0, 1) for _, key in module.passes(MicroStep(update))]
+    assert draws == [0, 1, 2, 3, 4, 5]
+    assert [key for _, key in objective("r_drop").passes(JOINT)] == [None, None]
 
 
 WITH_ONE_NOISY_PASS = {
@@ -326,13 +289,6 @@ def test_every_kind_of_noise_trains_and_is_another(method):
         assert {f"method.{name}" for name, _ in module.method.named_parameters()} <= trained.keys()
         losses.add(loss.item())
     assert len(losses) == len(kinds)
-
-
-def test_passes_with_noise_are_numbered_through_the_updates():
-    module = objective("freelb", ascent_steps=3)
-    draws = [key.draw for update in (0, 1) for _, key in module.passes(MicroStep(update))]
-    assert draws == [0, 1, 2, 3, 4, 5]
-    assert [key for _, key in objective("r_drop").passes(JOINT)] == [None, None]
 
 
 def test_statistics_of_the_noise():

@@ -265,7 +265,6 @@ def test_what_is_no_override(path):
         ("method={name:mle,name:swep}".replace(":", ": "), "line 1 gives name a second time"),
         # what does not fit together
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
-        ("train.execution=stacked", "swep needs the h of one pass for the next: set it to split"),
         ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
         ("method.divergence_weight=1 method.mle_weight=0", "which does not train where mle_weight is 0: set"),
         ("train.packing=true train.compile=true", "train.compile: with train.packing every batch has other lengths"),

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.training.ds_config import resolve_ds_config
 from tests.support.bad_input import refused
 
 TRAIN = {

@@ -36,8 +36,8 @@ from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.training.ds_config import resolve_ds_config
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update, seed_dropout
 from tests.support import tiny_batches, tiny_models
@@ -129,7 +129,7 @@ def compare(case: dict) -> list[dict]:
             run_update(engine, micro_batches, ACCUMULATION, MicroStep(update), parts)
         with mock.patch.object(torch.nn.functional, "linear", LINEAR):
             expected = plain_gradients(plain, update)
-        line = {"norm": float(engine.get_global_grad_norm()), "gradients": {}}
+        line = {"norm": float(engine.grad_norm), "gradients": {}}
         if hasattr(engine.optimizer, "_hp_optimizer_states_linked"):
             # ZeRO 1 and 2 link Adam's state right after the first group's step, when the second group has none yet
             engine.optimizer._hp_optimizer_states_linked = False

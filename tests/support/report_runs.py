@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from swep_ds.methods import build
 from swep_ds.pipeline.export import NOISE
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.training.ds_config import resolve_ds_config
 from tests.support import tiny_run
 from tests.support.finished import write_reading
 

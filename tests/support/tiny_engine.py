@@ -9,8 +9,8 @@ from swep_ds.methods.objective import Objective
 from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.training.ds_config import resolve_ds_config
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import observe, run_update
 from tests.support import tiny_batches, tiny_models

@@ -8,10 +8,10 @@ import yaml
 from swep_ds.common.errors import InputError
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.inputs import input_checksums
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.sweeps import conditions
 from swep_ds.sweeps.conditions import check_conditions, check_data, check_inputs
 from swep_ds.sweeps.sweep import read_sweep
-from swep_ds.training.ds_config import resolve_ds_config
 from tests.support.tiny_run import squad
 
 

@@ -13,8 +13,8 @@ from swep_ds.training.determinism import (
     naming_operation,
     set_deterministic,
 )
-from tests.support.fork_server import run_script
-from tests.support.tiny_run import ROOT, assert_same, ds_config, prepare
+from tests.support.engine_runs import train_runs
+from tests.support.tiny_run import ds_config, losses, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -46,16 +46,6 @@ def test_a_run_leaves_it_as_it_was(before):
     assert not {CUBLAS, FLASH_ATTENTION} & set(os.environ)
 
 
-def test_the_users_setting_of_cublas_stays_or_is_refused(monkeypatch):
-    monkeypatch.setenv(CUBLAS, ":16:8")
-    set_deterministic(True)
-    assert os.environ[CUBLAS] == ":16:8"
-    monkeypatch.setenv(CUBLAS, ":0:0")
-    set_deterministic(False)
-    with pytest.raises(InputError, match=r"CUBLAS_WORKSPACE_CONFIG=:0:0: unset it, or set it to :4096:8 or :16:8"):
-        set_deterministic(True)
-
-
 def test_an_operation_without_a_deterministic_version_is_named():
     def put():
         return torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))
@@ -70,10 +60,14 @@ def test_an_operation_without_a_deterministic_version_is_named():
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 
-def test_a_run_has_the_same_numbers_on_a_cpu(tmp_path):
-    recipe = prepare(tmp_path, dropout=0.1)
-    common = ["--recipe", str(recipe), "--ds_config", str(ds_config(tmp_path, 2)), "--set", "train.precision=bf16"]
-    for name, value in (("plain", "false"), ("deterministic", "true")):
-        options = ["--set", f"train.deterministic={value}", "--output_dir", str(tmp_path / name)]
-        run_script(ROOT / "scripts" / "train.py", *common, *options)
-    assert_same(tmp_path / "deterministic", tmp_path / "plain")
+def test_a_training_has_the_same_numbers_on_a_cpu(tmp_path):
+    recipe, config = prepare(tmp_path, dropout=0.1), ds_config(tmp_path, 2)
+    runs = []
+    for value in ("false", "true"):
+        settings = ["train.precision=bf16", "train.max_updates=4", f"train.deterministic={value}"]
+        output = tmp_path / value
+        runs.append({"recipe": str(recipe), "set": settings, "ds_config": str(config), "output_dir": str(output)})
+    train_runs(tmp_path, runs, 1)
+    assert losses(tmp_path / "true") == losses(tmp_path / "false")
+    files = [tmp_path / value / "weights.safetensors" for value in ("true", "false")]
+    assert files[0].read_bytes() == files[1].read_bytes()

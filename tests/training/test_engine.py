@@ -1,6 +1,6 @@
 """The engine computes one thing, however it is carried out: ZeRO stage, ranks, split or joint, accumulation, offload.
 
-All runs are real, on CPU with gloo: a launch per world size makes many of them in one process group.
+The package's loop trains on CPU with gloo: a launch per world size makes many runs in one process group.
 """
 
 import json
@@ -12,32 +12,51 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    get_linear_schedule_with_warmup,
-)
+from transformers import AutoModelForQuestionAnswering, get_linear_schedule_with_warmup
 
-from swep_ds.data.batches import Batch, Padding, TrainingBatches
-from swep_ds.data.features import WindowSettings, build_features
-from swep_ds.data.readers import read_examples
-from swep_ds.methods import METHODS, build
+from swep_ds.data.batches import Batch
+from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
-from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.methods.settings import Settings
+from swep_ds.pipeline.prepare import Job
+from swep_ds.pipeline.prepare import prepare as prepare_job
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from tests.support import rivals_reference
+from tests.support.engine_runs import train_runs, weights
 from tests.support.tiny_engine import engine_losses
 from tests.support.tiny_objective import split
-from tests.support.tiny_run import ROOT, WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare, squad
+from tests.support.tiny_run import ROOT, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare, squad
 
 pytestmark = pytest.mark.slow
 
 UPDATES, GLOBAL_BATCH = 6, 8
 QUESTIONS = 18  # 21 windows: each epoch ends with an update of 5
-STAGES, EXECUTIONS, WORLD_SIZES = (0, 1, 2, 3), ("split", "joint"), (1, 2)
+STAGES, WORLD_SIZES = (0, 1, 2, 3), (1, 2)
+JOINT, CHECKPOINTED = {"train.execution": "joint"}, {"train.activation_checkpointing": True}
+# world size -> runs of SWEP that compute the same: (name, ZeRO stage, accumulation, settings)
+AGREEING = {
+    1: [
+        ("zero0-joint", 0, 1, JOINT),
+        ("zero0-split", 0, 1, {}),
+        ("zero0-accumulation", 0, 2, {}),
+        ("zero0-checkpointing", 0, 1, CHECKPOINTED),
+        ("zero2-joint", 2, 1, JOINT),
+        ("zero2-split", 2, 1, {}),
+        ("zero3-split", 3, 1, {}),
+    ],
+    2: [
+        ("zero0-split", 0, 1, {}),
+        ("zero1-split", 1, 1, {}),
+        ("zero2-split", 2, 1, {}),
+        ("zero2-accumulation", 2, 2, JOINT),
+        ("zero2-checkpointing", 2, 1, CHECKPOINTED | JOINT),
+        ("zero3-joint", 3, 1, JOINT),
+        ("zero3-accumulation", 3, 2, {}),
+        ("zero3-checkpointing", 3, 1, CHECKPOINTED),
+    ],
+}
 MLE = {
     "method.name": "mle",
     "train.max_grad_norm": 0.5,  # below every gradient norm of this run: clips each time
@@ -45,13 +64,12 @@ MLE = {
     "train.adam_epsilon": 1e-6,
     "train.warmup_fraction": 1 / 3,
 }
-# (ZeRO stage, world size) -> the mean of the weights that an MLE run exports; its last ones are in unaveraged/
+# (ZeRO stage, world size) -> the mean of the weights that an MLE run keeps
 AVERAGES = {
     (0, 1): {"train.average": "ema", "train.average_decay": 0.7},
     (0, 2): {"train.average": "last_k", "train.average_last": 0.5},
 }
 AVERAGES |= {(2, 1): AVERAGES[0, 2], (2, 2): AVERAGES[0, 1], (3, 1): AVERAGES[0, 1], (3, 2): AVERAGES[0, 2]}
-CHECKPOINTING = [(0, "split", 1), (2, "joint", 2), (3, "split", 2), (3, "joint", 2)]  # stage, execution, world size
 VARIANTS = {
     "published": {"method.separate_hidden_pass": True, "method.kl_reduction": "mean"},
     "without_mle": {"method.mle_weight": 0.0},
@@ -80,12 +98,10 @@ ACCUMULATED = ("adv_aug", "freelb")
 
 
 def stages(variant: str, world_size: int) -> tuple[int, ...]:
-    """ZeRO stages of a variant's runs. Most have 0 on one rank, and 3 on two."""
-    if variant in (*RIVALS, "shuffled"):
-        return (0, 2, 3)
+    """ZeRO stages of a variant's runs."""
     if world_size == 1:
         return (0,)
-    return {"published": (2, 3), "controlled": STAGES}.get(variant, (3,))
+    return {"controlled": STAGES, "published": (2, 3), "lnsr": (2, 3), "r3f": (2, 3)}.get(variant, (3,))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +125,7 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
             "train.max_updates": UPDATES,
             "train.micro_batch_size": GLOBAL_BATCH // world_size // accumulation,
             "train.gradient_accumulation_steps": accumulation,
+            "data.eval": {},
         }
         output = folder / f"{name}-on{world_size}"
         overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
@@ -116,43 +133,31 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
         finished[name] = run | {"ds_config": str(config), "output_dir": str(output)}
 
     zero = {stage: ds_config(folder, stage) for stage in STAGES}
-    for stage in STAGES:
-        for execution in EXECUTIONS:
-            add(f"zero{stage}-{execution}", zero[stage], **{"train.execution": execution})
-    for stage in (0, 2, 3):
-        add(f"zero{stage}-accumulation", zero[stage], accumulation=2)
-    for stage, execution, ranks in CHECKPOINTING:
-        if ranks == world_size:
-            settings = {"train.activation_checkpointing": True, "train.execution": execution}
-            add(f"zero{stage}-{execution}-checkpointing", zero[stage], **settings)
+    for name, stage, accumulation, settings in AGREEING[world_size]:
+        add(name, zero[stage], accumulation, **settings)
     for name, settings in VARIANTS.items():
         for stage in stages(name, world_size):
             several = name == "controlled" and stage == 3  # flat tensors in a group
             config = ds_config(folder, 3, sub_group_size=1000) if several else zero[stage]
             add(f"zero{stage}-{name}", config, **settings)
-    stacked = {"method.name": "prior_aug", "train.execution": "stacked"}
-    add("zero0-stacked", zero[0], **stacked)
     for stage in (0, 2, 3):
         add(f"mle-zero{stage}", zero[stage], **MLE, **AVERAGES[stage, world_size])
     if world_size == 2:
         for name in ACCUMULATED:
             add(f"zero2-{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
         add("mle-zero3-plain", zero[3], **MLE)
-        add("zero3-stacked-accumulation", zero[3], accumulation=2, **stacked)
     else:
         for stage in (2, 3):
-            add(f"zero{stage}_offload", ROOT / "ds_configs" / f"zero{stage}_offload.json")
-        for stage in STAGES:
-            for precision in ("bf16", "autocast"):
-                add(f"zero{stage}-{precision}", zero[stage], **{"train.precision": precision})
+            offload = ROOT / "ds_configs" / f"zero{stage}_offload.json"
+            add(f"zero{stage}_offload", offload)
+            add(f"controlled-zero{stage}_offload", offload, **VARIANTS["controlled"])
+        for stage, precision in ((0, "bf16"), (2, "bf16"), (3, "bf16"), (0, "autocast"), (3, "autocast")):
+            add(f"zero{stage}-{precision}", zero[stage], **{"train.precision": precision})
+        add("controlled-zero3-bf16", zero[3], **VARIANTS["controlled"] | {"train.precision": "bf16"})
         for name in ("dropout", "dropout-again"):
             add(name, zero[2], **{"model.name": str(folder / "dropout")})
         add("ds_adam", deepspeeds_own_adam(folder))
         add("controlled-ds_adam", deepspeeds_own_adam(folder), **VARIANTS["controlled"])
-        for stage in (2, 3):
-            offload = ROOT / "ds_configs" / f"zero{stage}_offload.json"
-            add(f"controlled-zero{stage}_offload", offload, **VARIANTS["controlled"])
-            add(f"controlled-zero{stage}-bf16", zero[stage], **VARIANTS["controlled"] | {"train.precision": "bf16"})
     return finished
 
 
@@ -171,7 +176,7 @@ def finished(folder) -> dict[tuple[str, int], Path]:
     folders = {}
     for world_size in WORLD_SIZES:
         listed = runs(folder, world_size)
-        make_runs(folder, list(listed.values()), ranks=world_size)
+        train_runs(folder, list(listed.values()), world_size)
         folders |= {(name, world_size): Path(run["output_dir"]) for name, run in listed.items()}
     return folders
 
@@ -182,64 +187,54 @@ def reference(finished) -> Path:
 
 
 def assert_same_run(run: Path, expected: Path, tolerance: float = 1e-5) -> None:
-    """Losses of all updates, relative, and the exported weights."""
+    """Losses of all updates, relative, and the weights."""
     assert len(losses(run)) == UPDATES
     np.testing.assert_allclose(losses(run), losses(expected), rtol=tolerance, atol=0)
-    assert_same_weights(exported(run), exported(expected))
+    assert_same_weights(model_weights(run), model_weights(expected))
 
 
-def assert_same_weights(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_same_weights(mine: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """Equal to 3e-5, where the learning rates add up to 3.5e-3."""
-    assert weights.keys() == expected.keys()
-    for name in weights:
+    assert mine.keys() == expected.keys()
+    for name in mine:
         if not name.endswith(WITHOUT_GRADIENT):
-            torch.testing.assert_close(
-                weights[name], expected[name], rtol=0, atol=3e-5, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            torch.testing.assert_close(mine[name], expected[name], rtol=0, atol=3e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def exported(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model" / "model.safetensors")
+def model_weights(run: Path, file: str = "weights") -> dict[str, torch.Tensor]:
+    """By their names in Hugging Face's model."""
+    named = weights(run, file).items()
+    return {name.removeprefix("qa.model."): value for name, value in named if name.startswith("qa.model.")}
 
 
 def test_the_runs_are_worth_comparing(reference, finished, folder):
     first, *_, last = losses(reference)
     assert abs(last - first) > 0.1  # a wrong update would show
-    before, after = exported(folder), exported(reference)
+    before, after = load_file(folder / "model" / "model.safetensors"), model_weights(reference)
     moved = {name: float((after[name] - before[name]).abs().max()) for name in before}
     assert min(moved[name] for name in moved if not name.endswith(WITHOUT_GRADIENT)) > 2e-3  # the tolerance: 3e-5
-    train = json.loads((reference / "results.json").read_text())["train"]
-    assert train["examples"] == QUESTIONS
-    assert train["features"] % GLOBAL_BATCH  # an update with an unequal batch ...
-    assert train["features"] < (UPDATES - 1) * GLOBAL_BATCH  # ... that all runs reach
+    features = len(job_of(folder)[1].batches.features)
+    assert features % GLOBAL_BATCH  # an update with an unequal batch ...
+    assert features < (UPDATES - 1) * GLOBAL_BATCH  # ... that all runs reach
     norms = [line["grad_norm"] for line in metrics(finished["zero2-joint", 1])]
     assert max(norms) > 1.0  # clipped
 
 
-AGREEING = [(f"zero{stage}-{how}", ranks) for stage in STAGES for how in EXECUTIONS for ranks in WORLD_SIZES]
-AGREEING += [(f"zero{stage}-accumulation", ranks) for stage in (0, 2, 3) for ranks in WORLD_SIZES]
-AGREEING += [(f"zero{stage}-{how}-checkpointing", ranks) for stage, how, ranks in CHECKPOINTING]
-AGREEING += [("zero2_offload", 1), ("zero3_offload", 1), ("ds_adam", 1)]  # the last: an optimizer in the ds_config
+WAYS = [(name, world_size) for world_size, runs_of in AGREEING.items() for name, *_ in runs_of]
+WAYS += [("zero2_offload", 1), ("zero3_offload", 1), ("ds_adam", 1)]  # the last: an optimizer in the ds_config
 
 
-@pytest.mark.parametrize(("name", "world_size"), AGREEING)
+@pytest.mark.parametrize(("name", "world_size"), WAYS)
 def test_every_way_to_carry_a_run_out_agrees(finished, reference, name, world_size):
     assert_same_run(finished[name, world_size], reference)
 
 
-@pytest.mark.parametrize(("name", "world_size"), [("zero0-stacked", 1), ("zero3-stacked-accumulation", 2)])
-def test_stacked_passes_are_the_passes_one_after_the_other(finished, name, world_size):
-    assert_same_run(finished[name, world_size], finished["zero0-prior_aug", 1])
-
-
-def training_batches(folder: Path, seed: int = 0) -> tuple[PreTrainedTokenizerFast, TrainingBatches]:
-    """What one rank trains on without accumulation."""
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    examples, sizes = read_examples(str(folder / "train.json"), training=True), WindowSettings(48, 16, 16)
-    windows = build_features(examples, tokenizer, sizes, training=True, cache_dir=folder / "cache").dataset
-    sizes = {"micro_batch_size": GLOBAL_BATCH, "accumulation": 1, "rank": 0, "world_size": 1}
-    batches = TrainingBatches(windows, Padding.of(tokenizer), **sizes, epochs=10, max_updates=UPDATES, seed=seed)
-    return tokenizer, batches
+def job_of(folder: Path, **settings) -> tuple[Recipe, Job]:
+    """A recipe with the objective and batches of one rank without accumulation."""
+    settings |= {"train.max_updates": UPDATES, "train.micro_batch_size": GLOBAL_BATCH, "data.eval": {}}
+    recipe = Recipe.load(str(folder / "recipe.yaml"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    with process_group():
+        return recipe, prepare_job(recipe, str(ds_config(folder, 0)))
 
 
 def without_an_engine(folder: Path, variant: str) -> list[float]:
@@ -247,25 +242,19 @@ def without_an_engine(folder: Path, variant: str) -> list[float]:
 
     They are those of a method's passes; a rival's are those of its equations, in one backward.
     """
-    settings = VARIANTS[variant]
-    recipe = Recipe.load(str(folder / "recipe.yaml"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
-    torch.manual_seed(recipe.seed)
-    qa = ExtractiveQA.load(str(folder / "model"), activation_checkpointing=False)
-    objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed).train()
+    settings, seen = VARIANTS[variant], []
+    recipe, job = job_of(folder, **settings)
+    objective = job.objective.train()
     model, own = [*objective.qa.parameters()], [*objective.method.parameters()]
     groups = [{"params": model}, {"params": own, "lr": settings.get("method.noise_learning_rate", 1e-3)}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=UPDATES)
     limit, own_limit = recipe.train.max_grad_norm, settings.get("method.noise_max_grad_norm")
-    batches, seen = training_batches(folder, recipe.seed)[1], []
     for update in range(UPDATES):
-        batch, total, statistics = batches[update], 0.0, {}
-        rival = variant in RIVALS
-        steps = (
-            [(by_equation(objective, recipe, batch, update), None, {})]
-            if rival
-            else split(objective, batch, update, progress=update / UPDATES)
-        )
+        batch, total, statistics = job.batches[update], 0.0, {}
+        steps = split(objective, batch, update, progress=update / UPDATES)
+        if variant in RIVALS:
+            steps = [(by_equation(objective, recipe.method, batch, update), None, {})]
         for loss, _, measured in steps:
             loss.backward()
             total, statistics = total + loss.item(), statistics | measured
@@ -283,11 +272,11 @@ def without_an_engine(folder: Path, variant: str) -> list[float]:
     return seen
 
 
-def by_equation(objective: Objective, recipe: Recipe, batch: Batch, update: int) -> torch.Tensor:
+def by_equation(objective: Objective, method: Settings, batch: Batch, update: int) -> torch.Tensor:
     """A rival's loss, from its equation; the number of the draw is the package's."""
     draw = next(key.draw for pass_, key in objective.passes(MicroStep(update)) if pass_.perturb)
     generator = getattr(objective.method, "noise", None)
-    return rivals_reference.loss(objective.qa.model, batch, recipe.method, recipe.seed, draw, generator)
+    return rivals_reference.loss(objective.qa.model, batch, method, objective.seed, draw, generator)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -309,7 +298,7 @@ SAME = ("nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "span_nats", 
 
 
 def test_statistics_do_not_depend_on_the_split(finished, reference):
-    for name, world_size in (("zero3-split", 2), ("zero2-accumulation", 2), ("zero0-accumulation", 1)):
+    for name, world_size in (("zero3-accumulation", 2), ("zero2-accumulation", 2), ("zero0-accumulation", 1)):
         for mine, other in zip(metrics(finished[name, world_size]), metrics(reference), strict=True):
             compared = [key for key in other if "_nll_" in key]  # what the noise does
             assert len(compared) == (6 if other["update"] == 1 else 0)
@@ -318,18 +307,11 @@ def test_statistics_do_not_depend_on_the_split(finished, reference):
                 assert mine[key] == pytest.approx(other[key], rel=1e-4, abs=3e-5), key
 
 
-def test_changed_words_and_the_saved_generator_are_the_same_at_every_stage(finished):
-    for name in ("split", "joint"):
-        runs_of_swep = [finished[f"zero{stage}-{name}", 2] for stage in (0, 3)]
-        shares = [[line["words_changed"] for line in metrics(run)] for run in runs_of_swep]
-        np.testing.assert_allclose(*shares, atol=0.03)  # a tie may fall either way
-        assert max(shares[0]) > 0
-        generators = [load_file(run / "noise.safetensors") for run in runs_of_swep]
-        assert set(generators[0]) == {
-            f"noise.{layer}.{kind}" for layer in ("inner", "difference") for kind in ("weight", "bias")
-        }
-        assert_same_weights(*generators)
-    assert not (finished["mle-zero2", 2] / "noise.safetensors").exists()
+def test_changed_words_are_the_same_at_every_stage(finished):
+    runs_of_swep = [finished["zero0-split", 2], finished["zero3-joint", 2]]
+    shares = [[line["words_changed"] for line in metrics(run)] for run in runs_of_swep]
+    np.testing.assert_allclose(*shares, atol=0.03)  # a tie may fall either way
+    assert max(shares[0]) > 0
 
 
 @pytest.mark.parametrize("name", ["controlled-ds_adam", "controlled-zero2_offload", "controlled-zero3_offload"])
@@ -367,27 +349,19 @@ def test_loss_is_its_parts(finished):
 # Low precision, dropout
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_bf16_is_close_to_fp32(finished, reference, stage):
-    run = finished[f"zero{stage}-bf16", 1]
+@pytest.mark.parametrize(("stage", "precision"), [(2, "bf16"), (3, "bf16"), (0, "autocast"), (3, "autocast")])
+def test_low_precision_is_close_to_fp32(finished, reference, stage, precision):
+    run = finished[f"zero{stage}-{precision}", 1]
     np.testing.assert_allclose(losses(run), losses(reference), rtol=0.02)
     assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
+    dtype = torch.float32 if precision == "autocast" else torch.bfloat16
+    assert {value.dtype for value in weights(run).values()} == {dtype}
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_bf16_leaves_the_control_of_the_kl_and_the_clipping_as_they_are(finished, stage):
-    mine, whole = (metrics(finished[name, 1]) for name in (f"controlled-zero{stage}-bf16", "zero0-controlled"))
+def test_bf16_leaves_the_control_of_the_kl_and_the_clipping_as_they_are(finished):
+    mine, whole = (metrics(finished[name, 1]) for name in ("controlled-zero3-bf16", "zero0-controlled"))
     for key in ("loss", "beta", "kl_per_window", "noise_grad_norm"):  # bf16 resolves 0.8 %
         np.testing.assert_allclose([line[key] for line in mine], [line[key] for line in whole], rtol=0.02)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_autocast_is_close_to_fp32_and_keeps_float32_weights(finished, reference, stage):
-    run = finished[f"zero{stage}-autocast", 1]
-    np.testing.assert_allclose(losses(run), losses(reference), rtol=0.02)
-    assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
-    assert {value.dtype for value in exported(run).values()} == {torch.float32}
-    assert any((value.bfloat16().float() != value).any() for value in exported(run).values())
 
 
 def test_bf16_runs_at_stage_0(finished):
@@ -411,7 +385,8 @@ def plain_fine_tuning(folder) -> tuple[list[float], list[float], list[dict[str, 
 
     Shares with the package the windows and which of them make an update.
     """
-    tokenizer, batches = training_batches(folder)
+    _, job = job_of(folder)
+    tokenizer, batches = job.tokenizer, job.batches
     windows = batches.features
     model = AutoModelForQuestionAnswering.from_pretrained(folder / "model").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
@@ -434,7 +409,7 @@ def plain_fine_tuning(folder) -> tuple[list[float], list[float], list[dict[str, 
 
 
 def plain_mean(weights: list[dict[str, torch.Tensor]], settings: dict) -> dict[str, torch.Tensor]:
-    """The mean that a run with these settings exports, in float64."""
+    """The mean that a run with these settings keeps, in float64."""
     if settings["train.average"] == "last_k":
         shares = [float(update >= UPDATES / 2) for update in range(UPDATES)]
     else:
@@ -446,31 +421,24 @@ def plain_mean(weights: list[dict[str, torch.Tensor]], settings: dict) -> dict[s
 
 
 @pytest.mark.parametrize(("stage", "world_size"), AVERAGES)
-def test_mle_is_plain_fine_tuning_step_for_step_and_exports_the_mean_of_its_weights(
+def test_mle_is_plain_fine_tuning_step_for_step_and_keeps_the_mean_of_its_weights(
     finished, plain_fine_tuning, stage, world_size
 ):
-    run, (expected, rates, weights) = finished[f"mle-zero{stage}", world_size], plain_fine_tuning
+    run, (expected, rates, after) = finished[f"mle-zero{stage}", world_size], plain_fine_tuning
     np.testing.assert_allclose(losses(run), expected, rtol=1e-5, atol=0)
     assert [line["learning_rate"] for line in metrics(run)] == pytest.approx(rates)
-    assert_same_weights(exported(run / "unaveraged"), weights[-1])
-    mean = plain_mean(weights, AVERAGES[stage, world_size])
-    assert_same_weights(exported(run), mean)
-    assert "\n- Weights: their " in (run / "model" / "README.md").read_text()
-    assert "\n- Weights: their " not in (run / "unaveraged" / "model" / "README.md").read_text()
+    assert_same_weights(model_weights(run), after[-1])
+    mean = plain_mean(after, AVERAGES[stage, world_size])
+    assert_same_weights(model_weights(run, "average"), mean)
     # most differ from the last weights by more than the tolerance of 3e-5; with this epsilon Adam moves some little
     trained = [name for name in mean if not name.endswith(WITHOUT_GRADIENT)]
-    assert np.median([float((mean[name] - weights[-1][name]).abs().max()) for name in trained]) > 2e-4
+    assert np.median([float((mean[name] - after[-1][name]).abs().max()) for name in trained]) > 2e-4
 
 
-def test_without_its_average_a_run_is_one_without(finished):
-    averaged, plain = finished["mle-zero3", 2] / "unaveraged", finished["mle-zero3-plain", 2]
-    assert losses(averaged.parent) == losses(plain)
-    for file in ("model/model.safetensors", "predictions/test.json"):
-        assert (averaged / file).read_bytes() == (plain / file).read_bytes()
-    recipes = [Recipe.load(str(run / "recipe.yaml")) for run in (averaged, plain)]
-    assert recipes[0] == recipes[1]
-    scores = [json.loads((run / "results.json").read_text())["eval"] for run in (averaged, plain)]
-    assert scores[0] == scores[1]
+def test_averaging_does_not_change_the_training(finished):
+    averaged, plain = finished["mle-zero3", 2], finished["mle-zero3-plain", 2]
+    assert losses(averaged) == losses(plain)
+    assert (averaged / "weights.safetensors").read_bytes() == (plain / "weights.safetensors").read_bytes()
 
 
 def test_an_update_does_not_wait_for_the_device(monkeypatch):

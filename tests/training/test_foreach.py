@@ -33,7 +33,7 @@ def trained(stage: int, precision: str, apart: bool) -> tuple[list[torch.Tensor]
         seed_dropout(0, update)
         micro_batches = iter([batch(seed=update, dtype=torch.float32)])
         run_update(engine, micro_batches, 1, MicroStep(update), objective.parts("split"))
-        norms.append(float(engine.get_global_grad_norm()))
+        norms.append(float(engine.grad_norm))
     name = "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
     masters = [flat.detach().clone() for flat in getattr(engine.optimizer, name)]
     engine.destroy()

@@ -14,7 +14,7 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.engine import build_engine
-from swep_ds.training.loop import _read_engine, run_update
+from swep_ds.training.loop import run_update
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
 
@@ -52,7 +52,7 @@ def test_a_skipped_update_changes_no_weight_counts_in_the_mean_and_has_no_norm(f
         for update in range(UPDATES):
             run_update(engine, batches, 1, MicroStep(update), parts)
             average.add(update + 1)
-            numbers, now = _read_engine(engine, "fp16"), weights_of(engine)
+            numbers, now = engine.read(), weights_of(engine)
             skips.append(engine.optimizer.overflow)
             assert skips[-1] == all(torch.equal(now[name], before[name]) for name in now)
             assert numbers["skipped_updates"] == sum(skips)

@@ -1,8 +1,7 @@
-"""What the loop does beside an update: keys dropout, measures the noise, notices a gradient that is not finite."""
+"""What the loop does around an update: keys dropout, measures the noise, notices a gradient that is not finite."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import deepspeed
 import pytest
@@ -13,25 +12,13 @@ from swep_ds.common.errors import TrainingDiverged
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.engine import build_engine
-from swep_ds.training.loop import seed_dropout, train
+from swep_ds.training.loop import seed_dropout
 from swep_ds.training.metrics import check_weights
-from swep_ds.training.tracking import Tracker
 from tests.support import tiny_run
+from tests.support.engine_runs import Saves, train_here
 
 FAULTY = 3  # the update with the gradient
-
-
-class Saves:
-    """Checkpoints that are only noted."""
-
-    def __init__(self):
-        self.updates: list[int] = []
-
-    def save(self, engine, done: TrainState, score=None) -> bool:
-        self.updates.append(done.updates)
-        return True
 
 
 @contextmanager
@@ -40,24 +27,16 @@ def overflowing(engine) -> Iterator[None]:
     [parameter, *_] = engine.module.qa.parameters()
 
     def spoil(gradient: Tensor) -> Tensor:
-        if engine.global_steps == FAULTY - 1:
+        if engine.deepspeed.global_steps == FAULTY - 1:
             gradient = gradient.clone()
             gradient.view(-1)[0] = torch.inf
         return gradient
 
     hook = parameter.register_hook(spoil)
-    yield
-    hook.remove()
-
-
-@contextmanager
-def prepared(recipe: Recipe, folder: Path, stage: int) -> Iterator[tuple]:
-    """(job, engine), in a process group."""
-    with process_group():
-        job = prepare(recipe, str(tiny_run.ds_config(folder, stage)))
-        engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
-        yield job, engine
-        engine.destroy()
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def test_dropout_differs_by_seed_update_and_rank_and_repeats(monkeypatch):
@@ -75,28 +54,22 @@ def test_dropout_differs_by_seed_update_and_rank_and_repeats(monkeypatch):
 
 def test_what_the_noise_does_is_measured_at_every_20th_update_from_the_first_on(tmp_path):
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), ["train.max_updates=41", "train.micro_batch_size=2"])
-    before = TrainState()
-    with prepared(recipe, tmp_path, 0) as (job, engine), Tracker(recipe, tmp_path, 41, before, active=True) as tracker:
-        train(engine, job.batches, recipe.train, Saves(), tracker, before, None, None)
+    with process_group():
+        train_here(recipe, tiny_run.ds_config(tmp_path, 0), tmp_path, Saves())
     lines = tiny_run.metrics(tmp_path)
     assert len(lines) == 41
     assert [line["update"] for line in lines if "gold_nll_learned" in line] == [1, 21, 41]
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(0, "bf16"), (2, "bf16"), (2, "fp32"), (3, "bf16")])
+@pytest.mark.parametrize(("stage", "precision"), [(0, "bf16"), (2, "bf16"), (3, "fp32")])
 def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after_it(tmp_path, caplog, stage, precision):
     settings = [f"train.precision={precision}", "train.log_every=100", "train.checkpoint_every=2"]
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "train.max_updates=6", "method.name=mle"])
     saves = Saves()
-    with prepared(recipe, tmp_path, stage) as (job, engine):
-        assert precision == "fp32" or job.config["bf16"]["check_grad_overflow"] is False
-        message = f"by update 4 .*, the gradient not finite first in update {FAULTY}"
-        with (
-            overflowing(engine),
-            Tracker(recipe, tmp_path, 6, TrainState(), active=False) as tracker,
-            pytest.raises(TrainingDiverged, match=message),
-        ):
-            train(engine, job.batches, recipe.train, saves, tracker, TrainState(), None, None)
+    message = f"by update 4 .*, the gradient not finite first in update {FAULTY}"
+    config = tiny_run.ds_config(tmp_path, stage)
+    with process_group(), pytest.raises(TrainingDiverged, match=message):
+        train_here(recipe, config, tmp_path, saves, logs=False, inside=overflowing)
     assert saves.updates == [2]
     warning = "bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time"
     assert (warning in caplog.text and "use --ds_config zero1" in caplog.text) == (stage == 0)
@@ -108,19 +81,18 @@ def test_weights_that_an_update_breaks_are_not_saved(tmp_path, stage):
     settings = ["method.name=mle", "train.weight_decay=1e300", "train.max_updates=3", "train.checkpoint_every=1"]
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "train.warmup_fraction=0"])
     saves = Saves()
-    with (
-        prepared(recipe, tmp_path, stage) as (job, engine),
-        Tracker(recipe, tmp_path, 3, TrainState(), active=False) as tracker,
-        pytest.raises(TrainingDiverged, match="by update 1 "),
-    ):
-        train(engine, job.batches, recipe.train, saves, tracker, TrainState(), None, None)
+    config = tiny_run.ds_config(tmp_path, stage)
+    with process_group(), pytest.raises(TrainingDiverged, match="by update 1 "):
+        train_here(recipe, config, tmp_path, saves, logs=False)
     assert saves.updates == []
 
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_broken_weights_are_found_before_they_are_exported(tmp_path, stage):
     recipe = Recipe.load(str(tiny_run.prepare(tmp_path)))
-    with prepared(recipe, tmp_path, stage) as (_, engine):
+    with process_group():
+        job = prepare(recipe, str(tiny_run.ds_config(tmp_path, stage)))
+        engine = build_engine(job.objective, job.config, recipe.train, 10)
         parts = [engine.module.qa.model, engine.module.method]
         engine.module.qa.model.register_buffer("mask", torch.tensor([-torch.inf]))
         check_weights(engine, parts)
@@ -129,3 +101,4 @@ def test_broken_weights_are_found_before_they_are_exported(tmp_path, stage):
             weight.view(-1)[-1] = torch.inf
         with pytest.raises(TrainingDiverged, match=r"at the end of training \(1 tensors, such as .*\), so no model is"):
             check_weights(engine, parts)
+        engine.destroy()

@@ -45,8 +45,8 @@ def whole(request, group, tmp_path_factory) -> Iterator[Saved]:
     job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, request.param)))
     engine = build_engine(job.objective, job.config, recipe.train, 10)
     checkpoints = Checkpoints(folder / "checkpoints", 9, {}, LAYOUT | {"zero_stage": request.param}, BATCH)
-    checkpoints.save(engine, TrainState(0))
-    yield Saved(engine, checkpoints.tag(0))
+    checkpoints.save(engine.deepspeed, TrainState(0))
+    yield Saved(engine.deepspeed, checkpoints.tag(0))
     engine.destroy()
 
 

@@ -3,6 +3,7 @@ choice of attention kernels, in every engine."""
 
 import pytest
 import torch
+from torch.backends.cuda import cudnn_sdp_enabled
 
 from swep_ds.common.errors import InputError
 from swep_ds.cost.candidates import engine_update
@@ -25,48 +26,30 @@ def group():
         yield
 
 
-def engine_at(tmp_path, precision: str):
-    source = ds_configs.write(tmp_path, {"zero_optimization": {"stage": 1}})
+@pytest.mark.parametrize(("precision", "expected"), [("tf32", "high"), ("fp32", "highest")])
+def test_an_engine_chooses_its_kernels_and_leaves_those_of_the_process(group, tmp_path, precision, expected):
+    """TF32 where its precision is tf32, and never cuDNN's attention."""
     given = {**ONE_RANK, "precision": precision}
+    source = ds_configs.write(tmp_path, {"zero_optimization": {"stage": 1}})
     config = ds_configs.resolve(source, world_size=1, on_cpu=False, **given)
-    module = objective("swep").float()
-    return build_engine(module, config, ds_configs.recipe(**given).train, updates=4), module
+    module, seen = objective("swep").float(), set()
+    engine = build_engine(module, config, ds_configs.recipe(**given).train, updates=4)
 
+    def note(name: str):
+        return lambda *_: seen.add((name, torch.get_float32_matmul_precision(), cudnn_sdp_enabled()))
 
-def test_only_the_engine_that_asks_for_it_computes_in_tf32(group, tmp_path):
-    for precision, expected in (("tf32", "high"), ("fp32", "highest")):
-        engine, module = engine_at(tmp_path, precision)
-        seen = set()
-
-        def note(name, seen=seen):
-            seen.add((name, torch.get_float32_matmul_precision()))
-
-        module.qa.register_forward_hook(lambda *_, note=note: note("forward"))
-        module.method.noise.inner.register_full_backward_hook(lambda *_, note=note: note("backward"))
-        module.qa.model.register_forward_hook(lambda *_, note=note: note("model"))
-        engine.train()
-        engine_update(engine, "split")(batch(dtype=torch.float32), 0)
-        assert seen == {(name, expected) for name in ("forward", "backward", "model")}
-        assert torch.get_float32_matmul_precision() == "highest"
-        seen.clear()
-        engine.eval()
-        with torch.no_grad():
-            engine(batch(dtype=torch.float32))
-        assert seen == {("model", expected)}
-        engine.destroy()
-
-
-def test_no_engine_takes_cudnns_attention(group, tmp_path):
-    engine, module = engine_at(tmp_path, "fp32")
-    seen = set()
-    module.qa.register_forward_hook(lambda *_: seen.add(("forward", torch.backends.cuda.cudnn_sdp_enabled())))
-    module.method.noise.inner.register_full_backward_hook(
-        lambda *_: seen.add(("backward", torch.backends.cuda.cudnn_sdp_enabled()))
-    )
+    module.qa.register_forward_hook(note("forward"))
+    module.method.noise.inner.register_full_backward_hook(note("backward"))
+    module.qa.model.register_forward_hook(note("model"))
     engine.train()
     engine_update(engine, "split")(batch(dtype=torch.float32), 0)
-    assert seen == {("forward", False), ("backward", False)}
-    assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert seen == {(name, expected, False) for name in ("forward", "backward", "model")}
+    assert (torch.get_float32_matmul_precision(), cudnn_sdp_enabled()) == ("highest", True)
+    seen.clear()
+    engine.eval()
+    with torch.no_grad():
+        engine(batch(dtype=torch.float32))
+    assert seen == {("model", expected, False)}
     engine.destroy()
 
 
@@ -88,4 +71,4 @@ def test_a_gpu_without_it_is_refused(monkeypatch):
     monkeypatch.setattr(accelerator, "has_tf32", lambda: False)
     monkeypatch.setattr(accelerator, "product_name", lambda: "Tesla T4")
     with pytest.raises(InputError, match=r"^train\.precision tf32: Tesla T4 has no TF32 .*: set it to fp32$"):
-        _check_environment(ds_configs.recipe(precision="tf32"), objective("mle").qa, {})
+        _check_environment(ds_configs.recipe(precision="tf32"), objective("mle").qa)

@@ -1,0 +1,95 @@
+"""All that a run measures while it trains, from its clock to the log."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from swep_ds import ranks
+from swep_ds.data.batches import TrainingBatches
+from swep_ds.evaluation.results import Score
+from swep_ds.training.checkpoints import TrainState
+from swep_ds.training.engine import Engine
+from swep_ds.training.metrics import Meter, Outliers, Stopwatch, check_finite, columns, first_not_finite
+from swep_ds.training.settings import TrainSection
+from swep_ds.training.tracking import Tracker
+
+
+class Instruments:
+    """For every update `begin` and `add`; for one that is logged or saved `read`, then `log` and `unlogged`.
+
+    Args:
+        before: the state that the run continues from.
+    """
+
+    def __init__(
+        self, engine: Engine, batches: TrainingBatches, settings: TrainSection, tracker: Tracker, before: TrainState
+    ):
+        self._engine, self._tracker, self._updates = engine, tracker, batches.updates
+        self._meter = Meter(batches.accumulation, before.unlogged)
+        self._watch = Stopwatch(before.seconds)
+        self._norms: dict[int, Tensor | float] = {}  # by update, on the device: keeping one waits for nothing
+        self._outliers = Outliers(forward=engine.stage < 3)
+        self._skips_overflow = settings.precision == "fp16"
+
+    def begin(self, update: int) -> None:
+        """Begins the update with this number, from 1."""
+        self._update = update
+        self._rate = self._engine.learning_rate  # the engine's step moves on to the next update's
+        self._watch.next_update(update)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._watch.phase(name)
+
+    def add(self, statistics: Sequence[dict[str, Tensor]]) -> None:
+        """Adds the statistics of the update's micro-batches."""
+        if (norm := self._engine.grad_norm) is not None:
+            self._norms[self._update] = norm
+        self._meter.add(statistics)
+
+    def read(self, *, logs: bool, saves: bool) -> float:
+        """Reads all ranks' numbers and checks them; logs each rank's health. Collective.
+
+        Returns:
+            The run's seconds so far.
+
+        Raises:
+            TrainingDiverged: on all ranks; the loss or a gradient is not finite, or a weight that is to be saved.
+        """
+        finite = self._engine.has_finite_weights() if saves else True
+        means, health = self._meter.read(self._watch.read(), finite)
+        means |= {"learning_rate": self._rate} | self._engine.read()
+        if logs:
+            self._tracker.log_health(self._update, columns(health), self._outliers.news(health))
+        gradient = first_not_finite(self._norms)
+        self._norms.clear()
+        check_finite(self._update, means, health, None if self._skips_overflow else gradient)
+        for name in ("grad_norm", "noise_grad_norm"):
+            if not math.isfinite(means.get(name, 0.0)):
+                del means[name]  # of an update that fp16 skipped; JSON has no infinity
+        self._means = means
+        ranks.synchronize()
+        return self._watch.seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The time inside is not part of the run's seconds."""
+        seconds = self._watch.seconds
+        yield
+        self._watch.reset(seconds)
+
+    def log(self, state: TrainState, score: Score | None) -> None:
+        """Writes what was read as a line of metrics.jsonl, and begins new means."""
+        means = dict(self._means)
+        if score is not None:
+            means["validation_exact_match"] = score["exact_match"]
+            means["validation_f1"] = score["f1"]
+        remark = self._engine.module.method.remark(means, self._update / self._updates)
+        self._tracker.log(state, means, remark)
+        self._meter.empty()
+
+    def unlogged(self) -> dict[str, Any]:
+        """What no line has yet, for a run that resumes here. Collective."""
+        return self._meter.state()

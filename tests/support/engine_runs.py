@@ -1,0 +1,88 @@
+"""Started under a launcher: trains the runs that a JSON file lists with the package's loop, without evaluation or files
+of checkpoints, one after the other in one process group.
+
+Each run is {"recipe", "set", "ds_config", "output_dir"}; its folder gets metrics.jsonl, `weights.safetensors` (the
+model's, "qa.", and the method's, "method.") and, with `train.average`, `average.safetensors`.
+"""
+
+import gc
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from swep_ds import ranks
+from swep_ds.pipeline.prepare import prepare
+from swep_ds.pipeline.recipe import Recipe
+from swep_ds.training.average import WeightAverage
+from swep_ds.training.checkpoints import TrainState
+from swep_ds.training.engine import Engine, build_engine
+from swep_ds.training.loop import train
+from swep_ds.training.sharding import full_weights
+from swep_ds.training.tracking import Tracker
+from tests.support.fork_server import ROOT, run_script
+
+
+class Saves:
+    """Checkpoints that are only noted."""
+
+    def __init__(self):
+        self.updates: list[int] = []
+
+    def save(self, engine, done: TrainState, score=None) -> bool:
+        self.updates.append(done.updates)
+        return True
+
+
+def write(engine: Engine, file: Path) -> None:
+    weights = dict(full_weights(engine, engine.module, masters=False))
+    if ranks.is_main():
+        save_file({name: value.clone() for name, value in weights.items()}, file)
+
+
+def train_here(recipe: Recipe, ds_config: Path, folder: Path, saves: Saves, *, logs: bool = True, inside=nullcontext):
+    """Trains from the start, `inside` a context of the engine. In a process group."""
+    job = prepare(recipe, str(ds_config))
+    engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
+    try:
+        state, updates, active = TrainState(), job.batches.updates, logs and ranks.is_main()
+        average = WeightAverage.of(engine, recipe.train, updates)
+        with (
+            inside(engine),
+            Tracker(recipe.tracking, recipe.method.name, {}, folder, updates, state, active=active) as tracker,
+        ):
+            train(engine, job.batches, recipe.train, saves, tracker, state, None, average)
+        if logs:
+            write(engine, folder / "weights.safetensors")
+        if average:
+            with average.applied():
+                write(engine, folder / "average.safetensors")
+    finally:
+        engine.destroy()
+
+
+def train_runs(folder: Path, runs: list[dict], world_size: int) -> None:
+    """Trains runs on `world_size` ranks.
+
+    ZeRO-3 comes last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently; then autocast, which
+    leaves a mark in its globals.
+    """
+    runs = sorted(runs, key=lambda run: ["autocast" in run["output_dir"], "zero3" in run["ds_config"]])
+    (folder / "runs.json").write_text(json.dumps(runs))
+    run_script(ROOT / "tests" / "support" / "engine_runs.py", str(folder / "runs.json"), ranks=world_size)
+
+
+def weights(run: Path, file: str = "weights") -> dict:
+    return load_file(run / f"{file}.safetensors")
+
+
+if __name__ == "__main__":
+    gc.freeze()  # what the imports left behind need not be looked through after every run
+    with ranks.process_group():
+        for asked in json.loads(Path(sys.argv[-1]).read_text()):
+            output = Path(asked["output_dir"])
+            output.mkdir(exist_ok=True)
+            train_here(Recipe.load(asked["recipe"], asked["set"]), asked["ds_config"], output, Saves())
+            gc.collect()
