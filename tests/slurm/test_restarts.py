@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from swep_ds.ranks.launch import note_checkpoint
+from swep_ds.ranks.environment import note_checkpoint
 from tests.support.tiny_run import ROOT
 
 # srun evaluates SAVES and exits with CODE; squeue answers with the words of ANSWERS in turn, then with the last again;
