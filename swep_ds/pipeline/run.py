@@ -160,7 +160,7 @@ def _run_stage(
     """Trains, evaluates, exports and writes the results; returns the tracker, which the caller finishes.
 
     Args:
-        tags: checkpoints; the first undamaged one is resumed from. [] = a new run.
+        tags: checkpoints; the first one is resumed from. [] = a new run.
         keep_fp32: as in `export_model`.
     """
     (setup, layout), updates = resume_setup(recipe, job), job.batches.updates
@@ -173,12 +173,12 @@ def _run_stage(
         batch = GlobalBatch.of(recipe, job.batches.global_batch)
         kept, on_failure = recipe.train.keep_checkpoints, recipe.train.on_checkpoint_failure
         checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure, average=average)
-        tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
+        before = checkpoints.load(engine, tags[0]) if tags else TrainState()
         first = ranks.from_rank0(lambda: _first_stage(recipe, folder))
         # last, so that a start that is refused leaves the folder as it was
         write_on_rank0(lambda: _note_start(folder, recipe, job, before.updates == updates), folder.path)
-        if tag is not None:
-            say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
+        if tags:
+            say(f"resuming from {tags[0]}: {before.updates} of {updates} updates are done")
         with write_on_all_ranks(
             lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
         ) as tracker:
@@ -394,7 +394,7 @@ def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, s
     best = checkpoints.best()
     update = done.updates if best is None else best
     if update != done.updates:
-        checkpoints.load(engine, [checkpoints.tag(update)])
+        checkpoints.load(engine, checkpoints.tag(update))
     scores = {str(number): checkpoints.scores[number] for number in sorted(checkpoints.scores)}
     chosen = checkpoints.scores[update]
     say(

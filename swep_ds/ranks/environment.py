@@ -100,7 +100,7 @@ def _first_host(env: Mapping[str, str]) -> str:
         return "127.0.0.1"
     command = ["scontrol", "show", "hostnames", env.get("SLURM_STEP_NODELIST", "")]
     try:
-        listed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+        listed = subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise InputError(f"{' '.join(command)} failed ({error}): export MASTER_ADDR in the job script") from None
     return listed.split()[0]

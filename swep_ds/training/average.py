@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
-from swep_ds.common.errors import InputError, reason
-from swep_ds.training.checkpoint_files import Manifest, damaged
+from swep_ds.common.errors import InputError
+from swep_ds.training.checkpoint_files import Manifest
 from swep_ds.training.conversion import copy_parts, engine_flats, engine_shares, refresh_weights
-from swep_ds.training.saved_state import WEIGHTS, Part, Share, average_file, is_average, read_state
+from swep_ds.training.deepspeed_files import WEIGHTS, Part, Share, average_file, is_average, read_state
 from swep_ds.training.settings import TrainSection
 
 EXPORTED = "qa."  # begins the names of the model's parameters in the engine's module
@@ -116,28 +116,8 @@ class WeightAverage:
         self._engine.checkpoint_engine.save(content, str(tag / average_file(ranks.rank())))
 
     def load(self, tag: Path, manifest: Manifest) -> None:
-        """Loads what `save` wrote for a checkpoint in which `find_fault` finds nothing."""
+        """Loads what `save` wrote. Raises InputError: elements of the mean are missing."""
         self._means = self._join(self._saved(tag, manifest), tag)
-
-    def find_fault(self, tag: Path, manifest: Manifest) -> str | None:
-        """An error message if the files of an intact checkpoint hold no mean of this model, else None.
-
-        Raises:
-            InputError: a file contains code.
-        """
-        try:
-            saved = self._saved(tag, manifest)
-        except InputError:
-            raise
-        except Exception as error:  # wrong content may raise anything
-            return str(damaged(tag, f"{average_file(0)}: {reason(error)}"))
-        try:
-            means = self._join(saved, tag)
-        except InputError as error:  # elements are missing
-            return str(error)
-        if not all(mean.isfinite().all() for mean in means):
-            return str(damaged(tag, f"{average_file(0)}: its mean is not finite"))
-        return None
 
     def _saved(self, tag: Path, manifest: Manifest) -> list[Part] | None:
         """What all ranks saved; None if the mean had not begun."""
@@ -154,11 +134,9 @@ class WeightAverage:
 
 
 def _part(content: dict[str, Any]) -> Part:
-    """A file's content as what one rank keeps; raises ValueError, KeyError or TypeError for any other content."""
+    """A file's content as what one rank keeps."""
     means = [saved["mean"] for saved in content.values()]
-    if not all(mean.dtype == torch.float32 and mean.dim() == 1 for mean in means):
-        raise ValueError("its mean is not of float32")
-    return _as_part({name: int(saved["first"]) for name, saved in content.items()}, means)
+    return _as_part({name: saved["first"] for name, saved in content.items()}, means)
 
 
 def _as_part(firsts: dict[str, int], means: Sequence[Tensor]) -> Part:

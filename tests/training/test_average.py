@@ -1,7 +1,6 @@
 """The mean of the weights: its formula, and what an engine holds with and without it."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -19,13 +18,11 @@ from swep_ds.pipeline.run import run
 from swep_ds.pipeline.saved import load_saved, validation_half
 from swep_ds.ranks.group import process_group
 from swep_ds.training.average import WeightAverage, newest_share
-from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
-from tests.support.tiny_checkpoint import BATCH, LAYOUT, rewrite_state
 
 UPDATES = 6
 DECAY, LAST = 0.6, 0.5
@@ -160,61 +157,3 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
         evaluation, half = validation_half(saved, recipe, validation_examples(recipe, part), 8)
         score = evaluation.score(saved.qa.predict, half)
         assert (selection.update, selection.f1) == (chosen + 1, pytest.approx(score["f1"]))
-
-
-def nothing(content: dict) -> dict:
-    return {}
-
-
-def halved(content: dict) -> dict:
-    return {name: saved | {"mean": saved["mean"].half()} for name, saved in content.items()}
-
-
-def shorter(content: dict) -> dict:
-    return content | {WORD: content[WORD] | {"mean": content[WORD]["mean"][:-1].clone()}}
-
-
-def infinite(content: dict) -> dict:
-    return content | {WORD: content[WORD] | {"mean": content[WORD]["mean"] / 0}}
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (nothing, f"has 0 of 3200 elements of {WORD}"),
-        (shorter, f"elements of {WORD}: resume on the number of ranks"),
-        (halved, "average_rank_0.pt: its mean is not of float32"),
-        (infinite, "average_rank_0.pt: its mean is not finite"),
-        (lambda content: content | {WORD: 3}, "average_rank_0.pt: TypeError: "),
-    ],
-)
-def test_a_checkpoint_with_a_wrong_mean_is_refused_and_the_one_before_it_is_taken(saved, change, said, caplog):
-    checkpoints, engine = saved
-    tag = checkpoints.tag(2)
-    original = torch.load(tag / FILE)
-    try:
-        rewrite_state(tag, FILE, change(original))
-        assert checkpoints.load(engine, [tag, checkpoints.tag(1)])[0] == checkpoints.tag(1)
-    finally:
-        rewrite_state(tag, FILE, original)
-    assert said in caplog.text
-    assert checkpoints.load(engine, [tag, checkpoints.tag(1)])[0] == tag
-
-
-@pytest.fixture(scope="module")
-def saved(folder, tmp_path_factory) -> Iterator[tuple[Checkpoints, Any]]:
-    """An engine of ZeRO-1, and checkpoints of its updates 1 and 2; its group stays until the module's last test."""
-    recipe = Recipe.load(str(folder / "recipe.yaml"), ["train.average=ema"])
-    with process_group():
-        job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, 1)))
-        engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
-        average = WeightAverage.of(engine, recipe.train, UPDATES)
-        folder = tmp_path_factory.mktemp("saved")
-        checkpoints = Checkpoints(folder, 9, {}, LAYOUT, BATCH, average=average)
-        parts, batches = job.objective.parts("split"), iter(job.batches[update] for update in range(2))
-        for update in range(2):
-            run_update(engine, batches, 1, MicroStep(update), parts)
-            average.add(update + 1)
-            checkpoints.save(engine, TrainState(update + 1))
-        yield checkpoints, engine
-        engine.destroy()
