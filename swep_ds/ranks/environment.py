@@ -134,20 +134,6 @@ def note_checkpoint(update: int) -> None:
             lines.write(f"update {update}\n")
 
 
-def visible_devices(variable: str, count: int) -> list[str]:
-    """The names of this process's devices, to set `variable` (such as CUDA_VISIBLE_DEVICES) for a child process.
-
-    Raises InputError if the variable does not name `count` devices.
-    """
-    given = os.environ.get(variable)
-    if not given:
-        return [str(number) for number in range(count)]
-    names = [name.strip() for name in given.split(",")]
-    if len(names) != count:
-        _refuse(variable, given, f"names {len(names)} devices, and {count} can be used")
-    return names
-
-
 def check_libraries() -> None:
     """Raises InputError if a variable that is read on import, once and without a message, has another value."""
     for name, choices in CHOICES.items():

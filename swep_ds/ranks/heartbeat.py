@@ -167,19 +167,13 @@ class Heartbeat:
 
     def _who_is_behind(self) -> str:
         positions = {0: self.position, **self._answers}
-        if silent := [rank for rank in self._peers if rank not in positions]:
-            return f"no answer from {self._listed(silent)}; rank 0 is in {self.position[1]}"
+        if silent := [name for rank, name in enumerate(self._names) if rank not in positions]:
+            return f"no answer from {', '.join(silent[:SHOWN])}; rank 0 is in {self.position[1]}"
         first, last = min(positions.values()), max(positions.values())
-        behind = [rank for rank, position in positions.items() if position[0] == first[0]]
+        behind = [self._names[rank] for rank, position in positions.items() if position[0] == first[0]]
         if len(behind) == len(positions):
             return f"all ranks are in {first[1]}"
-        return f"{self._listed(behind)} still in {first[1]}, the others in {last[1]}"
-
-    def _listed(self, ranks: Sequence[int]) -> str:
-        names = [self._names[rank] for rank in sorted(ranks)[:SHOWN]]
-        if len(ranks) > SHOWN:
-            names.append(f"{len(ranks) - SHOWN} more")
-        return ", ".join(names)
+        return f"{', '.join(behind[:SHOWN])} still in {first[1]}, the others in {last[1]}"
 
 
 def exit_process(text: str | None, code: int) -> NoReturn:

@@ -14,7 +14,6 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from swep_ds.common.errors import InputError
-from swep_ds.ranks.environment import visible_devices
 
 
 def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[str, str]]:
@@ -41,7 +40,9 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
         raise InputError(
             f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices{shared}: lower one of them"
         )
-    devices = visible_devices(variable, count)
+    devices = (os.environ.get(variable) or ",".join(map(str, range(count)))).replace(" ", "").split(",")
+    if len(devices) != count:
+        raise InputError(f"{variable} {','.join(devices)}: names {len(devices)} devices, and {count} can be used")
     if ranks > 1 and not all(name.isdecimal() for name in devices):
         raise InputError(
             f"{variable} {','.join(devices)}: DeepSpeed's launcher, which starts several ranks, takes numbers only: "

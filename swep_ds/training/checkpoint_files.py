@@ -113,10 +113,10 @@ def read_manifest(tag: Path) -> Manifest:
     except ValidationError as error:
         raise damaged(tag, f"{MANIFEST}, or another version wrote it: {reason(error)}") from None
     for name, size in manifest.files.items():
-        if not (tag / name).is_file():
-            raise damaged(tag, f"{name} is missing")
-        if (found := (tag / name).stat().st_size) != size:
-            raise damaged(tag, f"{name} has {found} bytes, {size} were written")
+        file = tag / name
+        if not file.is_file() or file.stat().st_size != size:
+            state = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
+            raise damaged(tag, f"{name} {state}, {size} were written")
     return manifest
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from swep_ds.common.errors import InputError
 from swep_ds.ranks import environment
-from swep_ds.ranks.environment import Launch, check_libraries, is_first_on_node, read_launch, report, visible_devices
+from swep_ds.ranks.environment import Launch, check_libraries, is_first_on_node, read_launch, report
 
 WHOLE = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77"}
@@ -99,11 +99,3 @@ def test_restarts_of_slurm_are_counted(monkeypatch):
     assert environment.slurm_restarts() == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     assert environment.slurm_restarts() == 3
-
-
-def test_visible_devices_are_those_that_can_be_used(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-5")
-    assert visible_devices("CUDA_VISIBLE_DEVICES", 2) == ["4", "GPU-5"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,9")
-    with pytest.raises(InputError, match=r"^environment variable CUDA_VISIBLE_DEVICES='0,1,9' names 3 devices, and 2"):
-        visible_devices("CUDA_VISIBLE_DEVICES", 2)
