@@ -278,8 +278,7 @@ def gather(value: T) -> list[T]:
 
 
 def on_all_ranks(step: Callable[[], T]) -> T:
-    """Runs `step` on every rank. If it raises InputError or PermissionError on any, raises an InputError on all.
-    Collective."""
+    """Runs `step` on every rank; raises InputError on all if any raises that or PermissionError. Collective."""
     value, fault = None, None
     try:
         value = step()
@@ -290,10 +289,10 @@ def on_all_ranks(step: Callable[[], T]) -> T:
             raise
         fault = str(end)
     faults = gather(fault)
-    if any(faults):
-        number, message = next((n, m) for n, m in enumerate(faults) if m)
-        where = "" if all(m == message for m in faults) else f" (on rank {number}, host {_hosts[number]})"
-        raise InputError(message + where)
+    for number, message in enumerate(faults):
+        if message is not None:
+            where = "" if set(faults) == {message} else f" (on rank {number}, host {_hosts[number]})"
+            raise InputError(message + where)
     return value
 
 

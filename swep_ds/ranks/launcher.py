@@ -40,7 +40,9 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
         raise InputError(
             f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices{shared}: lower one of them"
         )
-    devices = (os.environ.get(variable) or ",".join(map(str, range(count)))).replace(" ", "").split(",")
+    devices = [str(number) for number in range(count)]
+    if given := os.environ.get(variable):
+        devices = [name.strip() for name in given.split(",")]
     if len(devices) != count:
         raise InputError(f"{variable} {','.join(devices)}: names {len(devices)} devices, and {count} can be used")
     if ranks > 1 and not all(name.isdecimal() for name in devices):
