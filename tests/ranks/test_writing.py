@@ -52,6 +52,8 @@ def test_the_fault_of_any_rank_is_raised_on_every_rank_as_it_is(monkeypatch):
         on_rank(monkeypatch, 0, [None])
         with pytest.raises(type(fault), match=f"^{fault}$"):
             write_on_all_ranks(fail(fault), Path("run"))
+    with pytest.raises(KeyError):  # a fault of the program
+        write_on_all_ranks(fail(KeyError("x")), Path("run"))
 
 
 def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
@@ -60,12 +62,6 @@ def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
         value = write_on_rank0(lambda: (tmp_path / "file").write_text("x"), tmp_path)
         assert value == (1 if rank == 0 else None)
         assert (tmp_path / "file").exists() == (rank == 0)
-
-
-def test_any_other_error_is_a_fault_of_the_program(monkeypatch):
-    on_rank(monkeypatch, 0, [])
-    with pytest.raises(KeyError):
-        write_on_all_ranks(fail(KeyError("x")), Path("run"))
 
 
 def test_a_script_ends_with_a_fault_and_one_line(capsys):

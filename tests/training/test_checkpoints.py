@@ -32,28 +32,22 @@ class Engine:
         return str(self.loaded), {}
 
 
-raised_everywhere: list[str] = []  # messages that `on_all_ranks` would have raised on the other ranks too
+raised: list[str] = []  # messages that `on_all_ranks` would have raised on the other ranks too
 
 
 def on_all_ranks(step):
     try:
         return step()
     except InputError as error:
-        raised_everywhere.append(str(error))
+        raised.append(str(error))
         raise
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_rank():
     """One rank without a process group."""
-    alone = SimpleNamespace(
-        rank=lambda: 0,
-        world_size=lambda: 1,
-        is_main=lambda: True,
-        gather=lambda v: [v],
-        on_all_ranks=on_all_ranks,
-        from_rank0=on_all_ranks,
-    )
+    alone = SimpleNamespace(rank=lambda: 0, world_size=lambda: 1, is_main=lambda: True, gather=lambda value: [value])
+    alone.on_all_ranks = alone.from_rank0 = on_all_ranks
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "ranks", alone)
         patch.setattr(writing, "ranks", alone)
@@ -123,33 +117,23 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
     assert again.best() == best_of(scores)
 
 
-def test_without_scores_the_newest_are_kept_and_none_is_best(tmp_path):
-    mine, engine = open_in(tmp_path, 2), Engine()
-    for update in (3, 6, 9):
-        mine.save(engine, TrainState(update))
-    assert present(tmp_path) == [6, 9]
-    assert mine.best() is None
-
-
 def test_scores_of_another_runs_checkpoints_are_known_but_not_chosen(tmp_path):
     other, engine = open_in(tmp_path / "other", 2), Engine()
-    other.save(engine, TrainState(1), score(90))
-    other.save(engine, TrainState(2), score(50))
+    for update, f1 in ((1, 70), (2, 90), (3, 50), (4, 40)):
+        other.save(engine, TrainState(update), score(f1))
+    other.load(engine, other.tag(other.best()))
+    assert engine.loaded == other.tag(2)
+    assert sorted(other.scores) == [1, 2, 3, 4]  # loading forgets none
     mine = open_in(tmp_path / "mine", 2)
-    mine.load(engine, other.tag(2))
+    mine.load(engine, other.tag(3))
     assert mine.best() is None
-    mine.save(engine, TrainState(3), score(60))
-    assert mine.best() == 3
-    assert mine.scores == {1: score(90), 2: score(50), 3: score(60)}
-
-
-def test_loading_the_best_forgets_no_score(tmp_path):
-    mine, engine = open_in(tmp_path, 1), Engine()
-    mine.save(engine, TrainState(1), score(90))
-    mine.save(engine, TrainState(2), score(50))
-    mine.load(engine, mine.tag(mine.best()))
-    assert engine.loaded == tmp_path / "update-00000001"
-    assert sorted(mine.scores) == [1, 2]
+    mine.save(engine, TrainState(4))  # without a score
+    assert mine.best() is None
+    mine.save(engine, TrainState(5), score(60))
+    assert mine.best() == 5
+    mine.save(engine, TrainState(6))
+    assert present(mine.folder) == [5, 6]
+    assert mine.scores == {1: score(70), 2: score(90), 3: score(50), 5: score(60)}
 
 
 def test_what_deepspeed_does_not_find_is_not_taken_for_loaded(tmp_path, monkeypatch):
@@ -210,10 +194,10 @@ def test_a_checkpoint_of_other_settings_names_them(tmp_path):
     mine.setup = {"updates": 10, "seed": 0}
     mine.save(engine, TrainState(1))
     mine.setup = {"updates": 20, "seed": 0}
-    raised_everywhere.clear()
+    raised.clear()
     with pytest.raises(InputError, match=r"does not fit this start \(updates 10 .*20 .*\): start with the same"):
         mine.load(engine, mine.tag(1))
-    assert len(raised_everywhere) == 1  # a rank that does not differ must not resume alone
+    assert len(raised) == 1  # a rank that does not differ must not resume alone
 
 
 def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path, monkeypatch):
