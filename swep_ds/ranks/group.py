@@ -152,9 +152,8 @@ def _join(launch: Launch) -> None:
     else:
         _take_device(launch)
     place = f"MASTER_ADDR {os.environ['MASTER_ADDR']}, MASTER_PORT {os.environ['MASTER_PORT']}"
-    said = (
-        f"waiting for all {launch.world_size} ranks to reach {place}, {JOIN.total_seconds() / 60:.0f} minutes at most"
-    )
+    minutes = JOIN.total_seconds() / 60
+    said = f"waiting for all {launch.world_size} ranks to reach {place}, {minutes:.0f} minutes at most"
     waits = threading.Timer(QUIET_SECONDS, say_on_stderr, (said,))
     waits.daemon = True
     if is_first_on_node():
@@ -250,8 +249,7 @@ def host(rank: int) -> str:
 
 
 def progress(step: str) -> None:
-    """Notes that this rank begins a step, for reports of deaths and stalls. All ranks take the same steps; it costs
-    next to nothing."""
+    """Notes that this rank begins a step, for reports of deaths and stalls. All ranks take the same steps."""
     if _heartbeat:
         _heartbeat.progress(step)
     for listener in step_listeners:
