@@ -39,6 +39,7 @@ def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) 
         "method.kl_target": 4000,
         "method.noise_learning_rate": 5e-3,
         "method.noise_max_grad_norm": 0.3,
+        **more.pop("settings", {}),
     }
     return {
         "recipe": str(folder / "recipe.yaml"),
@@ -68,15 +69,17 @@ def stopped(tmp_path_factory) -> Path:
         if world_size == 1:
             make_runs(folder, runs, ranks=1)
         else:
-            killed = start(folder, "killed", 3, accumulation=2, kill=[1, 6])
-            ended = make_runs(folder, [*runs, killed], ranks=2, check=False)
-            assert ended.returncode != 0
+            go_on = {"train.on_checkpoint_failure": "continue"}
+            runs.append(start(folder, "full", 2, 2, full=[1, 6], fails=True))
+            runs.append(start(folder, "go-on", 2, 2, keep=9, full=[0, 6], settings=go_on))
+            runs.append(start(folder, "killed", 3, accumulation=2, kill=[1, 6]))  # ends them all
+            assert make_runs(folder, runs, ranks=2, check=False).returncode != 0
     # what second starts find: whole checkpoints, more lines of metrics than these hold, and a half-written checkpoint
-    for run, lines, kept in (("stopped-3-2-2", STOP, [3, 6]), ("killed", 6, [3])):
+    for run, lines, kept in (("stopped-3-2-2", STOP, [3, 6]), ("killed", 6, [3]), ("full", 6, [3])):
         assert complete(folder / run) == kept
         assert (folder / run / "checkpoints" / "latest").read_text() == f"update-{kept[-1]:08d}"
         assert len(losses(folder / run)) == lines
-        assert tag(folder / run, 6).is_dir()
+        assert tag(folder / run, 6).is_dir() == (run != "full")
     return folder
 
 
@@ -103,6 +106,8 @@ def resumed(stopped) -> Path:
     runs[2] += [
         start(folder, "killed", 3, accumulation=2),
         start(folder, "cut-off", 2, accumulation=2),
+        start(folder, "full", 2, accumulation=2),
+        start(folder, "whole-2-2-2", 2, 2, full=[0, "model"], fails=True),
         start(folder, "unlike", 2, set_on_1=[f"data.train={folder / 'test.json'}"], fails=True),
     ]
     for ranks, listed in runs.items():
@@ -139,6 +144,28 @@ def test_a_killed_run_resumes_bit_for_bit(resumed):
 
 def test_a_checkpoint_with_a_file_that_is_cut_off_is_passed_over_for_an_older_one(resumed):
     assert_same(resumed / "cut-off", resumed / "whole-2-2-2")
+
+
+def test_a_full_disk_on_one_rank_stops_the_run_which_resumes_once_there_is_room(resumed):
+    said = error(resumed / "full")
+    assert said.startswith("the checkpoint of update 6 is lost, earlier ones stay: cannot write ")
+    assert "update-00000006/zero_pp_rank_1_mp_rank_00_optim_states.pt: File too large (on rank 1, host " in said
+    assert_same(resumed / "full", resumed / "whole-2-2-2")
+
+
+def test_a_run_that_is_to_go_on_without_room_does_and_writes_the_next_checkpoint(resumed):
+    assert complete(resumed / "go-on") == [3, 9, 10]
+    assert_same(resumed / "go-on", resumed / "whole-2-2-2")
+
+
+def test_a_model_that_cannot_be_written_leaves_that_of_an_earlier_start(resumed):
+    run = resumed / "whole-2-2-2"
+    said = error(run)
+    assert said.startswith(f"cannot write {run / 'unaveraged' / 'model'}: ")
+    assert "File too large" in said
+    assert not list(run.rglob(".model.unfinished"))
+    for file in ("model/model.safetensors", "results.json"):
+        assert (run / file).is_file()
 
 
 def test_ranks_that_were_given_other_settings_do_not_start(resumed):
