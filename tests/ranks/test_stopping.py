@@ -40,11 +40,9 @@ RUNS = [
     on(2, "stop", "stopped", {1: ["update 5, backward", "SIGINT"]}),
     on(2, "stop in evaluation", "stopped", {0: ["evaluation, batch 1", "SIGTERM"]}),
     on(2, "finish", "stopped"),
-    on(2, "twice", "twice", {0: ["update 3, data", "SIGTERM", "SIGTERM"]}, repeat_seconds=0),
     on(2, "halted", "halted", {1: ["update 5, backward", "SIGSTOP"]}, set=[*SET, "train.stall_seconds=3"]),
-    on(2, "kill in training", "killed", {1: ["update 5, forward", "SIGKILL"]}, set=[*SET, "train.checkpoint_every=4"]),
-    on(2, "kill in export", "killed", {0: ["export", "SIGKILL"]}),
-    on(2, "after kills", "killed"),
+    on(2, "kill", "killed", {0: ["export", "SIGKILL"]}),
+    on(2, "after a kill", "killed"),
     on(2, "apart", "apart{rank}"),
     on(2, "raise", "raise", {1: ["update 2, step", "raise"]}),
     on(2, "in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, set=[*SET, "train.checkpoint_every=4"]),
@@ -100,10 +98,6 @@ def test_a_request_during_a_checkpoint_needs_no_other_one(ended, folder):
     assert complete(folder / "in-save") == [4]
 
 
-def test_a_second_signal_ends_at_once(ended):
-    assert ended["twice"]["codes"] == [-signal.SIGTERM, EXIT_LOST]
-
-
 def test_a_first_stage_stops_and_resumes_too(ended, folder):
     assert ended["two first"]["codes"] == [75]
     assert "after update 3 of 6" in ended["two first"]["said"][0]
@@ -133,14 +127,13 @@ def test_a_halted_rank_is_named_and_its_death_ends_the_others(ended):
     assert re.match(r"error: rank 1 \(.*\) died; rank 0 was in update 5, ", error)
 
 
-def test_a_run_that_loses_a_rank_at_any_point_is_the_run_it_would_have_been(ended, folder):
-    """While it trains and exports; in tests/training/test_resume.py, while a checkpoint is written."""
+def test_a_run_that_loses_a_rank_is_the_run_it_would_have_been(ended, folder):
+    """While it evaluates and exports; in tests/training/test_resume.py, while a checkpoint is written."""
     assert ended["stop in evaluation"]["codes"] == [-signal.SIGTERM, EXIT_LOST]
-    assert ended["kill in training"]["codes"] == [EXIT_LOST, KILLED]
-    assert ended["kill in export"]["codes"] == [KILLED, EXIT_LOST]
-    [error] = [line for line in ended["kill in export"]["said"][1].splitlines() if line.startswith("error: ")]
-    assert error.startswith("error: rank 0 (")
-    assert ended["after kills"]["codes"] == [0, 0]
+    assert ended["kill"]["codes"] == [KILLED, EXIT_LOST]
+    [error] = [line for line in ended["kill"]["said"][1].splitlines() if line.startswith("error: ")]
+    assert re.match(r"error: rank 0 \(.*\) died; rank 1 was in ", error)
+    assert ended["after a kill"]["codes"] == [0, 0]
     assert_same(folder / "killed", folder / "whole")
 
 

@@ -3,8 +3,8 @@
 A run is {"name", "ranks", "set", "output_dir"}, and optionally "faults": {rank: [step, fault, ...]}. When a rank
 reaches a step, as `ranks.progress` names it, it meets the faults in order: the name of a signal, which it sends itself,
 or "raise". A rank that stops itself (SIGSTOP) is killed once another rank has warned of it. "{rank}" in "output_dir"
-gives each rank a folder of its own. "repeat_seconds" separates two requests. `results.json` beside the list has for
-each run the exit codes and the ranks' stderr; a run that hangs is killed.
+gives each rank a folder of its own. `results.json`, next to the list, has for each run the exit codes and the ranks'
+stderr; a run that hangs is killed.
 """
 
 import json
@@ -40,7 +40,6 @@ def train(asked: dict, folder: Path, rank: int) -> None:
             meet(faults[1:])
 
     ranks.step_listeners.append(listen)
-    stopping.REPEAT_SECONDS = asked.get("repeat_seconds", stopping.REPEAT_SECONDS)
     stopping.request.allowed = True
     recipe = Recipe.load(str(folder / asked.get("recipe", "recipe.yaml")), asked["set"])
     with ranks.process_group():
