@@ -107,7 +107,7 @@ def resumed(stopped) -> Path:
         start(folder, "killed", 3, accumulation=2),
         start(folder, "cut-off", 2, accumulation=2),
         start(folder, "full", 2, accumulation=2),
-        start(folder, "whole-2-2-2", 2, 2, full=[0, "model"], fails=True),
+        start(folder, "whole-2-2-2", 2, 2, every=1000, full=[0, "model"], fails=True),
         start(folder, "unlike", 2, set_on_1=[f"data.train={folder / 'test.json'}"], fails=True),
     ]
     for ranks, listed in runs.items():
