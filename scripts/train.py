@@ -4,4 +4,4 @@ from swep_ds.commands.cli import main
 from swep_ds.commands.train import train
 
 if __name__ == "__main__":
-    main(train, stoppable=True)
+    main(train)

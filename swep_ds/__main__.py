@@ -71,7 +71,7 @@ def main() -> None:
         os.environ |= {"_ARGCOMPLETE": "2"} if "_ARGCOMPLETE" in os.environ else {}  # the program is two words
         sys.argv[:2] = [f"swep-ds {name}"]  # what argparse calls the program
         module = importlib.import_module(f"swep_ds.commands.{name}")
-        cli.main(getattr(module, name), stoppable=name == "train")
+        cli.main(getattr(module, name))
     cli.main(lambda: without_command(sys.argv[1:]))
 
 

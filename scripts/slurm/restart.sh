@@ -18,7 +18,7 @@ export SLURM_KILL_BAD_EXIT=0 SLURM_WAIT=60
 # srun does not inherit the job's number of cores per task
 [[ -n $SLURM_CPUS_PER_TASK ]] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
-# The file gets a line for each start and each saved checkpoint (swep_ds/ranks/launch.py), so that a job whose starts save
+# The file gets a line for each start and each saved checkpoint (swep_ds/ranks/environment.py), so that a job whose starts save
 # nothing can be ended.
 [[ -n $SWEP_DS_LOGS ]] && export SWEP_DS_PROGRESS=$SWEP_DS_LOGS/.slurm-$job.progress
 [[ -n $SWEP_DS_PROGRESS ]] && echo start >>"$SWEP_DS_PROGRESS"

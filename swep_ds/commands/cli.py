@@ -13,10 +13,9 @@ from itertools import takewhile
 from typing import NoReturn
 
 from swep_ds.common.console import is_no_cpu_notice, protect, say_on_stderr
-from swep_ds.common.errors import EXIT_DONE, InputError, RunExit, denied
+from swep_ds.common.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, RunExit, denied
 from swep_ds.common.files import PACKAGE, shipped
-from swep_ds.ranks.launch import check_libraries, is_alone, read_launch, report
-from swep_ds.ranks.signals import request
+from swep_ds.ranks.environment import check_libraries, is_first_on_node, read_launch, report
 
 
 class Parser(argparse.ArgumentParser):
@@ -132,14 +131,8 @@ def names_of(folder: str) -> Callable[..., list[str]]:
     return lambda **_: sorted(file.stem for file in (PACKAGE / folder).glob("*.yaml"))
 
 
-def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
-    """Runs a script's `command` and exits with 0; or, after a `RunExit`, with one line and its exit code.
-
-    Args:
-        stoppable: SIGUSR1, SIGTERM and SIGINT are requests to stop (`swep_ds.ranks.signals`); otherwise SIGINT ends the
-            script with `EXIT_INTERRUPTED`.
-    """
-    request.catch(stoppable=stoppable, alone=is_alone())
+def main(command: Callable[[], None]) -> None:
+    """Runs a script's `command` and exits with 0; or, after a `RunExit` or Ctrl-C, with one line and its exit code."""
     code = EXIT_DONE
     try:
         check_libraries()
@@ -148,15 +141,15 @@ def main(command: Callable[[], None], *, stoppable: bool = False) -> None:
         report(end)
         code = end.exit_code
     except KeyboardInterrupt:
-        request.interrupt()
-    except Exception as error:
-        request.serve()
-        end = denied(error) if isinstance(error, PermissionError) else None
+        if is_first_on_node():
+            say_on_stderr("stopped: by SIGINT")
+        code = EXIT_INTERRUPTED
+    except PermissionError as error:
+        end = denied(error)
         if end is None:
             raise
         report(end)
         code = end.exit_code
-    request.fix_exit_code(code)
     sys.exit(code)
 
 
@@ -168,13 +161,6 @@ def _report_interrupt(kind: type[BaseException], error: BaseException, trace) ->
         sys.__excepthook__(kind, error, trace)
 
 
-def _ignore_interrupt(unraisable) -> None:
-    """Ctrl-C in a destructor: Python drops it and would print a traceback; `request` ends the process."""
-    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-        sys.__unraisablehook__(unraisable)
-
-
 protect()
 logging.getLogger("DeepSpeed").addFilter(is_no_cpu_notice)
 sys.excepthook = _report_interrupt
-sys.unraisablehook = _ignore_interrupt

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch, names_of
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of
-from swep_ds.ranks.launch import is_first_on_node
+from swep_ds.ranks.environment import is_first_on_node
 
 if TYPE_CHECKING:
     from swep_ds.pipeline.recipe import Recipe
@@ -119,6 +119,8 @@ def start(arguments: argparse.Namespace) -> None:
         return
 
     from swep_ds.pipeline.run import run
+    from swep_ds.ranks.stopping import request
 
+    request.allowed = True
     with process_group():
         run(recipe, ds_config, folder, arguments.resume, report)

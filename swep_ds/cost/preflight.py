@@ -36,7 +36,7 @@ from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import check_ds_config, check_model
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
-from swep_ds.ranks.stalls import ranks_of
+from swep_ds.ranks.heartbeat import ranks_of
 from swep_ds.ranks.writing import find_fault
 
 Report = dict[str, str]  # subject -> what a rank sees

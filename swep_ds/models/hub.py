@@ -20,7 +20,7 @@ from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.tokens import is_mark
 from swep_ds.data.windows import stop_sampling
 from swep_ds.models.folders import check_cache, check_folder, load_config, model_files, transformers_errors
-from swep_ds.ranks.launch import is_first_on_node
+from swep_ds.ranks.environment import is_first_on_node
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from swep_ds.common.errors import InputError, as_input_error, reason
 from swep_ds.models.folders import CORRECT
-from swep_ds.ranks.launch import is_first_on_node
+from swep_ds.ranks.environment import is_first_on_node
 
 log = logging.getLogger(__name__)
 OTHERWISE = "computes something else from inputs_embeds than from the same input_ids"

@@ -13,7 +13,7 @@ from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.results import read_predictions
 from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
-from swep_ds.ranks.launch import is_first_on_node
+from swep_ds.ranks.environment import is_first_on_node
 
 log = logging.getLogger(__name__)
 

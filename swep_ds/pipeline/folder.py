@@ -15,7 +15,7 @@ from swep_ds.common.files import read_json, user_path, write_atomically
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import BY_TEST, RESULTS
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
-from swep_ds.ranks.launch import slurm_restarts
+from swep_ds.ranks.environment import slurm_restarts
 from swep_ds.training.checkpoint_files import find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks

@@ -42,7 +42,7 @@ from swep_ds.common.settings.plugins import load_entry_points
 from swep_ds.evaluation.mlqa import LANGUAGES, Language
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
-from swep_ds.ranks.launch import is_first_on_node
+from swep_ds.ranks.environment import is_first_on_node
 from swep_ds.training.settings import AVERAGED_BY, Count, Epochs, Many, TrackingSection, TrainSection
 
 log = logging.getLogger(__name__)

@@ -163,7 +163,7 @@ def _run_stage(
     With `train.average` a run has two outcomes: `main`, the mean of the weights, and `plain`, the last weights.
 
     Args:
-        tags: checkpoints; the first undamaged one is resumed from. [] = a new run.
+        tags: checkpoints; the first one is resumed from. [] = a new run.
         keep_fp32: as in `export_model`.
     """
     updates, batch = prepared.batches.updates, GlobalBatch.of(recipe, prepared.batches.global_batch)
@@ -186,12 +186,12 @@ def _run_stage(
             recipe.train.on_checkpoint_failure,
             average=average,
         )
-        tag, before = checkpoints.load(engine.deepspeed, tags) if tags else (None, TrainState())
+        before = checkpoints.load(engine.deepspeed, tags[0]) if tags else TrainState()
         first = ranks.from_rank0(lambda: _first_stage(recipe, folder))
         # last, so that a start that is refused leaves the folder as it was
         write_on_rank0(lambda: _note_start(folder, recipe, prepared, before.updates == updates), folder.path)
-        if tag is not None:
-            say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
+        if tags:
+            say(f"resuming from {tags[0]}: {before.updates} of {updates} updates are done")
         settings = recipe.model_dump(mode="json")
         make_tracker = partial(Tracker, recipe.tracking, recipe.method.name, settings, folder.path, updates, before)
         with write_on_all_ranks(lambda: make_tracker(active=ranks.is_main()), folder.path) as tracker:
@@ -304,7 +304,7 @@ def select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, sa
     best = checkpoints.best()
     update = done.updates if best is None else best
     if update != done.updates:
-        checkpoints.load(engine.deepspeed, [checkpoints.tag(update)])
+        checkpoints.load(engine.deepspeed, checkpoints.tag(update))
     scores = {str(number): checkpoints.scores[number] for number in sorted(checkpoints.scores)}
     chosen = checkpoints.scores[update]
     say(

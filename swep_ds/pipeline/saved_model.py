@@ -32,7 +32,7 @@ from swep_ds.models.trial import check_answers
 from swep_ds.pipeline.examples import warn_without_overlap
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_names
-from swep_ds.ranks.launch import is_first_on_node
+from swep_ds.ranks.environment import is_first_on_node
 from swep_ds.ranks.writing import write_on_rank0
 
 log = logging.getLogger(__name__)

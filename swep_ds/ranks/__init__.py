@@ -1,7 +1,7 @@
 """The ranks of a run: `from swep_ds import ranks`, then `ranks.rank()`, `ranks.gather(value)` and so on.
 
 The names below are those of `group.py`, which is imported at the first use: PyTorch and DeepSpeed take seconds, and
-scripts need `launch.py` and `signals.py`, which import neither, before.
+scripts need `environment.py`, which imports neither, before.
 """
 
 from typing import Any

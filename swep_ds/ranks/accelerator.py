@@ -46,8 +46,8 @@ def emulates(dtype: torch.dtype) -> bool:
     if on_gpu():
         return False
     capabilities = torch.cpu.get_capabilities()
-    there = [capabilities[name] for name in INSTRUCTIONS.get(dtype, ()) if name in capabilities]
-    return bool(there) and not any(there)
+    known = [capabilities[name] for name in INSTRUCTIONS.get(dtype, ()) if name in capabilities]
+    return bool(known) and not any(known)
 
 
 def product_name() -> str | None:
@@ -55,16 +55,9 @@ def product_name() -> str | None:
     if not on_gpu():
         return None
     module = torch.get_device_module(get_accelerator().device_name())
-    named = hasattr(module, "get_device_name")  # CUDA, ROCm and XPU have it
-    return module.get_device_name() if named else get_accelerator().device_name()
-
-
-def unique_name(number: int) -> str | None:
-    """The UUID of a GPU; None on the CPU, or where PyTorch does not tell it."""
-    if get_accelerator().device_name() != "cuda":
-        return None
-    uuid = getattr(torch.cuda.get_device_properties(number), "uuid", None)
-    return None if uuid is None else str(uuid)
+    if hasattr(module, "get_device_name"):  # CUDA, ROCm and XPU have it
+        return module.get_device_name()
+    return get_accelerator().device_name()
 
 
 def machine() -> str:
@@ -72,5 +65,5 @@ def machine() -> str:
     if not on_gpu():
         cores = os.cpu_count() or 1
         memory = psutil.virtual_memory().total / 2**30
-        return f"CPU {platform.machine()}, {cores} core{'s'[: cores > 1]}, {memory:.0f} GiB"
+        return f"CPU {platform.machine()}, {cores} {'core' if cores == 1 else 'cores'}, {memory:.0f} GiB"
     return f"{device_count()} x {product_name()}, {total_memory()[0] / 2**30:.0f} GiB each"

@@ -2,7 +2,7 @@
 
 Notable (DeepSpeed 0.19):
 - On CPU, `init_distributed` would compile a shared-memory operator (40 s) that leaves 69 MB per rank in /dev/shm
-  for good. It is switched off; gloo alone does the work.
+  for good. It is switched off; gloo does the work.
 - DeepSpeed's collectives time out after 10 minutes. Ranks may wait longer, while one prepares data or writes a model,
   and the heartbeat notices a dead rank: see `wait_long`.
 - Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit.
@@ -10,6 +10,7 @@ Notable (DeepSpeed 0.19):
 
 import logging
 import os
+import resource
 import socket
 import sys
 import threading
@@ -29,20 +30,20 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 from torch.distributed import distributed_c10d
 
-from swep_ds.common.errors import EXIT_DONE, InputError, RunExit, Stopped, as_input_error, denied, reason
-from swep_ds.ranks import accelerator
-from swep_ds.ranks.heartbeat import Heartbeat, HeartbeatClient, HeartbeatServer
-from swep_ds.ranks.launch import VARIABLES, Launch, is_first_on_node, read_launch, report
+from swep_ds.common.console import say_on_stderr
+from swep_ds.common.errors import InputError, RunExit, Stopped, as_input_error, denied, reason
+from swep_ds.ranks import accelerator, heartbeat
+from swep_ds.ranks.environment import VARIABLES, Launch, LaunchError, is_first_on_node, read_launch, report
 from swep_ds.ranks.launcher import free_port
-from swep_ds.ranks.rendezvous import meet
-from swep_ds.ranks.signals import exit_single_rank, request
 
+JOIN = timedelta(minutes=10)  # for all ranks to start
+QUIET_SECONDS = 20.0  # until a wait for the others is reported
 MAX_WAIT = timedelta(hours=6)  # for live ranks; the heartbeat notices dead ones
 ALONE_SECONDS = 30.0  # for the other ranks to reach a common end
 
 T = TypeVar("T")
 _hosts: list[str] = []  # by rank
-_heartbeat: Heartbeat | None = None  # None: there is one rank
+_heartbeat: heartbeat.Heartbeat | None = None  # None: there is one rank
 step_listeners: list[Callable[[str], None]] = []  # called with each step of `progress`
 
 
@@ -56,8 +57,7 @@ def process_group() -> Iterator[None]:
     Raises:
         InputError: the process has a process group already, the launcher's variables make no sense, a node has fewer
             devices than ranks, or the ranks cannot reach each other.
-        RunExit: from the block, which must raise it on all ranks alike (`on_all_ranks`). A SystemExit from the block
-            becomes an InputError.
+        RunExit: from the block, which must raise it on every rank (`on_all_ranks`).
     """
     if dist.is_initialized():
         raise InputError(
@@ -67,29 +67,24 @@ def process_group() -> Iterator[None]:
     with _named_rank() as launch, quiet(), _restored():
         _join(launch)
         try:
-            _connect(launch)
+            _connect()
             yield
-            _leave(EXIT_DONE)
-        except (RunExit, SystemExit) as end:
-            if isinstance(end, SystemExit):  # a plug-in's: its code 0 would look like a finished run
-                end = InputError(f"sys.exit({end.code!r}) was called during the run: remove it from the plug-in's code")
+            _leave()
+        except RunExit as end:
             if world_size() > 1:
                 report(end)  # before the launcher sees one rank end and kills the others
-            _leave(end.exit_code, end)
-            raise end
+            _leave(end)
+            raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and request.caught:
-                request.interrupt()
             if _heartbeat:
                 _heartbeat.fail(error)
-            else:
-                dist.destroy_process_group()
+            dist.destroy_process_group()
             raise
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Libraries log errors alone, and show no progress bars, inside."""
+    """Inside, libraries log only errors and show no progress bars."""
     logger, level = logging.getLogger("DeepSpeed"), logging.getLogger("DeepSpeed").level
     verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     datasets_bars = datasets.are_progress_bars_disabled()
@@ -147,26 +142,41 @@ def _named_rank() -> Iterator[Launch]:
 
 
 def _join(launch: Launch) -> None:
-    backend, local = get_accelerator().communication_backend_name(), int(os.environ["LOCAL_RANK"])
-    fault, device = "", None
+    if launch.world_size > 1:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a rank has sockets to all others
+    backend = get_accelerator().communication_backend_name()
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo"
-    elif local >= (devices := get_accelerator().device_count()):
-        fix = "start fewer ranks" if devices else "for a run on the CPU set DS_ACCELERATOR=cpu"
-        fault = f"rank {launch.rank} wants device {local} of a node with {devices}: {fix}"
     else:
-        try:
-            get_accelerator().set_device(local)
-            device = accelerator.unique_name(local)
-        except RuntimeError as error:  # such as: another process has the device for itself
-            fault = f"rank {launch.rank}, host {socket.gethostname()}: device {local} cannot be used ({reason(error)})"
-    # keep the store until the group has its own
-    store = meet(launch, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), fault, device)
-    with as_input_error("the ranks cannot form a process group", "check the network between them, and its variables"):
-        deepspeed.init_distributed(dist_backend=backend, verbose=False)
-    del store
+        _take_device(launch)
+    place = f"MASTER_ADDR {os.environ['MASTER_ADDR']}, MASTER_PORT {os.environ['MASTER_PORT']}"
+    minutes = JOIN.total_seconds() / 60
+    said = f"waiting for all {launch.world_size} ranks to reach {place}, {minutes:.0f} minutes at most"
+    waits = threading.Timer(QUIET_SECONDS, say_on_stderr, (said,))
+    waits.daemon = True
+    if is_first_on_node():
+        waits.start()
+    fix = "start every rank with its own RANK, device and the same WORLD_SIZE, or choose another port or network"
+    try:
+        with as_input_error(f"{place}: the ranks cannot form a process group", fix):
+            deepspeed.init_distributed(dist_backend=backend, timeout=JOIN, verbose=False)
+    finally:
+        waits.cancel()
     wait_long()
+
+
+def _take_device(launch: Launch) -> None:
+    local, devices = int(os.environ["LOCAL_RANK"]), get_accelerator().device_count()
+    if local >= devices:
+        fix = "start fewer ranks" if devices else "for a run on the CPU set DS_ACCELERATOR=cpu"
+        raise LaunchError(f"rank {launch.rank} wants device {local} of a node with {devices}: {fix}")
+    try:
+        get_accelerator().set_device(local)
+    except RuntimeError as error:  # such as: another process has the device for itself
+        host = socket.gethostname()
+        raise LaunchError(f"rank {launch.rank}, host {host}: device {local} cannot be used ({reason(error)})") from None
 
 
 def wait_long() -> None:
@@ -175,38 +185,32 @@ def wait_long() -> None:
         distributed_c10d._set_pg_timeout(MAX_WAIT, group)
 
 
-def _connect(launch: Launch) -> None:
+def _connect() -> None:
     """Starts the heartbeat, so that no rank waits for a dead one."""
-    places = gather((os.environ.get("SLURMD_NODENAME") or socket.gethostname(), launch.local_rank))
-    _hosts[:] = [name for name, _ in places]
-    for name in _hosts:
-        if all(local for host, local in places if host == name):
-            raise InputError(f"LOCAL_RANK: no rank of host {name} has 0: number the ranks of each node from 0")
+    global _heartbeat
+    places = gather((os.environ.get("SLURMD_NODENAME") or socket.gethostname(), os.getpid()))
+    _hosts[:] = [host for host, _ in places]
     if world_size() == 1:
-        request.joined(exit_single_rank)
         return
-    name = os.environ["MASTER_ADDR"]
+    names = [f"rank {number} ({host}, pid {pid})" for number, (host, pid) in enumerate(places)]
+    address = os.environ["MASTER_ADDR"]
+    listener = heartbeat.listen(world_size()) if is_main() else None
+    port = from_rank0(lambda: listener.getsockname()[1])
 
-    def listen() -> HeartbeatServer | None:
-        with as_input_error("rank 0 cannot listen to any port", "allow processes on its host to listen on TCP ports"):
-            return HeartbeatServer(_hosts) if is_main() else None
+    def connect() -> dict[int, heartbeat.Connection]:
+        what, fix = f"MASTER_ADDR {address}, port {port} of rank 0", "the nodes must reach each other on all ports"
+        with as_input_error(what, fix):
+            if listener:
+                return heartbeat.accept(listener, world_size())
+            return heartbeat.connect(rank(), address, port)
 
-    def connect() -> None:
-        global _heartbeat  # at once: if another rank fails here, this one says goodbye as well
-        what = f"MASTER_ADDR {name}: port {address.port} of rank 0 cannot be reached"
-        with as_input_error(what, "the nodes must reach each other on all ports"):
-            _heartbeat = server or HeartbeatClient(rank(), _hosts, name, address, reports=is_first_on_node())
-
-    server = on_all_ranks(listen)
-    address = gather(server and server.address)[0]
-    on_all_ranks(connect)
-    request.joined(_heartbeat.stop)
+    peers = on_all_ranks(connect)
+    _heartbeat = heartbeat.Heartbeat(rank(), names, peers, reports=is_first_on_node())
 
 
-def _leave(code: int, end: RunExit | None = None) -> None:
+def _leave(end: RunExit | None = None) -> None:
     """Leaves the group. Collective; if only this rank comes, the others end with it after `ALONE_SECONDS`."""
     global _heartbeat
-    request.fix_exit_code(code)
     alone = None
     if _heartbeat and end and not isinstance(end, Stopped):  # the ranks agreed to stop
         alone = threading.Timer(ALONE_SECONDS, _heartbeat.fail, (end,))
@@ -245,8 +249,7 @@ def host(rank: int) -> str:
 
 
 def progress(step: str) -> None:
-    """Notes that this rank begins a step, for reports of deaths and stalls. All ranks take the same steps; it costs
-    next to nothing."""
+    """Notes that this rank begins a step, for reports of deaths and stalls. All ranks take the same steps."""
     if _heartbeat:
         _heartbeat.progress(step)
     for listener in step_listeners:
@@ -254,7 +257,7 @@ def progress(step: str) -> None:
 
 
 def watch_stalls(seconds: float) -> None:
-    """From now on rank 0 warns which ranks are behind whenever none has taken a step for `seconds`."""
+    """From now on rank 0 names the ranks that are behind when it has not taken a step for `seconds`."""
     if _heartbeat:
         _heartbeat.watch(seconds)
 
@@ -273,8 +276,7 @@ def gather(value: T) -> list[T]:
 
 
 def on_all_ranks(step: Callable[[], T]) -> T:
-    """Runs `step` on every rank. If it raises InputError or PermissionError on any, raises an InputError on all.
-    Collective."""
+    """Runs `step` on every rank; raises InputError on all if any raises that or PermissionError. Collective."""
     value, fault = None, None
     try:
         value = step()
@@ -285,10 +287,10 @@ def on_all_ranks(step: Callable[[], T]) -> T:
             raise
         fault = str(end)
     faults = gather(fault)
-    if any(faults):
-        number, message = next((n, m) for n, m in enumerate(faults) if m)
-        where = "" if all(m == message for m in faults) else f" (on rank {number}, host {_hosts[number]})"
-        raise InputError(message + where)
+    for number, message in enumerate(faults):
+        if message is not None:
+            where = "" if set(faults) == {message} else f" (on rank {number}, host {_hosts[number]})"
+            raise InputError(message + where)
     return value
 
 

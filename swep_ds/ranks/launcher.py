@@ -14,7 +14,6 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from swep_ds.common.errors import InputError
-from swep_ds.ranks.launch import visible_devices
 
 
 def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[str, str]]:
@@ -22,15 +21,15 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
 
     Args:
         ranks: processes of each run, each with a device. Slurm (None) assigns devices by itself.
-        sharing: at most so many runs share a device.
+        sharing: how many runs may share a device.
 
     Raises:
         InputError: there are fewer devices than processes, or several ranks would get devices that have no numbers.
     """
     if ranks is None:
         return [{}] * jobs
-    accelerator, processes = get_accelerator(), jobs * ranks
-    threads = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // processes))}
+    accelerator = get_accelerator()
+    threads = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // (jobs * ranks)))}
     if accelerator.device_name() == "cpu":
         # named, so that DeepSpeed's launcher does not print in each of its processes that it takes the CPU
         return [threads | {"DS_ACCELERATOR": "cpu"}] * jobs
@@ -41,14 +40,22 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
         raise InputError(
             f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices{shared}: lower one of them"
         )
-    devices = visible_devices(variable, count)
+    devices = [str(number) for number in range(count)]
+    if given := os.environ.get(variable):
+        devices = [name.strip() for name in given.split(",")]
+    if len(devices) != count:
+        raise InputError(f"{variable} {','.join(devices)}: names {len(devices)} devices, and {count} can be used")
     if ranks > 1 and not all(name.isdecimal() for name in devices):
         raise InputError(
             f"{variable} {','.join(devices)}: DeepSpeed's launcher, which starts several ranks, takes numbers only: "
             "give numbers, or start with torchrun or srun"
         )
-    chosen = [{variable: ",".join(devices[group * ranks : (group + 1) * ranks])} for group in range(groups)]
-    return [chosen[job % groups] | (threads if sharing > 1 else {}) for job in range(jobs)]
+    chosen = []
+    for job in range(jobs):
+        first = job % groups * ranks
+        environment = {variable: ",".join(devices[first : first + ranks])}
+        chosen.append(environment | threads if sharing > 1 else environment)
+    return chosen
 
 
 def launcher(ranks: int | None) -> list[str]:
@@ -74,10 +81,9 @@ def free_port() -> int:
 
 
 def become_launcher(ranks: int, script: Path, more: Sequence[str] = ()) -> NoReturn:
-    """Replaces this process by DeepSpeed's launcher, which starts `script` on so many ranks, with the same options and
-    `more`.
+    """Replaces this process by DeepSpeed's launcher, which starts `script` with this program's options and `more`.
 
-    Raises InputError: there are fewer devices.
+    Raises InputError: there are fewer devices than ranks.
     """
     option = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     option.add_argument("--ranks")

@@ -1,6 +1,5 @@
-"""Writing files: if it fails on any rank, all ranks end with one line that says why. And where all ranks can write."""
+"""Writing files: if it fails on any rank, all ranks end with one line that says why; and where all ranks can write."""
 
-import os
 import secrets
 import socket
 import time
@@ -22,8 +21,8 @@ def write_on_all_ranks(step: Callable[[], T] | None, path: Path) -> T | None:
     """Runs `step`, which writes `path` or files below it, on the ranks that have one. Collective.
 
     Raises:
-        WriteFailed: on all ranks, if a step met a full disk, an unwritable folder or the like.
-        RunExit: any other that a step raised, on all ranks as well.
+        WriteFailed: on every rank, if a step met a full disk, an unwritable folder or the like.
+        RunExit: any other that a step raised, on every rank as well.
     """
     value, fault = None, None
     try:
@@ -31,12 +30,13 @@ def write_on_all_ranks(step: Callable[[], T] | None, path: Path) -> T | None:
             value = step()
     except RunExit as error:
         fault = error
-    except (OSError, SafetensorError, UnicodeError) as error:  # UnicodeError: half a surrogate pair
-        file, reason = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or str(error)
-        where = f"on rank {ranks.rank()}, host {socket.gethostname()}"
-        fault = WriteFailed(f"cannot write {file}: {' '.join(reason.split())[:200]} ({where})")
-    if faults := list(filter(None, ranks.gather(fault))):
-        raise faults[0]
+    except (OSError, SafetensorError) as error:
+        file = getattr(error, "filename", None) or path
+        why = " ".join((getattr(error, "strerror", None) or str(error)).split())
+        fault = WriteFailed(f"cannot write {file}: {why} (on rank {ranks.rank()}, host {socket.gethostname()})")
+    for other in ranks.gather(fault):
+        if other is not None:
+            raise other
     return value
 
 
@@ -51,20 +51,18 @@ def find_fault(folder: Path) -> str | None:
     Collective. Every rank writes a file and looks for rank 0's; all files and new folders are removed again.
     """
     token = ranks.gather(secrets.token_hex(8))[0]
-    rank_0_file, this_file = (folder / f".preflight-{token}-{rank}" for rank in (0, ranks.rank()))
-    new_folders = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    rank_0_file = folder / f".preflight-{token}-0"
+    this_file = folder / f".preflight-{token}-{ranks.rank()}"
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     fault = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         this_file.touch()
     except OSError as error:
         fault = f"not writable ({error.strerror})"
-    if not ranks.gather(fault)[0]:
-        deadline = time.monotonic() + SHARED_SECONDS
-        while not (visible := os.path.exists(rank_0_file)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if not visible:
-            fault = fault or "not shared (a file that rank 0 wrote there cannot be seen)"
+    rank_0_writes = ranks.gather(fault)[0] is None
+    if rank_0_writes and fault is None and not _appears(rank_0_file):
+        fault = "not shared (a file that rank 0 wrote there cannot be seen)"
     ranks.gather(None)  # all have looked
     with suppress(OSError):  # the folder is not writable
         this_file.unlink(missing_ok=True)
@@ -75,9 +73,17 @@ def find_fault(folder: Path) -> str | None:
     return fault
 
 
+def _appears(file: Path) -> bool:
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not file.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def check_shared(folder: Path) -> None:
-    """Raises InputError on all ranks if one of them cannot write into `folder`, or does not see rank 0's files there.
-    Collective.
+    """Raises InputError on every rank if one cannot write into `folder`, or does not see rank 0's files. Collective.
 
     At ZeRO 1 to 3 every rank writes its part of a checkpoint, and every start reads one on all ranks.
     """

@@ -19,9 +19,9 @@ import psutil
 
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError
-from swep_ds.ranks.launch import slurm_restarts
+from swep_ds.ranks.environment import slurm_restarts
 from swep_ds.ranks.launcher import environments, launcher
-from swep_ds.ranks.signals import REPEAT_SECONDS
+from swep_ds.ranks.stopping import REPEAT_SECONDS
 from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell, last_attempt
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

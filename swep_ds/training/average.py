@@ -29,7 +29,7 @@ from swep_ds import ranks
 from swep_ds.common.errors import InputError
 from swep_ds.training.checkpoint_files import Manifest
 from swep_ds.training.conversion import copy_parts, engine_flats, engine_shares, refresh_weights
-from swep_ds.training.saved_state import WEIGHTS, Part, Share, average_file, is_average, read_state
+from swep_ds.training.deepspeed_files import WEIGHTS, Part, Share, average_file, is_average, read_state
 from swep_ds.training.settings import TrainSection
 
 EXPORTED = "qa."  # begins the names of the model's parameters in the engine's module
@@ -118,7 +118,7 @@ class WeightAverage:
         """Loads what `save` wrote on all ranks; nothing if the mean had not begun.
 
         Raises:
-            InputError: elements of the mean are missing, or a file contains code.
+            InputError: elements of the mean are missing.
         """
         self._means = []
         if not newest_share(self._train, self._updates, manifest.done.updates):

@@ -1,23 +1,21 @@
-"""The files of a run's checkpoints: their names, the manifest `complete.json`, and how damage is found.
+"""The files of a run's checkpoints: their names and the manifest `complete.json`.
 
-The manifest lists every file of a checkpoint with its size: one that is missing or cut off is damage. Names and shapes
-of the weights are compared when it is loaded (`conversion.find_mismatch`).
+The manifest lists every file of a checkpoint with its size: one that is missing or cut off is damage. It also holds
+what a run must share with the checkpoint to resume from it, such as the names and shapes of the weights.
 """
 
 import json
 import logging
-import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, reason
 from swep_ds.common.files import read_text, write_atomically
-from swep_ds.evaluation.results import Checked, Count, SetScore
+from swep_ds.evaluation.results import Score
 
 MANIFEST = "complete.json"
 LATEST = "latest"
@@ -29,32 +27,31 @@ log = logging.getLogger(__name__)
 class TrainState:
     """Progress over all starts of a run; windows and tokens are sums over the ranks."""
 
-    updates: Count = 0
-    windows: Count = 0
-    tokens: Count = 0
-    seconds: Annotated[float, Field(ge=0)] = 0.0
+    updates: int = 0
+    windows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
     unlogged: dict[str, Any] = field(default_factory=dict)  # `Meter.state` of the updates since the last logged line
     method: dict[str, float] = field(default_factory=dict)  # `Method.state`
 
 
-class Layout(Checked):
+class Layout(BaseModel):
     """How DeepSpeed spreads the state over its files; "zero_optimization" is among the extra fields."""
 
     model_config = ConfigDict(extra="allow")
-    world_size: Annotated[int, Field(ge=1, le=2**20)]
-    zero_stage: Literal[0, 1, 2, 3]
+    world_size: int
+    zero_stage: int
 
 
-class Manifest(Checked):
+class Manifest(BaseModel):
     """The content of `complete.json`; `Checkpoints` explains the fields."""
 
-    model_config = ConfigDict(extra="forbid")
     done: TrainState
     setup: dict[str, Any]
     layout: Layout
-    batch: dict[str, PositiveInt]
-    scores: dict[int, SetScore]  # by update
-    files: dict[str, Count]  # bytes by name
+    batch: dict[str, int]
+    scores: dict[int, Score]  # by update
+    files: dict[str, int]  # bytes by name
 
 
 def checkpoint_name(update: int) -> str:
@@ -63,18 +60,18 @@ def checkpoint_name(update: int) -> str:
 
 def checkpoint_number(name: str) -> int | None:
     """The update in a checkpoint's name; None if the name is not exactly one, such as `update-00000012-backup`."""
-    number = re.fullmatch(r"update-([0-9]{8,18})", name)
-    return int(number[1]) if number and checkpoint_name(int(number[1])) == name else None
+    number = re.fullmatch(r"update-([0-9]{8,})", name)
+    return int(number[1]) if number else None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """All folders of completed checkpoints from oldest to newest, damaged ones included; links do not count."""
-    try:
-        entries = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    tags = {number: folder / e.name for e in entries if (number := checkpoint_number(e.name)) is not None}
-    return [tags[number] for number in sorted(tags) if os.path.lexists(tags[number] / MANIFEST)]
+    tags = {}
+    for file in folder.glob(f"update-*/{MANIFEST}"):
+        number = checkpoint_number(file.parent.name)
+        if number is not None and not file.parent.is_symlink():
+            tags[number] = file.parent
+    return [tags[number] for number in sorted(tags)]
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
@@ -86,7 +83,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
         InputError: there are completed checkpoints, but all of them are damaged.
     """
     tags = list_checkpoints(folder)[::-1]
-    latest = _read_latest(folder / LATEST, [tag.name for tag in tags])
+    latest = read_text(folder / LATEST).strip() if (folder / LATEST).exists() else None
     intact, faults = [], []
     for tag in sorted(tags, key=lambda tag: tag.name != latest):  # stable: the others stay newest first
         try:
@@ -101,47 +98,30 @@ def find_checkpoints(folder: Path) -> list[Path]:
     return intact
 
 
-def _read_latest(file: Path, names: list[str]) -> str | None:
-    """The one of `names` that the file holds; None if it holds none of them."""
-    if not names or not os.path.lexists(file):
-        return None
-    with suppress(InputError):
-        if (name := read_text(file).strip()) in names:
-            return name
-    log.warning("%s: names no checkpoint of this run: the newest is used", file)
-    return None
-
-
 def read_manifest(tag: Path) -> Manifest:
     """The manifest of the checkpoint in folder `tag`, whose files are all present in their full size.
 
     Raises:
         InputError: not a checkpoint, not completed, or damaged.
     """
-    if not os.path.lexists(tag / MANIFEST):
+    if not (tag / MANIFEST).exists():
         raise InputError(
             f"{tag}: not a complete checkpoint (it has no {MANIFEST}): name one such as checkpoints/update-00001000"
         )
     try:
         manifest = Manifest.model_validate_json(read_text(tag / MANIFEST))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise damaged(tag, f"{MANIFEST}: {field}: {first['msg'].lower()}, or another version wrote it") from None
-    if checkpoint_number(tag.name) not in (None, manifest.done.updates):
-        raise damaged(tag, f"it was saved after update {manifest.done.updates} and renamed")
+        raise damaged(tag, f"{MANIFEST}, or another version wrote it: {reason(error)}") from None
     for name, size in manifest.files.items():
         file = tag / name
         if not file.is_file() or file.stat().st_size != size:
             state = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
             raise damaged(tag, f"{name} {state}, {size} were written")
-    if extra := sorted(file.name for file in tag.glob("*.pt") if file.name not in manifest.files):
-        raise damaged(tag, f"{extra[0]} does not belong to it")  # DeepSpeed would read it
     return manifest
 
 
 def damaged(tag: Path, why: str) -> InputError:
-    return InputError(f"{tag}: the checkpoint is damaged ({' '.join(why.split())[:300]}): {FIX}")
+    return InputError(f"{tag}: the checkpoint is damaged ({why}): {FIX}")
 
 
 def write_manifest(tag: Path, content: dict[str, Any]) -> None:

@@ -10,12 +10,11 @@ bit-identical to an uninterrupted one, on GPUs if it has `train.deterministic`. 
 (`training.conversion`) and losses agree to rounding, but dropout masks, drawn from (seed, update, rank), differ.
 """
 
-import errno
 import functools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,26 +24,26 @@ import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from swep_ds import ranks
-from swep_ds.common.errors import NOT_OF_THE_INPUT, InputError, WriteFailed, as_input_error
+from swep_ds.common.errors import InputError, WriteFailed
 from swep_ds.common.files import write_atomically
 from swep_ds.common.settings import differences
 from swep_ds.evaluation.results import Score
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoint_files import (
-    FIX,
     LATEST,
     MANIFEST,
     Manifest,
     TrainState,
     checkpoint_name,
     checkpoint_number,
+    damaged,
     list_checkpoints,
     read_manifest,
     write_manifest,
 )
-from swep_ds.training.conversion import convert, find_mismatch, refresh_weights
-from swep_ds.training.saved_state import read_state
+from swep_ds.training.conversion import convert, refresh_weights
+from swep_ds.training.deepspeed_files import read_state
 
 SHOWN = 5  # differing settings that a message names
 log = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class Checkpoints:
             Whether the checkpoint is complete.
 
         Raises:
-            WriteFailed: on all ranks, if a write fails and `on_failure` is "stop".
+            WriteFailed: on every rank, if a write fails and `on_failure` is "stop".
         """
         tag = self.tag(done.updates)
         if score is not None:
@@ -91,18 +90,20 @@ class Checkpoints:
                 self.average.save(tag)
             return engine.checkpoint_engine.finish()
 
-        cleared = False
         try:
-            write_on_rank0(lambda: self._clear(tag), tag)
-            cleared = True
-            written = ranks.gather(write_on_all_ranks(write, tag))
-            files = dict(sorted(item for part in written for item in part.items()))
+            write_on_rank0(lambda: _delete(tag), tag)  # what an interrupted write or an abandoned branch left there
+        except WriteFailed as error:
+            self._fail(f"the checkpoint of update {done.updates} is lost, earlier ones stay: {error}")
+            return False
+        try:
+            files: dict[str, int] = {}
+            for written in ranks.gather(write_on_all_ranks(write, tag)):
+                files |= written
             write_on_rank0(lambda: self._complete(tag, files, done), tag)
         except WriteFailed as error:
-            if cleared and ranks.is_main():
+            if ranks.is_main():
                 with suppress(OSError):
-                    (tag / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(tag, ignore_errors=True)
+                    _delete(tag)
             self._fail(f"the checkpoint of update {done.updates} is lost, earlier ones stay: {error}")
             return False
         try:
@@ -117,29 +118,24 @@ class Checkpoints:
         if ranks.is_main():
             log.warning("%s", message)
 
-    def _clear(self, tag: Path) -> None:
-        """Deletes what an interrupted write or an abandoned branch of the run left there."""
-        if tag.is_symlink() or (tag.exists() and not tag.is_dir()):  # not this run's, so not its to delete
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(tag))
-        if tag.exists():
-            _delete(tag)
-
     def _complete(self, tag: Path, files: dict[str, int], done: TrainState) -> None:
         manifest = {"done": asdict(done), "setup": self.setup, "layout": self.layout, "batch": self.batch}
-        write_manifest(tag, manifest | {"scores": self.scores, "files": files})
+        write_manifest(tag, manifest | {"scores": self.scores, "files": dict(sorted(files.items()))})
         write_atomically(self.folder / LATEST, tag.name)
 
     def _prune(self, done: TrainState) -> None:
         updates = self._updates()
         # later checkpoints belong to a branch that was abandoned by resuming from an earlier one
         newest = [update for update in updates if update <= done.updates][-self.keep :]
-        kept = {*newest, *(self._best(u for u in updates if u <= last) for last in newest)}
+        kept = set(newest)
+        for last in newest:
+            kept.add(self._best(update for update in updates if update <= last))
         for update in updates:
             if update not in kept:
                 _delete(self.tag(update))
         for entry in self.folder.iterdir():
             is_tag = checkpoint_number(entry.name) is not None and entry.is_dir() and not entry.is_symlink()
-            if is_tag and not os.path.lexists(entry / MANIFEST):  # a start was killed while it wrote or deleted it
+            if is_tag and not (entry / MANIFEST).exists():  # a start was killed while it wrote or deleted it
                 _delete(entry)
 
     def best(self) -> int | None:
@@ -155,41 +151,27 @@ class Checkpoints:
         return max(scored, key=lambda u: (self.scores[u]["f1"], self.scores[u]["exact_match"], -u), default=None)
 
     def _updates(self) -> list[int]:
-        """The updates of the complete checkpoints; damaged ones count for nothing and are not deleted."""
-        updates = []
-        for tag in list_checkpoints(self.folder):
-            with suppress(InputError):
-                updates.append(read_manifest(tag).done.updates)
-        return updates
+        """The updates of the complete checkpoints."""
+        return [checkpoint_number(tag.name) for tag in list_checkpoints(self.folder)]
 
-    def load(self, engine, tags: Sequence[Path]) -> tuple[Path, TrainState]:
-        """Loads the first of `tags`, complete checkpoints, that is not damaged. Collective, with the same `tags`.
+    def load(self, engine, tag: Path) -> TrainState:
+        """Loads a complete checkpoint. Collective.
 
         Raises:
-            InputError: on all ranks; all are damaged, or one was saved under settings from which this run cannot
-                resume.
+            InputError: on every rank; it is damaged, or was saved under settings from which this run cannot resume.
         """
-        faults = []
-        for tag in tags:
-            manifest = ranks.on_all_ranks(functools.partial(self._read_fitting, tag))
-            fault = self._find_fault(engine, tag, manifest)
-            if fault is None:
-                break
-            faults.append(fault)
-            if ranks.is_main() and tag != tags[-1]:
-                log.warning("%s", fault)
-        else:
-            raise InputError(faults[0])
+        manifest = ranks.on_all_ranks(lambda: self._read_fitting(tag))
         if self._is_same_layout(manifest):
-            with as_input_error(f"{tag}: the checkpoint is damaged", FIX, but=NOT_OF_THE_INPUT):
-                engine.load_checkpoint(str(tag.parent), tag=tag.name)
+            file, _ = engine.load_checkpoint(str(tag.parent), tag=tag.name)
+            if file is None:
+                raise damaged(tag, "it has no file of the model")
         else:
             ranks.on_all_ranks(lambda: convert(engine, tag, manifest))
             refresh_weights(engine)
         if self.average:
-            self.average.load(tag, manifest)
-        self.scores = {update: score.model_dump() for update, score in manifest.scores.items()} | self.scores
-        return tag, manifest.done
+            ranks.on_all_ranks(lambda: self.average.load(tag, manifest))
+        self.scores = manifest.scores | self.scores
+        return manifest.done
 
     def _read_fitting(self, tag: Path) -> Manifest:
         manifest = read_manifest(tag)
@@ -200,15 +182,6 @@ class Checkpoints:
             )
         return manifest
 
-    def _find_fault(self, engine, tag: Path, manifest: Manifest) -> str | None:
-        """What the first rank finds wrong with a checkpoint, None if it can be loaded. Collective.
-
-        DeepSpeed's loading has collectives, in which the other ranks would wait for one that fails.
-        """
-        same_layout = self._is_same_layout(manifest)
-        fault = ranks.on_all_ranks(lambda: find_mismatch(engine, tag, manifest, same_layout=same_layout))
-        return next(filter(None, ranks.gather(fault)), None)
-
     def _is_same_layout(self, manifest: Manifest) -> bool:
         """Whether DeepSpeed reads the state as it is. At ZeRO-0 rank 0 writes it all, however many ranks there are."""
         layout = manifest.layout.model_dump()
@@ -216,7 +189,11 @@ class Checkpoints:
 
 
 def _delete(tag: Path) -> None:
-    (tag / MANIFEST).unlink(missing_ok=True)  # first: a half-deleted folder must not look complete
+    """Deletes a checkpoint, if there is one. Raises OSError: something else is there, such as a link to a folder."""
+    if not os.path.lexists(tag):
+        return
+    if not tag.is_symlink():
+        (tag / MANIFEST).unlink(missing_ok=True)  # first: a half-deleted folder must not look complete
     shutil.rmtree(tag)
 
 
@@ -238,7 +215,8 @@ class Writer(TorchCheckpointEngine):
         Raises:
             OSError: a write failed.
         """
-        (fault, self._fault), (written, self._written) = (self._fault, None), (self._written, {})
+        written, fault = self._written, self._fault
+        self._written, self._fault = {}, None
         if fault is not None:
             raise fault
         return written
@@ -269,7 +247,7 @@ class Writer(TorchCheckpointEngine):
             with open(path, "wb") as file:
                 torch.save(state, file)
                 file.flush()
-                os.fsync(file.fileno())  # the manifest must not survive a power cut alone
+                os.fsync(file.fileno())  # the manifest must not survive a power cut without it
                 self._written[Path(path).name] = file.tell()
         except (OSError, RuntimeError) as error:
             cause: BaseException | None = error

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from swep_ds.common.errors import InputError, reason
-from swep_ds.common.settings import differences
-from swep_ds.training.checkpoint_files import Manifest, damaged
-from swep_ds.training.saved_state import (
+from swep_ds.common.errors import InputError
+from swep_ds.training.checkpoint_files import Manifest
+from swep_ds.training.deepspeed_files import (
     MOMENTS,
     WEIGHTS,
     Part,
@@ -27,86 +26,10 @@ from swep_ds.training.saved_state import (
     find_shares,
     name_files,
     read_state,
-    saved_part,
     saved_parts,
-    saved_shapes,
 )
 
 COUNTS = ("global_steps", "global_samples", "skipped_steps")
-
-
-def find_mismatch(engine, tag: Path, manifest: Manifest, *, same_layout: bool) -> str | None:
-    """An error message if an intact checkpoint does not belong to the engine's model, else None. Nothing is loaded.
-
-    Each rank opens the files that it will load: its own in the `same_layout` as the engine's, otherwise all.
-
-    Raises:
-        InputError: a file contains code.
-    """
-    try:
-        _check(engine, tag, manifest, same_layout)
-    except InputError:
-        raise
-    except Exception as error:  # wrong content may raise anything
-        return str(damaged(tag, reason(error)))
-    return None
-
-
-def _check(engine, tag: Path, manifest: Manifest, same_layout: bool) -> None:
-    stage, rank = manifest.layout.zero_stage, dist.get_rank()
-    models, files = name_files(manifest.files, stage, manifest.layout.world_size)
-    model = read_state(tag / models[rank if stage == 3 and same_layout else 0])
-    shapes = parameter_shapes(engine.module)
-    _check_equal(saved_shapes(model, stage, shapes), shapes)
-    whole = 3 not in (stage, engine.zero_optimization_stage())  # at ZeRO-3 the module's own tensors are empty
-    _check_equal(*(dict.fromkeys(state, True) for state in (manifest.done.method, engine.module.method.state())))
-    modules = (model["module"], engine.module.state_dict())
-    _check_equal(*({name: whole and tuple(tensor.shape) for name, tensor in state.items()} for state in modules))
-    _check_progress(engine, model, manifest)
-    if stage == 0 and engine.bfloat16_enabled():
-        return  # the optimizer's state has another form, which DeepSpeed alone reads
-    if stage and same_layout:
-        parts = [_check_part_of_rank(engine, stage, read_state(tag / files[rank])["optimizer_state_dict"])]
-    else:
-        parts = _read_parts(engine, tag, stage, model, files)[0][rank :: dist.get_world_size()]
-    if not all(flat[WEIGHTS].isfinite().all() for part in parts for flat in part.flats):
-        raise ValueError("its weights are not all finite")
-
-
-def _check_equal(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    if differing := differences(saved, current, most=1):
-        raise ValueError(differing)
-
-
-def _check_progress(engine, model: dict[str, Any], manifest: Manifest) -> None:
-    counts = {name: model[name] for name in COUNTS}
-    if counts["global_steps"] != manifest.done.updates or not all(type(n) is int and n >= 0 for n in counts.values()):
-        raise ValueError(f"counts {counts} do not fit update {manifest.done.updates}")
-    saved, current = model["lr_scheduler"], engine.lr_scheduler.state_dict()
-    shared = saved.keys() & current.keys()  # other versions of PyTorch keep other fields
-    if "last_epoch" not in saved or any(type(saved[name]) is not type(current[name]) for name in shared):
-        raise ValueError("another version of PyTorch wrote its schedule")
-
-
-def _check_part_of_rank(engine, stage: int, optimizer: dict[str, Any]) -> Part:
-    """What this rank saved in the engine's own layout."""
-    flats = engine_flats(engine)
-    part = saved_part(stage, engine_shares(engine, flats), optimizer)
-    for flat, saved in zip(flats, part.flats, strict=True):
-        if saved[WEIGHTS].dtype != flat.dtype or len(saved[WEIGHTS]) > flat.numel():
-            raise ValueError(f"{len(saved[WEIGHTS])} weights of {saved[WEIGHTS].dtype} for {flat.numel()}")
-    scaler, current = optimizer.get("loss_scaler"), getattr(engine.optimizer, "loss_scaler", None)
-    if type(scaler) is not type(current) or (scaler and not scaler.cur_scale > 0):
-        raise ValueError("it holds no loss scale")
-    return part
-
-
-def _read_parts(
-    engine, tag: Path, stage: int, model: dict[str, Any], files: Sequence[str]
-) -> tuple[list[Part], dict[str, Any]]:
-    """What all ranks saved, and the content of rank 0's optimizer file; empty at ZeRO-0."""
-    optimizers = [read_state(tag / file)["optimizer_state_dict"] for file in files]
-    return saved_parts(stage, model, optimizers, list(parameter_shapes(engine.module))), next(iter(optimizers), {})
 
 
 def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -119,7 +42,7 @@ def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def convert(engine, tag: Path, manifest: Manifest) -> None:
-    """Loads a checkpoint in which `find_mismatch` finds nothing into an engine of any other layout.
+    """Loads a checkpoint of another layout into an engine of the same model.
 
     Weights, moments, step counts, schedule and loss scale are then as if the engine had made the updates itself. Not
     collective; `refresh_weights` follows when all ranks are done.
@@ -135,15 +58,17 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
         )
     models, files = name_files(manifest.files, stage, manifest.layout.world_size)
     model = read_state(tag / models[0])
-    saved, scaler = _read_parts(engine, tag, stage, model, files)
+    optimizers = [read_state(tag / file)["optimizer_state_dict"] for file in files]
+    saved = saved_parts(stage, model, optimizers, list(parameter_shapes(engine.module)))
     copy_parts(saved, _kept(engine), tag)
     _set_steps(engine, next((part.step for part in saved if part.step is not None), None))
     for name, buffer in engine.module.named_buffers():
         if name in model["module"]:
             buffer.copy_(model["module"][name])
-    for name in ("loss_scaler", "dynamic_loss_scale"):
-        if engine_stage and name in scaler:
-            setattr(engine.optimizer, name, scaler[name])
+    if engine_stage and optimizers:
+        for name in ("loss_scaler", "dynamic_loss_scale"):
+            if name in optimizers[0]:
+                setattr(engine.optimizer, name, optimizers[0][name])
     engine.lr_scheduler.load_state_dict(model["lr_scheduler"])
     for group, rate in zip(engine.basic_optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
         group["lr"] = rate
@@ -180,26 +105,26 @@ def engine_flats(engine) -> list[Tensor]:
 
 def engine_shares(engine, flats: Sequence[Tensor]) -> dict[str, Share]:
     """What this rank keeps of each parameter in `flats`, which are from `engine_flats`."""
-    stage, rank, world_size, gaps = engine.zero_optimization_stage(), 0, 1, None
+    stage, sizes = engine.zero_optimization_stage(), [flat.numel() for flat in flats]
     if stage == 0:
         shapes = [{name: flat.shape} for name, flat in zip(parameter_shapes(engine.module), flats, strict=True)]
-    else:
-        shapes, group = engine._get_zero_param_shapes(), engine.optimizer.dp_process_group
-        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-        gaps = getattr(engine.optimizer, "round_robin_bit16_padding", None)
-    return find_shares(stage, shapes, rank, world_size, sizes=[flat.numel() for flat in flats], gaps=gaps)
+        return find_shares(0, shapes, 0, 1, sizes=sizes)
+    group = engine.optimizer.dp_process_group
+    gaps = getattr(engine.optimizer, "round_robin_bit16_padding", None)
+    shapes = engine._get_zero_param_shapes()
+    return find_shares(stage, shapes, dist.get_rank(group), dist.get_world_size(group), sizes=sizes, gaps=gaps)
 
 
 def _kept(engine) -> Part:
     """What this rank keeps, with zero moments where the optimizer has none yet."""
-    flats, tensors = engine_flats(engine), []
+    flats, kept = engine_flats(engine), []
     for flat in flats:
         state = engine.basic_optimizer.state[flat]
         for key in MOMENTS:
             if key not in state:
                 state[key] = torch.zeros_like(flat, requires_grad=False)
-        tensors.append({WEIGHTS: flat.data.view(-1)} | {key: state[key].view(-1) for key in MOMENTS})
-    return Part(engine_shares(engine, flats), tensors)
+        kept.append({WEIGHTS: flat.data.view(-1)} | {key: state[key].view(-1) for key in MOMENTS})
+    return Part(engine_shares(engine, flats), kept)
 
 
 def _set_steps(engine, step: Any) -> None:

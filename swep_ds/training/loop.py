@@ -15,9 +15,8 @@ from swep_ds.common.errors import Stopped
 from swep_ds.data.batches import Batch, TrainingBatches, engine_divisor
 from swep_ds.evaluation.results import Score
 from swep_ds.methods.base import Method, MicroStep, PassState
-from swep_ds.ranks.launch import note_checkpoint
-from swep_ds.ranks.signals import RESUMES, request
-from swep_ds.ranks.vote import stop_vote
+from swep_ds.ranks.environment import note_checkpoint
+from swep_ds.ranks.stopping import RESUMES, request, stop_vote
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import Engine
@@ -170,6 +169,5 @@ def _save(
 
 
 def _stop(signal: int, update: int, updates: int, saved: bool) -> None:
-    request.fix_exit_code(Stopped.exit_code)
     kept = "its checkpoint is saved" if saved else "earlier checkpoints stay"
     raise Stopped(f"on request ({Signals(signal).name}) after update {update} of {updates}; {kept}, and {RESUMES}")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from swep_ds import ranks
 from swep_ds.common.errors import TrainingDiverged
 from swep_ds.ranks import accelerator
-from swep_ds.ranks.stalls import ranks_of
+from swep_ds.ranks.heartbeat import ranks_of
 from swep_ds.training.sharding import full_weights
 
 SLOW = 1.5  # times the (lower) median over ranks

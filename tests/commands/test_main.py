@@ -15,9 +15,6 @@ from tests.support.fork_server import ROOT
 @pytest.fixture
 def swep_ds(monkeypatch, capsys):
     """Calls `swep-ds` in this process; returns (exit code, stdout, stderr)."""
-    # the real ones change this process's signal handlers
-    monkeypatch.setattr(command.cli.request, "catch", lambda **_: None)
-    monkeypatch.setattr(command.cli.request, "fix_exit_code", lambda _: None)
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["swep-ds", *words])

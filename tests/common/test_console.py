@@ -16,7 +16,7 @@ from rich.text import Text
 
 from swep_ds.common.console import Console, Progress, Rendered, Screen, escaped, on_one_line, quiet_about_cpu
 from swep_ds.common.errors import InputError
-from swep_ds.ranks.launch import report
+from swep_ds.ranks.environment import report
 from tests.support.fork_server import HANGS
 
 # prints more than any buffer holds, on all ways there are, and then does its work

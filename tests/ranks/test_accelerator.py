@@ -2,7 +2,6 @@
 
 import re
 from types import ModuleType, SimpleNamespace
-from uuid import UUID
 
 import psutil
 import pytest
@@ -43,19 +42,11 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
         raise AssertionError("of a GPU that is not used")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name in (
-        "device_count",
-        "get_device_name",
-        "get_device_properties",
-        "memory_allocated",
-        "max_memory_allocated",
-        "synchronize",
-    ):
+    for name in ("device_count", "get_device_name", "get_device_properties", "max_memory_allocated", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, fail)
     assert not accelerator.on_gpu()
     assert not accelerator.has_tf32()
     assert (accelerator.device_count(), accelerator.total_memory(), accelerator.product_name()) == (0, [], None)
-    assert accelerator.unique_name(0) is None
     assert metrics.peak_memory_bytes() > 2**20
     assert Devices.parse("") == Devices(1, psutil.virtual_memory().total, False, psutil.virtual_memory().total)
 
@@ -110,6 +101,3 @@ def test_a_gpu_that_deepspeed_uses_is(monkeypatch, has_names):
     assert accelerator.total_memory() == [80 * GIB, 79 * GIB]
     assert Devices.parse("") == Devices(2, 79 * GIB, True, psutil.virtual_memory().total)
     assert metrics.peak_memory_bytes() == 123
-    for properties, name in ((SimpleNamespace(uuid=UUID(int=7)), str(UUID(int=7))), (SimpleNamespace(), None)):
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number, given=properties: given)
-        assert accelerator.unique_name(1) == name

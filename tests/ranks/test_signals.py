@@ -1,130 +1,85 @@
-"""Requests to stop of one process, which imports no PyTorch; tests/ranks/test_stopping.py has those of ranks."""
+"""Requests to stop in one process, and Ctrl-C in a script; tests/ranks/test_stopping.py has those of several ranks."""
 
+import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
+from swep_ds.common.errors import Stopped
+from swep_ds.ranks import stopping
+from swep_ds.ranks.group import process_group
+from swep_ds.ranks.stopping import SIGNALS, StopRequest, stop_vote
 from tests.support.tiny_run import execute
 
-FORKS = """
-import os, signal, time
-from swep_ds.ranks.signals import request
-request.catch(stoppable=True, alone=True)
-with request.deferred():
-    child = os.fork()
-    if not child:
-        time.sleep(3600)
-        os._exit(0)
-    os.kill(child, signal.SIGTERM)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-    os.kill(os.getpid(), signal.SIGUSR1)
-    while not request.number:
-        time.sleep(0.01)
-    assert request.number == signal.SIGUSR1  # the first signal of this process, so the child's was none
-    os._exit(0)
-"""
-COMPILES = """
-import os, signal, subprocess, time
-from swep_ds.commands.cli import main
-from swep_ds.ranks.signals import request
-def command():
-    os.kill(os.getpid(), signal.SIGUSR1)
-    subprocess.run(["sh", "-c", "kill -USR1 $$"], check=True)
-main(command, stoppable=True)
-"""
 INTERRUPTED = """
-import ctypes, os, signal, sys, threading, time
-from pathlib import Path
+import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests behind its back ignores it
 from swep_ds.commands.cli import main
-class Drops:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(3600)
 def sleeps():
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(3600)
     finally:
         print("cleaned up")
-def waits_in_a_library():
-    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-    library.pthread_mutex_lock(mutex)
-    os.kill(os.getpid(), signal.SIGINT)
-    library.pthread_mutex_lock(mutex)
-def turns_it_into_another():
-    try:
-        sleeps()
-    except KeyboardInterrupt:
-        raise RuntimeError("of a library") from None
-def in_a_destructor():
-    Drops()
-    time.sleep(3600)
-def twice():
-    from swep_ds.ranks.signals import request
-    with request.deferred():
-        os.kill(os.getpid(), signal.SIGINT)
-        while not request.number:  # it is taken by a thread, which stamps it
-            time.sleep(0.01)
-        time.sleep(1.5)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(3600)
-def ignored():
-    from swep_ds.ranks.signals import request
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    os.kill(os.getpid(), signal.SIGINT)
-    assert not request.number
-if sys.argv[1] == "imports":
-    sleeps()
-if sys.argv[1] == "ignored":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-main(globals()[sys.argv[1]], stoppable=sys.argv[2:] == ["stoppable"])
+sleeps() if sys.argv[1] == "imports" else main(sleeps)
 """
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
-    return execute([sys.executable, "-c", script, *arguments], check=False)
+@pytest.mark.parametrize(("where", "code"), [("runs", 130), ("imports", -signal.SIGINT)])
+def test_ctrl_c_ends_a_script_with_one_line(where, code):
+    ended = execute([sys.executable, "-c", INTERRUPTED, where], check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "cleaned up\n", "stopped: by SIGINT\n")
 
 
-def test_a_signal_to_a_process_that_a_library_forked_is_not_a_request():
-    ended = run(FORKS)
-    assert (ended.returncode, ended.stderr) == (0, "")
+@pytest.fixture
+def request_(monkeypatch):
+    request = StopRequest()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setattr(stopping, "request", request)
+    with process_group():
+        yield request
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def test_what_a_signal_to_the_process_group_did_to_a_compiler_is_not_a_fault():
-    ended = run(COMPILES)
-    assert ended.returncode == 75
-    assert ended.stderr.startswith("stopped: on request (SIGUSR1), outside training; ")
+def signalled(*numbers: int, then: BaseException | None = None) -> None:
+    """A training loop in which these signals come."""
+    with stop_vote() as vote:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        assert vote.asked() == numbers[0]
+        if then:
+            raise then
 
 
-@pytest.mark.parametrize("where", ["sleeps", "waits_in_a_library", "turns_it_into_another", "in_a_destructor"])
-def test_ctrl_c_ends_a_script_with_one_line(where):
-    ended = run(INTERRUPTED, where)
-    assert (ended.returncode, ended.stderr) == (130, "stopped: by SIGINT\n")
-    assert ("cleaned up" in ended.stdout) == (where in ("sleeps", "turns_it_into_another"))
+def test_signals_are_requests_in_the_training_loop_of_a_script_only(request_):
+    with pytest.raises(KeyboardInterrupt):
+        signalled(signal.SIGINT)
+    assert not request_.number
+    request_.allowed = True
+    with pytest.raises(KeyboardInterrupt):  # what is left over when the loop ends
+        signalled(signal.SIGINT)
+    assert request_.number == signal.SIGINT
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_ctrl_c_while_a_script_imports_is_one_line_too():
-    ended = run(INTERRUPTED, "imports")
-    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "stopped: by SIGINT\n")
+def test_what_a_shell_ignores_is_ignored(request_):
+    request_.allowed = True
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as it does for a program behind its back
+    with stop_vote():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert not request_.number
 
 
-@pytest.mark.parametrize("where", ["sleeps", "waits_in_a_library"])
-def test_ctrl_c_outside_of_training_ends_a_run_that_can_be_resumed(where):
-    ended = run(INTERRUPTED, where, "stoppable")
-    assert ended.returncode == 75
-    assert ended.stderr.startswith("stopped: on request (SIGINT), outside training; ")
-    assert len(ended.stderr.splitlines()) == 1
-
-
-def test_a_second_ctrl_c_ends_at_once():
-    ended = run(INTERRUPTED, "twice", "stoppable")
-    assert (ended.returncode, ended.stderr) == (130, "stopped: at once, by a second signal (SIGINT)\n")
-
-
-@pytest.mark.parametrize("stoppable", [(), ("stoppable",)])
-def test_where_a_shell_ignores_ctrl_c_the_script_does(stoppable):
-    ended = run(INTERRUPTED, "ignored", *stoppable)
-    assert (ended.returncode, ended.stderr) == (0, "")
+def test_a_second_signal_counts_after_a_while(request_, monkeypatch):
+    request_.allowed = True
+    with pytest.raises(Stopped):  # the deepspeed command forwards a signal that the ranks have had
+        signalled(signal.SIGTERM, signal.SIGUSR1, then=Stopped("of the test"))
+    os.kill(os.getpid(), signal.SIGTERM)  # still taken, though the loop has ended: the run's exit code is 75
+    monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.0)
+    raised = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert raised == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

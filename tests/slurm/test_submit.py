@@ -32,12 +32,7 @@ def submit(tmp_path, monkeypatch, capsys):
 def command(printed: str) -> list[str]:
     """The words of the sbatch command after its environment variables."""
     words = shlex.split(printed.splitlines()[0])
-    assert [word.partition("=")[0] for word in words[:4]] == [
-        "SWEP_DS_ROOT",
-        "SWEP_DS_PYTHON",
-        "SWEP_DS_MAX_RESTARTS",
-        "SWEP_DS_LOGS",
-    ]
+    assert all(word.startswith("SWEP_DS_") for word in words[:4])
     return words[4:]
 
 
@@ -60,11 +55,12 @@ def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submi
 
 def test_without_gpus_none_are_asked_for(submit, tmp_path):
     options = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
-    printed = submit("train", *options, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
+    folder = tmp_path / "new" / "10%j"  # which is no pattern of Slurm's
+    printed = submit("train", *options, "--", *RUN, "--output_dir", str(folder))
     words = command(printed)
+    assert f"--output={tmp_path}/new/10%%j.slurm-%j.log" in words
     assert words[2:6] == ["--export=ALL", "--nodes=1", "--ntasks-per-node=3", "--cpus-per-task=4"]
-    assert words[-2:] == ["--output_dir", str(tmp_path / "new" / "run")]
-    assert words.count("--output_dir") == 1
+    assert words[-2:] == ["--output_dir", str(folder)]
     assert "SWEP_DS_MAX_RESTARTS=0 " in printed
     assert not (tmp_path / "new").exists()
 
@@ -114,50 +110,25 @@ CPU = ["--cpu_ranks_per_node", "1"]
     [
         (["train", *CPU], r"put the options of `swep-ds train` after `--`"),
         (["train", *CPU, "--recipe", "quickstart"], r"--recipe: put the options of `swep-ds train` after"),
+        (["sweep", *CPU, "quickstart_methods"], "quickstart_methods: put the options of `swep-ds sweep` after `--`"),
         ([], "the following arguments are required: kind"),
         (["train", "--", *RUN], "one of the arguments --gpus_per_node --cpu_ranks_per_node is required"),
-        (["train", *CPU, "--gpus_per_node", "1", "--", *RUN], "not allowed with argument"),
-        (["train", "--gpus_per_node", "0", "--", *RUN], "--gpus_per_node: 0 must be at least 1"),
-        (["train", *CPU, "--max_restarts", "-1", "--", *RUN], "--max_restarts: -1 must be at least 0"),
+        (["train", "--nodes", "4", "--gpus", "8"], "unrecognized arguments: --gpus; did you mean --gpus_per_node"),
         (["train", *CPU, "--parallel", "2", "--", *RUN], "--parallel is for sweeps"),
         (["train", *CPU, "--", *RUN, "--reciep", "x"], "unrecognized arguments: --reciep; did you mean --recipe"),
-        (["train", "--nodes", "4", "--gpus", "8"], "unrecognized arguments: --gpus; did you mean --gpus_per_node"),
-        (["train", "--gpus=8", "--", *RUN], "unrecognized arguments: --gpus; did you mean --gpus_per_node"),
-        (["sweep", *CPU, "quickstart_methods"], "quickstart_methods: put the options of `swep-ds sweep` after `--`"),
         (["train", *CPU, "--", *RUN, "--recipe", "quikstart"], "--recipe quikstart: no such recipe; did you mean"),
         (["train", *CPU, "--", *RUN, "--set", "train.epocs=1"], "did you mean 'train.epochs'"),
-        (
-            ["train", *CPU, "--", "--ds_config", "zero9"],
-            "--ds_config zero9: no such file: give a path, or a shipped one: zero0,",
-        ),
-        (
-            ["train", *CPU, "--", *RUN, "--resume", "runs/x/checkpoints/update-1"],
-            "every start of the job would repeat it",
-        ),
+        (["train", *CPU, "--", "--ds_config", "zero9"], "--ds_config zero9: no such file"),
+        (["train", *CPU, "--", *RUN, "--resume", "runs/x"], "every start of the job would repeat it"),
         (["train", *CPU, "--", *RUN, "--ranks", "8"], "--ranks: srun starts the ranks: leave it out"),
         (["train", *CPU, "--", *RUN, "--plan", "8x80"], "--plan: trains nothing: run it without submit"),
-        (
-            ["train", *CPU, "--sbatch=account=lab", "--", *RUN],
-            "--sbatch=account=lab: is not an option.*--sbatch=--account=",
-        ),
+        (["train", *CPU, "--sbatch=account=lab", "--", *RUN], "--sbatch=account=lab: is not an option"),
         (["train", *CPU, "--sbatch=--nodes=3", "--", *RUN], "--sbatch=--nodes: 3: give the number of ranks by --nodes"),
-        (
-            ["sweep", *CPU, "--sbatch=-n2", "--", "quickstart_methods"],
-            "--sbatch=-n: 2: give the number of ranks by --gpus_per",
-        ),
-        (
-            ["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "README.md")],
-            r"--output_dir .*README.md: is a file: name a fold",
-        ),
-        (
-            ["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "docs")],
-            r"--output_dir .*docs: holds files that belong to no ru",
-        ),
+        (["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "docs")], r"docs: holds files that belong to no ru"),
         (["train", *CPU, "--", *RUN, "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
         (["sweep", *CPU, "--", "quickstart", "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
         (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; did you mean"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --ranks, --cell"),
-        (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "none.json"], "ds_config none.json: no such file"),
     ],
 )
 def test_bad_options_are_refused_before_the_job_is_queued(submit, words, said):
@@ -166,95 +137,77 @@ def test_bad_options_are_refused_before_the_job_is_queued(submit, words, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"zero_optimization": ', r"--ds_config .*zero.json: .*JSON"),
-        (
-            '{"gradient_clipping": 7}',
-            r"zero.json: gradient_clipping = 7, but the recipe's train.max_grad_norm gives 1.0",
-        ),
-        ('{"train_batch_size": 3}', r"zero.json: train_batch_size = 3, but .* x 1 rank\(s\) gives"),
-    ],
-)
 @pytest.mark.parametrize("kind", ["train", "sweep"])
-def test_a_ds_config_is_checked_before_the_job_is_queued(submit, tmp_path, kind, content, said):
-    (tmp_path / "zero.json").write_text(content)
+def test_a_ds_config_is_checked_before_the_job_is_queued(submit, tmp_path, kind):
     options = ["--ds_config", str(tmp_path / "zero.json"), "--output_dir", str(tmp_path / "new")]
-    with pytest.raises(InputError, match=said):
-        submit(kind, *CPU, "--dry_run", "--", *["quickstart_methods"] * (kind == "sweep"), *options)
+    sweep = ["quickstart_methods"] if kind == "sweep" else []
+    for content, said in (("{", r"--ds_config .*JSON"), ('{"gradient_clipping": 7}', "gradient_clipping = 7, but")):
+        (tmp_path / "zero.json").write_text(content)
+        with pytest.raises(InputError, match=said):
+            submit(kind, *CPU, "--dry_run", "--", *sweep, *options)
     assert not (tmp_path / "new").exists()
 
 
-def test_without_slurm_it_says_so(submit, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(InputError, match="sbatch: no such command: submit on a machine of a Slurm cluster"):
-        submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """Puts a command `sbatch` on PATH, of which this is given the body."""
+
+    def write(body: str) -> None:
+        file = tmp_path / "bin" / "sbatch"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{body}\n")
+        file.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{file.parent}:/usr/bin:/bin")
+
+    return write
 
 
-def test_a_job_knows_nothing_of_the_job_that_submits_it(submit, tmp_path, monkeypatch):
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text(f"#!/bin/sh\nenv >{tmp_path}/env\necho 7\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
+def test_a_job_knows_nothing_of_the_job_that_submits_it(submit, sbatch, tmp_path, monkeypatch):
+    sbatch(f"env >{tmp_path}/env\necho 7")
     leaking = ("SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SBATCH_SIGNAL", "PMI_RANK")
     kept = ("SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME")
     for name in (*leaking, *kept):
         monkeypatch.setenv(name, "x")
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     for inside in (False, True):
         if inside:
             monkeypatch.setenv("SLURM_JOB_ID", "7")
-        submit("train", "--cpu_ranks_per_node", "1", "--", *RUN, "--output_dir", str(tmp_path / "run"))
+        submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
         given = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
         assert given >= {*kept, "SWEP_DS_ROOT"}
         assert given & {*leaking, "SLURM_JOB_ID"} == (set() if inside else {*leaking})
 
 
-def test_a_percent_sign_in_a_folder_is_no_pattern_of_slurms(submit, tmp_path):
-    folder = ["--output_dir", str(tmp_path / "10%j")]
-    printed = submit("train", "--cpu_ranks_per_node", "1", "--dry_run", "--", *RUN, *folder)
-    assert f"--output={tmp_path}/10%%j.slurm-%j.log" in command(printed)
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (
-            "echo sbatch: error: invalid partition: gpu >&2\necho sbatch: bye >&2\nexit 1",
-            "^sbatch refused the job: error: invalid partition: gpu bye$",
-        ),
+        (None, "sbatch: no such command: submit on a machine of a Slurm cluster"),
+        ("echo sbatch: error: no partition: gpu >&2\nexit 1", "^sbatch refused the job: error: no partition: gpu$"),
         ("exit 0", "^sbatch gave no job number but '': check with squeue"),
     ],
 )
-def test_what_sbatch_says_is_passed_on_in_a_line(submit, tmp_path, monkeypatch, body, said):
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text(f"#!/bin/sh\n{body}\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sbatch.parent}:/usr/bin:/bin")
+def test_what_sbatch_says_is_passed_on_in_a_line(submit, sbatch, tmp_path, monkeypatch, body, said):
+    if body is None:
+        monkeypatch.setenv("PATH", "")
+    else:
+        sbatch(body)
     with pytest.raises(InputError, match=said):
         submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
 
 
-TOO_SHORT = ["1", "3", "2:30", "3:00", "0:3:0", "00:02:59", "0-0:3", "0-00:03:00", "00:00:01", "0-0:0:59"]
-LONG_ENOUGH = ["4", "3:01", "0:3:1", "0-1", "1-0", "0-0:4", "1-12:30:00", "60", "12:00:00"]
-WITHOUT_LIMIT = ["UNLIMITED", "infinite", "0", "00:00", "-1"]
-NO_TIMES = ["", "1h", "1:2:3:4", "1.5", "-5", "1-", "-1:00", "1--2", "٣٠", "1 2"]
+TOO_SHORT = ["3", "2:30", "0:3:0", "0-0:3"]
+LONG_ENOUGH = ["4", "3:01", "0:3:1", "0-1", "1-12:30:00", "12:00:00", "UNLIMITED", "0"]
+NO_TIMES = ["1h", "1:2:3:4", "1.5", "-5"]
 
 
-@pytest.mark.parametrize("time", [*TOO_SHORT, *LONG_ENOUGH, *WITHOUT_LIMIT, *NO_TIMES])
+@pytest.mark.parametrize("time", [*TOO_SHORT, *LONG_ENOUGH, *NO_TIMES])
 def test_a_time_limit_leaves_time_before_the_signal(time):
-    if time in LONG_ENOUGH + WITHOUT_LIMIT:
+    if time in LONG_ENOUGH:
         slurm.check_time(time, [])
         return
-    said = (
-        "not a Slurm time: give minutes" if time in NO_TIMES else "a start is asked to stop 120 s before .* 3 minutes$"
-    )
+    said = "not a Slurm time" if time in NO_TIMES else "a start is asked to stop 120 s before .* 3 minutes$"
     with pytest.raises(InputError, match=rf"^--time {time}: {said}"):
         slurm.check_time(time, [])
-    for options in ([f"--time={time}"], [f"-t{time}"], ["-t", time], ["--time", time]):  # sbatch's option counts
+    for options in ([f"--time={time}"], ["-t", time]):  # sbatch's option counts
         with pytest.raises(InputError, match=rf"^--time {time}: {said}"):
             slurm.check_time("12:00:00", options)
 
@@ -265,21 +218,16 @@ def test_the_time_of_another_signal_counts():
         slurm.check_time("11", signal)
     slurm.check_time("12", signal)
     slurm.check_time(None, signal)
-    for name in ("@x", "B:USR1@600", "HUP@600", "USR2"):  # to the batch script alone, or one that ends a rank
+    for name in ("B:USR1@600", "HUP@600"):  # to the batch script only, or one that ends a rank
         with pytest.raises(InputError, match=f"--signal={name}: no rank would save at it: give USR1, TERM or INT"):
             slurm.check_time(None, [f"--signal={name}"])
-    with pytest.raises(InputError, match="--signal=B:KILL@5: no rank would save at it"):
-        slurm.check_time(None, ["--signal", "B:KILL@5"])
-    for name in ("USR1", "SIGTERM@90", "10@300"):
+    for name in ("USR1", "SIGTERM@90"):
         slurm.check_time("60", [f"--signal={name}"])
 
 
-def test_the_script_submits_and_a_mistake_is_one_line(tmp_path, monkeypatch):
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text('#!/bin/sh\necho "7;cluster"\n')
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    words = ["train", *CPU, "--time", "60", "--", *RUN, "--output_dir", str(tmp_path / "logs" / "run")]
+def test_the_script_submits_and_a_mistake_is_one_line(sbatch, tmp_path):
+    sbatch('echo "7;cluster"')
+    words = ["train", *CPU, "--time", "60", "--", *RUN, "--output_dir", str(tmp_path / "logs" / "10%j")]
     assert run_script(SUBMIT, *words).stdout == f"job 7, its log is in {tmp_path / 'logs'}\n"
     ended = run_script(SUBMIT, "train", *CPU, "--time", "1", "--", *RUN, check=False)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)

@@ -7,9 +7,7 @@ Each run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
     "kill"        [rank, n]: SIGKILL to that rank while it writes the checkpoint of update n, a file of it half done
     "full"        [rank, n]: files of that rank cannot grow beyond 20 kB while update n is saved; n = "model": while
                   the model is exported
-    "blocked"     n: a file is where the folder of the checkpoint of update n should be; a name: a folder is where
-                  the file of that name should be in the run's folder
-    "set_on_1"    as "set", for rank 1 alone
+    "set_on_1"    as "set", for rank 1 only
     "saves_first" true: what was resumed is saved again before anything else
     "file_bytes"  n: size of the exported model's files
     "kill_between"  true: SIGKILL to every rank when the first of two stages is done
@@ -54,16 +52,12 @@ class Faults:
             raise Stopped
         if step == "second stage" and asked.get("kill_between"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if step == "engine" and isinstance(asked.get("blocked"), str):
-            (self.folder / asked["blocked"]).mkdir(parents=True, exist_ok=True)
         rank, where = asked.get("full", (None, None))
         if rank == ranks.rank() and step in ("export" if where == "model" else f"update {where}, checkpoint",):
             set_room(20_000)
         rank, update = asked.get("kill", (None, None))
         if rank == ranks.rank() and step == f"update {update}, checkpoint":
             torch.save = write_half
-        if step == f"update {asked.get('blocked')}, checkpoint" and ranks.is_main():
-            (self.folder / "checkpoints" / f"update-{asked['blocked']:08d}").write_text("")
 
 
 def set_room(file_bytes: int) -> None:
@@ -77,10 +71,10 @@ def write_half(state, file, save=torch.save) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def load_and_save(self: Checkpoints, engine, tags, load=Checkpoints.load):
-    tag, done = load(self, engine, tags)
+def load_and_save(self: Checkpoints, engine, tag, load=Checkpoints.load):
+    done = load(self, engine, tag)
     self.save(engine, done)
-    return tag, done
+    return done
 
 
 def make(asked: dict) -> None:

@@ -35,14 +35,6 @@ def write_checkpoint(folder: Path, update: int) -> Path:
 
 
 def change_manifest(tag: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes the content of `complete.json`."""
     content = json.loads((tag / MANIFEST).read_text())
     change(content)
     write_manifest(tag, content)
-
-
-def rewrite_state(tag: Path, name: str, state: Any) -> Path:
-    """Replaces the content of a file of a checkpoint, and its entry in the manifest."""
-    torch.save(state, tag / name)
-    change_manifest(tag, lambda content: content["files"].update({name: (tag / name).stat().st_size}))
-    return tag / name

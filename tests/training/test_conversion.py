@@ -10,15 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from deepspeed.runtime.fp16.loss_scaler import LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn.functional import pad
 
 from swep_ds.common.errors import InputError
-from swep_ds.training.conversion import MOMENTS, WEIGHTS, Part, _set_steps, copy_parts, find_shares, read_state
+from swep_ds.training.conversion import _set_steps, copy_parts
+from swep_ds.training.deepspeed_files import MOMENTS, WEIGHTS, Part, find_shares
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import SEVERAL_RUNS, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare
 
@@ -30,10 +29,10 @@ OPTIONS = {
 }
 # (ranks, ZeRO stage) of the three starts of a run. Stage 1 has the layout of stage 2, and the pairs of stages that are
 # not listed consist of the same two halves: reading a layout, and writing one.
-BY_RANKS = {f"ranks-{stage}": [(2, stage), (1, stage), (2, stage)] for stage in (0, 2, 3)}
+BY_RANKS = {"ranks-0": [(2, 0), (1, 0), (2, 0)]}
 BY_RANKS |= {"both": [(2, 1), (1, 3), (2, 2)], "offload": [(2, "3-offload"), (1, 2), (2, "3-offload")]}
 BY_RANKS |= {"t5": [(2, 3), (1, 1), (2, 3)], "bf16": [(2, 2), (1, 3), (2, 1)]}
-BY_STAGE = {"stages-020": [(2, 0), (2, "2-aligned"), (2, 0)]}
+BY_STAGE = {"by-stage": [(2, 0), (2, "2-aligned"), (2, 0)]}
 # largest difference of losses; in bf16 a right conversion differed by 2.5e-4, and one that zeroes moments or rounds
 # weights by 7e-3 or more
 TOLERANCE = {"bf16": 1e-3}
@@ -67,7 +66,7 @@ layout = st.tuples(st.sampled_from([1, 3]), st.integers(1, 5), st.integers(0, 3)
 sizes = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=2).map(tuple), min_size=1, max_size=6)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(sizes=sizes, source=layout, target=layout, cut=st.integers(1, 6))
 def test_every_element_of_every_parameter_is_converted(sizes, source, target, cut):
     whole = {f"p{i}": torch.randn(size) for i, size in enumerate(sizes)}
@@ -78,30 +77,6 @@ def test_every_element_of_every_parameter_is_converted(sizes, source, target, cu
         copy_parts(saved, part, Path("tag"))
         for mine, right in zip(part.flats, expected.flats, strict=True):
             assert all(torch.equal(mine[key], right[key]) for key in right)
-
-
-class Pickled:
-    """Pickled as a call of `getattr`."""
-
-    def __init__(self, *arguments):
-        self.arguments = arguments
-
-    def __reduce__(self):
-        return getattr, self.arguments
-
-
-def test_members_of_enumerations_are_read_however_python_pickled_them(tmp_path):
-    file = tmp_path / "states.pt"
-    torch.save({"stage": Pickled(ZeroStageEnum, "weights")}, file)  # as Python 3.11.2 does
-    assert read_state(file) == {"stage": ZeroStageEnum.weights}
-
-
-@pytest.mark.parametrize("arguments", [(ZeroStageEnum, "mro"), (LossScaler, "backward")])
-def test_getattr_reads_nothing_else(arguments, tmp_path):
-    file = tmp_path / "states.pt"
-    torch.save({"stage": Pickled(*arguments)}, file)
-    with pytest.raises(InputError, match=r"states.pt: contains builtins.getattr, which no checkpoint"):
-        read_state(file)
 
 
 def test_a_layout_that_does_not_hold_everything_is_refused():
@@ -141,13 +116,6 @@ def start(folder: Path, name: str, ranks: int, stage: int | str, *changes: str, 
     }
 
 
-def two_stages(folder: Path, name: str, ranks: int, stage: int, **more) -> dict:
-    """A first stage of 3 updates, then a selected checkpoint: the first one, as weights hardly change."""
-    changes = [f"pretrain.train={folder / 'model-bert' / 'train.json'}", "pretrain.max_updates=3"]
-    changes += ["pretrain.micro_batch_size=4", "pretrain.learning_rate=1e-3"]
-    return start(folder, name, ranks, stage, *changes, "eval.select_on=test", "train.learning_rate=1e-6", **more)
-
-
 def uneven(folder: Path, name: str, ranks: int) -> dict:
     """Fewer windows than an update takes, and fewer to evaluate on than there are ranks."""
     few = ("data.max_train_examples=3", "data.max_eval_examples=1", "train.epochs=3", f"train.max_updates={UPDATES}")
@@ -173,20 +141,17 @@ def folder(tmp_path_factory) -> Path:
     launches[1].append(start(folder, "bf16", 1, 3, output="over", resume=str(finished), saves_first=True))
     over = folder / "over" / "checkpoints"
     launches[2].append(start(folder, "bf16", 2, 2, output="back", resume=str(over), saves_first=True))
-    launches[0] += [two_stages(folder, "whole-stages", 2, 1), uneven(folder, "uneven-2", 2)]
-    launches[1] += [uneven(folder, "uneven-1", 1)]
+    launches[0].append(uneven(folder, "uneven-2", 2))
+    launches[1].append(uneven(folder, "uneven-1", 1))
     for number, stop in enumerate((*STOPS, None)):
         for name, starts in BY_RANKS.items():
             launches[number].append(start(folder, name, *starts[number], stop_after=stop))
-    launches[0].append(two_stages(folder, "stages", 2, 1, stop_after=3))  # in the first stage
-    launches[1].append(two_stages(folder, "stages", 1, 3, stop_after=5))
-    launches[2].append(two_stages(folder, "stages", 2, 1))
     for name, starts in BY_STAGE.items():
         launches[2] += [
             start(folder, name, *layout, stop_after=s) for layout, s in zip(starts, (*STOPS, None), strict=True)
         ]
     # another batch in the recipe itself, ranks that cannot share it evenly, bf16 that began at ZeRO-0
-    launches[2].append(start(folder, "ranks-2", 2, 2, "train.gradient_accumulation_steps=2", fails=True))
+    launches[2].append(start(folder, "both", 2, 2, "train.gradient_accumulation_steps=2", fails=True))
     launches[1].append(start(folder, "half", 1, 0, "train.precision=bf16", stop_after=STOPS[0]))
     launches[1].append(start(folder, "half", 1, 2, "train.precision=bf16", fails=True))
     launches[1].append(start(folder, "odd", 1, 2, stop_after=STOPS[0]))
@@ -248,35 +213,18 @@ def test_there_and_back_every_bit_of_the_state_is_the_same(folder):
 
 
 @pytest.mark.slow
-def test_a_first_stage_and_the_selection_of_a_checkpoint_are_converted_as_well(folder):
-    for stage in ("pretrain", "."):
-        mine, whole = losses(folder / "stages" / stage), losses(folder / "whole-stages" / stage)
-        assert len(mine) == (3 if stage == "pretrain" else UPDATES)
-        assert mine == pytest.approx(whole, rel=0, abs=1e-5)
-    mine, whole = (json.loads((folder / name / "results.json").read_text()) for name in ("stages", "whole-stages"))
-    assert mine["selection"] == whole["selection"]
-    assert mine["selection"]["update"] == EVERY  # written by one rank at ZeRO-3, chosen by two at ZeRO-1
-    assert mine["eval"].keys() == whole["eval"].keys()
-    for name, scores in mine["eval"].items():
-        assert scores == pytest.approx(whole["eval"][name], rel=1e-4)  # confidences differ by rounding
-
-
-@pytest.mark.slow
 def test_what_is_kept_is_said_and_the_recipe_stays_as_it_was_given(folder):
-    said = (
-        f"{folder / 'ranks-2'} began with a global batch of 6: kept, on 1 rank(s), by micro-batches of 3 and an accumu"
-    )
+    said = f"{folder / 'both'} began with a global batch of 6: kept, on 1 rank(s), by micro-batches of 3 and an accumu"
     assert said in (folder / "said-1").read_text()
     assert "kept, on" not in (folder / "said-2").read_text()
-    assert "gradient_accumulation_steps: 1\n" in (folder / "ranks-2" / "recipe.yaml").read_text()
+    assert "gradient_accumulation_steps: 1\n" in (folder / "both" / "recipe.yaml").read_text()
 
 
 @pytest.mark.slow
 def test_what_cannot_resume_is_refused_in_one_line(folder):
-    said = {name: (folder / f"{name}.error").read_text() for name in ("ranks-2", "half", "odd")}
+    said = {name: (folder / f"{name}.error").read_text() for name in ("both", "half", "odd")}
     assert (
-        "x 2 rank(s) is a global batch of 12, and the run began with 6: choose values with that product"
-        in said["ranks-2"]
+        "x 2 rank(s) is a global batch of 12, and the run began with 6: choose values with that product" in said["both"]
     )
     assert "in bf16 the state of ZeRO-0 has another form" in said["half"]
     assert said["half"].endswith("use a ds_config of stage 0")

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum, EnumMeta
+from enum import Enum
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -21,8 +21,6 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
-from swep_ds.common.errors import InputError
-
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # every optimizer that runs at ZeRO 1 to 3 is an Adam
 # keys of an optimizer's file, by ZeRO stage
 FLATS = {1: "single_partition_of_fp32_groups", 2: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}
@@ -31,13 +29,9 @@ Shapes = Sequence[dict[str, torch.Size]]  # for every flat tensor: shape by para
 
 
 def enumeration_member(kind: type[Enum], name: str) -> Enum:
-    """Replaces `getattr`, a call of which Python 3.11.0 to 3.11.3 pickles for every member of an enumeration.
-
-    Raises:
-        UnpicklingError: the call asks for anything else.
-    """
-    if not (isinstance(kind, EnumMeta) and name in kind.__members__):
-        raise UnpicklingError(f"GLOBAL builtins.getattr of {kind}")
+    """Replaces `getattr`, a call of which Python 3.11.0 to 3.11.3 pickles for every member of an enumeration."""
+    if kind is not ZeroStageEnum:
+        raise UnpicklingError(f"getattr of {kind}, which no checkpoint of DeepSpeed calls")
     return kind[name]
 
 
@@ -102,17 +96,10 @@ def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
     """What DeepSpeed saved in a file, in CPU memory or, if `mapped`, read from the file when it is used.
 
     Raises:
-        InputError: the file holds more than tensors, plain values and `SAVED_CLASSES`.
+        UnpicklingError: the file holds more than tensors, plain values and `SAVED_CLASSES`. No code of it is run.
     """
-    try:
-        with torch.serialization.safe_globals(SAVED_CLASSES):
-            return torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
-    except UnpicklingError as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        raise InputError(
-            f"{file}: contains {named[1] if named else 'objects'}, which no checkpoint of this DeepSpeed does: resume "
-            "only from what swep-ds wrote"
-        ) from None
+    with torch.serialization.safe_globals(SAVED_CLASSES):
+        return torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
 
 
 def average_file(rank: int) -> str:
@@ -125,30 +112,17 @@ def is_average(name: str) -> bool:
 
 
 def name_files(names: Collection[str], stage: int, world_size: int) -> tuple[list[str], list[str]]:
-    """The names of the model's files and of the optimizer's files, both in rank order.
+    """The names of the model's files and of the optimizer's files among a checkpoint's, both in rank order.
 
     Below ZeRO-3 one file holds the whole model; at ZeRO-0 it holds the optimizer's state as well.
-
-    Raises:
-        ValueError: `names` are not the files that `world_size` ranks write at ZeRO `stage`.
     """
-    names = {name for name in names if not is_average(name)}
     models, optimizers = ["mp_rank_00_model_states.pt"], []
     if stage == 3:
         models = [f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(world_size)]
     if stage:
         prefix = "bf16_" if any(name.startswith("bf16_") for name in names) else ""
         optimizers = [f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(world_size)]
-    if names != {*models, *optimizers}:
-        raise ValueError(f"its files are not those of {world_size} rank(s) at ZeRO-{stage}")
     return models, optimizers
-
-
-def saved_shapes(model: dict[str, Any], stage: int, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """Shape by parameter in a file of the model; at ZeRO-0, which lists none, of the tensors called `names`."""
-    if stage == 0:
-        return {name: tuple(tensor.shape) for name, tensor in model["module"].items() if name in names}
-    return {name: tuple(shape) for group in model["param_shapes"] for name, shape in group.items()}
 
 
 def saved_parts(
@@ -168,28 +142,22 @@ def saved_parts(
         return [_part(shares, weights, model["optimizer"]["state"])]
     sizes = [flat.numel() for flat in optimizers[0][FLATS[stage]]]  # the last ranks save theirs without padding
     gaps = optimizers[0].get("param_alignment_paddings")
-    shapes, size = model["param_shapes"], len(optimizers)
-    shares = (find_shares(stage, shapes, rank, size, sizes=sizes, gaps=gaps) for rank in range(size))
-    return [saved_part(stage, *of_rank) for of_rank in zip(shares, optimizers, strict=True)]
-
-
-def saved_part(stage: int, shares: dict[str, Share], optimizer: dict[str, Any]) -> Part:
-    """What one rank saved at ZeRO 1 to 3."""
-    return _part(shares, optimizer[FLATS[stage]], optimizer[STATES[stage]]["state"])
+    parts = []
+    for rank, optimizer in enumerate(optimizers):
+        shares = find_shares(stage, model["param_shapes"], rank, len(optimizers), sizes=sizes, gaps=gaps)
+        parts.append(_part(shares, optimizer[FLATS[stage]], optimizer[STATES[stage]]["state"]))
+    return parts
 
 
 def _part(shares: dict[str, Share], weights: Sequence[Tensor], state_of: dict[int, dict[str, Any]]) -> Part:
-    """Raises ValueError if a tensor is shorter than its shares or holds no floating-point numbers."""
-    states = [state_of.get(number, {}) for number in range(len(weights))]
-    flats = [
-        {WEIGHTS: weight.reshape(-1)} | {key: state[key].reshape(-1) for key in MOMENTS if key in state}
-        for weight, state in zip(weights, states, strict=True)
-    ]
-    for name, share in shares.items():
-        for key, flat in flats[share.group].items():
-            if not flat.is_floating_point() or len(flat) < share.at + share.count:
-                raise ValueError(f"{key} of {name}: {len(flat)} numbers of {flat.dtype}")
-    step = next((state["step"] for state in states if "step" in state), None)
-    if step is not None and float(step) < 0:
-        raise ValueError(f"step {step}")
+    flats, step = [], None
+    for number, weight in enumerate(weights):
+        state = state_of.get(number, {})
+        flat = {WEIGHTS: weight.reshape(-1)}
+        for key in MOMENTS:
+            if key in state:
+                flat[key] = state[key].reshape(-1)
+        flats.append(flat)
+        if step is None:
+            step = state.get("step")
     return Part(shares, flats, step)

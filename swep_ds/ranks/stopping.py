@@ -1,0 +1,106 @@
+"""SIGUSR1, SIGTERM and SIGINT (Ctrl-C) as requests to stop a training.
+
+In the training loop a request to any rank waits for the end of an update, where all ranks save a checkpoint together
+and end with `EXIT_STOPPED`; the same command resumes. A second signal ends the process at once. Elsewhere there is
+nothing to save, and signals do what they do to any program.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from swep_ds import ranks
+from swep_ds.common.errors import RunExit, as_input_error
+
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+# The `deepspeed` command forwards the signals that it gets. In a process group that is signalled as a whole its ranks
+# have had them by then: a second signal within this time counts as the same request
+REPEAT_SECONDS = 1.0
+CONNECT = timedelta(seconds=60)
+RESUMES = "the same command, with --resume auto, resumes from there"
+
+
+class StopRequest:
+    """The signals that this process got in the training loop; `request` is the only instance."""
+
+    def __init__(self):
+        self.allowed = False  # whether signals are requests: in a script whose run can be resumed
+        self.number = 0  # the first signal; 0: none yet
+        self._came_at = 0.0
+
+    def take(self, number: int, _) -> None:
+        """The handler of the signals."""
+        now = time.monotonic()
+        if not self.number:
+            self.number, self._came_at = number, now
+        elif now - self._came_at > REPEAT_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+request = StopRequest()
+
+
+class StopVote:
+    """At the end of each update every rank casts its vote, and reads the result of an update earlier.
+
+    So no rank waits: votes travel over gloo, from memory to memory, while the next update computes.
+
+    Raises InputError: the ranks cannot reach each other over gloo.
+    """
+
+    def __init__(self):
+        self._group = ranks.on_all_ranks(_over_gloo) if ranks.world_size() > 1 else None
+        self._vote = torch.zeros((), dtype=torch.int32)
+        self._cast: dist.Work | None = None
+
+    def asked(self) -> int:
+        """The signal by which any rank was asked to stop; 0 if none was. Collective, and the same on every rank."""
+        if self._group is None:
+            return request.number
+        if self._cast:
+            self._cast.wait()
+        asked = int(self._vote)
+        self._vote.fill_(request.number)
+        self._cast = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return asked
+
+    def close(self) -> None:
+        if self._cast:
+            self._cast.wait()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+
+def _over_gloo() -> dist.ProcessGroup:
+    interface = "the name of the network interface between them (ip address lists them)"
+    fix = f"export GLOO_SOCKET_IFNAME on all nodes, as {interface}"
+    with as_input_error("the ranks cannot reach each other over gloo", fix):
+        group = dist.new_group(backend="gloo", timeout=CONNECT)
+        dist.barrier(group)  # a rank with nothing left to train must not leave while another still connects
+    return group
+
+
+@contextmanager
+def stop_vote() -> Iterator[StopVote]:
+    """For the training loop: inside, signals are requests to stop. Collective."""
+    vote = StopVote()
+    before = {}
+    for number in SIGNALS if request.allowed else ():
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's `&` has a program ignore SIGINT
+            before[number] = signal.signal(number, request.take)
+    try:
+        yield vote
+    except RunExit:  # raised on all ranks; after any other exception some would wait for votes that never come
+        vote.close()  # the handlers stay: another signal must not change how this run ends
+        raise
+    vote.close()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if request.number:  # it came after the last vote
+        signal.raise_signal(request.number)
