@@ -60,19 +60,17 @@ class RobustMixin:
         self._sums: dict[str, Tensor] = {}  # of what the method measures, over the updates since the last log
         self._updates = 0  # in these sums
         given = self.args
-        refused = (
-            (given.n_gpu > 1, "several GPUs in one process: start a process for each, with torchrun or deepspeed"),
-            (self.is_fsdp_enabled, "fsdp: train with DDP, or with a DeepSpeed configuration"),
-            (given.torch_compile, "torch_compile: compile the model itself, with model.compile()"),
-            (given.label_smoothing_factor, "label_smoothing_factor: set it to 0"),
-            (
-                given.neftune_noise_alpha,
-                "neftune_noise_alpha: it adds noise to all passes: take method=sd.Neftune(...)",
-            ),
-            (self.compute_loss_func, "compute_loss_func: the method computes the loss: leave it out"),
-        )
-        for fault in (text for wrong, text in refused if wrong):
-            raise InputError(f"method {method.name} does not go with {fault}")
+        refused = {
+            "several GPUs in one process: start a process for each, with torchrun or deepspeed": given.n_gpu > 1,
+            "fsdp: train with DDP, or with a DeepSpeed configuration": self.is_fsdp_enabled,
+            "torch_compile: compile the model itself, with model.compile()": given.torch_compile,
+            "label_smoothing_factor: set it to 0": given.label_smoothing_factor,
+            "neftune_noise_alpha: it adds noise to all passes: take method=sd.Neftune(...)": given.neftune_noise_alpha,
+            "compute_loss_func: the method computes the loss: leave it out": self.compute_loss_func,
+        }
+        for fault, is_set in refused.items():
+            if is_set:
+                raise InputError(f"method {method.name} does not go with {fault}")
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
         self.add_callback(_EndUpdate(self))
 

@@ -27,38 +27,38 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency")
-    for command in (words, heatmap, tsne, frequency):
-        name = command.__name__
-        sub = commands.add_parser(name)
+
+    def add(command, **runs) -> argparse.ArgumentParser:
+        sub = commands.add_parser(command.__name__)
         sub.set_defaults(command=command)
-        count = {"nargs": "+"} if name == "words" else {}
-        sub.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **count)
-        first = "the first RUN" if name == "words" else "RUN"
+        sub.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **runs)
         sub.add_argument(
-            "--output", type=path_of("--output"), help=f"folder to write to (default: analysis/ in {first})"
+            "--output", type=path_of("--output"), help="folder to write to (default: analysis/ in the first RUN)"
         )
-        if name == "words":
-            sub.add_argument(
-                "--augmented", type=path_of("--augmented"), help="samples of `swep-ds augment`, to show SSMBA's share"
-            )
-        if name in ("heatmap", "tsne"):
-            first = 3 if name == "heatmap" else 5
-            sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
-            chosen = sub.add_mutually_exclusive_group()
-            chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
-            chosen.add_argument(
-                "--first",
-                type=at_least(1),
-                default=first,
-                help=f"the first N questions that have an answer (default: {first})",
-            )
-        if name == "tsne":
-            sub.add_argument("--max_tokens", type=at_least(10), default=500, help="most tokens to plot (default: 500)")
-            sub.add_argument("--seed", type=at_least(0), default=0, help="seed of the sample and of t-SNE (default: 0)")
-        if name == "frequency":
-            sub.add_argument(
-                "--windows", type=at_least(1), default=200, help="training windows to perturb (default: 200)"
-            )
+        return sub
+
+    def add_questions(sub: argparse.ArgumentParser, first: int) -> None:
+        sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
+        chosen = sub.add_mutually_exclusive_group()
+        chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
+        chosen.add_argument(
+            "--first",
+            type=at_least(1),
+            default=first,
+            help=f"the first N questions that have an answer (default: {first})",
+        )
+
+    add(words, nargs="+").add_argument(
+        "--augmented", type=path_of("--augmented"), help="samples of `swep-ds augment`, to show SSMBA's share"
+    )
+    add_questions(add(heatmap), first=3)
+    sub = add(tsne)
+    add_questions(sub, first=5)
+    sub.add_argument("--max_tokens", type=at_least(10), default=500, help="most tokens to plot (default: 500)")
+    sub.add_argument("--seed", type=at_least(0), default=0, help="seed of the sample and of t-SNE (default: 0)")
+    add(frequency).add_argument(
+        "--windows", type=at_least(1), default=200, help="training windows to perturb (default: 200)"
+    )
     return options
 
 
@@ -67,7 +67,7 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
     table = curves(arguments.run)
     samples = share_of_samples(arguments.augmented) if arguments.augmented else None
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     draw(table, samples, [folder / "words.png", folder / "words.svg"])
     write_csv(folder / "words.csv", table)
     last = table.groupby("run", sort=False).last()
@@ -87,7 +87,7 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
     run, examples = load_questions(arguments)
     windows = answer_windows(examples, run.tokenizer, run.windows)
     texts, tokens = word_distances(run, windows), nearest_words(run, windows)
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     ids = [example.id for example in examples]
     write_atomically(folder / "heatmap.html", page(ids, texts, run.recipe.title, run.draws))
     changed = tokens["token"] != tokens["nearest_after"]
@@ -101,11 +101,9 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
 def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.tsne import coordinates, draw
 
-    if arguments.seed >= 2**32:
-        raise InputError(f"--seed {arguments.seed}: scikit-learn takes numbers below 2^32: lower it")
     run, examples = load_questions(arguments)
     table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "tsne.csv", table)
     draw(table, run.recipe.title, [folder / "tsne.png", folder / "tsne.svg"])
     return []
@@ -117,7 +115,7 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
     run = SavedRun.load(arguments.run)
     table = by_frequency(run, run.training_examples(), arguments.windows)
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     text = markdown(table, run.recipe.title)
     write_atomically(folder / "frequency.md", text)
     write_atomically(folder / "frequency.json", json.dumps(table, indent=2) + "\n")
@@ -145,13 +143,6 @@ def write_csv(file: Path, table: "pd.DataFrame") -> None:
     from swep_ds.analysis.spreadsheet import to_csv
 
     write_atomically(file, to_csv(table))
-
-
-def make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--output {folder}: cannot be created ({error.strerror}): name another folder") from None
 
 
 def analyze() -> None:

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.commands.cli import Parser, add_set_option, at_least, names_of
+from swep_ds.commands.cli import Parser, add_set_option, at_least
 from swep_ds.common.console import Console
 from swep_ds.common.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of, shipped
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    options.add_argument("sweep", help="name of a shipped sweep, or a YAML file").completer = names_of("sweeps")
+    options.add_argument("sweep", help="name of a shipped sweep, or a YAML file")
     options.add_argument(
         "--ds_config", help=f"DeepSpeed configuration (default: the sweep's, else {DEFAULT_DS_CONFIG})"
     )

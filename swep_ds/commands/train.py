@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch, names_of
+from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of
 from swep_ds.ranks.launch import is_first_on_node
@@ -58,10 +58,9 @@ def add_run_options(options: argparse.ArgumentParser) -> None:
         "--ds_config",
         help=f"DeepSpeed configuration: name of a shipped one, or a file (default for training: {DEFAULT_DS_CONFIG})",
     )
-    recipe = options.add_argument(
+    options.add_argument(
         "--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file (default: quickstart)"
     )
-    recipe.completer = names_of("recipes")
     add_set_option(options, "the recipe")
     options.add_argument(
         "--output_dir", type=path_of("--output_dir"), help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)"

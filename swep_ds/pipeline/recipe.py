@@ -17,11 +17,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from swep_ds import methods
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import path_text
+from swep_ds.common.plugins import load_entry_points
 from swep_ds.common.settings import (
     FieldFault,
     Section,
-    join,
     lay_sections,
     load,
     read_whole,
@@ -30,7 +29,6 @@ from swep_ds.common.settings import (
     validate,
     without_paths,
 )
-from swep_ds.common.settings.plugins import load_entry_points
 from swep_ds.evaluation.mlqa import LANGUAGES, Language
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.training.settings import AVERAGED_BY, Count, Epochs, Many, TrackingSection, TrainSection
@@ -206,7 +204,7 @@ class Recipe(Section):
             ),
         )
         if faults := [fault for broken, fault in rules if broken]:
-            raise ValueError(join(faults))
+            raise ValueError("; ".join(faults))
         return self
 
     @staticmethod
@@ -247,14 +245,14 @@ class Recipe(Section):
         if isinstance(base, Recipe):
             path, tree = Path("recipe"), base.model_dump(mode="json")
         else:
-            path, tree = read_whole(path_text(base, "recipe"), RECIPES, "recipe", Recipe, _check_source_domain)
+            path, tree = read_whole(str(base), RECIPES, "recipe", Recipe, _check_source_domain)
         given = {
             name: section.model_dump(mode="json") if isinstance(section, Section) else section
             for name, section in sections.items()
         }
         merged = lay_sections(Recipe, tree, sections)
         _check_source_domain(tree, given, merged, in_python=True)
-        return validate(Recipe, merged, path, sections)
+        return validate(Recipe, merged, path, sections, "Recipe:")
 
     def first_stage(self) -> "Recipe":
         """The run on `pretrain.train` that comes first.

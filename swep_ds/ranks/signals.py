@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from swep_ds.common.console import on_one_line
-from swep_ds.common.errors import EXIT_INTERRUPTED, EXIT_STOPPED
+from swep_ds.common.errors import EXIT_INTERRUPTED, EXIT_STOPPED, printable
 from swep_ds.ranks.launch import is_first_on_node
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
@@ -191,7 +190,7 @@ def exit_process(text: str | None, code: int) -> NoReturn:
         last.daemon = True
         last.start()
         if text:
-            print("\n".join(map(on_one_line, text.splitlines())), file=sys.stderr)
+            print("\n".join(map(printable, text.splitlines())), file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

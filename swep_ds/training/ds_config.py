@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output_folder, ds_config_path, read_json
 from swep_ds.common.settings import flatten
-from swep_ds.common.settings.messages import join
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.ds_fields import AUTO, field_faults, refused_fields, shown, without_idle
 from swep_ds.training.ds_roles import QUIET
@@ -65,7 +64,7 @@ def resolve_ds_config(
     autos = [field for field, value in flatten(config).items() if value == AUTO]
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
     if faults:
-        raise InputError(f'{source}: {join(faults)}. Fix the file, use "auto", or change the recipe')
+        raise InputError(f'{source}: {"; ".join(faults)}. Fix the file, use "auto", or change the recipe')
     del config["train_batch_size"]
     config["gradient_accumulation_steps"] *= micro_steps
     config = QUIET | config
@@ -282,7 +281,7 @@ def read_ds_config(source: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
     if faults := field_faults(config):
-        raise InputError(f"--ds_config {source}: {join(faults)}")
+        raise InputError(f"--ds_config {source}: {'; '.join(faults)}")
     return without_idle(config)
 
 

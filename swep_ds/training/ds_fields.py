@@ -20,7 +20,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from pydantic import BaseModel
 
-from swep_ds.common.settings import messages
+from swep_ds.common import settings
 
 AUTO = "auto"
 MAX_INT64 = 2**63 - 1  # C++ has 64 bits for a tensor's size or a counter
@@ -112,7 +112,7 @@ REFUSED = dict.fromkeys(_UNUSED.split(), "this package makes no use of it: remov
     "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
 }
 COMMENTS = ("_", "#", "//")  # JSON has no comments, so fields that begin like this are taken as such
-shown = functools.partial(messages.shown, write=json.dumps)  # a value as JSON, shortened
+shown = functools.partial(settings.shown, write=json.dumps)  # a value as JSON, shortened
 
 
 def field_faults(block: dict[str, Any], fields: dict[str, Any] = FIELDS, prefix: str = "") -> list[str]:
