@@ -82,7 +82,7 @@ def test_bad_lines_are_one_line(tmp_path):
         published("nope")
     file = tmp_path / "line.yaml"
     for fitted_over, shifted, said in (
-        ("[1, 2]", "{nyt: {slope: steep}}", r"slope.*shifted\.nyt\.intercept is required: give it in the line$"),
+        ("[1, 2]", "{nyt: {slope: steep}}", r"slope.*shifted\.nyt\.intercept is required: set it$"),
         (
             "[2, 1]",
             "{nyt: {slope: 1, intercept: 0}}",

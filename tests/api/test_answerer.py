@@ -16,6 +16,7 @@ from transformers import AutoModelForQuestionAnswering
 from swep_ds.api import answerer
 from swep_ds.api.answerer import QuestionAnswerer, Reply
 from swep_ds.commands.answer import answer as answer_command
+from swep_ds.common.errors import InputError
 from swep_ds.data.windows import WindowCutter, WindowSettings
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused

@@ -232,11 +232,11 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ({}, "variants names nothing to train"),
         (
             {"variants": {"MLE": None}},
-            "variants.MLE: None is not a mapping: write it as MLE: {NAME: VALUE}",
+            "variants.MLE: None: must be a valid dictionary",
         ),
-        ({"variants": ["MLE"]}, "variants: ['MLE'] is not a mapping"),
-        ({**MINIMAL, "across": {"share": ["1"]}}, "across.share: ['1'] is not a mapping"),
-        ({**MINIMAL, "seeds": 3}, "seeds: 3 is not a list: write it as seeds: [A, B]"),
+        ({"variants": ["MLE"]}, "variants: ['MLE']: must be a valid dictionary"),
+        ({**MINIMAL, "across": {"share": ["1"]}}, "across.share: ['1']: must be a valid dictionary"),
+        ({**MINIMAL, "seeds": 3}, "seeds: 3: must be a valid list"),
         ({**MINIMAL, "seeds": []}, "seeds: [] has too few values: give at least 1"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
         ({**MINIMAL, "seeds": [-1]}, "variants.MLE: seed: -1: must be greater"),
@@ -284,7 +284,7 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             "primary compares 'SWEP' with 'Swep': name two of MLE; SWEP",
         ),
         ({**TWO, "primary": ["MLE", "MLE", "f1", "shifted"]}, "primary compares 'MLE' with 'MLE': name two of"),
-        ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em' is not known; known are exact_match, f1"),
+        ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': must be 'exact_match' or 'f1'"),
         (
             {**TWO, "set": {"train.average": "ema"}, "primary": ["SWEP, unaveraged", "MLE, plain", "f1", "shifted"]},
             "with 'MLE, plain': name two of MLE; SWEP; MLE, unaveraged; SWEP, unaveraged",
@@ -373,7 +373,7 @@ def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
     _, cells = read_sweep(str(path.parent / "fourth.yaml"), tmp_path)
     assert [cell.recipe.method.name for cell in cells] == ["mle", "swep"]
     (path.parent / "fifth.yaml").write_text(yaml.safe_dump({"extends": "more.yaml", "variants": {"MLR": None}}))
-    with pytest.raises(InputError, match=r"fifth\.yaml: variants\.MLR: None is not a mapping"):
+    with pytest.raises(InputError, match=r"fifth\.yaml: variants\.MLR: None: must be a valid dictionary"):
         read_sweep(str(path.parent / "fifth.yaml"), tmp_path)
     for extends, said in (
         ("again.yaml", f"extends {path.parent}/again.yaml, which extends this one: sweeps cannot go round in a circle"),
