@@ -43,17 +43,18 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
                     first -= 1
                 words = [line.lstrip("# ") for line in lines[first : field.lineno - 1]]
                 words.append(lines[field.end_lineno - 1].partition("  # ")[2])
-                by_name[field.target.id] = " ".join(words).strip()
-                # the kind of a section that comes in several
-                if field.target.id == "name" and not by_name["name"]:
-                    by_name["name"] = (part.__doc__ or inspect.getmodule(part).__doc__ or "").partition("\n")[0]
+                meaning = " ".join(words).strip()
+                if field.target.id == "name" and not meaning:  # of a section that comes in several kinds
+                    meaning = (part.__doc__ or inspect.getmodule(part).__doc__ or "").partition("\n")[0]
+                if meaning:
+                    by_name[field.target.id] = meaning
     return by_name
 
 
 def add_meanings(schema: Schema, section: type[BaseModel]) -> None:
     """Pydantic's `json_schema_extra`: describes the fields of a class."""
     for name, meaning in meanings(section).items():
-        if meaning and name in schema.get("properties", {}):
+        if name in schema.get("properties", {}):
             schema["properties"][name]["description"] = meaning
 
 

@@ -9,12 +9,12 @@ Notable:
 import copy
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from swep_ds.common.errors import InputError, printable, reason
 from swep_ds.common.files import read_text, user_path
@@ -42,42 +42,22 @@ class _Settings(type(BaseModel)):
 
 
 class Section(BaseModel, metaclass=_Settings):
-    """Settings by name. Unknown names, NaN, and a bool in place of a number are errors."""
+    """Settings by name. Unknown names and NaN are errors.
+
+    `kinds` has, by section, the classes of a section that comes in several, by the `name` that selects each.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _true_is_no_number(cls, tree: Any) -> Any:
-        for name, value in tree.items() if isinstance(tree, dict) else ():
-            if isinstance(value, bool) and name in cls.model_fields:
-                types = set(_leaf_types(cls.model_fields[name].annotation))
-                if types & {int, float} and bool not in types:
-                    raise FieldFault(f"{name}: {value} is not a number: write one")
-        return tree
+    kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
 
 
 S = TypeVar("S", bound=Section)
 
 
-def _leaf_types(annotation: Any) -> Iterator[Any]:
-    parts = get_args(annotation)
-    if not parts:
-        yield annotation
-    for part in parts:
-        yield from _leaf_types(part)
-
-
-def kinds_of(model: type[BaseModel], section: str) -> dict[str, type[BaseModel]]:
-    """The kinds of a section by the `name` that selects each; empty for a section of one kind."""
-    info = model.model_fields.get(section)
-    if info is None or info.discriminator is None:
-        return {}
-    return {kind.model_fields["name"].default: kind for kind in get_args(info.annotation)}
-
-
-def sections_of(model: type[BaseModel], name: str) -> list[type[BaseModel]]:
-    """The types of a section, the first of several kinds first; [] for a field that is not a section."""
+def sections_of(model: type[Section], name: str) -> list[type[Section]]:
+    """The classes of a section, the first of several kinds first; [] for a field that is not a section."""
+    if name in model.kinds:
+        return list(model.kinds[name].values())
     annotation = model.model_fields[name].annotation
     return [part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields")]
 
@@ -142,11 +122,11 @@ def validate(
         raise InputError("; ".join(f"{place}{'; '.join(messages)}" for place, messages in by_place.items())) from None
 
 
-def _faults(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+def _faults(error: ValidationError, model: type[Section]) -> Iterator[tuple[str, str]]:
     """(field, message) of each fault; the field is "" for a rule between sections."""
     for fault in error.errors():
         location = [str(part) for part in fault["loc"]]
-        kinds = kinds_of(model, location[0]) if location else {}
+        kinds = model.kinds.get(location[0], {}) if location else {}
         # pydantic inserts the kind behind the section's name
         kind = location.pop(1) if len(location) > 1 and location[1] in kinds else ""
         error_of_ours = fault.get("ctx", {}).get("error")
@@ -158,12 +138,12 @@ def _faults(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[st
             yield ".".join(location), _explain(fault, location, kind, model)
 
 
-def _explain(fault: Any, location: list[str], kind: str, model: type[BaseModel]) -> str:
+def _explain(fault: Any, location: list[str], kind: str, model: type[Section]) -> str:
     """The field, what is wrong with it and, where it is not obvious, the fix."""
     field, value = ".".join(location), shown(fault["input"])
     match fault["type"]:
         case "extra_forbidden" if kind:
-            return f"{field}: {_no_setting(location[-1], kind, kinds_of(model, location[0]))}"
+            return f"{field}: {_no_setting(location[-1], kind, model.kinds[location[0]])}"
         case "extra_forbidden":
             return f"{field} is not a field{_suggest_field(location, model)}"
         case "missing":
@@ -171,14 +151,13 @@ def _explain(fault: Any, location: list[str], kind: str, model: type[BaseModel])
                 field = f"{field}.{next(iter(sections[0].model_fields))}"  # a required section's required field
             return f"{field} is required: set it"
         case "union_tag_not_found":
-            return f"{field}.name is required: one of {', '.join(kinds_of(model, field))}"
+            return f"{field}.name is required: one of {', '.join(model.kinds[field])}"
         case "union_tag_invalid":
             name = shown(fault["input"]["name"], str)
-            return f"{field}.name: {name!r} is not a {field}{suggest(name, kinds_of(model, field))}"
+            return f"{field}.name: {name!r} is not a {field}{suggest(name, model.kinds[field])}"
         case "model_type" | "model_attributes_type":
             first = next(iter(sections_of(model, field)[0].model_fields))
-            example = shown(fault["input"], str) if kinds_of(model, field) else "..."
-            return f"{field}: {value} is not a section: give it fields, as in {field}: {{{first}: {example}}}"
+            return f"{field}: {value} is not a section: give its fields, such as {field}.{first}"
         case "value_error":
             message = str(fault["ctx"]["error"])
             return f"{field}: {message}" if field else message
@@ -187,13 +166,12 @@ def _explain(fault: Any, location: list[str], kind: str, model: type[BaseModel])
             return f"{field}: {value}: {text[0].lower()}{text[1:]}"
 
 
-def _suggest_field(location: Sequence[str], model: type[BaseModel]) -> str:
+def _suggest_field(location: Sequence[str], model: type[Section]) -> str:
     """The end of a message about an unknown field: where a field of that name is, else the nearest name here."""
     *parents, name = location
     owners = []
     for section in model.model_fields:
-        kinds = list(kinds_of(model, section).values()) or sections_of(model, section)
-        if any(name in kind.model_fields for kind in kinds):
+        if any(name in kind.model_fields for kind in sections_of(model, section)):
             owners.append(f"{section}.{name}")
     if owners:
         return f"; did you mean {' or '.join(map(repr, owners))}?"
@@ -201,7 +179,7 @@ def _suggest_field(location: Sequence[str], model: type[BaseModel]) -> str:
     return suggest(name, here.model_fields, "".join(f"{parent}." for parent in parents))
 
 
-def _no_setting(name: str, kind: str, kinds: dict[str, type[BaseModel]]) -> str:
+def _no_setting(name: str, kind: str, kinds: dict[str, type[Section]]) -> str:
     fields = [field for field in kinds[kind].model_fields if field != "name"]
     others = [other for other, settings in kinds.items() if name in settings.model_fields]
     owners = f" (a setting of {', '.join(others)})" if others else ""
@@ -288,15 +266,13 @@ def load(
             validated.
         given_by: what gave the overrides, for messages.
 
-    Raises:
-        InputError: see `read_settings` and `validate`; an override that is not `a.b=c`.
+    Raises InputError: see `read_settings` and `validate`; an override that is not `a.b=c`.
     """
     path, tree = read_whole(name_or_path, shipped, option, model, check_layer)
-    unions = {section for section in model.model_fields if kinds_of(model, section)}
-    names = {f"{section}.name" for section in unions}
+    names = {f"{section}.name" for section in model.kinds}
     fields = {text: text.partition("=")[0].strip() for text in overrides}
     base, layer = copy.deepcopy(tree), {}
-    for override in sorted(overrides, key=lambda text: fields[text] not in unions | names):
+    for override in sorted(overrides, key=lambda text: fields[text] not in {*model.kinds, *names}):
         _apply(tree, override, names)
         _apply(layer, override, names)
     check_layer(base, layer, tree)
@@ -335,7 +311,7 @@ def read_whole(
 
     def lay_over(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
         merged = _lay_over(base, layer)
-        for section in model.model_fields:
+        for section in model.kinds:
             if _is_other_kind(model, section, base.get(section), layer.get(section)):
                 merged[section] = layer[section]
         check_layer(base, layer, merged)
@@ -378,7 +354,7 @@ def lay_sections(model: type[Section], tree: dict[str, Any], sections: dict[str,
 
 def _is_other_kind(model: type[Section], section: str, former: Any, new: Any) -> bool:
     """Whether `new` names another kind of a section that comes in several."""
-    if not kinds_of(model, section) or not isinstance(former, dict) or not isinstance(new, dict):
+    if section not in model.kinds or not isinstance(former, dict) or not isinstance(new, dict):
         return False
     return "name" in new and new["name"] != former.get("name")
 

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -131,6 +131,7 @@ class EvalSection(Section):
 class Recipe(Section):
     """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
 
+    kinds: ClassVar = {"method": methods.METHODS}
     task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
     seed: Seed = 0  # decides new layers, the order of the data, dropout and noise
     model: ModelSection  # the pretrained model

@@ -150,7 +150,7 @@ def test_a_recipe_is_made_of_keyword_arguments_and_paths_are_as_good_as_their_te
         ),
         (
             lambda: sd.Recipe.make("quickstart", method="mle"),
-            r"^Recipe: method: 'mle' is not a section: give it fields, as in method: {name: mle}$",
+            r"^Recipe: method: 'mle' is not a section: give its fields, such as method.name$",
         ),
         (
             lambda: sd.Recipe.make("quickstart", epochs=3),

@@ -134,14 +134,9 @@ def test_extending_a_shipped_recipe_by_name(tmp_path):
     [
         ("quickstrat", "mine.yaml: extends quickstrat: no such recipe; did you mean 'quickstart'?"),
         ("none.yaml", "none.yaml: no such recipe"),
-        ("mine.yaml", "which extends this one: recipes cannot go round in a circle"),
-        ("between.yaml", "which extends this one: recipes cannot go round in a circle"),
-        (["a"], "mine.yaml: extends ['a']: name a shipped recipe or a YAML file"),
-        (None, "mine.yaml: extends None: name a shipped recipe or a YAML file"),
     ],
 )
 def test_what_cannot_be_extended(tmp_path, named, said):
-    write(tmp_path / "between.yaml", {"extends": "mine.yaml"})
     assert said in message(write(tmp_path / "mine.yaml", {"extends": named}))
 
 
@@ -283,9 +278,9 @@ def test_an_override_below_a_value(path):
         ("train.average=last_k train.average_decay=0.5", "average_decay: is a setting of average ema, and train.ave"),
         ("train.epochs=1:30", "train.epochs: '1:30': must be a valid number"),
         # sections
-        ("method=mle", "'mle' is not a section: give it fields, as in method: {name: mle}"),
-        ("pretrain=a.json", "'a.json' is not a section: give it fields, as in pretrain: {train: ...}"),
-        ("data=", "data: None is not a section: give it fields, as in data: {train: ...}"),
+        ("method=mle", "'mle' is not a section: give its fields, such as method.name"),
+        ("pretrain=a.json", "'a.json' is not a section: give its fields, such as pretrain.train"),
+        ("data=", "data: None is not a section: give its fields, such as data.train"),
         ("method={name:mle,name:swep}".replace(":", ": "), "line 1, column 12: name stands here a second time"),
         # what does not fit together
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
@@ -354,8 +349,8 @@ def test_a_setting_of_several_other_methods_names_them(path):
             for field in ("model.name", "method.name", "data.train")
         ),
         ({"method": {"beta": 1}}, "method.name is required: one of mle, prior_aug, swep"),
-        ({"method": "swep"}, "give it fields, as in method: {name: swep}"),
-        ({"data": None}, "data: None is not a section: give it fields, as in data: {train: ...}"),
+        ({"method": "swep"}, "give its fields, such as method.name"),
+        ({"data": None}, "data: None is not a section: give its fields, such as data.train"),
         ({"data": {"train": "t"}}, "data.eval names nothing"),
         (
             {"data": {"eval": {"x": "y"}}},
