@@ -26,6 +26,10 @@ COMMANDS = {
     "submit": "submit a training or a sweep to Slurm",
     "recipes": "list recipes and sweeps, and explain their fields",
 }
+NOTES = [
+    "`swep-ds COMMAND --help` explains a command. Exit codes: 0: done. 2: bad input (one line says what and how to fix",
+    "it). Any other code: the command failed, unless its help says otherwise.",
+]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     options = cli.Parser(
         prog="swep-ds",
         usage="swep-ds COMMAND ...",
-        description="\n".join(["commands:", *lines, "", "`swep-ds COMMAND --help` explains a command."]),
+        description="\n".join(["commands:", *lines, "", *NOTES]),
     )
     options.add_argument("--version", action="version", version=f"swep-ds {__version__}")
     return options

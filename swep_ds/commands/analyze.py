@@ -8,20 +8,15 @@
 RUN is the folder of a finished run, for `words` also of an unfinished one. For a run of swep, `heatmap`, `tsne` and
 `frequency` read the noise generator in noise.safetensors. The noise is keyed by the run's seed and the question's id:
 the same questions give the same figures. `tsne` needs `pip install scikit-learn`.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_output_folder, path_of, write_atomically
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,13 +58,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.spreadsheet import to_csv
     from swep_ds.analysis.words import curves, draw, share_of_samples
 
     table = curves(arguments.run)
     samples = share_of_samples(arguments.augmented) if arguments.augmented else None
     folder.mkdir(parents=True, exist_ok=True)
     draw(table, samples, [folder / "words.png", folder / "words.svg"])
-    write_csv(folder / "words.csv", table)
+    write_atomically(folder / "words.csv", to_csv(table))
     last = table.groupby("run", sort=False).last()
     lines = [
         f"{run}: {row.words_changed:.2%} of the tokens at update {row['update']}, {row.words_changed_clean:.2%} before "
@@ -82,6 +78,7 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.changed import nearest_words
     from swep_ds.analysis.heatmap import page, word_distances
+    from swep_ds.analysis.spreadsheet import to_csv
     from swep_ds.analysis.windows import answer_windows
 
     run, examples = load_questions(arguments)
@@ -91,7 +88,7 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
     ids = [example.id for example in examples]
     write_atomically(folder / "heatmap.html", page(ids, texts, run.recipe.title, run.draws))
     changed = tokens["token"] != tokens["nearest_after"]
-    write_csv(folder / "changed_words.csv", tokens[changed])
+    write_atomically(folder / "changed_words.csv", to_csv(tokens[changed]))
     counts = changed.groupby(tokens["question_id"], sort=False).agg(["sum", "size"])
     return [
         f"{id_}: {count} of {total} tokens are nearest to another word" for id_, count, total in counts.itertuples()
@@ -99,12 +96,13 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.spreadsheet import to_csv
     from swep_ds.analysis.tsne import coordinates, draw
 
     run, examples = load_questions(arguments)
     table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
     folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "tsne.csv", table)
+    write_atomically(folder / "tsne.csv", to_csv(table))
     draw(table, run.recipe.title, [folder / "tsne.png", folder / "tsne.svg"])
     return []
 
@@ -137,12 +135,6 @@ def load_questions(arguments: argparse.Namespace):
     if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
         raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")
     return run, [by_id[id_] for id_ in arguments.questions]
-
-
-def write_csv(file: Path, table: "pd.DataFrame") -> None:
-    from swep_ds.analysis.spreadsheet import to_csv
-
-    write_atomically(file, to_csv(table))
 
 
 def analyze() -> None:

@@ -12,7 +12,6 @@ model has one, else by the softmax.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
 ignored. Each line of --output has id, question, answer ("" = none), probability, confidence, start and end in the
 context, and with --n_best above 1 the list `answers`. If it is stopped, the same command resumes.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 import json

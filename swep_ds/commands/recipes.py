@@ -7,7 +7,6 @@
 
 With `# yaml-language-server: $schema=recipe.schema.json` as the first line of a recipe, an editor with a YAML language
 server completes and explains its fields.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it).
 """
 
 import argparse

@@ -7,7 +7,6 @@ The options after `--` are those of `swep-ds train` or `swep-ds sweep`. They are
 --dry_run prints all that would be submitted. On SIGUSR1, which Slurm sends shortly before the time limit, or `scancel
 --signal=USR1 JOB` at any time, a job saves and is queued again; so is one that dies of a signal or with its node, at
 most --max_restarts times. docs/clusters.md says what each exit code does.
-Exit codes: 0: submitted. 2: bad input (one line says what and how to fix it).
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 The resolved recipe is the only source of settings: everything downstream gets plain arguments from it. Defaults are
 the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's settings are beside the method
-(`swep_ds/methods/`). `swep_ds/common/settings/` reads YAML, `extends` and `--set`.
+(`swep_ds/methods/`). `swep_ds/common/settings.py` reads YAML, `extends` and `--set`.
 """
 
 import logging
