@@ -47,31 +47,31 @@ _MODULES = {
     "swep_ds.methods.swep": ["NoiseGenerator"],
     "swep_ds.pipeline.recipe": ["Recipe"],
 }
-# the methods' settings: `AdvAug` is AdvAugSettings
-_METHODS = ["AdvAug", "BernoulliDropout", "Fgm", "Freelb", "GaussianDropout", "Lnsr", "Mle", "Neftune"]
-_METHODS += ["Pdr", "PriorAug", "R3f", "RDrop", "Ssmba", "Swep", "Symnoise", "WordDropout"]
-
-# name -> (module, its name there)
-_NAMES = {name: (module, name) for module, names in _MODULES.items() for name in names}
-_NAMES |= {name: ("swep_ds.methods.settings", f"{name}Settings") for name in _METHODS}
+# name -> its module
+_NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = ["__version__", "hf", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    is_method = name[:1].isupper() and name not in _NAMES  # its settings: `sd.AdvAug` is AdvAugSettings
+    if not (is_method or name in __all__):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from swep_ds.common.console import hide_cpu_notice
 
     hide_cpu_notice()
     if name == "hf":
         value = import_module("swep_ds.api.hf")
+    elif is_method:
+        value = getattr(import_module("swep_ds.methods.settings"), f"{name}Settings")
     else:
-        module, attribute = _NAMES[name]
-        value = getattr(import_module(module), attribute)
+        value = getattr(import_module(_NAMES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from swep_ds.methods.settings import SHIPPED
+
+    methods = [settings.__name__.removesuffix("Settings") for settings in SHIPPED]
+    return sorted({*globals(), *__all__, *methods})

@@ -150,12 +150,6 @@ def test_passes_that_cannot_be_trained_are_refused(passes, registry, monkeypatch
         sd.wrap(tiny_models.model(), ScaledSettings())
 
 
-def test_a_weight_is_finite():
-    for name in ("weight", "kl_weight", "divergence_weight", "hidden_distance_weight"):
-        with pytest.raises(ValueError, match=f"pass 'noisy': {name} inf: must be finite"):
-            sd.Pass("noisy", **{"weight": 1.0, name: float("inf")})
-
-
 def test_a_negative_weight_counts(registry, monkeypatch):
     sd.method("scaled")(Scaled)
     batch, losses = inputs(tiny_batches.batch(dtype=torch.float32)), []
@@ -173,25 +167,18 @@ def test_a_registered_reader_reads_its_sources(registry):
     def read(address: str):
         if address == "gone":
             raise FileNotFoundError(2, "No such file or directory", address)
-        if address == "others":
-            yield {"question": {"q": 1}["question"]}
         yield from ROWS * int(address)
 
     [example] = read_examples("memo:1", training=True)
     assert (example.span, example.answers, example.article) == ((0, 3), ("Ann",), "t")
     assert len(read_examples("memo:3", training=False)) == 3
-    for address in ("gone", "others"):
-        with pytest.raises(InputError, match=f"memo:{address}: its reader memo cannot read it"):
-            read_examples(f"memo:{address}", training=True)
-    with pytest.raises(InputError, match="memo:0: holds no questions"):
-        read_examples("memo:0", training=True)
-    with pytest.raises(InputError, match="no such file or folder"):
-        read_examples("memoir:1", training=True)
-    sd.reader("forgetful")(lambda address: None)
-    with pytest.raises(InputError, match="forgetful:x: its reader forgetful gives None: yield rows"):
-        read_examples("forgetful:x", training=True)
-    with pytest.raises(TypeError, match=r"write @sd\.reader"):
-        sd.reader(read)
+    for source, said in [
+        ("memo:gone", "its reader memo cannot read it"),
+        ("memo:0", "memo:0: holds no questions"),
+        ("memoir:1", "no such file or folder"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            read_examples(source, training=True)
     with pytest.raises(TypeError, match="'memo' is taken"):
         sd.reader("memo")(print)
 
