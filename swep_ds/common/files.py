@@ -26,14 +26,14 @@ DEFAULT_DS_CONFIG = "zero2"  # where the user names none
 def open_input(path: Path, what: str | None = None) -> BinaryIO:
     """Opens a file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
 
-    Raises InputError: no such file, or a folder.
+    Raises InputError: no such file, or no regular one.
     """
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise InputError(f"{what or path}: is not a regular file: name one")
     try:
         return path.open("rb")
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{what or path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{what or path}: is not a regular file: name one") from None
 
 
 def read_bytes(path: Path, what: str | None = None) -> bytes:

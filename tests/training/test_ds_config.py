@@ -1,7 +1,6 @@
 """ds_config: "auto" filled from the recipe, everything that contradicts it in one message."""
 
 import json
-import os
 
 import deepspeed
 import pytest
@@ -120,9 +119,6 @@ ADAFACTOR = {"optimizer": "adafactor"}
         ("", {}, "not JSON"),
         ([1], {}, "a ds_config is a JSON object"),
         ('{"zero_optimization": {"stage": 2, "stage": 3}}', {}, "'stage' is given twice"),
-        ('{"a": ' * 5000 + "1" + "}" * 5000, {}, "its JSON cannot be read ("),
-        ('{"steps_per_print": %s}' % ("9" * 5000), {}, "its JSON cannot be read ("),
-        ({f"wrong{n}": 1 for n in range(50)}, {}, "; and 30 more"),
         # what contradicts the recipe
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale"),
         (zero(stage=1), ADAFACTOR, "flat pieces"),
@@ -193,16 +189,11 @@ def test_what_is_accepted_beside_that(tmp_path):
     assert resolve(write(tmp_path, zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 1.0})))
 
 
-@pytest.mark.parametrize(
-    "name", ["nowhere", "~nobody-of-this-name/ds.json", "x" * 5000, "a\0b", "/dev/zero", "fifo", "."]
-)
+@pytest.mark.parametrize("name", ["nowhere", "~nobody-of-this-name/ds.json", "."])
 def test_a_file_that_cannot_be_read(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    os.mkfifo("fifo")
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"^--ds_config "):
         read_ds_config(name)
-    assert str(caught.value).isprintable()
-    assert str(caught.value).startswith("--ds_config")
 
 
 def test_the_files_own_settings_stay(tmp_path):
