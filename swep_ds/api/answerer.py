@@ -82,7 +82,9 @@ class QuestionAnswerer:
     ):
         if not 0 <= min_confidence <= 1:
             raise InputError(f"min_confidence {min_confidence}: must be a probability, from 0 to 1")
-        self.name, self.batch_size, self.min_confidence = os.fspath(model), batch_size, min_confidence
+        self.name = os.fspath(model)
+        self.batch_size = batch_size
+        self.min_confidence = min_confidence
         with ranks.quiet():
             self._saved = load_saved(self.name, null_threshold)
         self._padding = Padding.of(self._saved.tokenizer)
@@ -134,7 +136,8 @@ class QuestionAnswerer:
 
     def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Reply]]:
         """As `answer_examples`, all tokenised and sorted by length together, without `check`."""
-        saved, count = self._saved, max(n_best, N_BEST) if self.calibrated else n_best
+        saved = self._saved
+        count = max(n_best, N_BEST) if self.calibrated else n_best
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
         else:

@@ -56,7 +56,8 @@ class RobustMixin:
     def __init__(self, *args, method: Settings, **kwargs):
         check_offered(method)
         super().__init__(*args, **kwargs)
-        self.method, self.robust = method, None
+        self.method = method
+        self.robust = None
         self._sums: dict[str, Tensor] = {}  # of what the method measures, over the updates since the last log
         self._updates = 0  # in these sums
         given = self.args
@@ -80,8 +81,10 @@ class RobustMixin:
             self.robust = Robust(bare, self.method, self.args.seed, max_steps, accumulation=None)
         if not self.is_deepspeed_enabled:  # DeepSpeed keeps float32 copies
             check_trained_dtypes(self.robust)
-        self.robust.updates, self.robust.update = max_steps, 0
-        self._sums, self._updates = {}, 0
+        self.robust.updates = max_steps
+        self.robust.update = 0
+        self._sums = {}
+        self._updates = 0
         if self.model_wrapped is bare:
             self.model_wrapped = self.robust
         self.model = self.robust
@@ -97,8 +100,10 @@ class RobustMixin:
             InputError: the given optimizer lacks the method's parameters; or noise_learning_rate is set and DeepSpeed's
                 configuration makes the optimizer.
         """
-        given, optimizer = self.optimizer is not None, super().create_optimizer(model)
-        method, rate = [*self.robust.method.parameters()], self.robust.method.learning_rate
+        given = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        method = [*self.robust.method.parameters()]
+        rate = self.robust.method.learning_rate
         if not isinstance(optimizer, torch.optim.Optimizer):  # Accelerate's place-holder
             if rate is not None:
                 raise InputError(
@@ -150,7 +155,8 @@ class RobustMixin:
             names = sorted(self._sums)
             means = torch.stack([self._sums[name] for name in names]) / self._updates
             logs |= dict(zip(names, self.accelerator.reduce(means, "mean").tolist(), strict=True))
-            self._sums, self._updates = {}, 0
+            self._sums = {}
+            self._updates = 0
         super().log(logs, *args, **kwargs)
 
     def _set_signature_columns_if_needed(self) -> None:

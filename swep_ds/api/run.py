@@ -23,7 +23,8 @@ class Run:
     def __init__(self, path: Path | str):
         self.path = user_path(os.fspath(path), "run")
         self._folder = RunFolder(self.path)
-        self.model_dir, self.report = self._folder.model, self._folder.report
+        self.model_dir = self._folder.model
+        self.report = self._folder.report
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

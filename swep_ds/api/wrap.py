@@ -29,7 +29,8 @@ from swep_ds.models.trial import check_same_from_ids
 
 log = logging.getLogger(__name__)
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator
-SPAN, TARGET = ("start_positions", "end_positions"), ("labels",)
+SPAN = ("start_positions", "end_positions")
+TARGET = ("labels",)
 TAKES = ("input_ids", "attention_mask", "token_type_ids", "sample_id", *SPAN, *TARGET)
 
 
@@ -73,7 +74,9 @@ class Robust(nn.Module):
                 f"method {settings.name}: its weights change over the training: give wrap the number of updates"
             )
         self.objective = Objective(qa, method, seed)
-        self.update, self.updates, self.accumulation = 0, updates, accumulation
+        self.update = 0
+        self.updates = updates
+        self.accumulation = accumulation
         self._watched: list[Tensor] = []
         self._calls = 0  # in this update
         self._checked = self._warned = False
@@ -198,7 +201,10 @@ class Robust(nn.Module):
                 dist.all_reduce(mean)
                 mean = mean / dist.get_world_size()
             self.method.observe(mean)
-        self._watched, self._calls, self._shares, self.update = [], 0, None, self.update + 1
+        self._watched = []
+        self._calls = 0
+        self._shares = None
+        self.update += 1
 
     def get_extra_state(self) -> Tensor:
         """The update's number and what the method learned by `observe`, float64."""
@@ -210,7 +216,9 @@ class Robust(nn.Module):
         update, *values = state.tolist()
         self.method.load(dict(zip(sorted(self.method.state()), values, strict=True)))
         self.update = int(update)
-        self._watched, self._calls, self._shares = [], 0, None
+        self._watched = []
+        self._calls = 0
+        self._shares = None
 
 
 def wrap(
@@ -335,7 +343,9 @@ def _batch(inputs: Mapping[str, Tensor], generative: bool, shares: Tensor | None
     windows_N, tokens_N = _counts(inputs, generative)
     if shares is None:
         shares = 1 / torch.stack([windows_N.sum(), tokens_N.sum()]).clamp(min=1)
-    ids, mask, last = inputs["input_ids"], _mask(inputs), inputs["input_ids"].shape[1] - 1
+    ids = inputs["input_ids"]
+    mask = _mask(inputs)
+    last = inputs["input_ids"].shape[1] - 1
     if generative:
         targets = {"target_ids": inputs["labels"]}
     else:

@@ -83,7 +83,8 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
     run, examples = load_questions(arguments)
     windows = answer_windows(examples, run.tokenizer, run.windows)
-    texts, tokens = word_distances(run, windows), nearest_words(run, windows)
+    texts = word_distances(run, windows)
+    tokens = nearest_words(run, windows)
     folder.mkdir(parents=True, exist_ok=True)
     ids = [example.id for example in examples]
     write_atomically(folder / "heatmap.html", page(ids, texts, run.recipe.title, run.draws))

@@ -103,7 +103,8 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     from swep_ds.data.readers import Example, read_questions
     from swep_ds.models.hub import model_checksum
 
-    output, n_best = arguments.output, arguments.n_best
+    output = arguments.output
+    n_best = arguments.n_best
     try:
         examples = read_questions(arguments.questions)
     except InputError as error:
@@ -127,14 +128,16 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
             for line in chunks.read(chunk):
                 yield json.dumps(line, ensure_ascii=False) + "\n"
 
-    console, began = Console(), time.monotonic()
+    console = Console()
+    began = time.monotonic()
     done = kept = min((chunks.count - len(missing)) * QUESTIONS_AT_A_TIME, len(examples))
     if kept:
         console.print(f"resuming: {kept} of {len(examples)} questions are answered")
     chunks.begin(setup)
     with Progress(console, "questions", len(examples), kept) as progress:
         for chunk in missing:
-            asked, lines = questions(chunk), []
+            asked = questions(chunk)
+            lines = []
             for example, replies in zip(asked, answerer.answer_together(asked, n_best), strict=True):
                 best = asdict(replies[0])
                 line = {"id": example.id, "question": example.question, "answer": best["text"]}

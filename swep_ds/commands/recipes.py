@@ -51,7 +51,8 @@ def summary(text: str) -> str:
 
 
 def list_all() -> None:
-    width, kind = shutil.get_terminal_size((120, 0)).columns, ""
+    width = shutil.get_terminal_size((120, 0)).columns
+    kind = ""
     for file in shipped_files():
         if file.parent.name != kind:
             kind = file.parent.name

@@ -119,7 +119,8 @@ def with_folder(options: list[str], arguments: argparse.Namespace, folder: Path)
 def submit() -> None:
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
-    mine, options = words[:split], words[split + 1 :]
+    mine = words[:split]
+    options = words[split + 1 :]
     options_here = parser()._option_string_actions
     if mine and mine[0] in COMMANDS:
         options_there = COMMANDS[mine[0]].parser()._option_string_actions

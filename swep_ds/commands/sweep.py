@@ -109,15 +109,19 @@ def sweep() -> None:
         if len(chosen) > 1:  # a single run checks its data itself
             check_data(chosen)
     describe(cells, folder)
-    failed, stopped = [], False
+    failed = []
+    stopped = False
     if not arguments.table:
         from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked
 
         sharing = arguments.runs_per_device
         failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=sharing)
     if arguments.cell is not None:
-        done = chosen[0].results() is not None
-        sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if done else chosen[0].exit_code() or EXIT_FAULT)
+        if stopped:
+            sys.exit(EXIT_STOPPED)
+        if chosen[0].results() is not None:
+            sys.exit(EXIT_DONE)
+        sys.exit(chosen[0].exit_code() or EXIT_FAULT)
     if stopped:  # a table can take minutes
         done = sum(cell.results() is not None for cell in cells)
         Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")

@@ -75,9 +75,13 @@ def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
 def print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
     from swep_ds.cost.plan import Devices, plan
 
-    command = ["--recipe", arguments.recipe, *(part for text in arguments.set for part in ("--set", text))]
-    command += ["--output_dir", str(arguments.output_dir)] if arguments.output_dir else []
-    command += ["--resume", arguments.resume] if arguments.resume != "auto" else []
+    command = ["--recipe", arguments.recipe]
+    for text in arguments.set:
+        command += ["--set", text]
+    if arguments.output_dir:
+        command += ["--output_dir", str(arguments.output_dir)]
+    if arguments.resume != "auto":
+        command += ["--resume", arguments.resume]
     if is_first_on_node():
         plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, command)
 

@@ -52,7 +52,10 @@ class Progress:
     """
 
     def __init__(self, console: Console, unit: str, total: int, done: int = 0, *, line_seconds: float = 60.0):
-        self._console, self._unit, self._total, self._before = console, unit, total, done
+        self._console = console
+        self._unit = unit
+        self._total = total
+        self._before = done
         self._line_seconds = line_seconds
         self._began = self._printed = time.monotonic()
         self._bar = None

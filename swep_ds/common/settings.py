@@ -140,7 +140,8 @@ def _faults(error: ValidationError, model: type[Section]) -> Iterator[tuple[str,
 
 def _explain(fault: Any, location: list[str], kind: str, model: type[Section]) -> str:
     """The field, what is wrong with it and, where it is not obvious, the fix."""
-    field, value = ".".join(location), shown(fault["input"])
+    field = ".".join(location)
+    value = shown(fault["input"])
     match fault["type"]:
         case "extra_forbidden" if kind:
             return f"{field}: {_no_setting(location[-1], kind, model.kinds[location[0]])}"
@@ -210,7 +211,8 @@ class _Loader(yaml.SafeLoader):
     }
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node, seen = super().compose_mapping_node(anchor), set()
+        node = super().compose_mapping_node(anchor)
+        seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
@@ -269,12 +271,12 @@ def load(
     Raises InputError: see `read_settings` and `validate`; an override that is not `a.b=c`.
     """
     path, tree = read_whole(name_or_path, shipped, option, model, check_layer)
-    names = {f"{section}.name" for section in model.kinds}
     fields = {text: text.partition("=")[0].strip() for text in overrides}
-    base, layer = copy.deepcopy(tree), {}
-    for override in sorted(overrides, key=lambda text: fields[text] not in {*model.kinds, *names}):
-        _apply(tree, override, names)
-        _apply(layer, override, names)
+    base = copy.deepcopy(tree)
+    layer = {}
+    for override in sorted(overrides, key=lambda text: fields[text].removesuffix(".name") not in model.kinds):
+        _apply(tree, override, model)
+        _apply(layer, override, model)
     check_layer(base, layer, tree)
     place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # a shipped file is not to be edited
     return validate(model, tree, place, fields.values(), given_by)
@@ -369,10 +371,9 @@ def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
+def _apply(tree: dict[str, Any], override: str, model: type[Section]) -> None:
     field, separator, text = override.partition("=")
-    field = field.strip()
-    *parents, leaf = field.split(".")
+    *parents, leaf = field.strip().split(".")
     if not separator or not all([*parents, leaf]):
         raise InputError(f"--set {override}: write it as section.field=value")
     value = parse_yaml(text, f"--set {override}")
@@ -385,6 +386,6 @@ def _apply(tree: dict[str, Any], override: str, kind_names: set[str]) -> None:
         node = node[key]
         if not isinstance(node, dict):
             raise InputError(f"--set {override}: {key} is a value, not a section")
-    if field in kind_names and node.get("name") != value:
+    if leaf == "name" and parents and parents[0] in model.kinds and node.get("name") != value:
         node.clear()
     node[leaf] = value
