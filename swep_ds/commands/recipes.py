@@ -38,9 +38,9 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def shipped_files() -> list[Path]:
-    """Recipes, then sweeps."""
-    return [file for kind in ("recipes", "sweeps") for file in sorted((PACKAGE / kind).glob("*.yaml"))]
+def shipped_files(kind: str) -> list[Path]:
+    """`kind`: recipes or sweeps."""
+    return sorted((PACKAGE / kind).glob("*.yaml"))
 
 
 def summary(text: str) -> str:
@@ -52,22 +52,21 @@ def summary(text: str) -> str:
 
 def list_all() -> None:
     width = shutil.get_terminal_size((120, 0)).columns
-    kind = ""
-    for file in shipped_files():
-        if file.parent.name != kind:
-            kind = file.parent.name
-            print(f"{kind}:")
-            indent = 4 + max(len(other.stem) for other in file.parent.glob("*.yaml"))
-        text = f"  {file.stem}".ljust(indent) + summary(read_text(file))
-        print(textwrap.fill(text, width, subsequent_indent=" " * indent))
+    for kind in ("recipes", "sweeps"):
+        print(f"{kind}:")
+        files = shipped_files(kind)
+        indent = 4 + max(len(file.stem) for file in files)
+        for file in files:
+            text = f"  {file.stem}".ljust(indent) + summary(read_text(file))
+            print(textwrap.fill(text, width, subsequent_indent=" " * indent))
 
 
 def print_file(name: str) -> None:
     path = user_path(name, "NAME")
-    files = [path] if path.suffix else [file for file in shipped_files() if file.stem == name]
+    shipped = [*shipped_files("recipes"), *shipped_files("sweeps")]
+    files = [path] if path.suffix else [file for file in shipped if file.stem == name]
     if not files:
-        known = {file.stem for file in shipped_files()}
-        raise InputError(f"NAME {name}: no such recipe or sweep{suggest(name, known)}")
+        raise InputError(f"NAME {name}: no such recipe or sweep{suggest(name, {file.stem for file in shipped})}")
     print(*(f"# {file}\n{read_text(file)}" for file in files), sep="\n", end="")
 
 
