@@ -50,7 +50,6 @@ def test_every_module_of_the_room_is_a_command_and_the_help_lists_it(swep_ds):
         (["evaluate", "--scorer", "sqad"], "error: argument --scorer: invalid choice: 'sqad' (choose from"),
         (["train", "--epochs", "3"], "error: unrecognized arguments: --epochs: --set SECTION.FIELD=VALUE sets a fi"),
         (["train", "quickstart"], "error: unrecognized arguments: quickstart; did you mean --recipe quickstart?\n"),
-        (["plan", "8by80"], "error: --plan 8by80: write it as NUMBERxGIB"),
         (["train", "--outputdir", "x"], "error: unrecognized arguments: --outputdir; did you mean --output_dir?\n"),
         (["train", "--rank", "8"], "error: unrecognized arguments: --rank; did you mean --ranks?\n"),
         (["train", "--output-dir=x"], "error: unrecognized arguments: --output-dir; did you mean --output_dir?\n"),
