@@ -11,7 +11,7 @@ from zlib import crc32
 
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import read_json
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.evaluation.results import read_predictions
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.examples import reported_examples

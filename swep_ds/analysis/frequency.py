@@ -18,7 +18,7 @@ from swep_ds.analysis.paper import frequency_table
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import windows_if_any
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.data.windows import plain_backend
 
 BANDS = ((0, 100), (100, 500), (500, 5_000), (5_000, 10_000))  # ranks (first, last], as in the paper

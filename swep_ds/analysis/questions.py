@@ -11,7 +11,7 @@ import pandas as pd
 
 from swep_ds.analysis.runs import Run
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters
 from swep_ds.evaluation.results import read_predictions
 from swep_ds.evaluation.scores import SQUAD, Golds, Scorer

@@ -16,8 +16,8 @@ from swep_ds.analysis.windows import AnswerWindow
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.settings import shown, suggest
 from swep_ds.data.batches import IGNORED, Batch, Padding
+from swep_ds.data.example import Example
 from swep_ds.data.features import WindowSettings
-from swep_ds.data.readers import Example
 from swep_ds.methods import build
 from swep_ds.methods.base import Inputs, Method, NoiseKey, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
@@ -27,7 +27,7 @@ from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import load_saved
+from swep_ds.pipeline.saved_model import load_saved
 
 DRAW = 0  # with the run's seed and the question's id, the key of the first draw of noise that analyses look at
 DRAWS = 16  # over which means are taken

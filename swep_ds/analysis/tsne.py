@@ -12,7 +12,7 @@ from swep_ds.analysis.plotting import COLOURS, new_figure
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import answer_windows
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last hidden state)"}
 WHEN = {"before": COLOURS[0], "after": COLOURS[1]}

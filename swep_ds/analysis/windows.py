@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
 from swep_ds.data.answers import occurrences
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.data.tokens import TextTokens
 from swep_ds.data.windows import WindowCutter, WindowSettings
 

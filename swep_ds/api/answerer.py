@@ -18,16 +18,16 @@ import numpy as np
 from swep_ds import ranks
 from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Padding
+from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.fields import is_blank
-from swep_ds.data.readers import Example
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import Null, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
-from swep_ds.pipeline.saved import load_saved
+from swep_ds.pipeline.saved_model import load_saved
 
 log = logging.getLogger(__name__)
 

@@ -100,7 +100,8 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     """`kwargs`: arguments for `QuestionAnswerer`."""
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
     from swep_ds.data.chunks import Chunks, digest
-    from swep_ds.data.readers import Example, read_questions
+    from swep_ds.data.example import Example
+    from swep_ds.data.readers import read_questions
     from swep_ds.models.hub import model_checksum
 
     output = arguments.output

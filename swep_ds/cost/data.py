@@ -24,8 +24,9 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.console import Console
+from swep_ds.data.example import Example
 from swep_ds.data.features import WindowSettings, build_features
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.evaluate import Predictions
 from swep_ds.evaluation.predict import read_columns
 from swep_ds.evaluation.scores import SQUAD

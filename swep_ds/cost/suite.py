@@ -35,7 +35,7 @@ from swep_ds.cost.flops import count
 from swep_ds.cost.published import PlainTraining, Published
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.evaluation.results import versions
-from swep_ds.pipeline.prepare import Job, prepare, training_batches
+from swep_ds.pipeline.prepare import Prepared, prepare, training_batches
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.training.ds_config import OFFLOADS, read_ds_config, zero_stage
@@ -103,7 +103,7 @@ def loops(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: i
     """Takes each training loop apart, one after the other, on all ranks; returns None except on rank 0.
     Raises InputError: an epoch has fewer updates."""
 
-    def work(engine, job: Job, recipe: Recipe) -> tuple[Figures, float, Figures]:
+    def work(engine, job: Prepared, recipe: Recipe) -> tuple[Figures, float, Figures]:
         batches = sample(job.batches, 1, updates)
         flops = _warm_up(engine, recipe, _load(batches), warmup)
         return breakdown.break_down(engine, batches, recipe, updates), flops, _sizes(engine.module, job)
@@ -122,7 +122,7 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
     """Profiles each one's updates, one after the other; returns None except on rank 0.
     Raises InputError: an epoch has fewer updates."""
 
-    def work(engine, job: Job, recipe: Recipe) -> list[Figures]:
+    def work(engine, job: Prepared, recipe: Recipe) -> list[Figures]:
         batches = _load(sample(job.batches, 0, updates))
         _warm_up(engine, recipe, batches, warmup)
         update, numbered = engine_update(engine, recipe.train.execution), itertools.cycle(enumerate(batches))
@@ -256,12 +256,12 @@ def _under_engine(recipe: Recipe, ds_config: str) -> EngineTraining:
     return EngineTraining(_engine(recipe, ds_config)[0], recipe.train.execution)
 
 
-def _engine(recipe: Recipe, ds_config: str) -> tuple[Any, Job]:
+def _engine(recipe: Recipe, ds_config: str) -> tuple[Any, Prepared]:
     job = prepare(recipe, ds_config)
     return build_engine(job.objective, job.config, recipe.train, job.batches.updates), job
 
 
-def _check(job: Job, updates: int) -> None:
+def _check(job: Prepared, updates: int) -> None:
     if job.batches.updates_per_epoch < updates:
         raise InputError(
             f"an epoch has {job.batches.updates_per_epoch} updates, and {updates} are asked for: lower --updates, or "
@@ -269,7 +269,7 @@ def _check(job: Job, updates: int) -> None:
         )
 
 
-def _random_batches(recipe: Recipe, job: Job) -> TrainingBatches:
+def _random_batches(recipe: Recipe, job: Prepared) -> TrainingBatches:
     """The job's windows as the published procedure batches them, whatever their lengths."""
     train = recipe.train.model_copy(update={"group_by_length": False})
     return training_batches(recipe.model_copy(update={"train": train}), job.tokenizer, job.features, 0, 1)
@@ -279,7 +279,7 @@ def _load(batches: TrainingBatches) -> list[Batch]:
     return [batches[number].to(ranks.device()) for number in range(len(batches))]
 
 
-def _about(recipe: Recipe, job: Job) -> Figures:
+def _about(recipe: Recipe, job: Prepared) -> Figures:
     return {
         "hardware": accelerator.product_name() or f"{torch.get_num_threads()} CPU threads",
         "versions": versions(),
@@ -290,7 +290,7 @@ def _about(recipe: Recipe, job: Job) -> Figures:
     }
 
 
-def _sizes(module: nn.Module, job: Job) -> Figures:
+def _sizes(module: nn.Module, job: Prepared) -> Figures:
     """What `scaling.predict` needs to know of a model."""
     return {
         "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters()),

@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.fields import excerpt, field, is_blank, is_missing, require_text
-from swep_ds.data.literals import nested_value
+from swep_ds.data.fields import excerpt, field, is_blank, is_missing, nested_value
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -29,52 +28,49 @@ _EXPECTED = (
 @lru_cache(2**16)  # both metrics of every evaluation normalise the same gold answers
 def normalize_answer(text: str) -> str:
     """SQuAD's normalisation: lower case, without ASCII punctuation, the words a, an, the and extra white space.
-
-    Punctuation leaves no space, so "well-known" becomes "wellknown". Other dashes and quotation marks of Unicode stay.
-    """
+    "Well-known" becomes "wellknown". Other dashes and quotation marks of Unicode stay."""
     text = text.lower().translate(_DROP_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", text).split())
 
 
-def answer_pairs(where: str, question: dict[str, Any], context: str) -> list[tuple[Any, Any]]:
+def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     """The answers of a question as (text, offset or None), without blank ones and gaps (`GAPS`).
 
     They are in `answers`, or else in `answer`: one text, a list of texts, an object {text, answer_start} of two lists
-    or of one text and its offset, or a list of such objects. Beside texts, `answer_start` has their offset or a list of
-    offsets. Lists and objects may also be written as a text, in JSON or as Python prints it (`nested_value`): in
+    or of one text and its offset, or a list of such objects. Next to texts, `answer_start` has their offset or a list
+    of offsets. Lists and objects may also be written as a text, in JSON or as Python prints it (`nested_value`): in
     `answers` always, in `answer` where the context does not hold that text. A number is a text.
 
     Raises InputError: anything else, or no such field in a question that is not marked `is_impossible`.
     """
-    given = question.get("answers")
-    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
-        given = _nested_answers(where, given)
+    given = row.get("answers")
+    if _looks_nested(given):
+        given = _nested_answers(given)
     if is_missing(given) or (isinstance(given, str | list | dict) and not given):
-        given = question.get("answer")
-        if isinstance(given, str) and given.lstrip()[:1] in ("[", "{") and given.strip() not in context:
+        given = row.get("answer")
+        if _looks_nested(given) and given.strip() not in context:
             with suppress(InputError):
-                given = _nested_answers(where, given)
-    if is_missing(given) and not ({"answers", "answer"} & question.keys() or _is_impossible(question)):
-        raise InputError(
-            f"{where}: field 'answers' is missing (found: {excerpt(list(question))}); expected {_EXPECTED}"
-        )
-    starts = question.get("answer_start")
+                given = _nested_answers(given)
+    if is_missing(given) and not ({"answers", "answer"} & row.keys() or _is_impossible(row)):
+        raise InputError(f"field 'answers' is missing (found: {excerpt(list(row))}); expected {_EXPECTED}")
+    starts = row.get("answer_start")
     if isinstance(given, dict):
-        starts, given = given.get("answer_start"), _text_of(where, given)
+        starts = given.get("answer_start")
+        given = field(given, "text")
     elif isinstance(given, list) and any(isinstance(answer, dict) for answer in given):
-        texts = [_text_of(where, answer) for answer in given]
-        starts, given = [answer.get("answer_start") for answer in given], texts
+        starts = [answer.get("answer_start") for answer in given]
+        given = [field(answer, "text") for answer in given]
     texts = given if isinstance(given, list) else [given]
     if all(_is_no_text(text, context) for text in texts):
         return []
     if isinstance(starts, str) and starts.lstrip().startswith("["):
-        starts = nested_value(starts, f"{where}: answer_start")
+        starts = nested_value(starts)
     if is_missing(starts):
         starts = [None] * len(texts)
     elif not isinstance(starts, list):
         starts = [starts]
     if len(starts) != len(texts):
-        raise InputError(f"{where}: answer_start is {excerpt(starts)}; give one whole number for each text")
+        raise InputError(f"answer_start is {excerpt(starts)}; give one whole number for each text")
     pairs = zip(texts, starts, strict=True)
     return [(_as_text(text, context), start) for text, start in pairs if not _is_no_text(text, context)]
 
@@ -85,78 +81,59 @@ def _is_no_text(value: Any, context: str) -> bool:
     return is_missing(value)
 
 
-def _as_text(value: Any, context: str) -> Any:
+def _as_text(value: Any, context: str) -> str:
     """The text of a number. pandas makes numbers of a column of years, and of one with gaps 1852.0."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float):
         value = str(value)
-    if isinstance(value, str) and re.fullmatch(r"\d+\.0", value) and value not in context:
+    if not isinstance(value, str):
+        raise InputError(f"the answer {excerpt(value)} is not text; give a string")
+    if re.fullmatch(r"\d+\.0", value) and value not in context:
         return value[:-2]
     return value
 
 
-def _nested_answers(where: str, text: str) -> Any:
+def _looks_nested(value: Any) -> bool:
+    return isinstance(value, str) and value.lstrip().startswith(("[", "{"))
+
+
+def _nested_answers(text: str) -> Any:
     """The value of `answers` that is written as a text."""
     with suppress(InputError):
-        given = nested_value(text, f"{where}: answers")
+        given = nested_value(text)
         if isinstance(given, dict):
             return given
         if isinstance(given, list) and all(is_missing(answer) or isinstance(answer, str | dict) for answer in given):
             return given
     raise InputError(
-        f"{where}: answers {excerpt(text)}: is neither a list of texts nor answers in JSON or as Python prints them: "
-        "give an answer that itself begins with [ or { in a column `answer`, or in a JSON list of texts"
+        f"answers {excerpt(text)}: is neither a list of texts nor answers in JSON or as Python prints them: give an "
+        "answer that itself begins with [ or { in a column `answer`, or in a JSON list of texts"
     )
 
 
-def _text_of(where: str, answer: Any) -> Any:
-    if not isinstance(answer, dict) or "text" not in answer:
-        field(answer, "text", str, f"{where}: answers")  # raises
-    return answer["text"]
+def _is_impossible(row: dict[str, Any]) -> bool:
+    return str(row.get("is_impossible")).lower() in ("true", "1", "1.0")
 
 
-def _is_impossible(question: dict[str, Any]) -> bool:
-    return str(question.get("is_impossible")).lower() in ("true", "1", "1.0")
-
-
-def check_possible(where: str, question: dict[str, Any], answered: bool) -> None:
-    """Raises InputError: `is_impossible` contradicts the answers: it is true beside answers, such as SQuAD v2.0's
-    plausible ones, or false without any."""
-    if answered and _is_impossible(question):
+def check_possible(row: dict[str, Any], answered: bool) -> None:
+    """Raises InputError: `is_impossible` is true although there are answers, such as SQuAD v2.0's plausible ones, or
+    false without any."""
+    if answered and _is_impossible(row):
+        raise InputError("is_impossible is true, but it has answers: empty its answers, or set is_impossible to false")
+    if not answered and str(row.get("is_impossible")).lower() in ("false", "0", "0.0"):
         raise InputError(
-            f"{where}: is_impossible is true, but it has answers: empty its answers, or set is_impossible to false"
-        )
-    if not answered and str(question.get("is_impossible")).lower() in ("false", "0", "0.0"):
-        raise InputError(
-            f"{where}: is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
+            "is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
         )
 
 
-def require_answers(where: str, answers: list[Any]) -> tuple[str, ...]:
-    """The accepted texts of a question. Raises InputError: it has no answer, or one that is not text."""
-    if not answers:
-        raise InputError(
-            f"{where}: has no answer; give it, or set data.unanswerable to drop such questions or to train on them"
-        )
-    for answer in answers:
-        if not isinstance(answer, str):
-            raise InputError(f"{where}: the answer {excerpt(answer)} is not text; give a string")
-        require_text(answer, "an answer", where)
-    return tuple(answers)
-
-
-def squad_span(where: str, context: str, text: str, start: int) -> tuple[int, int]:
-    """Characters [start, end) of the answer `text`, without white space at its ends.
-
-    Raises InputError: the answer is blank or not at `start`.
-    """
+def squad_span(context: str, text: str, start: int) -> tuple[int, int]:
+    """Characters [start, end) of the answer `text`, without white space at its ends. Raises InputError: it is not at
+    `start`."""
     end = start + len(text)
-    if is_blank(text):
-        raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
     if start < 0 or context[start:end] != text:
         actual = excerpt(context[start:end]) if 0 <= start < len(context) else "no text"
         raise InputError(
-            f"{where}: the answer {excerpt(text)} is not at answer_start {excerpt(start)} of its context, which has "
-            f"{actual} there; correct the offset (it counts characters, from 0)"
+            f"the answer {excerpt(text)} is not at answer_start {start} of its context, which has {actual} there; "
+            "correct the offset (it counts characters, from 0)"
         )
     return _bare(text, start)
 
@@ -167,29 +144,22 @@ def _bare(text: str, start: int) -> tuple[int, int]:
     return start + len(text) - len(text.lstrip()), start + len(text.rstrip())
 
 
-def find_answer(where: str, context: str, text: str, *, repeated: bool = False) -> tuple[int, int] | None:
-    """Characters [start, end) of the answer `text`, which the file gives without an offset.
-
-    Args:
-        repeated: gives None for an answer that occurs several times, which is an error otherwise.
-
-    Raises InputError: the answer is blank, or the context does not hold it exactly once as whole words.
-    """
+def find_answer(context: str, text: str, *, repeated: bool = False) -> tuple[int, int] | None:
+    """Characters [start, end) of the answer `text`, which the file gives without an offset. With `repeated`, None for
+    one that occurs several times. Raises InputError: the context does not hold it exactly once as whole words."""
     text = text.strip()
-    if is_blank(text):
-        raise InputError(f"{where}: its answer is blank; give the answer's text or leave the question out")
     starts = list(occurrences(context, text))
-    if not starts:
-        raise InputError(
-            f"{where}: the answer {excerpt(text)} does not occur in its context; correct it, or leave the question out"
-        )
     if len(starts) == 1:
         return starts[0], starts[0] + len(text)
+    if not starts:
+        raise InputError(
+            f"the answer {excerpt(text)} does not occur in its context; correct it, or leave the question out"
+        )
     if repeated:
         return None
     raise InputError(
-        f"{where}: the answer {excerpt(text)} occurs {len(starts)} times in its context; give its answer_start (in "
-        "characters, from 0), or set data.repeated_answers to first (its first place is trained on) or drop"
+        f"the answer {excerpt(text)} occurs {len(starts)} times in its context; give its answer_start (in characters, "
+        "from 0), or set data.repeated_answers to first (its first place is trained on) or drop"
     )
 
 
@@ -215,7 +185,7 @@ def _in_spaced_word(character: str) -> bool:
     return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
 
 
-def mrqa_span(where: str, context: str, qa: dict[str, Any]) -> tuple[int, int]:
+def mrqa_span(context: str, row: dict[str, Any]) -> tuple[int, int]:
     """Characters [start, end) of the first detected answer's first occurrence, without white space at its ends.
 
     The shared task looked answers up with SQuAD's normalisation and in detokenised text: texts that differ only in
@@ -223,29 +193,27 @@ def mrqa_span(where: str, context: str, qa: dict[str, Any]) -> tuple[int, int]:
 
     Raises InputError: there is no detected answer, or it is somewhere else.
     """
-    detected = field(qa, "detected_answers", list, where)
+    detected = field(row, "detected_answers", list)
     if not detected:
-        raise InputError(f"{where}: no detected_answers to train on; leave the question out")
-    text = field(detected[0], "text", str, f"{where}: detected_answers")
-    spans = field(detected[0], "char_spans", list, f"{where}: detected_answers")
+        raise InputError("no detected_answers to train on; leave the question out")
+    text = field(detected[0], "text", str)
+    spans = field(detected[0], "char_spans", list)
     match spans:
-        case [[int(start), int(last)], *_] if not {type(start), type(last)} & {bool}:
+        case [[int(start), int(last)], *_]:
             actual = context[start : last + 1] if 0 <= start <= last < len(context) else ""
         case _:
-            raise InputError(f"{where}: char_spans is {excerpt(spans)}; expected [[first, last], ...], characters")
+            raise InputError(f"char_spans is {excerpt(spans)}; expected [[first, last], ...], characters")
     if not _same_answer(actual, text):
         raise InputError(
-            f"{where}: the answer {excerpt(text)} is not at char_spans {excerpt([start, last])} of its context, which "
-            f"has {excerpt(actual)} there; correct the offsets (characters, from 0, the last one included)"
+            f"the answer {excerpt(text)} is not at char_spans {[start, last]} of its context, which has "
+            f"{excerpt(actual)} there; correct the offsets (characters, from 0, the last one included)"
         )
     return _bare(actual, start)
 
 
 def _same_answer(text: str, other: str) -> bool:
-    """Whether the texts differ only in white space and case, or else also in punctuation and articles.
-
-    The second comparison fails for texts that normalise to nothing ("the", "?!").
-    """
+    """Whether the texts differ only in white space and case, or else also in punctuation and articles, which fails for
+    texts that normalise to nothing ("the", "?!")."""
     for form in (str.casefold, normalize_answer):
         bare, other_bare = ("".join(form(value).split()) for value in (text, other))
         if bare == other_bare != "":

@@ -5,17 +5,14 @@ Notable:
   how the batch is split; resuming at update u needs nothing but u.
 - Windows of similar length share an update: an epoch is shuffled and cut into mega-batches of 50 updates; each
   mega-batch is sorted by length and cut into updates, and the updates are shuffled. On SQuAD-like text random batches
-  of 8 waste a third of their positions in padding.
-- Without `group_by_length` an epoch's windows meet in random order, whatever their lengths.
-- With `max_tokens` an update takes as many windows as fit, so that short windows do not leave a device idle. The
-  number of micro-batches and their positions, not their split over ranks, determine its windows. Every other
-  mega-batch is sorted in reverse, or short and long windows would meet at its end.
+  of 8 waste a third of their positions in padding. `group_by_length=False` leaves them random.
+- With `max_tokens` an update takes as many windows as fit, so that short windows do not leave a device idle. Every
+  other mega-batch is sorted in reverse, or short and long windows would meet at its end.
 - All windows of an update are padded to the longest of them, on every rank: Hugging Face's loss takes the softmax
-  over padding too, so any other padding would make the loss depend on the split. Ranks wait for the slowest anyway.
+  over padding too, so any other padding would make the loss depend on the split.
 - Every window carries its share of the update's loss. Sums over micro-batches and ranks are then exact means over
-  the global batch, unequal last batches included, at any split.
-- A rank without a window in an epoch's last update gets a window of weight 0: all ranks make the same number of
-  forward passes, so no rank waits for another forever.
+  the global batch, unequal last batches included. A rank without a window gets one of weight 0, so that no rank waits
+  for another forever.
 """
 
 import math
@@ -131,8 +128,8 @@ class TrainingBatches(torch.utils.data.Dataset):
         max_tokens: int | None = None,
         group_by_length: bool = True,
     ):
-        self.features, self.padding, self.seed, self.max_tokens = features, padding, seed, max_tokens
-        self.group_by_length = group_by_length
+        self.features, self.padding, self.seed = features, padding, seed
+        self.max_tokens, self.group_by_length = max_tokens, group_by_length
         self.accumulation, self.rank, self.world_size = accumulation, rank, world_size
         self.micro_batch = (1 if max_tokens else micro_batch_size) * world_size  # over all ranks
         self.global_batch = self.micro_batch * accumulation  # windows; with max_tokens, micro-batches
@@ -143,22 +140,23 @@ class TrainingBatches(torch.utils.data.Dataset):
                 "at least, or lower data.max_length"
             )
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
+        most = math.inf if max_updates is None else max_updates
         # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
         whole, part = divmod(epochs * (1 - 1e-12), 1)
-        counts, most = [], math.inf if max_updates is None else max_updates
-        while len(counts) <= whole and most > 0:  # with max_tokens each epoch has to be cut to be counted
+        counts = [self._updates_of(0)]  # with max_tokens those of the first epoch; others have about as many
+        while len(counts) <= whole and sum(counts) < most:  # with max_tokens each epoch has to be cut to be counted
             counts.append(self._updates_of(len(counts)))
-            most -= counts[-1]
-        if len(counts) <= whole:  # max_updates end the run in a whole epoch
-            part = 1.0
         self._begins = np.cumsum([0, *counts[:-1]])  # updates before each epoch
-        self.updates_per_epoch = counts[0]  # with max_tokens those of the first epoch; others have about as many
-        self.updates = int(self._begins[-1]) + math.ceil(part * counts[-1])
-        if max_updates is not None:
-            self.updates = min(self.updates, max_updates)
+        self.updates_per_epoch = counts[0]
+        last = counts[-1]
+        if len(counts) > whole:
+            last = math.ceil(part * last)
+        self.updates = min(int(self._begins[-1]) + last, most)
 
     def _updates_of(self, epoch: int) -> int:
-        return len(self._shuffled(epoch)) if self.max_tokens else math.ceil(len(self.features) / self.global_batch)
+        if self.max_tokens:
+            return len(self._shuffled(epoch))
+        return math.ceil(len(self.features) / self.global_batch)
 
     @property
     def size(self) -> str:

@@ -6,16 +6,14 @@ The chunks are JSON files in the folder `<output>.chunks` until all are finished
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import open_lock, read_json, user_path, write_atomically
+from swep_ds.common.files import open_lock, read_json, write_atomically
 from swep_ds.common.settings import differences
-from swep_ds.data.layouts import Example
+from swep_ds.data.example import Example
 
 
 class Chunks:
@@ -33,29 +31,20 @@ class Chunks:
             setup: what decides the content of all chunks, as JSON; only the same setup resumes them.
 
         Raises:
-            InputError: the output exists or cannot be written; the folder is in use or holds chunks of another setup.
+            InputError: the output exists; the folder is in use or holds chunks of another setup.
         """
-        self._refuse_existing()
+        if self.output.exists():
+            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open_lock(self.folder / ".lock")  # held until the process ends
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._is_locked_file():
-                raise BlockingIOError
         except BlockingIOError:
             raise InputError(f"--output {self.output}: another process is writing it: name another") from None
         except OSError as error:
             raise InputError(f"--output {self.output}: cannot be written ({error.strerror}): name another") from None
-        try:
-            self._refuse_existing()  # it may have been finished before this process had the lock
-        except InputError:
-            self._remove_folder()
-            raise
         if self.settings.is_file():
-            before = read_json(self.settings)
-            if not isinstance(before, dict):
-                raise InputError(f"--output {self.output}: {self.settings} is damaged: delete {self.folder.name}")
-            if differing := differences(before, setup):
+            if differing := differences(read_json(self.settings), setup):
                 raise InputError(
                     f"--output {self.output}: {self.folder.name} holds chunks made with other settings ({differing}): "
                     "name another file, or delete that folder"
@@ -64,27 +53,16 @@ class Chunks:
             raise InputError(f"--output {self.output}: {self.folder.name} holds files of something else: delete it")
         return [number for number in range(self.count) if not self.file(number).exists()]
 
-    def _refuse_existing(self) -> None:
-        if user_path(str(self.output), "--output").exists():
-            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
-
-    def _is_locked_file(self) -> bool:
-        """Whether the file that is locked is still there: a process that ends deletes it."""
-        try:
-            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.folder / ".lock"))
-        except FileNotFoundError:
-            return False
-
     def begin(self, setup: dict[str, Any]) -> None:
         """Records that the folder holds chunks of this setup."""
         write_atomically(self.settings, json.dumps(setup))
 
     def leave(self) -> None:
-        """Unlocks the folder, and deletes it if nothing has begun there."""
+        """Unlocks the folder, and removes it if nothing has begun there."""
         if self.settings.exists():
             self._lock.close()
         else:
-            self._remove_folder()
+            self._remove()
 
     def file(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
@@ -94,22 +72,19 @@ class Chunks:
         write_atomically(self.file(number), json.dumps(content, ensure_ascii=False))
 
     def read(self, number: int) -> Any:
-        """Raises InputError: the chunk is damaged."""
         return read_json(self.file(number))
 
     def finish(self, document: Iterable[str]) -> None:
-        """Writes the output, in parts that `document` makes of the chunks, and removes them with their folder."""
+        """Writes the output, in parts that `document` makes of the chunks, and removes their folder."""
         write_atomically(self.output, document)
-        leftovers = self.folder.glob(".*.json.*")  # of a process that was killed
-        # the settings last: they identify the others
-        for file in (*map(self.file, range(self.count)), *leftovers, self.settings):
-            file.unlink(missing_ok=True)
-        self._remove_folder()
+        self._remove()
 
-    def _remove_folder(self) -> None:
+    def _remove(self) -> None:
         self._lock.close()  # first: NFS keeps an open file, and with it the folder
-        (self.folder / ".lock").unlink(missing_ok=True)
-        with suppress(OSError):  # another process has begun to write there, or it holds a file of the user's
+        # hidden: the lock, and what a killed process was writing; the settings last: they identify the others
+        for file in (*self.folder.glob("0*.json"), *self.folder.glob(".*"), self.settings):
+            file.unlink(missing_ok=True)
+        if not any(self.folder.iterdir()):  # else it holds a file of the user's
             self.folder.rmdir()
 
 

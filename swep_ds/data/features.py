@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +16,16 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.console import Console, Progress
-from swep_ds.common.errors import InputError
 from swep_ds.data import cache
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.data.tokens import TextTokens, ahead
-from swep_ds.data.windows import Template, WindowCutter, WindowSettings
+from swep_ds.data.windows import ContextWindow, Template, WindowCutter, WindowSettings
 
 FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
 TOKENS_AT_A_TIME = 2**20  # written at once, of all windows together: a long context has thousands of them
+
+_Row = tuple[np.ndarray, np.ndarray, dict[str, Any]]  # a window's question and context ids, int32; its other columns
+_Windows = Iterator[tuple[ContextWindow, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,6 @@ def build_features(
 
     Training windows without the whole answer learn the null position ("cls") or are left out ("drop"); where answers
     are generated they are always left out. Windows of questions without an answer are never left out.
-    Several processes may build the same features at once: a file appears in the cache complete or not at all.
     Windows are written as they are made, so memory does not grow with their number. `console` shows the progress.
 
     Raises InputError: as `WindowCutter`; the sizes leave no room for context, a context has no token, every training
@@ -98,17 +99,13 @@ def build_features(
         digest.update(repr((example.question, context, span)).encode())
     cached = cache_dir / f"{'train' if training else 'eval'}-{digest.hexdigest()[:32]}.arrow"
 
-    counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
-    schema = _schema(cutter, training=training)
-    if (loaded := cache.load(cached, schema, counts)) is None:
-        groups = ahead(cutter.tokenise(examples))
-        groups = _shown(groups, len(examples), console or Console(quiet=True))
-        batches = _batches(examples, groups, cutter, schema, counts, training=training, drop=drop)
-        cache.save(cached, schema, batches, counts)
-        loaded = cache.load(cached, schema, counts)
-        if loaded is None:
-            raise InputError(f"{cached}: what was written there is read differently: {cache.CACHE_FIX}")
-    dataset, facts = loaded
+    if cache.load(cached) is None:
+        counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
+        schema = _schema(cutter, training=training)
+        groups = _shown(ahead(cutter.tokenise(examples)), len(examples), console or Console(quiet=True))
+        asked = _asked(examples, groups, cutter, counts)
+        cache.save(cached, schema, _batches(asked, cutter, schema, counts, training=training, drop=drop), counts)
+    dataset, facts = cache.load(cached)
     return Features(dataset, **facts, fingerprint=cached.stem)
 
 
@@ -117,7 +114,8 @@ def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tupl
     how many questions were cut. Raises InputError: a context has no token."""
     counts = Counter()
     schema = _schema(cutter, training=False)
-    batches = _batches(examples, cutter.tokenise(examples), cutter, schema, counts, training=False, drop=False)
+    asked = _asked(examples, cutter.tokenise(examples), cutter, counts)
+    batches = _batches(asked, cutter, schema, counts, training=False, drop=False)
     return pa.Table.from_batches(batches, schema), counts["questions_cut"]
 
 
@@ -134,9 +132,40 @@ def _schema(cutter: WindowCutter, *, training: bool) -> pa.Schema:
     return pa.schema({"input_ids": int32s, **types, "length": int32, **task})
 
 
+class _Asked(NamedTuple):
+    """A tokenised question and its windows."""
+
+    number: int  # of the example
+    example: Example
+    question: np.ndarray  # int32 ids
+    context: TextTokens
+    windows: list[ContextWindow]
+
+
+def _asked(
+    examples: Sequence[Example], groups: Iterator[tuple], cutter: WindowCutter, counts: Counter
+) -> Iterator[_Asked]:
+    """Every example with its tokens. A context's tokens stay in memory from its first question to its last.
+
+    Args:
+        groups: the examples as `tokenise` yields them. While the caller assembles windows, the tokenizer, which
+            releases the interpreter, works on the next group.
+    """
+    uses = Counter(example.context for example in examples)
+    contexts: dict[str, TextTokens] = {}
+    for at, group, new, questions in groups:
+        contexts |= new
+        for number, (example, (question, cut)) in enumerate(zip(group, questions, strict=True), start=at):
+            counts["questions_cut"] += cut
+            context = contexts[example.context]
+            yield _Asked(number, example, question, context, cutter.windows(len(question), len(context.ids)))
+            uses[example.context] -= 1
+            if not uses[example.context]:
+                del contexts[example.context]
+
+
 def _batches(
-    examples: Sequence[Example],
-    groups: Iterator[tuple],
+    questions: Iterator[_Asked],
     cutter: WindowCutter,
     schema: pa.Schema,
     counts: Counter,
@@ -144,55 +173,79 @@ def _batches(
     training: bool,
     drop: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the windows, a bounded number at a time, and adds to `counts` on the way.
+    """The windows, a bounded number at a time; adds to `counts` on the way."""
+    rows: list[_Row] = []
+    tokens = 0
+    for asked in questions:
+        if not training:
+            windows = _windows_to_answer(asked, cutter)
+        elif cutter.settings.task == "generative":
+            windows = _windows_with_target(asked, cutter, counts)
+        else:
+            windows = _windows_with_span(asked, cutter, counts, drop)
+        for window, columns in windows:
+            context = asked.context.ids[window.begin : window.end]
+            rows.append((asked.question, context, columns))
+            tokens += cutter.specials + len(asked.question) + len(context)
+            if tokens >= TOKENS_AT_A_TIME:
+                yield _record_batch(rows, cutter.template, schema)
+                rows, tokens = [], 0
+    if rows:
+        yield _record_batch(rows, cutter.template, schema)
 
-    Args:
-        groups: the examples as `tokenise` yields them.
 
-    A context's tokens stay in memory from its first question to its last. While this thread assembles windows, the
-    tokenizer, which releases the interpreter, works on the next examples.
-    """
-    template, generative = cutter.template, cutter.settings.task == "generative"
-    uses = Counter(example.context for example in examples)
-    contexts: dict[str, TextTokens] = {}
-    rows = _Rows(schema, template)
-    for at, group, new, questions in groups:
-        contexts |= new
-        for number, (example, (question, cut)) in enumerate(zip(group, questions, strict=True), start=at):
-            counts["questions_cut"] += cut
-            context = contexts[example.context]
-            context_begin = template.context_begin(len(question))
-            if training:
-                first, last = context.answer_tokens(example.span) if example.span else (len(context.ids), -1)
-            target = _target(cutter, example, counts) if training and generative else None
-            for begin, end, own_begin, own_end in cutter.windows(len(question), len(context.ids)):
-                shift = context_begin - begin
-                null = cutter.null_position(context_begin + end - begin + len(template.suffix))
-                if training:
-                    has_answer = begin <= first <= last < end
-                    counts["windows_without_answer"] += not has_answer
-                    if drop and example.span and not has_answer:
-                        continue
-                if target is not None:
-                    columns = {"target_ids": target}
-                elif training:
-                    positions = (first + shift, last + shift) if has_answer else (null, null)
-                    columns = {"start_position": positions[0], "end_position": positions[1], "has_answer": has_answer}
-                elif generative:
-                    columns = {"example": number}
-                else:
-                    columns = {"example": number, "null_position": null}
-                    columns |= {"context_begin": context_begin, "context_end": end + shift}
-                    columns |= {"own_begin": own_begin + shift, "own_end": own_end + shift}
-                    columns |= {"offset_start": context.starts[begin:end], "offset_end": context.ends[begin:end]}
-                rows.add(question, context.ids[begin:end], columns)
-                if rows.tokens >= TOKENS_AT_A_TIME:
-                    yield rows.take()
-            uses[example.context] -= 1
-            if not uses[example.context]:
-                del contexts[example.context]
-        if rows.tokens:
-            yield rows.take()
+def _windows_to_answer(asked: _Asked, cutter: WindowCutter) -> _Windows:
+    """All windows of a question, to find its answer in them."""
+    context_begin = cutter.template.context_begin(len(asked.question))
+    for window in asked.windows:
+        columns: dict[str, Any] = {"example": asked.number}
+        if cutter.settings.task == "extractive":
+            begin, end, own_begin, own_end = window
+            shift = context_begin - begin
+            columns["null_position"] = cutter.null_position(end + shift + len(cutter.template.suffix))
+            columns["context_begin"] = context_begin
+            columns["context_end"] = end + shift
+            columns["own_begin"] = own_begin + shift
+            columns["own_end"] = own_end + shift
+            columns["offset_start"] = asked.context.starts[begin:end]
+            columns["offset_end"] = asked.context.ends[begin:end]
+        yield window, columns
+
+
+def _windows_with_span(asked: _Asked, cutter: WindowCutter, counts: Counter, drop: bool) -> _Windows:
+    """The windows of a question, to learn the first and last token of its answer, or the null position without it."""
+    first, last = _answer_tokens(asked)
+    context_begin = cutter.template.context_begin(len(asked.question))
+    for window in asked.windows:
+        shift = context_begin - window.begin
+        has_answer = window.begin <= first <= last < window.end
+        if has_answer:
+            start, end = first + shift, last + shift
+        else:
+            counts["windows_without_answer"] += 1
+            if drop and asked.example.span:
+                continue
+            start = end = cutter.null_position(window.end + shift + len(cutter.template.suffix))
+        yield window, {"start_position": start, "end_position": end, "has_answer": has_answer}
+
+
+def _windows_with_target(asked: _Asked, cutter: WindowCutter, counts: Counter) -> _Windows:
+    """The windows of a question that hold its whole answer, or all if it has none, to learn to write it."""
+    first, last = _answer_tokens(asked)
+    target = _target(cutter, asked.example, counts)
+    for window in asked.windows:
+        has_answer = window.begin <= first <= last < window.end
+        if not has_answer:
+            counts["windows_without_answer"] += 1
+        if has_answer or not asked.example.span:
+            yield window, {"target_ids": target}
+
+
+def _answer_tokens(asked: _Asked) -> tuple[int, int]:
+    """First and last context token of the answer; first > last without one."""
+    if asked.example.span is None:
+        return len(asked.context.ids), -1
+    return asked.context.answer_tokens(asked.example.span)
 
 
 def _target(cutter: WindowCutter, example: Example, counts: Counter) -> np.ndarray:
@@ -217,45 +270,30 @@ def _shown(groups: Iterator[tuple], total: int, console: Console) -> Iterator[tu
             progress.update(group[0] + len(group[1]))
 
 
-class _Rows:
-    """Collects windows for a record batch."""
-
-    def __init__(self, schema: pa.Schema, template: Template):
-        self.schema, self.template, self.specials = schema, template, template.specials
-        self._clear()
-
-    def _clear(self) -> None:
-        self.tokens = 0
-        self.columns: dict[str, list] = {name: [] for name in self.schema.names}  # list columns hold pieces to join
-        self.sizes: list[tuple[int, int]] = []  # tokens of question and context
-
-    def add(self, question: np.ndarray, context: np.ndarray, columns: dict) -> None:
-        """Adds a window of int32 question and context tokens; `columns` holds the columns beside its inputs."""
-        length = self.specials + len(question) + len(context)
-        self.columns["input_ids"] += self.template.pieces(question, context)
-        self.columns["length"].append(length)
-        self.sizes.append((len(question), len(context)))
-        self.tokens += length
-        for name, value in columns.items():
-            self.columns[name].append(value)
-
-    def take(self) -> pa.RecordBatch:
-        """The windows, at least one, since the last call."""
-        questions, contexts = map(list, zip(*self.sizes, strict=True))
-        sizes = dict.fromkeys(("input_ids", "token_type_ids"), self.columns["length"])
-        if "target_ids" in self.columns:
-            sizes["target_ids"] = list(map(len, self.columns["target_ids"]))
-        self.columns["token_type_ids"] = [self.template.type_ids(questions, contexts)]
-        arrays = [
-            _join(self.columns[field.name], sizes.get(field.name, contexts), field.type)
-            if pa.types.is_list(field.type)
-            else pa.array(self.columns[field.name], field.type)
-            for field in self.schema
-        ]
-        self._clear()
-        return pa.record_batch(arrays, schema=self.schema)
+def _record_batch(rows: list[_Row], template: Template, schema: pa.Schema) -> pa.RecordBatch:
+    """The windows `rows`, at least one, with their inputs and other columns."""
+    questions = [len(question) for question, _, _ in rows]
+    contexts = [len(context) for _, context, _ in rows]
+    lengths = [template.specials + sum(sizes) for sizes in zip(questions, contexts, strict=True)]
+    arrays = []
+    for column in schema:
+        if column.name == "length":
+            arrays.append(pa.array(lengths, column.type))
+        elif column.name == "input_ids":
+            pieces = [piece for question, context, _ in rows for piece in template.pieces(question, context)]
+            arrays.append(_lists(pieces, lengths, column.type))
+        elif column.name == "token_type_ids":
+            arrays.append(_lists([template.type_ids(questions, contexts)], lengths, column.type))
+        else:
+            values = [columns[column.name] for _, _, columns in rows]
+            if pa.types.is_list(column.type):
+                arrays.append(_lists(values, list(map(len, values)), column.type))
+            else:
+                arrays.append(pa.array(values, column.type))
+    return pa.record_batch(arrays, schema=schema)
 
 
-def _join(pieces: list[np.ndarray], lengths: list[int], kind: pa.DataType) -> pa.ListArray:
+def _lists(pieces: list[np.ndarray], lengths: list[int], kind: pa.DataType) -> pa.ListArray:
+    """Lists of these lengths, which the pieces, joined, fill."""
     ends = np.cumsum([0, *lengths], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(pieces), kind.value_type), type=kind)

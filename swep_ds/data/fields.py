@@ -1,54 +1,65 @@
-"""Reads and checks the fields of JSON objects and table rows; one line names a fault."""
+"""Reads and checks the fields of JSON objects and table rows. A message says what is wrong; `at` adds where."""
 
+import ast
+import json
 import math
 import re
 import reprlib
 import unicodedata
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from swep_ds.common.errors import InputError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "an object", (str, int): "a string or number"}
+_KINDS = {str: "a string", list: "a list", (str, int): "a string or number"}
 _BLANK = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories of Unicode
-_LIMIT = 80  # characters of a value in a message
+
+# a text, a number or the end of a list, and the white space by which NumPy separates it from the next value
+_VALUE_AND_GAP = re.compile(
+    r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+|[\])}])(\s+(?=['"\w\[{+-]))?""", re.DOTALL
+)
+_NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which NumPy prints its values
 
 _repr = reprlib.Repr()
-_repr.maxlevel = 3
 _repr.maxlist = _repr.maxdict = 8
-_repr.maxstring = _repr.maxlong = _repr.maxother = _LIMIT
+_repr.maxstring = _repr.maxother = 80
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Puts the place in front of the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
 
 
 def excerpt(value: Any) -> str:
-    """A value as a message shows it: printable, on one line and short, however deep or large."""
+    """A value as a message shows it: on one line and short, however large."""
     text = _repr.repr(value)
-    return text if len(text) <= _LIMIT else f"{text[: _LIMIT - 3]}..."
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def field(mapping: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """`mapping[name]`, which must be of `kind`: str, int, list, dict or (str, int).
-
-    Raises:
-        InputError: `mapping` is not an object, or the field is missing or of another kind; true and false are not
-            numbers.
-    """
+def field(mapping: Any, name: str, kind: type | tuple[type, ...] = object) -> Any:
+    """`mapping[name]`, which must be of `kind`. Raises InputError: it is not, is missing, or there is no mapping."""
     if not isinstance(mapping, dict):
-        raise InputError(f"{where}: expected an object with the field {name!r}, found {excerpt(mapping)}")
+        raise InputError(f"expected an object with the field {name!r}, found {excerpt(mapping)}")
     if name not in mapping:
-        raise InputError(f"{where}: field {name!r} is missing; add it (found: {excerpt(list(mapping))})")
+        raise InputError(f"field {name!r} is missing; add it (found: {excerpt(list(mapping))})")
     value = mapping[name]
-    if not isinstance(value, kind) or value is True or value is False:
-        raise InputError(f"{where}: field {name!r} is {excerpt(value)}; expected {_KINDS[kind]}")
+    if not isinstance(value, kind):
+        raise InputError(f"field {name!r} is {excerpt(value)}; expected {_KINDS[kind]}")
     return value
 
 
-def text_field(mapping: Any, name: str, where: str) -> str:
+def text_field(mapping: Any, name: str) -> str:
     """The field `name`, a string that is not blank."""
-    value = field(mapping, name, str, where)
+    value = field(mapping, name, str)
     if is_blank(value):
-        raise InputError(f"{where}: {name} is empty; give its text or leave it out of the data set")
-    return require_text(value, name, where)
+        raise InputError(f"{name} is empty; give its text or leave it out of the data set")
+    return require_text(value, name)
 
 
 def is_blank(text: str) -> bool:
@@ -61,30 +72,64 @@ def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def whole_number(value: Any, name: str, where: str) -> int | None:
+def whole_number(value: Any, name: str) -> int | None:
     """A whole number, which may be a float (pandas makes floats of a column with gaps) or a text of CSV; None if there
     is none. Raises InputError: it is anything else."""
     if is_missing(value) or (isinstance(value, str) and is_blank(value)):
         return None
-    with suppress(TypeError, ValueError, OverflowError):
-        number = int(float(value))
-        if number == float(value) and not isinstance(value, bool):
-            return number
-    raise InputError(f"{where}: {name} is {excerpt(value)}; expected a whole number of characters, from 0")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number.is_integer():
+        raise InputError(f"{name} is {excerpt(value)}; expected a whole number of characters, from 0")
+    return int(number)
 
 
-def id_field(mapping: Any, name: str, where: str, otherwise: str | None = None) -> str:
+def id_field(mapping: dict[str, Any], name: str, otherwise: str | None = None) -> str:
     """A question's id. `otherwise` replaces a missing id, as in generated pairs; None = every question needs an id."""
-    value = mapping.get(name) if isinstance(mapping, dict) else None
-    if otherwise and isinstance(mapping, dict) and (is_missing(value) or value == ""):
+    value = mapping.get(name)
+    if otherwise and (is_missing(value) or value == ""):
         return otherwise
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return require_text(str(field(mapping, name, (str, int), where)), name, where)
+    return require_text(str(field(mapping, name, (str, int))), name)
 
 
-def require_text(value: str, name: str, where: str) -> str:
-    """Returns `value`. Raises InputError: it holds half of a surrogate pair, which cannot be encoded as UTF-8."""
+def require_text(value: str, name: str) -> str:
+    """Returns `value`. Raises InputError: it holds half of a surrogate pair, which cannot be encoded as UTF-8: a run
+    would end where it writes its predictions."""
     if not value.isascii() and _SURROGATE.search(value):
-        raise InputError(f"{where}: {name} holds half of a surrogate pair, which is not text; remove or complete it")
+        raise InputError(f"{name} holds half of a surrogate pair, which is not text; remove or complete it")
     return value
+
+
+def nested_value(text: str) -> Any:
+    """The value of a text in JSON, or as Python and NumPy print lists, dicts, texts and numbers: what `to_csv` of
+    pandas and `datasets` writes for them. Nothing is executed. Raises InputError: it is neither."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return _value(ast.parse(_VALUE_AND_GAP.sub(_with_comma, text.strip()), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError):
+        raise InputError(f"{excerpt(text)} is neither JSON nor a list or dict as Python prints it") from None
+
+
+def _with_comma(match: re.Match[str]) -> str:
+    """NumPy prints ['a' 'b'], which Python would take for ['ab']."""
+    return match[1] + "," if match[2] else match[1]
+
+
+def _value(node: ast.AST) -> Any:
+    match node:
+        case ast.List() | ast.Tuple():
+            return [_value(element) for element in node.elts]
+        case ast.Dict():
+            return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+        case ast.Name(id="nan"):
+            return None
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[made_of]) if _NUMPY.fullmatch(name):
+            return _value(made_of)
+    return ast.literal_eval(node)  # a text, a number, or an error

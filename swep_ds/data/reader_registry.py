@@ -27,10 +27,8 @@ def reader(name: str) -> Callable[[R], R]:
     wanted id and title (str), which groups questions of one article. They are checked as the rows of a file are. An
     OSError, ValueError, LookupError or csv.Error that it raises is reported as a fault of the source.
 
-    Raises:
-        TypeError: the name is taken, or is not a name.
+    Raises TypeError: the name is taken, or is not a name.
     """
-
     if not isinstance(name, str):
         raise TypeError('reader: it needs a name: write @sd.reader("NAME")')
 
@@ -59,8 +57,8 @@ def read_rows(source: str, read: Reader) -> Iterator[tuple[str, Any]]:
     try:
         rows = read(address)
         if not isinstance(rows, Iterable):
-            raise InputError(f"{source}: its reader {name} gives {excerpt(rows)}: yield rows, or return a list of them")
+            raise InputError(f"its reader {name} gives {excerpt(rows)}: yield rows, or return a list of them")
         for number, row in enumerate(rows):
             yield f"row {number}", row
     except (OSError, ValueError, LookupError, csv.Error, SystemExit) as error:
-        raise InputError(f"{source}: its reader {name} cannot read it ({reason(error)}): correct the data") from error
+        raise InputError(f"its reader {name} cannot read it ({reason(error)}): correct the data") from error

@@ -1,9 +1,8 @@
 """Question-answering examples from the hub, from local files or from the embedded quick-start corpus.
 
-Local files are recognised by content, never by name, gzip or not (`formats`). Their items are
-  - articles of SQuAD v1.1 and v2.0, which is also the layout of SQuADShifts, XQuAD and MLQA;
-  - paragraphs with their questions: simpletransformers', and those of the MRQA 2019 shared task (offsets inclusive);
-  - rows (id, question, context, and answers in one of the forms of `answers.answer_pairs`).
+Local files are recognised by content, never by name, gzip or not (`formats`). Their items are articles of SQuAD v1.1
+and v2.0, also the layout of SQuADShifts, XQuAD and MLQA; paragraphs with their questions, as simpletransformers and the
+MRQA 2019 shared task have them; or rows (id, question, context, and answers in a form of `answers.answer_pairs`).
 Except in MRQA's layout a question without an id gets one from its place in the file, and an answer without an offset is
 looked up in its context.
 """
@@ -13,15 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swep_ds.common.errors import InputError, as_input_error, printable
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_hub, read_json, user_path
-from swep_ds.data.fields import excerpt, field
+from swep_ds.data.example import Example
+from swep_ds.data.fields import at, excerpt
 from swep_ds.data.formats import Items, document_items, file_items, numbered
-from swep_ds.data.layouts import Example, LabelOptions, read_items
+from swep_ds.data.layouts import LabelOptions, read_items
 from swep_ds.data.reader_registry import BUILT_IN, find_reader, read_rows
 from swep_ds.data.tables import dataset_rows
-
-__all__ = ["Example", "local_files", "read_examples", "read_questions"]
 
 SOURCES = (
     "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "
@@ -49,10 +47,9 @@ def read_examples(source: str, *, training: bool, unanswerable: bool = False, re
         repeated: for training, reads questions whose answer has no offset and occurs several times, too, which are an
             error otherwise; `settle_repeated` then gives each a span or leaves it out.
 
-    Raises:
-        InputError: a missing or malformed source, a missing field, a blank question or context, a question without an
-            answer, an answer not at its offset (training only), duplicate ids, or no example. One message reports the
-            faults of all questions of a file.
+    Raises InputError: a missing or malformed source, a missing field, a blank question or context, a question without
+    an answer, an answer not at its offset (training only), duplicate ids, or no example. One message reports the faults
+    of all questions of a file.
     """
     return _read(source, training, LabelOptions(training, unanswerable, repeated))
 
@@ -64,13 +61,8 @@ def read_questions(source: str) -> list[Example]:
 
 
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
-    """The files that a local file or folder is read from; none for another source.
-
-    Args:
-        training: as in `read_examples`.
-
-    Raises InputError: the path cannot be looked up, the folder cannot be listed, or it has no such split.
-    """
+    """The files that a local file or folder is read from, with `training` as in `read_examples`; none for another
+    source. Raises InputError: the path cannot be looked up, or the folder has no such split."""
     if source.startswith(QUICKSTART) or find_reader(source):
         return ()
     path = user_path(source, "data source")
@@ -82,45 +74,38 @@ def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
 
 
 def _read(source: str, training: bool, wanted: LabelOptions) -> list[Example]:
-    examples = [
-        example
-        for name, items in _parts(source, training, wanted.labels)
-        for example in read_items(name, items, wanted)
-    ]
+    examples: list[Example] = []
+    for name, items in _parts(source, training, wanted.labels):
+        with at(name):
+            examples += read_items(name, items, wanted)
     if not examples:
-        raise InputError(f"{printable(source)}: holds no questions; give a data set with at least one")
+        raise InputError(f"{source}: holds no questions; give a data set with at least one")
     ids: set[str] = set()
     for example in examples:
         if example.id in ids:
-            raise InputError(
-                f"{printable(source)}: question id {excerpt(example.id)} occurs twice; make every id unique"
-            )
+            raise InputError(f"{source}: question id {excerpt(example.id)} occurs twice; make every id unique")
         ids.add(example.id)
     return examples
 
 
 def _parts(source: str, training: bool, labels: bool) -> Iterator[tuple[str, Items]]:
     """The files of a source, or all that another source holds, each with its name for messages and its items."""
-    name = printable(source)
     if source.startswith(QUICKSTART):
-        yield name, document_items(name, _quickstart(source, training))
+        yield source, document_items(_quickstart(source, training))
         return
     if read := find_reader(source):
-        yield name, read_rows(source, read)
+        yield source, read_rows(source, read)
         return
     path = user_path(source, "data source")
     if path.is_dir() and (saved := _saved_folder(path, training)):
         from datasets import load_from_disk
 
-        with as_input_error(f"{name}: damaged data set", "save it again"):
-            dataset = load_from_disk(str(saved))
-        yield name, numbered(dataset_rows(name, dataset, labels))
-    elif path.exists():
+        yield source, numbered(dataset_rows(load_from_disk(str(saved)), labels))
+    elif path.is_file() or path.is_dir():  # no pipe, which every rank would read a part of
         for file in _data_files(path, training) if path.is_dir() else [path]:
-            name = printable(str(file))
-            yield name, file_items(name, file, labels)
+            yield str(file), file_items(file, labels)
     elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(path.suffixes):
-        yield name, numbered(dataset_rows(name, _hub_dataset(source, hub_id, training), labels))
+        yield source, numbered(dataset_rows(_hub_dataset(source, hub_id, training), labels))
     else:
         raise InputError(f"data source {source!r}: no such file or folder in {Path.cwd()}; name {SOURCES}")
 
@@ -134,7 +119,7 @@ def _quickstart(source: str, training: bool) -> dict[str, Any]:
         return corpus(domain, split or ("train" if training else "test"), unanswerable=name == BUILT_IN[1])
     except KeyError as error:
         raise InputError(
-            f"{printable(source)}: the quick-start corpus has no such domain or split; name one of "
+            f"{source}: the quick-start corpus has no such domain or split; name one of "
             f"{', '.join(DOMAINS)} for evaluation, {SOURCE} for training"
         ) from error
 
@@ -146,24 +131,21 @@ def _saved_folder(folder: Path, training: bool) -> Path | None:
     file = folder / "dataset_dict.json"
     if not file.is_file():
         return None
-    splits = field(read_json(file), "splits", list, str(file))
-    return folder / _default_split(printable(str(folder)), splits, training)
+    return folder / _default_split(str(folder), read_json(file)["splits"], training)
 
 
 def _data_files(folder: Path, training: bool) -> list[Path]:
     """The files of the wanted split, in name order."""
-    source = printable(str(folder))
-    with as_input_error(f"{source}: cannot be read", "check its permissions"):
-        files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
+    files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
     if not files:
-        raise InputError(f"{source}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
+        raise InputError(f"{folder}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
     splits: dict[str | None, list[Path]] = {}
     for file in files:
         splits.setdefault(_split_of(file), []).append(file)
     if None in splits and len(splits) > 1:
-        named = ", ".join(printable(file.name) for file in files)
-        raise InputError(f"{source}: some files of this folder name a split and others do not ({named}): name one file")
-    return splits[_default_split(source, splits, training)] if len(splits) > 1 else files
+        named = ", ".join(file.name for file in files)
+        raise InputError(f"{folder}: some files of this folder name a split and others do not ({named}): name one file")
+    return splits[_default_split(str(folder), splits, training)] if len(splits) > 1 else files
 
 
 def _split_of(file: Path) -> str | None:
@@ -177,17 +159,10 @@ def _split_of(file: Path) -> str | None:
 def _hub_dataset(source: str, hub_id: re.Match[str], training: bool) -> Any:
     from datasets import Dataset, load_dataset
 
-    from swep_ds.data.cache import CACHE_FIX
-
-    fix = "correct the id, or download the data set and name its local file or folder instead"
     check_hub(hub_id["name"], "README.md", f"{source}: not a local file", "dataset")
+    fix = "correct the id, or download the data set and name its local file or folder instead"
     with as_input_error(f"{source}: not a local file, and the hub cannot give it", fix):
-        try:
-            loaded = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])
-        except OSError as error:
-            if error.errno is None or error.filename is None:  # a fault of the network or the hub
-                raise
-            raise InputError(f"{source}: cannot write {error.filename} ({error.strerror}): {CACHE_FIX}") from None
+        loaded = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])
     return loaded if isinstance(loaded, Dataset) else loaded[_default_split(source, loaded, training)]
 
 
@@ -197,7 +172,7 @@ def _default_split(source: str, splits: Any, training: bool) -> str:
     split = next((split for split in wanted if split in splits), None)
     if split is None:
         raise InputError(
-            f"{source}: has no split {' or '.join(wanted)}, only {', '.join(map(printable, splits))}; name one (@split "
+            f"{source}: has no split {' or '.join(wanted)}, only {', '.join(splits)}; name one (@split "
             "after a hub id, the split's folder, or its file)"
         )
     return split

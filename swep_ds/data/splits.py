@@ -7,7 +7,7 @@ import numpy as np
 import scipy  # whose parts are imported when they are used: 0.5 s that a check of settings need not wait for
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 SAMPLE_SUFFIX = "-ssmba"
 MIN_ARTICLES = 20  # the fewest articles at which questions are grouped by article
@@ -31,7 +31,7 @@ def sample_id(original: str, number: int) -> str:
 
 
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
-    """The augmented samples of these questions only, so that a subset gets no sample of other questions.
+    """The augmented samples of these questions only.
 
     Raises InputError: there is none, or one has another answer than its question: it was made from other data, and
     may hold the text of held-out articles.
@@ -40,11 +40,11 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
     samples = []
     for sample in augmented:
         if original := by_id.get(sample.id.rpartition(SAMPLE_SUFFIX)[0]):
-            texts = [example.span and example.context[slice(*example.span)] for example in (original, sample)]
-            if texts[0] != texts[1]:
+            wanted, given = (e.span and e.context[slice(*e.span)] for e in (original, sample))
+            if wanted != given:
                 raise InputError(
-                    f"data.augmented: {sample.id!r} has the answer {texts[1]!r:.80}, and {original.id!r} of the "
-                    f"training data {texts[0]!r:.80}: make it from this data.train with `swep-ds augment`"
+                    f"data.augmented: {sample.id!r} has the answer {given!r:.80}, and {original.id!r} of the "
+                    f"training data {wanted!r:.80}: make it from this data.train with `swep-ds augment`"
                 )
             samples.append(sample)
     if not samples:
@@ -120,8 +120,7 @@ def _inseparable(examples: Sequence[Example], least_articles: int) -> list[str]:
 
 
 def _tied(*columns: Sequence[str]) -> np.ndarray:
-    """The number of each row's group [N]: rows with the same name in a column share one, and so do all that such rows
-    link."""
+    """The number of each row's group [N]: rows with the same name in a column share one."""
     nodes, size = [], 0
     for column in columns:
         nodes.append(_numbers(column) + size)
@@ -156,9 +155,8 @@ def _numbers(names: Sequence[str]) -> np.ndarray:
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report.
 
-    The split is by article, or by context if there is one article, because their questions share answers
-    (`_inseparable`). Articles come in random order, each to the half that has fewer questions so far. The split does
-    not depend on the seed of a run.
+    The split is by article, or by context if there is one article (`_inseparable`). Articles come in random order, each
+    to the half that has fewer questions so far. The split does not depend on the seed of a run.
 
     Raises InputError: all questions are about one context.
     """

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,6 @@ from swep_ds.data.layouts import COLUMNS, LABELS, column_of
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 ROWS_AT_A_TIME = 100  # converted to Python objects at once: many rows may repeat one long context
-MAX_HEADER = 4096  # characters of a text table's first line
 
 Rows = Iterator[dict[str, Any]]
 
@@ -27,42 +25,34 @@ def is_arrow(content: bytes) -> bool:
     return content.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
 
 
-def arrow_rows(source: str, content: bytes, labels: bool) -> Rows:
+def arrow_rows(content: bytes, labels: bool) -> Rows:
     """The rows of a Parquet or Arrow file. `labels`: whether they must have answers.
 
     Raises InputError: the file is damaged, lacks a column or has one twice.
     """
-    with as_input_error(f"{source}: damaged data file", "fetch it or save it again"):
+    with as_input_error("damaged data file", "fetch it or save it again"):
         if content.startswith(b"PAR1"):
             file = pq.ParquetFile(pa.BufferReader(content))
-            columns = _columns(source, file.schema_arrow.names, labels)
-            batches = file.iter_batches(ROWS_AT_A_TIME, columns=columns)
-        else:
-            if content.startswith(b"ARROW1"):
-                table = pa.ipc.open_file(content).read_all()
-            elif content.endswith(END_OF_STREAM):
-                table = pa.ipc.open_stream(content).read_all()
-            else:  # pyarrow would take the end of the file for the end of the stream, and lose the rest
-                raise ValueError("it is cut off")
-            batches = table.select(_columns(source, table.schema.names, labels)).to_batches(ROWS_AT_A_TIME)
-        for batch in batches:
-            yield from batch.to_pylist()
+            table = file.read(_columns(file.schema_arrow.names, labels))
+        elif content.startswith(b"ARROW1"):
+            table = pa.ipc.open_file(content).read_all()
+        elif content.endswith(END_OF_STREAM):
+            table = pa.ipc.open_stream(content).read_all()
+        else:  # pyarrow would take the end of the file for the end of the stream, and lose the rest
+            raise ValueError("it is cut off")
+    for batch in table.select(_columns(table.column_names, labels)).to_batches(ROWS_AT_A_TIME):
+        yield from batch.to_pylist()
 
 
-def dataset_rows(source: str, dataset: Any, labels: bool) -> Rows:
+def dataset_rows(dataset: Any, labels: bool) -> Rows:
     """The rows of a `datasets.Dataset`. Otherwise as `arrow_rows`."""
-    with as_input_error(f"{source}: damaged data set", "fetch it or save it again"):
-        dataset = dataset.select_columns(_columns(source, dataset.column_names, labels)).with_format("arrow")
-        for table in dataset.iter(ROWS_AT_A_TIME):
-            yield from table.to_pylist()
+    dataset = dataset.select_columns(_columns(dataset.column_names, labels)).with_format("arrow")
+    for table in dataset.iter(ROWS_AT_A_TIME):
+        yield from table.to_pylist()
 
 
-def csv_delimiter(text: str) -> str | None:
-    """What separates the columns of a text table: a comma, a semicolon or a tab. None: the text is JSON, or its
-    first line has no columns."""
-    header, *_ = text[:MAX_HEADER].lstrip().splitlines() or [""]
-    if header.startswith(("{", "[")):
-        return None
+def csv_delimiter(header: str) -> str | None:
+    """What separates the columns of a text table, by its first line: a comma, a semicolon or a tab; None = nothing."""
     for delimiter in ",;\t":
         if {"question", "context"} & {column_of(name.strip(' "')) for name in header.split(delimiter)}:
             return delimiter
@@ -70,7 +60,7 @@ def csv_delimiter(text: str) -> str | None:
     return most if most in header else None
 
 
-def csv_rows(source: str, text: str, delimiter: str, labels: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def csv_rows(text: str, delimiter: str, labels: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a text table with a header, without empty ones, each with its place. `labels`: whether they must have
     answers. Rows are counted as a spreadsheet does, from the header on, which is row 1.
 
@@ -79,36 +69,41 @@ def csv_rows(source: str, text: str, delimiter: str, labels: bool) -> Iterator[t
     """
     csv.field_size_limit(sys.maxsize)  # a context may be long
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    fix = "give every row the header's columns; put a text with quotation marks in quotation marks and double its own"
     header: list[str] = []
-    for number in itertools.count(1):
-        with as_input_error(f"{source}: malformed table of text from line {reader.line_num + 1} on", fix):
-            cells = next(reader, None)
-            if cells and header and len(cells) != len(header):
-                raise ValueError(f"it has {len(cells)} cells, and the header {len(header)}")
-        if cells is None:
-            return
-        if header and any(cells):
-            row = dict(zip(header, cells, strict=True))
-            if "id" in row:  # pandas makes 7.0 of the number 7 in a column with gaps
-                row["id"] = re.sub(r"^(\d+)\.0$", r"\1", row["id"])
-            yield f"row {number}", row
-        elif any(cells):
-            _columns(source, cells, labels)
-            header = [column_of(name) for name in cells]
+    line = 1
+    try:
+        for number, cells in enumerate(reader, 1):
+            if not any(cells):
+                pass
+            elif not header:
+                _columns(cells, labels)
+                header = [column_of(name) for name in cells]
+            elif len(cells) != len(header):
+                raise csv.Error(f"it has {len(cells)} cells, and the header {len(header)}")
+            else:
+                row = dict(zip(header, cells, strict=True))
+                if "id" in row:  # pandas makes 7.0 of the number 7 in a column with gaps
+                    row["id"] = re.sub(r"^(\d+)\.0$", r"\1", row["id"])
+                yield f"row {number}", row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"malformed table of text from line {line} on ({error}): give every row the header's columns; put a text "
+            "with quotation marks in quotation marks and double its own"
+        ) from None
 
 
-def _columns(source: str, names: Sequence[str], labels: bool) -> list[str]:
+def _columns(names: Sequence[str], labels: bool) -> list[str]:
     """The names that stand for `COLUMNS`. Raises InputError: two stand for the same one, or a needed one is missing."""
     columns = [column_of(name) for name in names]
     for column in COLUMNS:
         if columns.count(column) > 1:
-            raise InputError(f"{source}: has the column {column!r} {columns.count(column)} times; keep one")
+            raise InputError(f"has the column {column!r} {columns.count(column)} times; keep one")
     missing = [name for name in ("question", "context") if name not in columns]
     if labels and not LABELS.intersection(columns):
         missing.append("answer")
     if missing:
         raise InputError(
-            f"{source}: has no column {' and no column '.join(missing)} (found: {excerpt(list(names))}): rename yours"
+            f"has no column {' and no column '.join(missing)} (found: {excerpt(list(names))}): rename yours"
         )
     return [name for name in names if column_of(name) in COLUMNS]

@@ -1,21 +1,19 @@
 """Tokens of questions and contexts with their characters, tokenised a bounded number of characters at a time."""
 
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
-from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 EXAMPLES_AT_A_TIME = 1024
 CHARACTERS_AT_A_TIME = 2**20  # the tokenizer takes some 200 bytes for each
 BYTE_LEVEL_SPACE = "\u0120"  # how byte-level tokens write a space
-AROUND_CUT, CUTS_TRIED = 1000, 16  # characters compared on each side of a cut in a long text; positions tried
 
 T = TypeVar("T")
 
@@ -28,40 +26,17 @@ class TextTokens(NamedTuple):
     ends: np.ndarray  # int32, the character after its last one
 
     @classmethod
-    def of(cls, encoding: Encoding, text: str, begin: int) -> "TextTokens":
-        """The tokens of `text`, as encoded.
-
-        Args:
-            begin: its first character in the whole text; below 0 if a gap was put in front.
-        """
+    def of(cls, encoding: Encoding, text: str, gap: str = "") -> "TextTokens":
+        """The tokens of `text`, as `gap` and the text were encoded. Those of the gap end at character 0 or before."""
         count = len(encoding)
         offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2)
         starts, ends = offsets[:, 0].copy(), offsets[:, 1].copy()
-        _give_back_first_letters(encoding, text, starts, ends)
-        _deal_out_bytes(encoding, text, starts, ends)
-        return cls(np.fromiter(encoding.ids, np.int32, count), starts + begin, ends + begin)
-
-    @classmethod
-    def of_long(cls, backend: Tokenizer, text: str, begin: int) -> "TextTokens":
-        """Tokens of a long text, encoded piece by piece."""
-        parts = [
-            cls.of(backend.encode(piece, add_special_tokens=False), piece, begin + at)
-            for at, piece in _pieces(backend, text)
-        ]
-        return cls(*map(np.concatenate, zip(*parts, strict=True)))
-
-    def over_marks(self, text: str) -> "TextTokens":
-        """With each token's end moved over the combining marks behind it that no token covers.
-
-        A tokenizer that strips accents or composes characters leaves them out, and an answer would be cut in a letter.
-        """
-        if not any(map(is_mark, set(text))):
-            return self
-        ends, limits = self.ends.copy(), np.append(self.starts[1:], len(text))
-        for token in np.flatnonzero((ends >= 0) & (ends < limits)):
-            while ends[token] < limits[token] and is_mark(text[ends[token]]):
-                ends[token] += 1
-        return self._replace(ends=ends)
+        _give_back_first_letters(encoding, gap + text, starts, ends)
+        _deal_out_bytes(encoding, gap + text, starts, ends)
+        starts -= len(gap)
+        ends -= len(gap)
+        _cover_marks(text, starts, ends)
+        return cls(np.fromiter(encoding.ids, np.int32, count), starts, ends)
 
     def answer_tokens(self, span: tuple[int, int]) -> tuple[int, int]:
         """First and last token that overlap the characters [start, end); first > last if none does.
@@ -110,6 +85,19 @@ def _deal_out_bytes(encoding: Encoding, text: str, starts: np.ndarray, ends: np.
         first = last + 1
 
 
+def _cover_marks(text: str, starts: np.ndarray, ends: np.ndarray) -> None:
+    """Moves each token's end over the combining marks behind it that no token covers.
+
+    A tokenizer that strips accents or composes characters leaves them out, and an answer would be cut in a letter.
+    """
+    if not any(map(is_mark, set(text))):
+        return
+    limits = np.append(starts[1:], len(text))
+    for token in np.flatnonzero((ends >= 0) & (ends < limits)):
+        while ends[token] < limits[token] and is_mark(text[ends[token]]):
+            ends[token] += 1
+
+
 def is_mark(character: str) -> bool:
     """Whether this belongs to the letter before it: a combining mark, a voicing mark of half-width kana, or a vowel or
     end of a Hangul syllable."""
@@ -117,78 +105,20 @@ def is_mark(character: str) -> bool:
     return mark or "\u1160" <= character <= "\u11ff"
 
 
-def tokenise(
-    examples: Sequence[Example],
-    backend: Tokenizer,
-    gap: str,
-    max_query_length: int,
-    as_text: Callable[[np.ndarray], np.ndarray],
-) -> Iterator[tuple]:
-    """Yields groups of examples: the index of the first, the group, its new contexts and its questions.
-
-    Contexts are a dict from text to `TextTokens`; a question is its int32 ids and whether they were cut. `as_text` is
-    applied to all ids.
-    """
-    seen: set[str] = set()
-    for at, group in _groups(examples):
-        new = {example.context: example for example in group if example.context not in seen}
-        seen |= new.keys()
-        short = [context for context in new if len(context) <= CHARACTERS_AT_A_TIME]
-        encodings = backend.encode_batch([gap + context for context in short], add_special_tokens=False)
-        # converted to arrays at once: an encoding takes far more memory
-        contexts = {context: TextTokens.of(encodings.pop(0), gap + context, -len(gap)) for context in short}
-        for context in new.keys() - contexts.keys():
-            contexts[context] = TextTokens.of_long(backend, gap + context, -len(gap))
-        for context, tokens in contexts.items():
-            contexts[context] = tokens.over_marks(context)._replace(ids=as_text(tokens.ids))
-        for context, example in new.items():
-            require_tokens(len(contexts[context].ids), example)
-        asked = backend.encode_batch_fast([gap + example.question for example in group], add_special_tokens=False)
-        cut = [(np.array(q.ids[:max_query_length], np.int32), len(q) > max_query_length) for q in asked]
-        questions = [(as_text(ids), was_cut) for ids, was_cut in cut]
-        yield at, group, contexts, questions
-
-
-def _groups(examples: Sequence[Example]) -> Iterator[tuple[int, Sequence[Example]]]:
+def in_groups(examples: Sequence[Example]) -> Iterator[tuple[int, Sequence[Example]]]:
     """Consecutive examples to tokenise together, with the index of the first."""
     at, characters, before = 0, 0, None
     for number, example in enumerate(examples):
-        size = len(example.question) + (0 if example.context is before else len(example.context))
-        # a short question about the same context as the one before always fits
-        full = characters + size > CHARACTERS_AT_A_TIME and size > CHARACTERS_AT_A_TIME // EXAMPLES_AT_A_TIME
-        if number > at and (full or number - at == EXAMPLES_AT_A_TIME):
+        size = len(example.question)
+        if example.context is not before:
+            size += len(example.context)
+        full = characters + size > CHARACTERS_AT_A_TIME or number - at == EXAMPLES_AT_A_TIME
+        if number > at and full:
             yield at, examples[at:number]
             at, characters = number, 0
         characters += size
         before = example.context
     yield at, examples[at:]
-
-
-def _pieces(backend: Tokenizer, text: str) -> Iterator[tuple[int, str]]:
-    """Splits a text into pieces whose tokens together are the tokens of the text; each with its first character.
-
-    A cut that changes no token around it changes no token at all: tokenizers look at words, and Viterbi's best path
-    forgets what is far away. If every position tried changes a token, the rest is one piece.
-    """
-    begin = 0
-    while len(text) - begin > CHARACTERS_AT_A_TIME:
-        end = begin + CHARACTERS_AT_A_TIME
-        space = text.rfind(" ", begin + CHARACTERS_AT_A_TIME // 2, end)
-        tried = [space] * (space > 0) + [end - number for number in range(CUTS_TRIED)]
-        cut = next((cut for cut in tried if _is_seam(backend, text, cut)), None)
-        if cut is None:
-            break
-        yield begin, text[begin:cut]
-        begin = cut
-    yield begin, text[begin:]
-
-
-def _is_seam(backend: Tokenizer, text: str, cut: int) -> bool:
-    left, right = text[max(cut - AROUND_CUT, 0) : cut], text[cut : cut + AROUND_CUT]
-    texts, begins = [left + right, left, right], [0, 0, len(left)]
-    encodings = backend.encode_batch(texts, add_special_tokens=False)
-    whole, before, after = map(TextTokens.of, encodings, texts, begins)
-    return all(map(np.array_equal, whole, map(np.concatenate, zip(before, after, strict=True))))
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
@@ -199,12 +129,3 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
         while (item := coming.result()) is not end:
             coming = thread.submit(next, items, end)
             yield item
-
-
-def require_tokens(count: int, example: Example) -> None:
-    """Raises InputError if the context of the example has no token."""
-    if count == 0:
-        raise InputError(
-            f"question {example.id!r}: the tokenizer finds no token in its context {example.context[:40]!r}; "
-            "leave the question out of the data set"
-        )

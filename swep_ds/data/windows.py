@@ -1,11 +1,10 @@
-"""Windows of token ids: a question beside a part of its context. Training, analysis and SSMBA all cut them here.
+"""Windows of token ids: a question and a part of its context. Training, analysis and SSMBA all cut them here.
 
 An extractive window is [CLS] question [SEP] part of the context [SEP], in the tokenizer's own special tokens for a
 pair; a generative one is "question: ... context: ..." with a part of the context, in those for one text.
-Windows follow the rules of Google's BERT for SQuAD:
-  - the next window of a context starts `doc_stride` tokens after the one before (a STEP, where a Hugging Face
-    tokenizer's `stride` is the overlap), until one reaches the end of the context;
-  - a context token belongs to the window that gives it the most context (the maximum-context rule).
+Windows follow the rules of Google's BERT for SQuAD: the next window of a context starts `doc_stride` tokens after the
+one before (a STEP, where a Hugging Face tokenizer's `stride` is the overlap), and a context token belongs to the window
+that gives it the most context.
 """
 
 import json
@@ -19,8 +18,8 @@ from tokenizers import Encoding, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
-from swep_ds.data.tokens import TextTokens, require_tokens, tokenise
+from swep_ds.data.example import Example
+from swep_ds.data.tokens import TextTokens, in_groups
 
 # a tokenizer's own special tokens, without those that were added to it
 NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_token")
@@ -28,10 +27,7 @@ NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_
 
 @dataclass(frozen=True)
 class WindowSettings:
-    """Sizes in tokens: longest window, step between windows, longest question and target (longer ones are cut).
-
-    Extractive answers are spans of a window; generative answers are targets to write.
-    """
+    """Sizes in tokens: longest window, step between windows, longest question and target (longer ones are cut)."""
 
     max_length: int = 384
     doc_stride: int = 128
@@ -50,7 +46,7 @@ class ContextWindow(NamedTuple):
 
 
 def context_windows(tokens: int, room: int, step: int) -> list[ContextWindow]:
-    """The windows of a context of `tokens` tokens when `room` of them fit beside the question; step <= room.
+    """The windows of a context of `tokens` tokens when `room` of them fit next to the question; step <= room.
 
     A token's owner is the window with the largest min(tokens to its left, tokens to its right) + 0.01 * length,
     the earlier one of equals. What a window owns is contiguous: the score of a later window minus that of an
@@ -80,13 +76,11 @@ def _score(token: int, begin: int, end: int) -> int:
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy of the tokenizer that gives the whole text's tokens, the same ones each time.
-
-    Padding and truncation, which its last caller may have left in the shared one, and sampling are off. A token of
-    `NAMED` that a text spells out, such as "[SEP]", is text to it. Special tokens that others have added, such as
-    markers in their texts, are tokens.
-    """
-    content, named = json.loads(tokenizer.backend_tokenizer.to_str()), named_tokens(tokenizer)
+    """A copy of the tokenizer that gives the whole text's tokens, the same ones each time: without padding, truncation
+    and sampling. A token of `NAMED` that a text spells out, such as "[SEP]", is text to it. Special tokens that others
+    have added, such as markers in their texts, are tokens."""
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    named = named_tokens(tokenizer)
     for token in content["added_tokens"]:
         token["special"] = token["special"] and token["content"] in named
     backend = Tokenizer.from_str(json.dumps(content))
@@ -112,16 +106,13 @@ def named_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def empty_answer(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The ids that a generative model learns to write where a context holds no answer: special tokens alone."""
+    """The ids that a generative model learns to write where a context holds no answer: only special tokens."""
     return plain_backend(tokenizer).encode("").ids
 
 
 def separate_texts(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Puts a newline between the two texts of a pair where a tokenizer puts no token, as those of many decoders do.
-
-    Nothing else would tell a model where the question ends. The tokenizer keeps the newline where it is saved, so that
-    the trained model is asked as it was trained.
-    """
+    """Puts a newline between the two texts of a pair where a tokenizer, such as many decoders', puts no token: nothing
+    else would tell a model where the question ends. A saved tokenizer keeps it."""
     backend, text = plain_backend(tokenizer), "text"
     pair, newline = backend.encode(text, text), backend.encode("\n", add_special_tokens=False)
     if pair.sequence_ids[pair.sequence_ids.index(1) - 1] is None or not newline.ids:
@@ -160,7 +151,7 @@ class Template(NamedTuple):
         for text in (example.context[:1000], example.context):
             if count := len(backend.encode(text, add_special_tokens=False)):
                 break
-        require_tokens(count, example)
+        _require_tokens(count, example)
         pair = backend.encode(text, text)
         first, second = pair.sequence_ids.index(0), pair.sequence_ids.index(1)
         ids, types = np.array(pair.ids, np.int32), pair.type_ids
@@ -185,7 +176,7 @@ class Template(NamedTuple):
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
     def context_begin(self, question: int) -> int:
-        """Position of the first context token beside a question of so many tokens."""
+        """Position of the first context token in a window, given the question's length in tokens."""
         return len(self.prefix) + question + len(self.middle)
 
     def pieces(self, question: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -193,7 +184,7 @@ class Template(NamedTuple):
         return self.prefix, question, self.middle, context, self.suffix
 
     def type_ids(self, questions: list[int], contexts: list[int]) -> np.ndarray:
-        """int8 token types of W windows, one after the other, with so many question and context tokens each."""
+        """int8 token types of W windows, one after the other, given each question's and context's length in tokens."""
         repeats = np.ones((len(contexts), len(self.types)), np.int64)
         repeats[:, len(self.prefix)] = questions
         repeats[:, len(self.prefix) + 1 + len(self.middle)] = contexts
@@ -201,15 +192,12 @@ class Template(NamedTuple):
 
 
 class WindowCutter:
-    """Cuts windows for one tokenizer and one setting.
-
-    Making one copies the tokenizer, which takes far longer than a question's windows: keep it.
+    """Cuts windows for one tokenizer and one setting. Making one takes far longer than a question's windows: keep it.
 
     Args:
         example: any example; its context shows the tokenizer's special tokens.
 
-    Raises:
-        InputError: the context of the example has no token.
+    Raises InputError: the context of the example has no token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings, example: Example):
@@ -229,13 +217,33 @@ class WindowCutter:
         self.cls_from_end = len(is_cls) - int(is_cls.argmax()) if behind else None
 
     def tokenise(self, examples: Sequence[Example]) -> Iterator[tuple]:
-        """As `swep_ds.data.tokens.tokenise`."""
-        return tokenise(examples, self.backend, self.gap, self.settings.max_query_length, self.as_text)
+        """Yields groups of examples: the index of the first, the group, its new contexts and its questions.
+
+        Contexts are a dict from text to `TextTokens`; a question is its int32 ids and whether they were cut.
+        """
+        longest = self.settings.max_query_length
+        seen: set[str] = set()
+        for at, group in in_groups(examples):
+            new = {example.context: example for example in group if example.context not in seen}
+            seen |= new.keys()
+            encodings = self.backend.encode_batch([self.gap + context for context in new], add_special_tokens=False)
+            contexts = {}
+            for context, example in new.items():
+                contexts[context] = self._tokens(encodings.pop(0), context)  # an encoding takes far more memory
+                _require_tokens(len(contexts[context].ids), example)
+            texts = [self.gap + example.question for example in group]
+            questions = []
+            for asked in self.backend.encode_batch_fast(texts, add_special_tokens=False):
+                ids = np.array(asked.ids[:longest], np.int32)
+                questions.append((self.as_text(ids), len(asked) > longest))
+            yield at, group, contexts, questions
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
-        encoding = self.backend.encode(self.gap + text, add_special_tokens=False)
-        tokens = TextTokens.of(encoding, self.gap + text, -len(self.gap)).over_marks(text)
+        return self._tokens(self.backend.encode(self.gap + text, add_special_tokens=False), text)
+
+    def _tokens(self, encoding: Encoding, text: str) -> TextTokens:
+        tokens = TextTokens.of(encoding, text, self.gap)
         return tokens._replace(ids=self.as_text(tokens.ids))
 
     def as_text(self, ids: np.ndarray) -> np.ndarray:
@@ -249,7 +257,7 @@ class WindowCutter:
         return 0 if self.cls_from_end is None else length - self.cls_from_end
 
     def windows(self, question: int, context: int) -> list[ContextWindow]:
-        """The windows of a context of so many tokens beside a question of so many."""
+        """Windows of a context, given both lengths in tokens."""
         room = self.settings.max_length - self.specials - question
         return context_windows(context, room, min(self.settings.doc_stride, room))
 
@@ -266,9 +274,15 @@ class WindowCutter:
 
 
 def _gap(backend: Tokenizer) -> str:
-    """The text that gives a piece of a sentence the same tokens as after other words.
+    """What a byte-level tokenizer needs before a piece of a sentence, so that it is not glued to the word before: a
+    space. Others add it themselves."""
+    first, after = (backend.encode(text, add_special_tokens=False).ids for text in ("context:", " context:"))
+    return "" if first == after else " "
 
-    Byte-level tokenizers need a space, or they glue the first word to the one before; others add it themselves.
-    """
-    alone, after = (backend.encode(text, add_special_tokens=False).ids for text in ("context:", " context:"))
-    return "" if alone == after else " "
+
+def _require_tokens(count: int, example: Example) -> None:
+    if count == 0:
+        raise InputError(
+            f"question {example.id!r}: the tokenizer finds no token in its context {example.context[:40]!r}; "
+            "leave the question out of the data set"
+        )

@@ -35,14 +35,10 @@ def calibration(confidence: Sequence[float], exact_match: Sequence[float]) -> di
         "coverage_at_80": the largest share n / N at which 80 % of the n most confident answers are right; 0 if there is
         none (Kamath et al., ACL 2020).
     """
-    return _scores(*ordered(confidence, exact_match))
-
-
-def _scores(confidence_N: np.ndarray, right_N: np.ndarray) -> dict[str, float]:
-    """As `calibration`, of questions that are `ordered`."""
-    total = len(right_N)
-    ece = sum(abs((confidence_N[rows] - right_N[rows]).sum()) for rows in bins(total)) / total
-    return dict(zip(CALIBRATION, [100.0 * float(np.clip(ece, 0, 1)), *_order_scores(right_N)], strict=True))
+    confidence_N, right_N = ordered(confidence, exact_match)
+    gaps = [abs((confidence_N[rows] - right_N[rows]).sum()) for rows in bins(len(right_N))]
+    ece = 100.0 * float(np.clip(sum(gaps) / len(right_N), 0, 1))
+    return dict(zip(CALIBRATION, [ece, *_order_scores(right_N)], strict=True))
 
 
 def _order_scores(right_N: np.ndarray) -> list[float]:
@@ -70,43 +66,40 @@ def calibrated_scores(
         large, most of all that of well calibrated confidences, and resampling does so a second time.
     """
     scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
-    both = [_Ordered(confidence, exact_match) for confidence in (softmax, calibrated)]
-    cluster_N, rng = np.asarray(clusters), np.random.default_rng(0)
-    count = int(cluster_N.max()) + 1
+    cluster_N, right_N = np.asarray(clusters), np.asarray(exact_match, dtype=float)
     if effective_clusters(cluster_N) < MIN_CLUSTERS:
         return scores
+    # sorted once for all resamples
+    both = [(np.argsort(-sure_N, kind="stable"), sure_N) for sure_N in map(np.asarray, (softmax, calibrated))]
+    count, rng = int(cluster_N.max()) + 1, np.random.default_rng(0)
     changes = []
     for _ in range(RESAMPLES):
         copies_N = np.bincount(rng.integers(count, size=count), minlength=count)[cluster_N]
-        before, after = (_order_scores(confidences.resampled(copies_N)[1]) for confidences in both)
+        scores_of_both = []
+        for order_N, sure_N in both:
+            row_M = np.repeat(order_N, copies_N[order_N])
+            scores_of_both.append(_order_scores(_means_of_ties(sure_N[row_M], right_N[row_M])))
+        before, after = scores_of_both
         changes.append(np.subtract(after, before))
     tail = (100 - LEVEL) / 2
-    low, high = np.percentile(changes, [tail, 100 - tail], axis=0)
-    for name, *bounds in zip(CHANGES, low.tolist(), high.tolist(), strict=True):
-        scores |= {f"{name}_change_{side}": bound for side, bound in zip(("low", "high"), bounds, strict=True)}
+    low, high = np.percentile(changes, [tail, 100 - tail], axis=0).tolist()
+    for number, name in enumerate(CHANGES):
+        scores[f"{name}_change_low"] = low[number]
+        scores[f"{name}_change_high"] = high[number]
     return scores
-
-
-class _Ordered:
-    """Questions that are sorted once for all resamples."""
-
-    def __init__(self, confidence: Sequence[float], exact_match: Sequence[float]):
-        confidence_N = np.asarray(confidence, dtype=float)
-        self.order_N = np.argsort(-confidence_N, kind="stable")
-        self.confidence_N, self.right_N = confidence_N[self.order_N], np.asarray(exact_match, float)[self.order_N]
-
-    def resampled(self, copies_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `ordered`, with this many copies of each question, in the order in which they were given."""
-        row_M = np.repeat(np.arange(len(copies_N)), copies_N[self.order_N])
-        confidence_M, right_M = self.confidence_N[row_M], self.right_N[row_M]
-        first_M = np.diff(confidence_M, prepend=np.inf) != 0
-        tied_M = np.cumsum(first_M) - 1
-        return confidence_M, (np.bincount(tied_M, right_M) / np.bincount(tied_M))[tied_M]
 
 
 def ordered(confidence: Sequence[float], exact_match: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Both [N] by confidence, the highest first; exact matches are means over questions of the same confidence."""
-    return _Ordered(confidence, exact_match).resampled(np.ones(len(confidence), int))
+    confidence_N = np.asarray(confidence, dtype=float)
+    order_N = np.argsort(-confidence_N, kind="stable")
+    confidence_N = confidence_N[order_N]
+    return confidence_N, _means_of_ties(confidence_N, np.asarray(exact_match, dtype=float)[order_N])
+
+
+def _means_of_ties(confidence_N: np.ndarray, right_N: np.ndarray) -> np.ndarray:
+    tie_N = np.cumsum(np.diff(confidence_N, prepend=np.inf) != 0) - 1  # its number, for each question
+    return (np.bincount(tie_N, right_N) / np.bincount(tie_N))[tie_N]
 
 
 def bins(total: int) -> list[np.ndarray]:

@@ -14,14 +14,14 @@ Shapes: N questions, F features.
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import scipy  # whose parts are imported when they are used, as in `data/splits.py`
 
 from swep_ds.common.settings import Section
 from swep_ds.data.answers import normalize_answer
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 N_BEST = 5  # answers to a question that are kept, and that features are made of
 FEATURES = ("log_odds", "text_log_odds", *(f"probability_{n}" for n in range(2, N_BEST + 1)))
@@ -83,33 +83,24 @@ def _log_odds(probability: float) -> float:
     return math.log(kept / (1 - kept))
 
 
-class TooFew(NamedTuple):
-    """Why there is no calibrator."""
-
-    right: int
-    wrong: int
-    texts: int
-
-    def __str__(self) -> str:
-        return (
-            f"confidences are softmax probabilities: {self.right} right and {self.wrong} wrong answers about "
-            f"{self.texts} texts are too few to calibrate them, which takes {MIN_OF_EACH} of each and {FOLDS} texts"
-        )
-
-
-def fit(
-    features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Sequence[Hashable]
-) -> Calibrator | TooFew:
+def fit(features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Sequence[Hashable]) -> Calibrator | str:
     """The calibrator of the kind with the lowest cross-validated log loss; the simplest of equals.
 
     Args:
         right_N: whether the exact match is 1.
         clusters_N: the cluster of each question (`data.splits.clusters`).
+
+    Returns:
+        Or, with too few questions or texts, a sentence that says so.
     """
     right_N = np.asarray(right_N, dtype=float)
-    few = TooFew(int(right_N.sum()), int((1 - right_N).sum()), len(set(clusters_N)))
-    if min(few.right, few.wrong) < MIN_OF_EACH or few.texts < FOLDS:
-        return few
+    right, texts = int(right_N.sum()), len(set(clusters_N))
+    wrong = len(right_N) - right
+    if min(right, wrong) < MIN_OF_EACH or texts < FOLDS:
+        return (
+            f"confidences are softmax probabilities: {right} right and {wrong} wrong answers about {texts} texts are "
+            f"too few to calibrate them, which takes {MIN_OF_EACH} of each and {FOLDS} texts"
+        )
     fold_N = _folds(clusters_N)
     log_loss = {kind: _cross_validated(kind, features_NF, right_N, fold_N) for kind in KINDS}
     kind = min(KINDS, key=lambda name: log_loss[name])
@@ -154,9 +145,9 @@ def _fit(kind: str, features_NF: np.ndarray, right_N: np.ndarray) -> tuple[float
     mean_F, std_F = features_NF.mean(0), features_NF.std(0)
     std_F[std_F < 1e-12] = np.inf  # a constant says nothing
     scaled_NF = (features_NF - mean_F) / std_F
-    intercept, *scaled_F = _minimum(
-        np.column_stack([np.ones(len(right_N)), scaled_NF]), right_N, ridge=[0.0, *[RIDGE] * scaled_NF.shape[1]]
-    )
+    columns_NP = np.column_stack([np.ones(len(right_N)), scaled_NF])
+    ridge_P = [0.0] + scaled_NF.shape[1] * [RIDGE]  # none on the intercept
+    intercept, *scaled_F = _minimum(columns_NP, right_N, ridge=ridge_P)
     weights_F = np.array(scaled_F) / std_F
     return float(intercept - mean_F @ weights_F), weights_F
 

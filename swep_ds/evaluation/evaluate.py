@@ -14,14 +14,14 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.data.batches import Padding
+from swep_ds.data.example import Example
 from swep_ds.data.features import Features, build_features
-from swep_ds.data.readers import Example
 from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import calibrated_scores, calibration
-from swep_ds.evaluation.calibrator import N_BEST, Calibrator, TooFew, features, fit
+from swep_ds.evaluation.calibrator import N_BEST, Calibrator, features, fit
 from swep_ds.evaluation.generated import GeneratedAnswer, GeneratedAnswers
-from swep_ds.evaluation.predict import Decoder, Predict, decode
+from swep_ds.evaluation.predict import Predict, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import Answer, Null, SpanDecoder, SpanSettings, with_null
@@ -80,16 +80,18 @@ class Predictions:
 
     def contents(self) -> dict[str, dict[str, Any]]:
         """By the folder that a file of them lies in."""
-        n_best = {
-            id_: [
-                {"text": answer.text, "probability": answer.probability, "score": answer.score}
-                | ({"start": answer.start, "end": answer.end} if isinstance(answer, Answer) else {})
-                for answer in answers
-            ]
-            for id_, answers in self.n_best.items()
-        }
+        n_best = {id_: [_fields(answer) for answer in answers] for id_, answers in self.n_best.items()}
         contents = {"predictions": self.texts, "confidence": self.confidences, "n_best": n_best}
-        return contents | ({"null_odds": self.odds} if self.nulls else {})
+        if self.nulls:
+            contents["null_odds"] = self.odds
+        return contents
+
+
+def _fields(answer: Answer | GeneratedAnswer | Null) -> dict[str, Any]:
+    fields = {"text": answer.text, "probability": answer.probability, "score": answer.score}
+    if isinstance(answer, Answer):
+        fields |= {"start": answer.start, "end": answer.end}
+    return fields
 
 
 @dataclass(frozen=True)
@@ -104,16 +106,16 @@ class Evaluation:
     null_threshold: float | None = None  # a question with null odds above this is declined; None = never
     calibrator: Calibrator | None = None
 
-    @property
-    def padding(self) -> Padding:
-        return Padding.of(self.tokenizer)
-
     def prepare(self, tests: dict[str, list[Example]]) -> list[EvalSet]:
         """Tokenises data sets by name. On several ranks call it inside `local_rank_zero_first`, for the cache."""
-        options = {"settings": self.windows, "training": False, "cache_dir": CACHE}
-        options["console"] = Console(quiet=not ranks.is_main())
-        tokenise = partial(build_features, tokenizer=self.tokenizer, **options)
-        return [EvalSet(name, examples, tokenise(examples)) for name, examples in tests.items()]
+        console = Console(quiet=not ranks.is_main())
+        sets = []
+        for name, examples in tests.items():
+            windows = build_features(
+                examples, self.tokenizer, self.windows, training=False, cache_dir=CACHE, console=console
+            )
+            sets.append(EvalSet(name, examples, windows))
+        return sets
 
     def run(self, predict: Predict, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
         """Scores by data set, in order, on every rank; rank 0 writes `predictions/`, `confidence/`, `n_best/`, of a
@@ -126,17 +128,19 @@ class Evaluation:
         for test in tests:
             cut = f", {test.features.questions_cut} questions cut" if test.features.questions_cut else ""
             say(f"evaluating {test.name}: {len(test.examples)} questions in {len(test.features.dataset)} windows{cut}")
-            predictions, golds, scorer = self.predict(predict, test), test.golds, self.scorer(test.name)
+            predictions = self.predict(predict, test)
             given = predictions.declining(self.null_threshold)
-            right = self._right(given, test)
-            softmax, contents = list(given.confidences.values()), given.contents()
-            scores[test.name] = scorer.score(given.texts, golds) | calibration(softmax, right)
+            scorer, golds = self.scorer(test.name), test.golds
+            right, softmax = self._right(given, test), list(given.confidences.values())
+            contents = given.contents()
+            score = scorer.score(given.texts, golds) | calibration(softmax, right)
             if self.calibrator:
                 sure = self.calibrator.confidence(given.features(test.examples)).tolist()
-                scores[test.name] |= calibrated_scores(softmax, sure, right, clusters(test.examples))
+                score |= calibrated_scores(softmax, sure, right, clusters(test.examples))
                 contents["calibrated"] = dict(zip(given.texts, sure, strict=True))
             if predictions.nulls and not all(golds.values()):
-                scores[test.name] |= scorer.best_thresholds(predictions.texts, golds, predictions.odds)
+                score |= scorer.best_thresholds(predictions.texts, golds, predictions.odds)
+            scores[test.name] = score
             write_on_rank0(partial(write_predictions, folder, test.name, contents), folder)
         return scores
 
@@ -166,7 +170,7 @@ class Evaluation:
         for the log."""
         given = predictions.declining(self.null_threshold)
         fitted = fit(given.features(test.examples), self._right(given, test), clusters(test.examples).tolist())
-        return replace(self, calibrator=None if isinstance(fitted, TooFew) else fitted), str(fitted)
+        return replace(self, calibrator=fitted if isinstance(fitted, Calibrator) else None), str(fitted)
 
     def _best_threshold(self, predictions: Predictions, test: EvalSet) -> float:
         odds = predictions.odds
@@ -181,19 +185,18 @@ class Evaluation:
         Args:
             best_only: leaves out the other answers.
         """
-        decoder = self.decoder(test.examples, best_only=best_only)
-        decode(predict, decoder, test.features.dataset, self.padding, self.batch_size)
-        nulls = decoder.nulls() if self.null_threshold is not None else {}
-        parts = ranks.gather((decoder.n_best(N_BEST), nulls))
-        ids = [example.id for example in test.examples]
-        merged = [{id_: value for part in kind for id_, value in part.items()} for kind in zip(*parts, strict=True)]
-        return Predictions(*({id_: kind[id_] for id_ in ids if id_ in kind} for kind in merged))
-
-    def decoder(self, examples: list[Example], *, best_only: bool = False) -> Decoder:
-        """The decoder for the task of these windows; `best_only` as in `SpanDecoder`."""
+        declines = self.null_threshold is not None
         if self.windows.task == "generative":
-            return GeneratedAnswers(examples, self.tokenizer)
-        return SpanDecoder(examples, self.spans, best_only=best_only, null=self.null_threshold is not None)
+            decoder = GeneratedAnswers(test.examples, self.tokenizer)
+        else:
+            decoder = SpanDecoder(test.examples, self.spans, best_only=best_only, null=declines)
+        decode(predict, decoder, test.features.dataset, Padding.of(self.tokenizer), self.batch_size)
+        found, nulls = {}, {}
+        for answers, nulls_of_rank in ranks.gather((decoder.n_best(N_BEST), decoder.nulls() if declines else {})):
+            found |= answers
+            nulls |= nulls_of_rank
+        ids = [example.id for example in test.examples]
+        return Predictions({i: found[i] for i in ids if i in found}, {i: nulls[i] for i in ids if i in nulls})
 
     def scorer(self, name: str) -> Scorer:
         """The rules for a data set."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.batches import IGNORED
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.evaluation.spans import Null
 
 LOWEST = -1e30  # in place of a log probability that is not a finite number: its answer never wins

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Protocol
 
 import datasets
 import numpy as np
@@ -13,21 +12,12 @@ from torch import Tensor
 from swep_ds import ranks
 from swep_ds.common.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
-from swep_ds.evaluation.generated import GeneratedAnswer
-from swep_ds.evaluation.spans import Answer, Null
+from swep_ds.evaluation.generated import GeneratedAnswers
+from swep_ds.evaluation.spans import SpanDecoder
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
 Predict = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
-
-
-class Decoder(Protocol):
-    """Turns a model's outputs into answers: `SpanDecoder`, `GeneratedAnswers`."""
-
-    def add(self, columns: Columns, *outputs: Tensor) -> None: ...
-
-    def nulls(self) -> dict[str, Null]: ...
-
-    def n_best(self, count: int | None = None) -> dict[str, list[Answer]] | dict[str, list[GeneratedAnswer]]: ...
+Decoder = SpanDecoder | GeneratedAnswers
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from shutil import which
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,12 +26,10 @@ BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # 
 METRICS = ("exact_match", "f1")
 RESULTS = "results.json"
 OUT_OF_DOMAIN = "out-of-domain mean"
-CALIBRATED_HEADS = [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"{LEVEL} % of the change"]
 Score = dict[str, float | int]  # exact_match, f1 and, of a test set, `CALIBRATION` in percent; total
 Scores = dict[str, Score]  # by data set
 Percent = Annotated[float, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Change = Annotated[float, Field(ge=-100, le=100)]
+Count = Annotated[int, Field(ge=0)]
 
 
 class Checked(BaseModel):
@@ -51,21 +50,21 @@ class DataSetScore(SetScore):
     ece: Percent | None = None
     aurc: Percent | None = None
     coverage_at_80: Percent | None = None
-    # by the calibrator's confidences, if there is one, and the intervals of what it changes, in points
     calibrated_ece: Percent | None = None
     calibrated_aurc: Percent | None = None
     calibrated_coverage_at_80: Percent | None = None
-    aurc_change_low: Change | None = None
-    aurc_change_high: Change | None = None
-    coverage_at_80_change_low: Change | None = None
-    coverage_at_80_change_high: Change | None = None
+    # intervals of what the calibrator changes, in points
+    aurc_change_low: float | None = None
+    aurc_change_high: float | None = None
+    coverage_at_80_change_low: float | None = None
+    coverage_at_80_change_high: float | None = None
     has_answer_exact_match: Percent | None = None
     has_answer_f1: Percent | None = None
     has_answer_total: Count | None = None
     no_answer_exact_match: Percent | None = None
     no_answer_f1: Percent | None = None
     no_answer_total: Count | None = None
-    # with the threshold that is best for these very questions, and that threshold, if the model may decline
+    # with the threshold that is best for these very questions, if the model may decline
     best_exact_match: Percent | None = None
     best_exact_match_threshold: float | None = None
     best_f1: Percent | None = None
@@ -74,8 +73,9 @@ class DataSetScore(SetScore):
     @property
     def coverage_change(self) -> tuple[float, float] | None:
         """The interval of what the calibrator changes in coverage at 80 % accuracy, in points."""
-        low, high = self.coverage_at_80_change_low, self.coverage_at_80_change_high
-        return None if low is None or high is None else (low, high)
+        if self.coverage_at_80_change_low is None:
+            return None
+        return self.coverage_at_80_change_low, self.coverage_at_80_change_high
 
 
 @dataclass(frozen=True)
@@ -128,36 +128,17 @@ class Results(Checked):
         return {name: score.model_dump(exclude_none=True) for name, score in self.eval.items()}
 
 
-class SavedModelResults(Checked):
-    """`results.json` of a saved model's evaluation."""
-
-    model: str
-    world_size: Count
-    eval: dict[str, DataSetScore]
-    scorers: dict[str, str] = {}
-    null_threshold: float | None = None
-    calibrator: Calibrator | None = None
-    versions: dict[str, str]
-
-
-def write_results(folder: Path, results: Results | SavedModelResults) -> None:
+def write_results(folder: Path, results: dict[str, Any]) -> None:
     """Writes `results.json`, the last file of a run: where it exists it is whole, and the run is done."""
-    tree = results.model_dump(exclude_none=True)
-    write_atomically(folder / RESULTS, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(folder / RESULTS, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_results(file: Path) -> Results:
-    """Reads a run's `results.json`.
-
-    Raises:
-        InputError: half-written, or a field is missing or of another kind, as in one of another version.
-    """
+    """Reads a run's `results.json`. Raises InputError: not JSON, or a field is missing or of another kind."""
     try:
         return Results.model_validate(read_json(file))
     except ValidationError as error:
         raise InputError(f"{file}: not of this version ({describe_faults(error)}): run it again") from None
-    except InputError as error:
-        raise InputError(f"{error} (half-written or damaged): run it again") from None
 
 
 def describe_faults(error: ValidationError) -> str:
@@ -180,16 +161,17 @@ def provenance() -> dict[str, str]:
 
     made = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": accelerator.machine()}
     commit = _git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
-    return made | {"commit": commit} if commit and _git("ls-files", "__init__.py") else made
+    if commit and _git("ls-files", "__init__.py"):
+        made["commit"] = commit
+    return made
 
 
 def _git(*arguments: str) -> str:
     """What git prints in this package's folder; "" if it fails or is not installed."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+    if which("git") is None:
         return ""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, encoding="utf-8").stdout.strip()
 
 
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
@@ -208,25 +190,17 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
 def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any]]) -> None:
     """`<kind>/<name>.json` of each kind of content, by question id, such as `predictions/`: id -> answer, as the
     official scorers read it. Kinds of `BY_TEST` without content lose the file that an earlier test left."""
-    for kind in (kind for kind in BY_TEST if kind not in contents):
-        if (file := folder / kind / f"{name}.json").is_file():
-            file.unlink()
+    for kind in BY_TEST:
+        if kind not in contents:
+            (folder / kind / f"{name}.json").unlink(missing_ok=True)
     for kind, content in contents.items():
         (folder / kind).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / kind / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=0))
 
 
 def read_predictions(folder: Path, name: str) -> dict[str, str]:
-    """A run's answers by question id.
-
-    Raises:
-        InputError: the file is missing, or is not a JSON object of strings.
-    """
-    file = folder / "predictions" / f"{name}.json"
-    answers = read_json(file)
-    if not isinstance(answers, dict) or not all(isinstance(text, str) for text in answers.values()):
-        raise InputError(f"{file}: is not a JSON object of question ids and answers: test the model again")
-    return answers
+    """A run's answers by question id. Raises InputError: the file is missing or not JSON."""
+    return read_json(folder / "predictions" / f"{name}.json")
 
 
 def print_scores(scores: Scores, title: str) -> None:
@@ -236,15 +210,18 @@ def print_scores(scores: Scores, title: str) -> None:
     """
     table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are not markup
     table.add_column("data set")
-    calibrated = any(CALIBRATED[0] in s for s in scores.values())
-    for column in ("EM", "F1", "questions", *CALIBRATED_HEADS * calibrated):
+    columns = ["EM", "F1", "questions"]
+    if any(CALIBRATED[0] in score for score in scores.values()):
+        columns += [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"{LEVEL} % of the change"]
+    for column in columns:
         table.add_column(column, justify="right")
-    for name, s in scores.items():
+    for name, score in scores.items():
         parts = {"": name, "has_answer_": "  with an answer", "no_answer_": "  without an answer"}
-        for part, title in parts.items():
-            if f"{part}total" in s:
-                percent = (f"{s[part + metric]:.2f}" for metric in ("exact_match", "f1"))
-                table.add_row(title, *percent, str(s[f"{part}total"]), *([] if part else _coverage(s)))
+        for part, row in parts.items():
+            if f"{part}total" in score:
+                percent = (f"{score[part + metric]:.2f}" for metric in METRICS)
+                coverage = [] if part else _coverage(score)
+                table.add_row(row, *percent, str(score[f"{part}total"]), *coverage)
     mean = out_of_domain_mean(scores)
     if mean:
         table.add_section()
@@ -253,9 +230,10 @@ def print_scores(scores: Scores, title: str) -> None:
 
 
 def _coverage(score: Score) -> list[str]:
-    """The cells of `CALIBRATED_HEADS`; none without a calibrator."""
+    """The cells about coverage; none without a calibrator."""
     if CALIBRATED[0] not in score:
         return []
-    low, high = (score.get(f"coverage_at_80_change_{side}") for side in ("low", "high"))
-    change = "" if low is None else f"{low:+.1f} to {high:+.1f}"
-    return [*(f"{score[f'{kind}coverage_at_80']:.1f}" for kind in ("", "calibrated_")), change]
+    change = ""
+    if "coverage_at_80_change_low" in score:
+        change = f"{score['coverage_at_80_change_low']:+.1f} to {score['coverage_at_80_change_high']:+.1f}"
+    return [f"{score['coverage_at_80']:.1f}", f"{score['calibrated_coverage_at_80']:.1f}", change]

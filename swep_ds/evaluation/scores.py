@@ -14,7 +14,6 @@ Two rules of v1.1 surprise people, and both are kept where every question has an
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from swep_ds.data.answers import normalize_answer
 from swep_ds.evaluation.mlqa import normalize_mlqa
@@ -33,8 +32,10 @@ class Scorer:
 
     def name(self, golds: Golds) -> str:
         """Whose rules these are, for people."""
-        version = "SQuAD v1.1" if all(golds.values()) else "SQuAD v2.0"
-        return f"MLQA ({self.language})" + ", v2.0" * (version[-1] == "0") if self.language else version
+        answered = all(golds.values())
+        if self.language is None:
+            return "SQuAD v1.1" if answered else "SQuAD v2.0"
+        return f"MLQA ({self.language})" if answered else f"MLQA ({self.language}), v2.0"
 
     def exact_match(self, prediction: str, answers: Sequence[str]) -> float:
         """1.0 if `prediction` equals one of `answers` after normalisation, else 0.0."""
@@ -48,14 +49,16 @@ class Scorer:
 
     def by_question(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, tuple[float, float]]:
         """EM and F1 in [0, 1] of each question in `golds`; 0 without a prediction."""
-        rules = self._v1 if all(golds.values()) else self._v2
-        return {
-            id_: rules(predictions[id_], answers) if id_ in predictions else (0.0, 0.0)
-            for id_, answers in golds.items()
-        }
-
-    def _v1(self, prediction: str, answers: Sequence[str]) -> tuple[float, float]:
-        return self.exact_match(prediction, answers), self.f1(prediction, answers)
+        answered = all(golds.values())
+        scores = {}
+        for id_, answers in golds.items():
+            if id_ not in predictions:
+                scores[id_] = 0.0, 0.0
+            elif answered:
+                scores[id_] = self.exact_match(predictions[id_], answers), self.f1(predictions[id_], answers)
+            else:
+                scores[id_] = self._v2(predictions[id_], answers)
+        return scores
 
     def _v2(self, prediction: str, answers: Sequence[str]) -> tuple[float, float]:
         accepted = [answer for answer in answers if self.normalize(answer)] or [""]
@@ -71,21 +74,18 @@ class Scorer:
         questions have no answer, it also returns the scores of those that have one (`has_answer_...`) and of the others
         (`no_answer_...`). Predictions for other ids are ignored.
         """
-        scores = self.by_question(predictions, golds)
+        by_question = self.by_question(predictions, golds)
         parts = {"": list(golds)}
         if not all(golds.values()):
             parts["has_answer_"] = [id_ for id_, answers in golds.items() if answers]
             parts["no_answer_"] = [id_ for id_, answers in golds.items() if not answers]
-        return {
-            f"{part}{name}": value
-            for part, ids in parts.items()
-            if ids
-            for name, value in {
-                "exact_match": 100.0 * sum(scores[id_][0] for id_ in ids) / len(ids),
-                "f1": 100.0 * sum(scores[id_][1] for id_ in ids) / len(ids),
-                "total": len(ids),
-            }.items()
-        }
+        scores = {}
+        for part, ids in parts.items():
+            if ids:
+                scores[f"{part}exact_match"] = 100.0 * sum(by_question[id_][0] for id_ in ids) / len(ids)
+                scores[f"{part}f1"] = 100.0 * sum(by_question[id_][1] for id_ in ids) / len(ids)
+                scores[f"{part}total"] = len(ids)
+        return scores
 
     def best_thresholds(
         self,
@@ -106,17 +106,21 @@ class Scorer:
             reachable: compares only what a threshold can tell apart. v2.0's scorer also looks between questions with
                 the same odds, where its best may be a score that no threshold gives.
         """
-        scores, best = self.by_question(predictions, golds), {}
+        scores = self.by_question(predictions, golds)
+        ids = sorted(golds, key=odds.__getitem__)
+        unanswerable = sum(not answers for answers in golds.values())
+        best = {}
         for number, name in enumerate(("exact_match", "f1")):
-            total = highest = sum(not answers for answers in golds.values())  # all questions are declined
+            total = highest = unanswerable  # all questions are declined
             threshold = declining_all
-            ids = sorted(golds, key=odds.__getitem__)
-            for id_, following in zip_longest(ids, ids[1:]):
+            for place, id_ in enumerate(ids):
                 total += scores[id_][number] if golds[id_] else -bool(predictions[id_])
-                splits_a_tie = following is not None and odds[following] == odds[id_]
+                splits_a_tie = place + 1 < len(ids) and odds[ids[place + 1]] == odds[id_]
                 if total > highest and not (reachable and splits_a_tie):
-                    highest, threshold = total, odds[id_]
-            best |= {f"best_{name}": 100.0 * highest / len(golds), f"best_{name}_threshold": threshold}
+                    highest = total
+                    threshold = odds[id_]
+            best[f"best_{name}"] = 100.0 * highest / len(golds)
+            best[f"best_{name}_threshold"] = threshold
         return best
 
 

@@ -5,7 +5,7 @@ keeps the pairs with start <= end < start + max_answer_tokens, and scores them b
 all windows of an example compete. A start counts only in the window that owns its token (the maximum-context rule,
 columns own_begin and own_end), so no pair of tokens competes twice. A span's probability is its share of the sum of
 exp(score) over all allowed spans of its example, in all windows and whatever `n_best`. No span begins or ends at a
-token of white space alone, such as a byte-level tokenizer's second space in a row: an answer is never blank.
+token that holds only white space, such as a byte-level tokenizer's second space in a row: an answer is never blank.
 
 A model that was trained with unanswerable questions points at the null position where a window has no answer: at [CLS],
 which XLNet has at its end, or at a decoder's first token, which is the question's if the tokenizer begins with no
@@ -24,14 +24,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 LOW = 0xFFFFFFFF  # the low 32 bits
 NEVER = np.float32(-np.inf)
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 LOWEST = -4 * MAX_FLOAT32  # below any span's score
 OFFSETS = ("offset_start", "offset_end")  # columns: each context token's characters
-BLANK = np.array([chr(point).isspace() for point in range(0x3001)] + [False])  # by code point; there are none above
 
 
 @dataclass(frozen=True)
@@ -167,16 +166,6 @@ def log_normaliser(
         return np.log((start_BT * reach_BT).sum(axis=1)) + start_B + end_B
 
 
-def _blank_tokens(context: str, starts_T: np.ndarray, ends_T: np.ndarray) -> list[int]:
-    """Those of T >= 1 tokens whose characters [start, end) are white space alone, or none."""
-    begin = int(starts_T.min())
-    points = np.frombuffer(context[begin : int(starts_T.max()) + 1].encode("utf-32-le"), np.uint32)
-    first_T = points[np.minimum(starts_T - begin, len(points) - 1)]
-    # most tokenizers give a token no white space, so that its first character decides
-    perhaps_T = BLANK[np.minimum(first_T, len(BLANK) - 1)] | (starts_T == ends_T)
-    return [t for t in np.flatnonzero(perhaps_T).tolist() if not context[starts_T[t] : ends_T[t]].strip()]
-
-
 def _top(score: np.ndarray, count: int) -> np.ndarray:
     """Columns of the `count` largest float32 values of every row, best first; ties go to the first columns.
 
@@ -199,7 +188,7 @@ class SpanDecoder:
     form no allowed pair in any window gets none.
 
     Args:
-        best_only: keeps the best candidates alone, which is faster: `n_best` has one answer.
+        best_only: keeps only the best candidates, which is faster: `n_best` has one answer.
         null: the model may decline a question: probabilities count the null answer, and `nulls` gives its own.
     """
 
@@ -241,12 +230,13 @@ class SpanDecoder:
         self._parts.append((columns["example"][window], score, *characters))
 
     def _exclude_blanks(self, columns: Mapping[str, np.ndarray | pa.ListArray], logits_2BT: Tensor) -> None:
-        """Sets the logits of tokens that are white space alone to -inf."""
-        bounds = [(columns[name].offsets.to_numpy(), columns[name].values.to_numpy()) for name in OFFSETS]
+        """Sets the logits of tokens that hold only white space, or nothing, to -inf."""
+        starts, ends = (columns[name].to_pylist() for name in OFFSETS)
         for window, row in enumerate(columns["example"].tolist()):
-            starts, ends = (flat[places[window] : places[window + 1]] for places, flat in bounds)
-            for token in _blank_tokens(self.examples[row].context, starts, ends):
-                logits_2BT[:, window, columns["context_begin"][window] + token] = -torch.inf
+            context = self.examples[row].context
+            for token, (start, end) in enumerate(zip(starts[window], ends[window], strict=True)):
+                if not context[start:end].strip():
+                    logits_2BT[:, window, columns["context_begin"][window] + token] = -torch.inf
 
     def nulls(self) -> dict[str, Null]:
         """The null answer by example id."""

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_type_hints
+from typing import TYPE_CHECKING, TypeVar, get_args, get_type_hints
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.plugins import check_free
@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, type[Settings]] = {settings.model_fields["name"].default: settings for settings in SHIPPED}
 GROUP = "swep_ds.methods"  # the entry points' group
-on_registered: list[Callable[[], None]] = []  # called after each `method` that adds to `METHODS`
 _classes: dict[type[Settings], type["Method"]] = {}  # of the methods whose files are imported
 M = TypeVar("M", bound=type["Method"])
-
-
-def settings_union() -> Any:
-    """The settings of all methods, as an annotation."""
-    return Union[tuple(METHODS.values())]  # noqa: UP007 (a union made from a tuple has no other spelling)
 
 
 def method(name: str) -> Callable[[M], M]:
@@ -54,10 +48,7 @@ def method(name: str) -> Callable[[M], M]:
         check_free(name, former, settings)
         _classes.pop(former, None)
         _classes[settings] = cls
-        if settings is not former:
-            METHODS[name] = settings
-            for listener in on_registered:
-                listener()
+        METHODS[name] = settings
         return cls
 
     return register
@@ -105,4 +96,4 @@ def build(settings: Settings, hidden_size: int, embedding_size: int) -> "Method"
     return method
 
 
-__all__ = ["METHODS", "build", "method", "settings_union", "summary"]
+__all__ = ["METHODS", "build", "method", "summary"]

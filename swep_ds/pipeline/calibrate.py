@@ -6,11 +6,11 @@ from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import write_atomically
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.pipeline.examples import validation_examples
-from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.folder import READING, RunFolder
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import READING, ReadingSettings, SavedModel, load_saved, validation_half
+from swep_ds.pipeline.saved_model import ReadingSettings, SavedModel, load_saved, validation_half
 from swep_ds.ranks.writing import write_on_rank0
 
 

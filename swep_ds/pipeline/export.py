@@ -1,10 +1,8 @@
 """Exports a run's model as a plain Hugging Face folder with a model card, which loads without this package."""
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,9 @@ from swep_ds import ranks
 from swep_ds.common.files import hub_name, public_name, write_atomically
 from swep_ds.evaluation.results import METRICS, Evaluated, out_of_domain_mean, versions
 from swep_ds.methods import summary
+from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import READING, ReadingSettings
+from swep_ds.pipeline.saved_model import ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
 from swep_ds.training.sharding import full_weights
 
@@ -55,7 +54,7 @@ def export_model(
         try:
             write_model(model, weights, unfinished)
             if ranks.is_main():
-                save_tokenizer(tokenizer, unfinished)
+                tokenizer.save_pretrained(unfinished)
                 (unfinished / READING).write_text(ReadingSettings.of(recipe, tested).text(), encoding="utf-8")
                 (unfinished / "README.md").write_text(model_card(recipe, tested), encoding="utf-8")
                 replace_folder(folder, unfinished)
@@ -92,17 +91,6 @@ def export_noise(engine, file: Path) -> None:
     write_on_all_ranks(write, file)
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """`tokenizer.save_pretrained(folder)`, where the tokenizers library raises system errors as a bare `Exception`."""
-    try:
-        tokenizer.save_pretrained(folder)
-    except Exception as error:
-        system_error = re.fullmatch(r"(.*) \(os error (\d+)\)", str(error))
-        if type(error) is not Exception or not system_error:
-            raise
-        raise OSError(int(system_error[2]), system_error[1], str(folder)) from None
-
-
 def note_tied_weights(model: PreTrainedModel) -> None:
     """Has the config say whether input and output embeddings are one: transformers 5 takes every T5's for tied."""
     if output := model.get_output_embeddings():
@@ -128,9 +116,8 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     if not ranks.is_main():
         return
     write()
-    for file in files:  # safetensors lets only their owner read them
-        with suppress(OSError):  # some file systems have no modes to change
-            shutil.copymode(folder / CONFIG_NAME, file)
+    for file in files:
+        shutil.copymode(folder / CONFIG_NAME, file)  # safetensors lets only their owner read them
     if len(files) == 1:
         files[0].rename(folder / SAFE_WEIGHTS_NAME)
         return
@@ -149,17 +136,12 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
     """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
     name, train, method = recipe.model.name, recipe.data.train, recipe.method
     settings = {field: value for field, value in method.model_dump(exclude={"name"}).items() if value is not None}
-    results = [
-        EvalResult(
-            task_type="question-answering",
-            dataset_type=hub_name(recipe.data.eval.get(data_set, train)) or data_set,
-            dataset_name=data_set,
-            metric_type=metric,
-            metric_value=round(score[metric], 2),
-        )
-        for data_set, score in tested.scores.items()
-        for metric in METRICS
-    ]
+    results = []
+    for data_set, score in tested.scores.items():
+        source = hub_name(recipe.data.eval.get(data_set, train)) or data_set
+        for metric in METRICS:
+            value = round(score[metric], 2)
+            results.append(EvalResult("question-answering", source, data_set, metric_type=metric, metric_value=value))
     head = card_head(
         recipe,
         method.name,
@@ -177,14 +159,8 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
         tested=tested,
         scores=tested.scores,
         mean=out_of_domain_mean(tested.scores),
-        **usage(recipe, tested.null_threshold),
+        null_threshold=tested.null_threshold,
     )
-
-
-def usage(recipe: Recipe, null_threshold: float | None) -> dict[str, Any]:
-    """What usage.md.jinja, which shows how to ask the model, takes."""
-    settings = {"data": recipe.data, "max_answer_tokens": recipe.eval.max_answer_tokens}
-    return settings | {"generative": recipe.task == "generative", "null_threshold": null_threshold}
 
 
 def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:

@@ -1,27 +1,22 @@
 """A run's folder: only one process writes to it, and no files of others are ever overwritten."""
 
-import fcntl
 import json
 import os
 import shlex
-import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from pydantic import ConfigDict, PositiveInt
-from pydantic.dataclasses import dataclass
+from filelock import FileLock, Timeout
 
-from swep_ds import ranks
 from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import is_leftover, open_lock, read_json, user_path, write_atomically
+from swep_ds.common.files import read_json, user_path, write_atomically
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import BY_TEST, RESULTS
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
 from swep_ds.ranks.launch import slurm_restarts
-from swep_ds.training.checkpoint_files import MANIFEST, find_checkpoints, read_manifest
+from swep_ds.training.checkpoint_files import find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks
 MAY_CHANGE_ON_RESUME = (*NEUTRAL, "data.eval", "eval.batch_size", "train.checkpoint_every")
@@ -33,32 +28,17 @@ READING = "reading.json"  # in an exported model: how its run cut windows and de
 METRICS_FILE, HEALTH_FILE = "metrics.jsonl", "health.jsonl"
 PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
 FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", "model", *BY_TEST)  # that a run makes in its folder
-MAX_RANKS_LISTED = 4096  # up to which a message lists numbers of ranks
 # A network file system may hold a dead node's lock for a minute or two; a run that Slurm restarts waits for that.
-LOCK_SECONDS, LOCK_SECONDS_OF_A_RESTART, LOCK_EVERY = 4.0, 120.0, 2.0
+LOCK_SECONDS, LOCK_SECONDS_OF_A_RESTART, LOCK_EVERY = 4.0, 120.0, 1.0
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+@dataclass(frozen=True)
 class GlobalBatch:
     """The global batch of a run, on whatever number of ranks, and how the recipe of its latest start splits it."""
 
-    windows: PositiveInt  # over all ranks and micro-batches; with train.max_tokens the number of micro-batches
-    micro_batch_size: PositiveInt
-    gradient_accumulation_steps: PositiveInt
-
-    @classmethod
-    def read(cls, content: Any, where: str) -> "GlobalBatch":
-        """A batch from JSON `content`; raises InputError if it is not one."""
-        try:
-            batch = cls(**content)
-            if batch.windows % batch.gradient_accumulation_steps == 0:
-                return batch
-        except (TypeError, ValueError):
-            pass
-        raise InputError(
-            f"{where}: is damaged, or no run's: it needs {', '.join(cls.__dataclass_fields__)} as positive whole "
-            "numbers: correct it, or start a new run with another --output_dir"
-        )
+    windows: int  # over all ranks and micro-batches; with train.max_tokens the number of micro-batches
+    micro_batch_size: int
+    gradient_accumulation_steps: int
 
     @classmethod
     def of(cls, recipe: Recipe, windows: int) -> "GlobalBatch":
@@ -73,28 +53,29 @@ class GlobalBatch:
             InputError: the recipe itself now asks for another global batch, or the ranks cannot share it evenly.
         """
         train = recipe.train
-        width = 1 if train.max_tokens else train.micro_batch_size
         asked = batch_of_rank(recipe) * world_size
         if asked == self.windows:
             return recipe
         if GlobalBatch.of(recipe, self.windows) != self or self.windows % batch_of_rank(recipe):
+            width = "" if train.max_tokens else f"train.micro_batch_size {train.micro_batch_size} x "
             raise InputError(
-                f"{'' if train.max_tokens else f'train.micro_batch_size {width} x '}train.gradient_accumulation_steps "
-                f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {asked}, and the run "
-                f"began with {self.windows}: choose values with that product, or start a new "
-                "run with another --output_dir"
+                f"{width}train.gradient_accumulation_steps {train.gradient_accumulation_steps} x {world_size} rank(s) "
+                f"is a global batch of {asked}, and the run began with {self.windows}: choose values with that "
+                "product, or start a new run with another --output_dir"
             )
-        share, rest = divmod(self.windows, world_size)
-        if rest:
-            fit = [str(n) for n in range(1, min(self.windows, MAX_RANKS_LISTED) + 1) if self.windows % n == 0]
+        if self.windows % world_size:
+            fit = [str(n) for n in range(1, self.windows + 1) if self.windows % n == 0]
             raise InputError(
                 f"the run began with a global batch of {self.windows}, which {world_size} ranks cannot share evenly: "
                 f"start it on {', '.join(fit)} rank(s), or start a new run with another --output_dir"
             )
-        micro = next(size for size in range(min(width, share), 0, -1) if share % size == 0)
-        split = {"gradient_accumulation_steps": share // micro}
-        if not train.max_tokens:
-            split["micro_batch_size"] = micro
+        share = self.windows // world_size
+        if train.max_tokens:
+            split = {"gradient_accumulation_steps": share}
+        else:
+            largest = min(train.micro_batch_size, share)
+            micro = next(size for size in range(largest, 0, -1) if share % size == 0)
+            split = {"micro_batch_size": micro, "gradient_accumulation_steps": share // micro}
         return recipe.model_copy(update={"train": train.model_copy(update=split)})
 
 
@@ -120,20 +101,20 @@ class RunFolder:
         self.results = path / RESULTS
         self.report = path / REPORT
         self._made: list[Path] = []  # folders that `take` made, the innermost first
-        self._lock: BinaryIO | None = None
+        # the system's lock, which vanishes with its process, and never the file's mere existence
+        self._lock = FileLock(path / LOCK, fallback_to_soft=False)
 
     def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, *_) -> None:
         """Unlocks the folder. A start that was refused, so that the run never wrote its recipe, leaves nothing new."""
-        if self._lock and not (self.path / RECIPE).exists():
+        if self._lock.is_locked and not (self.path / RECIPE).exists():
             (self.path / LOCK).unlink(missing_ok=True)
         for folder in self._made:
             with suppress(OSError):  # it holds something: a run, or what others have put there
                 folder.rmdir()
-        if self._lock:
-            self._lock.close()
+        self._lock.release()
 
     def read_recipe(self) -> Recipe:
         """Raises InputError: the folder holds no run, or its recipe is damaged."""
@@ -172,24 +153,23 @@ class RunFolder:
         """
         self.check_owner(recipe, resume)
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        self._lock = _lock(self.path)
+        self._take_lock()
         self.check_owner(recipe, resume)  # another process may have held the lock until now
-        self._check_writable()
+        for folder in (self.path, *(self.path / name for name in FOLDERS)):
+            if folder.exists() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                raise InputError(f"{folder}: cannot be written to: change its permissions or move it")
         if resume in ("auto", "never"):
             return find_checkpoints(self.checkpoints)
         path = user_path(resume, "--resume")
         if not path.is_dir():
             raise InputError(f"--resume {resume}: no such folder: give auto, never, or a checkpoint's folder")
-        path = path.resolve()
         tags = find_checkpoints(self.checkpoints)
-        if (tags or self.results.is_file()) and not path.is_relative_to(self.path.resolve()):
+        inside = path.resolve().is_relative_to(self.path.resolve())
+        if not inside and (tags or self.results.is_file()):
             say_on_stderr(f"{self.path}: has begun already, and continues from what it holds, not from {resume}")
             return tags
-        try:
-            tag = [*find_checkpoints(path), path][0]
-            read_manifest(tag)
-        except InputError as error:
-            raise InputError(f"--resume {resume}: {error}") from None
+        tag = next(iter(find_checkpoints(path)), path.resolve())
+        read_manifest(tag)
         return [tag]
 
     def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
@@ -200,19 +180,18 @@ class RunFolder:
             raise InputError(
                 f"{where}: holds the model that the run starts from (model.name {start}): name another folder"
             )
+        if not self.path.exists():
+            return
         if not self.path.is_dir():
-            if self.path.exists():
-                raise InputError(f"{where}: is a file: name a folder")
-            if self.path.is_symlink():
-                raise InputError(f"{where}: is a symbolic link to nothing: name a folder")
-        elif not ((self.path / RECIPE).is_file() and self.read_batch([])):
-            if foreign := self._foreign(recipe):
+            raise InputError(f"{where}: is a file: name a folder")
+        if not ((self.path / RECIPE).is_file() and (self.path / BATCH).is_file()):
+            if foreign := self._foreign():
                 raise InputError(f"{where}: holds files that belong to no run ({foreign}): name a new or empty folder")
-        elif resume == "never":
+            return
+        if resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
-        elif self._has_begun() and (
-            differing := differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5)
-        ):
+        differing = differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5)
+        if differing and self._has_begun():
             raise InputError(f"{where}: holds another run: name another folder ({differing})")
 
     def _has_begun(self) -> bool:
@@ -222,32 +201,24 @@ class RunFolder:
         saved = any(self.checkpoints.glob("update-*"))
         return self.results.is_file() or saved or (log.is_file() and log.stat().st_size > 0)
 
-    def _foreign(self, recipe: Recipe) -> str | None:
-        """The name of an entry that no start has left which ended before it wrote its recipe; None if there is none."""
+    def _foreign(self) -> str | None:
+        """The name of an entry that is not what a start leaves which ended before it wrote its recipe: hidden files,
+        the batch, a first stage, empty folders. None if there is none."""
         for entry in sorted(self.path.iterdir()):
-            first_stage = entry.name == PRETRAIN and entry.is_dir()
-            if first_stage and (recipe.pretrain or all(_is_left(file) for file in entry.iterdir())):
+            if entry.name.startswith(".") or entry.name == BATCH:
                 continue
-            if not _is_left(entry):
+            is_stage = entry.name == PRETRAIN and (entry / BATCH).is_file()
+            is_empty = entry.is_dir() and all(file.name.startswith(".") for file in entry.iterdir())
+            if not (is_stage or is_empty):
                 return entry.name
         return None
 
-    def _check_writable(self) -> None:
-        """Raises InputError if the run could not write where it writes hours later."""
-        for folder in (self.path, *(self.path / name for name in FOLDERS)):
-            if os.path.lexists(folder) and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
-                raise InputError(f"{folder}: is no folder that can be written to: change its permissions or move it")
-
     def read_batch(self, tags: list[Path]) -> GlobalBatch | None:
-        """The batch that the run began with; for a new run, that of the run whose checkpoints it resumes from.
-
-        Raises:
-            InputError: the saved batch is damaged.
-        """
+        """The batch that the run began with; for a new run, that of the run whose checkpoints it resumes from."""
         file = self.path / BATCH
         if file.exists():
-            return GlobalBatch.read(read_json(file), str(file))
-        return GlobalBatch.read(read_manifest(tags[0]).batch, str(tags[0] / MANIFEST)) if tags else None
+            return GlobalBatch(**read_json(file))
+        return GlobalBatch(**read_manifest(tags[0]).batch) if tags else None
 
     def global_batch(self, recipe: Recipe, world_size: int) -> int:
         """The global batch of the run of this recipe; without a saved batch that on the `world_size`."""
@@ -258,63 +229,31 @@ class RunFolder:
         """Saves what `read_batch` returns."""
         write_atomically(self.path / BATCH, json.dumps(asdict(batch)) + "\n")
 
+    def _take_lock(self) -> None:
+        """Makes and locks the folder, and waits a little for a process that was killed and is still ending.
 
-def _is_left(path: Path) -> bool:
-    """Whether a start that ended before it wrote its recipe may have left this.
-
-    Raises InputError: it is a `BATCH` that no run has written.
-    """
-    if path.name == BATCH:
-        return GlobalBatch.read(read_json(path), str(path)) is not None
-    if path.name == LOCK or is_leftover(path.name) or path.name.startswith(".preflight-"):
-        return True
-    return path.name in FOLDERS and path.is_dir() and not any(path.iterdir())
-
-
-def _lock(folder: Path) -> BinaryIO:
-    """Makes and locks a run's folder, and waits a little for a process that was killed and is still ending.
-
-    Raises:
-        InputError: another process holds the lock, folder or file cannot be made, or its file system has no locks.
-    """
-    seconds = LOCK_SECONDS_OF_A_RESTART if slurm_restarts() > 0 else LOCK_SECONDS
-    deadline, warned = time.monotonic() + seconds, False
-    while True:
+        Raises:
+            InputError: another process holds the lock, the folder cannot be made, or its file system has no locks.
+        """
+        seconds = LOCK_SECONDS_OF_A_RESTART if slurm_restarts() > 0 else LOCK_SECONDS
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = open_lock(folder / LOCK)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):  # a start that was refused may have deleted it in the meantime
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
-                    return file
-            continue
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise InputError(
-                    f"--output_dir {folder}: another process is writing to it: name another folder"
-                ) from None
-        except OSError as error:  # no permission, or a file system without locks
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(blocking=False)
+            except Timeout:
+                say_on_stderr(f"{self.path}: another process holds it, waiting up to {seconds:.0f} s")
+                self._lock.acquire(timeout=seconds, poll_interval=LOCK_EVERY)
+        except Timeout:
             raise InputError(
-                f"--output_dir {folder}: cannot be made and locked ({error.strerror}): name another folder"
+                f"--output_dir {self.path}: another process is writing to it: name another folder"
             ) from None
-        if not warned:
-            say_on_stderr(f"{folder}: another process holds it, waiting up to {seconds:.0f} s")
-            warned = True
-        time.sleep(LOCK_EVERY)
-
-
-def check_alike(setup: dict[str, Any]) -> None:
-    """Raises InputError on all ranks if one of them would train under another `setup`. Collective."""
-    first, *others = ranks.gather(setup)
-    for number, other in enumerate(others, 1):
-        if differing := differences(first, other, most=5):
+        except OSError as error:
             raise InputError(
-                f"rank {number} (here, host {ranks.host(number)}) starts with other settings than rank 0 (there, host "
-                f"{ranks.host(0)}): {differing}: give all nodes the same recipe, data and ds_config"
-            )
+                f"--output_dir {self.path}: cannot be made and locked ({error.strerror}): name another folder"
+            ) from None
 
 
-def resume_fingerprint(recipe: Recipe) -> dict[str, Any]:
+def resume_fingerprint(recipe: Recipe) -> dict[str, object]:
     """The settings, by dotted name, that must stay the same over all starts of a run.
 
     If the run selects a checkpoint, they include what the scores on the selection data depend on.

@@ -5,8 +5,8 @@ import hashlib
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import open_input, user_path
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import user_path
 from swep_ds.data.readers import local_files
 from swep_ds.evaluation.results import RESULTS, read_results
 from swep_ds.models.folders import model_files
@@ -30,22 +30,27 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
     for field, source in _sources(recipe).items():
         if fields is not None and field not in fields:
             continue
-        if field != "model.name":
-            files[field] = local_files(source, training=not field.startswith("data.eval."))
-        elif (folder := Path(QUICKSTART.get(source) or user_path(source, "model.name"))).is_dir():
-            files[field] = tuple(f for f in model_files(folder, f"model.name {source}") if f.name != READING)
-    return {field: names for field, names in files.items() if names}
+        if field == "model.name":
+            folder = Path(QUICKSTART.get(source) or user_path(source, "model.name"))
+            if folder.is_dir():
+                files[field] = tuple(f for f in model_files(folder, f"model.name {source}") if f.name != READING)
+        elif names := local_files(source, training=not field.startswith("data.eval.")):
+            files[field] = names
+    return files
 
 
 def _sources(recipe: Recipe) -> dict[str, str]:
     """What the recipe reads, by field."""
     data = recipe.data
-    sources = {"data.train": data.train, "data.augmented": data.augmented}
+    sources = {"data.train": data.train}
+    if data.augmented:
+        sources["data.augmented"] = data.augmented
     if recipe.pretrain:
         sources["pretrain.train"] = recipe.pretrain.train
-    sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
+    for name, source in data.eval.items():
+        sources[f"data.eval.{name}"] = source
     sources["model.name"] = recipe.model.name
-    return {field: source for field, source in sources.items() if source}
+    return sources
 
 
 def source_of_test_set(name: str) -> str:
@@ -81,13 +86,10 @@ def check_unchanged(
 
 
 def content_checksum(files: Iterable[Path]) -> str:
-    """The first 32 digits of the SHA-256 over the files, one after the other, each unpacked if it is gzip.
-
-    Raises InputError: a file cannot be read.
-    """
+    """The first 32 digits of the SHA-256 over the files, one after the other, each unpacked if it is gzip."""
     digest = hashlib.sha256()
     for file in files:
-        with open_input(file) as packed, as_input_error(f"{file}: cannot be read", "fetch it again"):
+        with file.open("rb") as packed:
             is_gzip = packed.read(2) == b"\x1f\x8b"
             packed.seek(0)
             content = gzip.GzipFile(fileobj=packed) if is_gzip else packed

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.settings import flatten
+from swep_ds.common.settings import differences, flatten
 from swep_ds.data.batches import Padding, TrainingBatches
+from swep_ds.data.example import Example
 from swep_ds.data.features import Features, WindowSettings, build_features
-from swep_ds.data.readers import Example
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import empty_answer, separate_texts
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
@@ -31,7 +31,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.weights import check_files
-from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_of_unequal_halves, warn_without_overlap
+from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_without_overlap
 from swep_ds.pipeline.folder import PRETRAIN, RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import Recipe
@@ -50,7 +50,7 @@ OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
 @dataclass(frozen=True)
-class Job:
+class Prepared:
     """A recipe made ready to train, on this rank."""
 
     objective: Objective
@@ -72,7 +72,7 @@ def prepare(
     *,
     training_source: str = "data.train",
     tested_later: Mapping[str, list[Example]] | None = None,
-) -> Job:
+) -> Prepared:
     """Loads model and data. Everything that can be wrong is checked before the first long wait. Collective.
 
     Args:
@@ -84,52 +84,75 @@ def prepare(
         InputError: on all ranks, with the same message.
     """
     torch.manual_seed(recipe.seed)
-
-    def load() -> tuple:
-        # the cheapest come first: a missing file ends the run before gigabytes of weights are read
-        sharded = zero_stage(read_ds_config(ds_config)) == 3
-        set_deterministic(recipe.train.deterministic)
-        tokenizer = run_tokenizer(recipe)
-        warn_without_overlap(window_settings(recipe))
-        training, tests = load_examples(recipe, training_source)
-        warn_of_known(training, tested_later or {}, training_source)
-        named = {training_source: training} | {f"data.eval.{name}": tests[name] for name in recipe.data.eval}
-        for source, examples in named.items():
-            texts = (example.context for example in examples)
-            check_knows(tokenizer, texts, f"model.name {recipe.model.name}", source)
-        qa = load_model(recipe, tokenizer, start or recipe.model.name, mapped=sharded)
-        objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
-        config = _config_of(recipe, ds_config, objective)
-        _check_environment(recipe, qa, config)
-        validation = {}
-        if name := recipe.validation_set:
-            validation[name], tests[name] = halves(tests[name])
-            warn_of_unequal_halves(name, len(validation[name]), len(tests[name]))
-            others = {other: examples for other, examples in tests.items() if other != name}
-            warn_of_known(validation[name], others, f"the half of {name} that chooses")
-        return tokenizer, objective, config, training, validation, tests
-
-    tokenizer, objective, config, training, validation, tests = ranks.on_all_ranks(load)
+    # the cheapest come first: a missing file ends the run before gigabytes of weights are read
+    tokenizer, training, tests = ranks.on_all_ranks(lambda: _read_text(recipe, ds_config, training_source))
+    warn_of_known(training, tested_later or {}, training_source)
+    objective, config = ranks.on_all_ranks(
+        lambda: _read_weights(recipe, ds_config, tokenizer, start or recipe.model.name)
+    )
+    validation = {}
+    if name := recipe.validation_set:
+        validation[name], tests[name] = halves(tests[name])
+        others = {other: examples for other, examples in tests.items() if other != name}
+        warn_of_known(validation[name], others, f"the half of {name} that chooses")
     inputs = ranks.from_rank0(lambda: input_checksums(recipe))
-    spans = SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens)
+    declines = recipe.data.unanswerable == "train" and not all(example.answers for example in training)
     evaluation = Evaluation(
         tokenizer,
         window_settings(recipe),
-        spans,
+        SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens),
         recipe.eval.batch_size,
         {name: Scorer(recipe.eval.answer_language(name)) for name in tests},
-        NULL_THRESHOLD if recipe.data.unanswerable == "train" and not all(e.answers for e in training) else None,
+        NULL_THRESHOLD if declines else None,
     )
 
-    def tokenise() -> tuple:
+    def tokenise() -> tuple[Features, list[EvalSet], list[EvalSet]]:
         features = training_features(recipe, tokenizer, training, Console(quiet=not ranks.is_main()))
-        batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
-        return features, batches, evaluation.prepare(tests), next(iter(evaluation.prepare(validation)), None)
+        return features, evaluation.prepare(tests), evaluation.prepare(validation)
 
-    features, batches, *sets = ranks.local_rank_zero_first(tokenise)
+    features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
+    batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
     if recipe.train.average == "last_k":
         last_k(recipe.train, batches.updates)  # checks the number
-    return Job(objective, tokenizer, config, len(training), features, batches, *sets, evaluation, inputs)
+    return Prepared(
+        objective,
+        tokenizer,
+        config,
+        len(training),
+        features,
+        batches,
+        test_sets,
+        validation_sets[0] if validation_sets else None,
+        evaluation,
+        inputs,
+    )
+
+
+def _read_text(
+    recipe: Recipe, ds_config: str, training_source: str
+) -> tuple[PreTrainedTokenizerFast, list[Example], dict[str, list[Example]]]:
+    """The tokenizer, training examples, and test examples by data set."""
+    read_ds_config(ds_config)
+    set_deterministic(recipe.train.deterministic)
+    tokenizer = run_tokenizer(recipe)
+    warn_without_overlap(window_settings(recipe))
+    training, tests = load_examples(recipe, training_source)
+    named = {training_source: training} | {f"data.eval.{name}": tests[name] for name in recipe.data.eval}
+    for source, examples in named.items():
+        texts = (example.context for example in examples)
+        check_knows(tokenizer, texts, f"model.name {recipe.model.name}", source)
+    return tokenizer, training, tests
+
+
+def _read_weights(
+    recipe: Recipe, ds_config: str, tokenizer: PreTrainedTokenizerFast, start: str
+) -> tuple[Objective, dict[str, Any]]:
+    """The model with the method, and the resolved ds_config."""
+    qa = load_model(recipe, tokenizer, start, mapped=zero_stage(read_ds_config(ds_config)) == 3)
+    objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+    config = _config_of(recipe, ds_config, objective)
+    _check_environment(recipe, qa, config)
+    return objective, config
 
 
 def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> list[Recipe]:
@@ -152,12 +175,11 @@ def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: in
     for place, stage, prefix in stages:
         try:
             began = place.read_batch([])
-            checked.append(began.split(stage, world_size) if began else stage)
-            resolve_ds_config(
-                ds_config, checked[-1], world_size=world_size, micro_steps=1, hidden_size=1, on_cpu=on_cpu
-            )
+            split = began.split(stage, world_size) if began else stage
+            resolve_ds_config(ds_config, split, world_size=world_size, micro_steps=1, hidden_size=1, on_cpu=on_cpu)
         except InputError as error:
             raise InputError(f"{prefix}{error}") from None
+        checked.append(split)
     return checked
 
 
@@ -305,23 +327,28 @@ def load_model(
     return qa
 
 
-def resume_setup(recipe: Recipe, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a run must share with the checkpoint it resumes from, and how DeepSpeed spreads its state over the ranks."""
+    config = dict(prepared.config)
     # whether DeepSpeed or `GradientNorms` notices an overflow changes no number
-    config = job.config | {"bf16": {k: v for k, v in job.config["bf16"].items() if k != "check_grad_overflow"}}
+    config["bf16"] = {key: value for key, value in config["bf16"].items() if key != "check_grad_overflow"}
     setup = {
-        "updates": job.batches.updates,
-        "global batch": job.batches.global_batch,
-        "training data": job.features.fingerprint,
-        "files of model.name": job.inputs.get("model.name"),
+        "updates": prepared.batches.updates,
+        "global batch": prepared.batches.global_batch,
+        "training data": prepared.features.fingerprint,
+        "files of model.name": prepared.inputs.get("model.name"),
         **{f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)},
         **resume_fingerprint(recipe),
-        **architecture(job.objective),
+        **architecture(prepared.objective),
     }
-    if job.validation:
-        setup["selection data"] = job.validation.features.fingerprint
-    zero, stage = job.config.get("zero_optimization", {}), zero_stage(job.config)
-    return setup, {"world_size": ranks.world_size(), "zero_stage": stage, "zero_optimization": zero}
+    if prepared.validation:
+        setup["selection data"] = prepared.validation.features.fingerprint
+    layout = {
+        "world_size": ranks.world_size(),
+        "zero_stage": zero_stage(config),
+        "zero_optimization": config.get("zero_optimization", {}),
+    }
+    return setup, layout
 
 
 def architecture(objective: Objective) -> dict[str, Any]:
@@ -329,3 +356,14 @@ def architecture(objective: Objective) -> dict[str, Any]:
     config = flatten(json.loads(objective.qa.model.config.to_json_string(use_diff=True)))
     shapes = {f"parameter {name}": list(shape) for name, shape in parameter_shapes(objective).items()}
     return {f"model config {name}": value for name, value in config.items() if name not in NOT_COMPUTED} | shapes
+
+
+def check_alike(setup: dict[str, Any]) -> None:
+    """Raises InputError on all ranks if one of them would train under another `setup`. Collective."""
+    first, *others = ranks.gather(setup)
+    for number, other in enumerate(others, 1):
+        if differing := differences(first, other, most=5):
+            raise InputError(
+                f"rank {number} (here, host {ranks.host(number)}) starts with other settings than rank 0 (there, host "
+                f"{ranks.host(0)}): {differing}: give all nodes the same recipe, data and ds_config"
+            )

@@ -1,21 +1,29 @@
 """The recipe: every setting of a run, its type, default and meaning, and the rules between them.
 
 The resolved recipe is the only source of settings: everything downstream gets plain arguments from it. Defaults are
-the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's settings are beside the method
-(`swep_ds/methods/`). `swep_ds/common/settings.py` reads YAML, `extends` and `--set`.
+the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's settings are in `swep_ds/methods/`.
+`swep_ds/common/settings.py` reads YAML, `extends` and `--set`.
 """
 
 import logging
-import unicodedata
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
-from swep_ds import methods
 from swep_ds.common.errors import InputError
 from swep_ds.common.plugins import load_entry_points
 from swep_ds.common.settings import (
@@ -30,6 +38,8 @@ from swep_ds.common.settings import (
     without_paths,
 )
 from swep_ds.evaluation.mlqa import LANGUAGES, Language
+from swep_ds.methods import GROUP, METHODS
+from swep_ds.methods.settings import Settings
 from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.training.settings import AVERAGED_BY, Count, Epochs, Many, TrackingSection, TrainSection
 
@@ -39,9 +49,25 @@ HOLDOUT = "held_out"
 # settings that change neither the trained model nor its scores
 NEUTRAL = ("tracking", "train.log_every", "train.stall_seconds")
 NEUTRAL += ("train.keep_checkpoints", "train.on_checkpoint_failure")
-MAX_NAME_BYTES = 200  # bytes of a data set's name, which becomes predictions/NAME.json
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class AnyMethod:
+    """Validates the settings of a method as those of the class that `METHODS` has under their `name`."""
+
+    @staticmethod
+    def _union() -> TypeAdapter:
+        """Of the methods that are registered by now."""
+        return TypeAdapter(Annotated[Union[tuple(METHODS.values())], Field(discriminator="name")])  # noqa: UP007
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_plain_validator_function(lambda value: cls._union().validate_python(value))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(cls._union().core_schema)
 
 
 class ModelSection(Section):
@@ -73,7 +99,7 @@ class DataSection(Section):
     @classmethod
     def _file_names(cls, value: dict[str, str]) -> dict[str, str]:
         check_data_set_names(list(value))
-        if HOLDOUT in map(_on_disk, value):
+        if HOLDOUT in map(str.casefold, value):
             raise ValueError(f"{HOLDOUT!r} names the held-out training articles: choose another name")
         return value
 
@@ -117,7 +143,7 @@ class EvalSection(Section):
     def _fits_together(self) -> "EvalSection":
         if self.scorer == "squad" and self.language != "en":
             raise FieldFault(
-                "language: scorer squad has rules for English alone: set eval.scorer to mlqa, or language to en"
+                "language: scorer squad has rules only for English: set eval.scorer to mlqa, or language to en"
             )
         return self
 
@@ -125,18 +151,19 @@ class EvalSection(Section):
         """The language whose rules score a data set; None = SQuAD's rules."""
         if self.scorer == "squad":
             return None
-        return self.language.get(data_set, "en") if isinstance(self.language, dict) else self.language
+        if isinstance(self.language, dict):
+            return self.language.get(data_set, "en")
+        return self.language
 
 
 class Recipe(Section):
     """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
 
-    kinds: ClassVar = {"method": methods.METHODS}
+    kinds: ClassVar = {"method": METHODS}
     task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
     seed: Seed = 0  # decides new layers, the order of the data, dropout and noise
     model: ModelSection  # the pretrained model
-    # how it is fine-tuned: name, with the settings of that method
-    method: methods.settings_union() = Field(discriminator="name")
+    method: Annotated[Settings, AnyMethod]  # how it is fine-tuned: name, with the settings of that method
     data: DataSection  # what it is trained and tested on
     pretrain: PretrainSection | None = None  # a first stage of training, on other data
     train: TrainSection = TrainSection()  # how it is trained
@@ -147,6 +174,7 @@ class Recipe(Section):
     def _fits_together(self) -> "Recipe":
         model, method, data, train = self.model, self.method, self.data, self.train
         select_on, longest = self.eval.select_on, self.eval.max_answer_tokens
+        languages = self.eval.language if isinstance(self.eval.language, dict) else {}
         generative = self.task == "generative"
         tests = self.test_sets
         rules = (  # (whether it is broken, the field, why and the fix)
@@ -165,7 +193,7 @@ class Recipe(Section):
             ),
             *(
                 (name not in tests, f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}")
-                for name in (self.eval.language if isinstance(self.eval.language, dict) else ())
+                for name in languages
             ),
             (
                 train.execution == "joint" and method.needs == "gradient",
@@ -260,13 +288,13 @@ class Recipe(Section):
 
         It tests nothing and averages no weights: the second stage chooses and reports.
         """
-        settings = self.pretrain.model_dump()
-        data = {"train": settings.pop("train"), "max_train_examples": settings.pop("max_train_examples")}
-        tree = self.model_dump(mode="json") | {"pretrain": None}
-        tree["data"] |= data | {"train_fraction": 1.0, "augmented": None, "holdout_fraction": 0.0, "eval": {}}
+        tree = self.model_dump(mode="json")
+        stage = tree.pop("pretrain")
+        tree["data"] |= {"train": stage.pop("train"), "max_train_examples": stage.pop("max_train_examples")}
+        tree["data"] |= {"train_fraction": 1.0, "augmented": None, "holdout_fraction": 0.0, "eval": {}}
         if self.method.name == "ssmba":
             tree["method"] = {"name": "mle"}  # the samples are of the second stage's questions
-        tree["train"] |= settings
+        tree["train"] |= stage
         tree["eval"] |= {"select_on": None, "scorer": "squad", "language": "en"}
         return Recipe.model_validate(tree).unaveraged()
 
@@ -278,7 +306,8 @@ class Recipe(Section):
     @property
     def test_sets(self) -> list[str]:
         """Names of the data sets that the run is tested on, the source domain first."""
-        return [HOLDOUT] * bool(self.data.holdout_fraction) + list(self.data.eval)
+        names = list(self.data.eval)
+        return [HOLDOUT, *names] if self.data.holdout_fraction else names
 
     @property
     def validation_set(self) -> str | None:
@@ -288,13 +317,22 @@ class Recipe(Section):
         return self.eval.select_on or (HOLDOUT if declines else None)
 
     def unaveraged(self) -> "Recipe":
-        """The same training, of which the last weights are tested and exported instead of a mean."""
+        """The same training, but the last weights are exported, not the average."""
         plain = {name: TrainSection.model_fields[name].default for name in ("average", *AVERAGED_BY)}
         return self.model_copy(update={"train": self.train.model_copy(update=plain)})
 
     def dump(self) -> str:
         """The resolved recipe as YAML; loading it gives this recipe again."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes also such text as 12e4, which is a number in YAML 1.2 only."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9.][0-9_.]*[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
 
 
 def _check_source_domain(
@@ -304,51 +342,39 @@ def _check_source_domain(
     replaces data.train or holds articles out.
 
     Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
-    layer adds others, or if a test set of the training domain stays behind held-out articles: the only domain that was
+    layer adds others, or if the former source domain stays behind held-out articles of it: the only domain that was
     trained on could count as out of domain.
     """
-    data = [tree.get("data") for tree in (base, layer, merged)]
-    if not all(isinstance(section, dict) for section in data):
+    before, given, after = (tree.get("data") for tree in (base, layer, merged))
+    if not (isinstance(before, dict) and isinstance(given, dict) and isinstance(after, dict)):
+        return  # validation says what is wrong
+    tests, given_tests, train = after.get("eval"), given.get("eval") or {}, given.get("train")
+    if not (isinstance(tests, dict) and tests and isinstance(given_tests, dict)):
         return
-    before, given, after = data
-    sources, given_sources = after.get("eval"), given.get("eval") or {}
-    if not (isinstance(sources, dict) and sources and isinstance(given_sources, dict)):
+    if after.get("holdout_fraction"):
+        former = next(iter((before.get("eval") or {}).items()), None)
+        same = former in tests.items() and before.get("train") == after.get("train")
+        if same and not before.get("holdout_fraction"):
+            raise InputError(
+                f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
+                f"data.eval.{former[0]} ({former[1]}), which is of that domain too, would count as out of domain: name "
+                "only the other test sets, as in --set 'data.eval={NAME: FILE}'"
+            )
         return
-    fraction = after.get("holdout_fraction")
-    if not isinstance(fraction, bool) and isinstance(fraction, int | float) and fraction:
-        _check_beside_held_out(before, given, after)
-        return
-    name, source = next(iter(sources.items()))
-    train = given.get("train")
-    if train in (None, before.get("train"), source) or before.get("train") is None or name in given_sources:
+    name, source = next(iter(tests.items()))
+    if train in (None, before.get("train"), source) or before.get("train") is None or name in given_tests:
         return
     kept = f"data.train is {shown(train)}, while the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
-    if given_sources:
-        added = [str(other) for other in given_sources]
+    if given_tests:
+        added = ", ".join(map(str, given_tests))
         raise InputError(
-            f"{kept}, and {shown(', '.join(added), str)} would count as out of domain: name all test sets, the one of "
-            f"data.train's domain first, as in --set 'data.eval={{{shown(added[0], str)}: FILE}}'; or repeat --set "
-            f"data.eval.{name}={shown(source, str)} if it is of that domain"
+            f"{kept}, and {added} would count as out of domain: name all test sets, the one of data.train's domain "
+            f"first, as in --set 'data.eval={{{next(iter(given_tests))}: FILE}}'; or repeat --set "
+            f"data.eval.{name}={source} if it is of that domain"
         )
     if is_first_on_node():
         fix = 'data={"eval": {NAME: FILE}}' if in_python else "--set 'data.eval={NAME: FILE}'"
         _warn_once(f"{kept}: if it is of another domain, replace it: {fix}")
-
-
-def _check_beside_held_out(before: dict[str, Any], given: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raises InputError if a layer leaves a test set of the training domain beside held-out articles of it."""
-    if not given.keys() & {"train", "eval", "holdout_fraction"}:
-        return
-    same = [name for name, source in after["eval"].items() if source == after.get("train")]
-    former = list(before["eval"].items())[:1] if isinstance(before.get("eval"), dict) else []
-    if not before.get("holdout_fraction") and before.get("train") == after.get("train"):
-        same += [name for name, source in former if after["eval"].get(name) == source]
-    if same:
-        raise InputError(
-            f"data.holdout_fraction {shown(after['holdout_fraction'])}: held-out articles are the source domain, and "
-            f"data.eval.{same[0]} ({shown(after['eval'][same[0]])}), which is of that domain too, would count as out "
-            "of domain: name the other test sets alone, as in --set 'data.eval={NAME: FILE}'"
-        )
 
 
 @cache
@@ -358,28 +384,14 @@ def _warn_once(text: str) -> None:
 
 
 def check_data_set_names(names: Sequence[str]) -> None:
-    """Raises ValueError for names that cannot become files `predictions/NAME.json` beside each other."""
+    """Raises ValueError for names that cannot become files `predictions/NAME.json` in one folder."""
     taken: dict[str, str] = {}
     for name in names:
         if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
             raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
-        if len(name.encode()) > MAX_NAME_BYTES:
-            raise ValueError(f"the name {shown(name)} becomes a file name: shorten it to {MAX_NAME_BYTES} bytes")
-        other = taken.setdefault(_on_disk(name), name)
+        other = taken.setdefault(name.casefold(), name)
         if other != name:
             raise ValueError(f"{other!r} and {name!r} would share a file where case does not count: rename one")
 
 
-def _on_disk(name: str) -> str:
-    """The name as a file system compares it that ignores case and how an accent is encoded."""
-    return unicodedata.normalize("NFC", name.casefold())
-
-
-def _take_in_methods() -> None:
-    """Lets recipes name the methods that are registered by now."""
-    Recipe.model_fields["method"].annotation = methods.settings_union()
-    Recipe.model_rebuild(force=True)
-
-
-methods.on_registered.append(_take_in_methods)
-load_entry_points(methods.GROUP)  # now: such a module may import this one
+load_entry_points(GROUP)  # at the end: such a module may import this one

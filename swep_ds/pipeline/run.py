@@ -36,18 +36,9 @@ from swep_ds.evaluation.results import (
     write_results,
 )
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
-from swep_ds.pipeline.folder import (
-    DS_CONFIG,
-    HEALTH_FILE,
-    PRETRAIN,
-    RECIPE,
-    UNAVERAGED,
-    GlobalBatch,
-    RunFolder,
-    check_alike,
-)
+from swep_ds.pipeline.folder import DS_CONFIG, HEALTH_FILE, PRETRAIN, RECIPE, UNAVERAGED, GlobalBatch, RunFolder
 from swep_ds.pipeline.inputs import check_unchanged
-from swep_ds.pipeline.prepare import Job, prepare, resume_setup
+from swep_ds.pipeline.prepare import Prepared, check_alike, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
@@ -132,11 +123,11 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
                 tests[half.name] = half.examples + tests[half.name]
             del second
             with _in_first_stage():
-                job = prepare(first_split, ds_config, training_source="pretrain.train", tested_later=tests)
+                prepared = prepare(first_split, ds_config, training_source="pretrain.train", tested_later=tests)
             say(f"first stage, in {first_folder.path}:")
             write_on_rank0(lambda: folder.write_batch(batch), folder.path)
-            _run_stage(first, job, first_folder, tags, say, keep_fp32=True).finish()
-            del job
+            _run_stage(first, prepared, first_folder, tags, say, keep_fp32=True).finish()
+            del prepared
             gc.collect()  # the engine's reference cycles hold the device's memory
             get_accelerator().empty_cache()
             get_accelerator().reset_peak_memory_stats()
@@ -154,71 +145,6 @@ def _in_first_stage() -> Iterator[None]:
         raise InputError(f"first stage (pretrain): {error}") from None
 
 
-def _run_stage(
-    recipe: Recipe, job: Job, folder: RunFolder, tags: list[Path], say: Say, *, keep_fp32: bool = False
-) -> Tracker:
-    """Trains, evaluates, exports and writes the results; returns the tracker, which the caller finishes.
-
-    Args:
-        tags: checkpoints; the first undamaged one is resumed from. [] = a new run.
-        keep_fp32: as in `export_model`.
-    """
-    (setup, layout), updates = resume_setup(recipe, job), job.batches.updates
-    check_alike(setup | layout)
-    _say_job(recipe, job, folder, say)
-    ranks.progress("engine")
-    with _engine(recipe, job, folder) as engine, naming_operation():
-        average = WeightAverage.of(engine, recipe.train, updates)
-        outcomes = _outcomes(recipe, folder, average)
-        batch = GlobalBatch.of(recipe, job.batches.global_batch)
-        kept, on_failure = recipe.train.keep_checkpoints, recipe.train.on_checkpoint_failure
-        checkpoints = Checkpoints(folder.checkpoints, kept, setup, layout, asdict(batch), on_failure, average=average)
-        tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
-        first = ranks.from_rank0(lambda: _first_stage(recipe, folder))
-        # last, so that a start that is refused leaves the folder as it was
-        write_on_rank0(lambda: _note_start(folder, recipe, job, before.updates == updates), folder.path)
-        if tag is not None:
-            say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
-        with write_on_all_ranks(
-            lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
-        ) as tracker:
-            selects = recipe.eval.select_on is not None
-            validate = partial(_validate, engine, job, outcomes[-1]) if selects else None
-            done = train(engine, job.batches, recipe.train, checkpoints, tracker, before, validate, average)
-            peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
-            selection = select(engine, checkpoints, recipe, done, say) if selects else None
-            engine.eval()
-            tested = [_test(engine, job, outcome, say) for outcome in outcomes]
-            selections = [_scored(selection, test) for test in tested[:-1]] + [selection]
-            tracker.summary(tested[-1].scores)
-        ranks.progress("export")
-        results = partial(_results, recipe, job, done, peak, first)
-        for outcome, chosen, test in zip(outcomes, selections, tested, strict=True):
-            with outcome.weights():
-                export_model(engine, job.tokenizer, outcome.folder.model, outcome.recipe, test, keep_fp32)
-            export_noise(engine, outcome.folder.path / NOISE)
-            write_on_rank0(partial(write_results, outcome.folder.path, results(chosen, test)), outcome.folder.results)
-    if ranks.is_main():
-        for outcome, test in zip(outcomes, tested, strict=True):
-            if test.scores:
-                print_scores(test.scores, outcome.title)
-        say(f"model in {folder.model}, results in {folder.results}")
-    return tracker
-
-
-def _peak(folder: RunFolder, before: TrainState) -> int:
-    """This rank's peak memory in bytes; on rank 0 the highest of all ranks' in earlier starts, if there were any."""
-    lines = read_lines(folder.path / HEALTH_FILE) if before.updates and ranks.is_main() else []
-    earlier = [int(2**20 * mib) for line in lines for mib in line.get("memory_mib", [])]
-    return max([peak_memory_bytes(), *earlier])
-
-
-NO_VALIDATION = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
-NO_CALIBRATOR = (
-    "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
-)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """A set of a run's weights, which is tested and exported into `folder` as if `recipe` had trained it."""
@@ -228,100 +154,76 @@ class Outcome:
     weights: Callable[[], AbstractContextManager[None]]  # a context in which the engine holds them
     kind: str = ""  # names the outcome if the run has two
 
-    @property
-    def title(self) -> str:
-        return f"{self.recipe.title}, {self.kind}" if self.kind else self.recipe.title
 
+def _run_stage(
+    recipe: Recipe, prepared: Prepared, folder: RunFolder, tags: list[Path], say: Say, *, keep_fp32: bool = False
+) -> Tracker:
+    """Trains, evaluates, exports and writes the results; returns the tracker, which the caller finishes.
 
-def _outcomes(recipe: Recipe, folder: RunFolder, average: WeightAverage | None) -> list[Outcome]:
-    """The run's main outcome is last. With `train.average`, the outcome without the average comes first."""
-    if average is None:
-        return [Outcome(recipe, folder, nullcontext)]
-    plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), nullcontext, UNAVERAGED)
-    return [plain, Outcome(recipe, folder, average.applied, recipe.train.average)]
+    With `train.average` a run has two outcomes: `main`, the mean of the weights, and `plain`, the last weights.
 
-
-def _validate(engine, job: Job, outcome: Outcome) -> Score:
-    engine.eval()
-    with outcome.weights():
-        score = job.evaluation.score(engine, job.validation)
-    engine.train()
-    return score
-
-
-def _test(engine, job: Job, outcome: Outcome, say: Say) -> Evaluated:
-    """Begins the outcome's folder, tunes threshold and calibrator on the validation data, and tests the weights."""
-    folder, recipe = outcome.folder, outcome.recipe
-    write_on_rank0(lambda: _begin_folder(folder, recipe, job), folder.path)
-    if outcome.kind:
-        say(f"with train.average {recipe.train.average}, in {folder.path}:")
-    names = {test.name: job.evaluation.scorer(test.name).name(test.golds) for test in job.tests}
-    with outcome.weights():
-        check_weights(engine, [engine.module.qa.model, engine.module.method])
-        predictions = job.evaluation.predict(engine, job.validation) if job.validation else None
-        evaluation = _tuned(job, predictions, recipe, say)
-        scores = evaluation.run(engine, job.tests, folder.path, say)
-    scored = predictions and recipe.eval.select_on
-    validated = job.evaluation.score_of(predictions, job.validation) if scored else None
-    return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
-
-
-def _tuned(job: Job, predictions: Predictions | None, recipe: Recipe, say: Say) -> Evaluation:
-    """The evaluation with the threshold and, on source text, the calibrator that the answers to the validation data
-    choose."""
-    evaluation, validation, confidences = job.evaluation, job.validation, NO_CALIBRATOR
-    why = NO_VALIDATION
-    if predictions:
-        if evaluation.null_threshold is not None:
-            evaluation, why = evaluation.with_threshold(predictions, validation)
-        if validation.name == job.tests[0].name:
-            evaluation, confidences = evaluation.with_calibrator(predictions, validation)
-    if evaluation.null_threshold is not None:
-        say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
-    elif recipe.data.unanswerable == "train":
-        say("no question is declined: data.unanswerable is train, but all training questions have an answer")
-    say(confidences)
-    return evaluation
-
-
-def _results(
-    recipe: Recipe,
-    job: Job,
-    done: TrainState,
-    peak: int,
-    first: Results | None,
-    selection: Selection | None,
-    tested: Evaluated,
-) -> Results:
-    train = {
-        "examples": job.questions,
-        "features": len(job.features.dataset),
-        "updates": done.updates,
-        "seconds": done.seconds,
-        "samples_per_second": done.windows / done.seconds,
-        "tokens_per_second": done.tokens / done.seconds,
-        "peak_memory_bytes": peak,
-    }
-    run = {"method": recipe.method.name, "model": recipe.model.name, "seed": recipe.seed}
-    run |= {"world_size": ranks.world_size(), "threads": torch.get_num_threads()}
-    run |= {"versions": versions(), "inputs": job.inputs}
-    pretraining = None
-    if recipe.pretrain:
-        pretraining = {"data": recipe.pretrain.train} | (first.train if first else {})
-        # maybe in an earlier start, or in the run that this one resumed from
-        read = {"pretrain.train": first.inputs.get("data.train") if first else None}
-        run["inputs"] = {name: value for name, value in (job.inputs | read).items() if value}
-    run["provenance"] = provenance() if ranks.is_main() else {}  # rank 0 writes the results
-    chosen = {"selection": selection, "scorers": tested.scorers, "null_threshold": tested.null_threshold}
-    chosen["calibrator"] = tested.calibrator
-    return Results(**run, train=train, pretraining=pretraining, eval=tested.scores, **chosen)
+    Args:
+        tags: checkpoints; the first undamaged one is resumed from. [] = a new run.
+        keep_fp32: as in `export_model`.
+    """
+    updates, batch = prepared.batches.updates, GlobalBatch.of(recipe, prepared.batches.global_batch)
+    setup, layout = resume_setup(recipe, prepared)
+    check_alike(setup | layout)
+    _say_training(recipe, prepared, folder, say)
+    ranks.progress("engine")
+    with _engine(recipe, prepared, folder) as engine, naming_operation():
+        average = WeightAverage.of(engine, recipe.train, updates)
+        main, plain = Outcome(recipe, folder, nullcontext), None
+        if average:
+            main = Outcome(recipe, folder, average.applied, recipe.train.average)
+            plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), nullcontext, UNAVERAGED)
+        checkpoints = Checkpoints(
+            folder.checkpoints,
+            recipe.train.keep_checkpoints,
+            setup,
+            layout,
+            asdict(batch),
+            recipe.train.on_checkpoint_failure,
+            average=average,
+        )
+        tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
+        first = ranks.from_rank0(lambda: _first_stage(recipe, folder))
+        # last, so that a start that is refused leaves the folder as it was
+        write_on_rank0(lambda: _note_start(folder, recipe, prepared, before.updates == updates), folder.path)
+        if tag is not None:
+            say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
+        with write_on_all_ranks(
+            lambda: Tracker(recipe, folder.path, updates, before, active=ranks.is_main()), folder.path
+        ) as tracker:
+            selects = recipe.eval.select_on is not None
+            validate = partial(_validate, engine, prepared, main) if selects else None
+            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate, average)
+            peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
+            selection = select(engine, checkpoints, recipe.eval.select_on, done, say) if selects else None
+            engine.eval()
+            if plain:
+                tested_plain = _test(engine, prepared, plain, say)
+            tested = _test(engine, prepared, main, say)
+            tracker.summary(tested.scores)
+        ranks.progress("export")
+        results = partial(_results, recipe, prepared, done, peak, first)
+        if plain:
+            scored = _scored(selection, tested_plain)
+            _export(engine, prepared, plain, tested_plain, results(scored, tested_plain), keep_fp32)
+        _export(engine, prepared, main, tested, results(selection, tested), keep_fp32)
+    if ranks.is_main():
+        if plain:
+            _print_scores(plain, tested_plain)
+        _print_scores(main, tested)
+        say(f"model in {folder.model}, results in {folder.results}")
+    return tracker
 
 
 @contextmanager
-def _engine(recipe: Recipe, job: Job, folder: RunFolder) -> Iterator[Any]:
-    if job.config.get("wandb", {}).get("enabled"):
+def _engine(recipe: Recipe, prepared: Prepared, folder: RunFolder) -> Iterator[Any]:
+    if prepared.config.get("wandb", {}).get("enabled"):
         os.environ.setdefault("WANDB_DIR", str(folder.path))  # DeepSpeed would take the current folder
-    engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
+    engine = build_engine(prepared.objective, prepared.config, recipe.train, prepared.batches.updates)
     try:
         yield engine
     except RunExit:  # on all ranks; after another exception the other ranks must first hear of it
@@ -330,63 +232,71 @@ def _engine(recipe: Recipe, job: Job, folder: RunFolder) -> Iterator[Any]:
     engine.destroy()
 
 
-def _say_job(recipe: Recipe, job: Job, folder: RunFolder, say: Say) -> None:
-    """Prints the resolved recipe and the size of the training. A refused start prints its error alone, because it never
+def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Say) -> None:
+    """Prints the resolved recipe and the size of the training. A refused start prints only its error, because it never
     gets here."""
     if not ranks.is_main():
         return
     say(recipe.dump().rstrip(), style="dim")
-    windows, batches, world, train = job.features, job.batches, ranks.world_size(), recipe.train
-    steps, width = batches.accumulation, batches.micro_batch // world
-    positions = f" x {train.max_tokens} positions" if train.max_tokens else ""
-    if (steps, width) != (train.gradient_accumulation_steps, 1 if train.max_tokens else train.micro_batch_size):
-        micro = positions.removeprefix(" x ") or width
+    windows, batches, world, train = prepared.features, prepared.batches, ranks.world_size(), recipe.train
+    if train.max_tokens:
+        asked_width, micro, positions = 1, f"{train.max_tokens} positions", f" x {train.max_tokens} positions"
+    else:
+        asked_width, micro, positions = train.micro_batch_size, batches.micro_batch // world, ""
+    asked = (asked_width, train.gradient_accumulation_steps)
+    if (batches.micro_batch // world, batches.accumulation) != asked:
         say(
             f"{folder.path} began with a global batch of {batches.global_batch}{positions}: kept, on {world} rank(s), "
-            f"by micro-batches of {micro} and an accumulation of {steps}"
+            f"by micro-batches of {micro} and an accumulation of {batches.accumulation}"
         )
+    answers = ""
     if recipe.task == "generative":
         answers = f", {windows.targets_cut} answers cut"
-    else:
-        long = windows.answers_above(recipe.eval.max_answer_tokens)
-        answers = f", {long} with an answer longer than eval.max_answer_tokens, which is never given" if long else ""
+    elif long := windows.answers_above(recipe.eval.max_answer_tokens):
+        answers = f", {long} with an answer longer than eval.max_answer_tokens, which is never given"
     say(
-        f"training {recipe.method.name} on {job.questions} questions in {len(windows.dataset)} windows "
+        f"training {recipe.method.name} on {prepared.questions} questions in {len(windows.dataset)} windows "
         f"({windows.windows_without_answer} without the answer, {windows.questions_cut} questions cut{answers}): "
-        f"{batches.updates} updates of {batches.size}, ZeRO-{zero_stage(job.config)}, "
+        f"{batches.updates} updates of {batches.size}, ZeRO-{zero_stage(prepared.config)}, "
         f"{world} rank(s) on {ranks.device().type}, {train.precision}, {train.execution} execution"
     )
 
 
-def _note_start(folder: RunFolder, recipe: Recipe, job: Job, trained: bool) -> None:
-    """`trained`: whether all updates are done. If they are, and the settings are unchanged, earlier results stay until
-    new ones replace them."""
-    files = ((folder.path / name, text.encode()) for name, text in _settings(recipe, job).items())
-    if not (trained and all(file.is_file() and file.read_bytes() == content for file, content in files)):
+def _note_start(folder: RunFolder, recipe: Recipe, prepared: Prepared, trained: bool) -> None:
+    """`trained`: whether all updates are done. If they are, and the recipe is unchanged, earlier results stay until new
+    ones replace them."""
+    saved = folder.path / RECIPE
+    if not (trained and saved.is_file() and saved.read_text(encoding="utf-8") == recipe.dump()):
         for file in (folder.results, folder.report, RunFolder(folder.path / UNAVERAGED).results):
             file.unlink(missing_ok=True)
-    _begin_folder(folder, recipe, job)
+    _begin_folder(folder, recipe, prepared)
 
 
-def _begin_folder(folder: RunFolder, recipe: Recipe, job: Job) -> None:
+def _begin_folder(folder: RunFolder, recipe: Recipe, prepared: Prepared) -> None:
     folder.path.mkdir(exist_ok=True)
-    folder.write_batch(GlobalBatch.of(recipe, job.batches.global_batch))  # first: it makes the folder a run's
-    for name, text in _settings(recipe, job).items():
-        write_atomically(folder.path / name, text)
-
-
-def _settings(recipe: Recipe, job: Job) -> dict[str, str]:
-    """The files, by name, that say with which settings a run was made."""
-    return {RECIPE: recipe.dump(), DS_CONFIG: json.dumps(job.config, indent=2) + "\n"}
+    folder.write_batch(GlobalBatch.of(recipe, prepared.batches.global_batch))  # first: it makes the folder a run's
+    write_atomically(folder.path / RECIPE, recipe.dump())
+    write_atomically(folder.path / DS_CONFIG, json.dumps(prepared.config, indent=2) + "\n")
 
 
 def _first_stage(recipe: Recipe, folder: RunFolder) -> Results | None:
-    """The results of the first stage, where it was run in this folder. Raises InputError: they are damaged."""
+    """The results of the first stage, if it was run in this folder."""
     file = RunFolder(folder.path / PRETRAIN).results
     return read_results(file) if recipe.pretrain and file.is_file() else None
 
 
-def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, say: Say) -> Selection:
+# Selection and tests
+
+
+def _validate(engine, prepared: Prepared, outcome: Outcome) -> Score:
+    engine.eval()
+    with outcome.weights():
+        score = prepared.evaluation.score(engine, prepared.validation)
+    engine.train()
+    return score
+
+
+def select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, say: Say) -> Selection:
     """Loads the best checkpoint into the engine.
 
     A run that resumed from another run's last checkpoint has no checkpoint in its folder; it keeps that one.
@@ -399,9 +309,9 @@ def select(engine, checkpoints: Checkpoints, recipe: Recipe, done: TrainState, s
     chosen = checkpoints.scores[update]
     say(
         f"selected update {update} of {done.updates}: F1 {chosen['f1']:.2f}, EM {chosen['exact_match']:.2f} on the "
-        f"first half of {recipe.eval.select_on}"
+        f"first half of {data_set}"
     )
-    return Selection(data_set=recipe.eval.select_on, update=update, **chosen, checkpoints=scores)
+    return Selection(data_set=data_set, update=update, **chosen, checkpoints=scores)
 
 
 def _scored(selection: Selection | None, tested: Evaluated) -> Selection | None:
@@ -410,6 +320,117 @@ def _scored(selection: Selection | None, tested: Evaluated) -> Selection | None:
         return None
     score = SetScore.model_validate(tested.validation)
     return selection.model_copy(update=dict(score) | {"checkpoints": {str(selection.update): score}})
+
+
+def _test(engine, prepared: Prepared, outcome: Outcome, say: Say) -> Evaluated:
+    """Begins the outcome's folder, tunes threshold and calibrator on the validation data, and tests the weights."""
+    folder, recipe = outcome.folder, outcome.recipe
+    write_on_rank0(lambda: _begin_folder(folder, recipe, prepared), folder.path)
+    if outcome.kind:
+        say(f"with train.average {recipe.train.average}, in {folder.path}:")
+    names = {test.name: prepared.evaluation.scorer(test.name).name(test.golds) for test in prepared.tests}
+    predictions, validated = None, None
+    with outcome.weights():
+        check_weights(engine, [engine.module.qa.model, engine.module.method])
+        if prepared.validation:
+            predictions = prepared.evaluation.predict(engine, prepared.validation)
+            if recipe.eval.select_on:
+                validated = prepared.evaluation.score_of(predictions, prepared.validation)
+        evaluation = _tuned(prepared, predictions, recipe.data.unanswerable == "train", say)
+        scores = evaluation.run(engine, prepared.tests, folder.path, say)
+    return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
+
+
+def _tuned(prepared: Prepared, predictions: Predictions | None, may_decline: bool, say: Say) -> Evaluation:
+    """The evaluation with the threshold and, on source text, the calibrator that the answers to the validation data
+    choose."""
+    evaluation, validation = prepared.evaluation, prepared.validation
+    why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
+    confidences = (
+        "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
+    )
+    if predictions:
+        if evaluation.null_threshold is not None:
+            evaluation, why = evaluation.with_threshold(predictions, validation)
+        if validation.name == prepared.tests[0].name:
+            evaluation, confidences = evaluation.with_calibrator(predictions, validation)
+    if evaluation.null_threshold is not None:
+        say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
+    elif may_decline:
+        say("no question is declined: data.unanswerable is train, but all training questions have an answer")
+    say(confidences)
+    return evaluation
+
+
+# Results
+
+
+def _peak(folder: RunFolder, before: TrainState) -> int:
+    """This rank's peak memory in bytes; on rank 0 the highest of all ranks' in earlier starts, if there were any."""
+    peaks = [peak_memory_bytes()]
+    if before.updates and ranks.is_main():
+        for line in read_lines(folder.path / HEALTH_FILE):
+            peaks += [int(2**20 * mib) for mib in line.get("memory_mib", [])]
+    return max(peaks)
+
+
+def _results(
+    recipe: Recipe,
+    prepared: Prepared,
+    done: TrainState,
+    peak: int,
+    first: Results | None,
+    selection: Selection | None,
+    tested: Evaluated,
+) -> Results:
+    """`first`: of the first stage, if it was run in this folder."""
+    pretraining, inputs = None, dict(prepared.inputs)
+    if recipe.pretrain:
+        pretraining = {"data": recipe.pretrain.train}
+        inputs.pop("pretrain.train", None)  # it was maybe read in an earlier start, or by another run
+        if first:
+            pretraining |= first.train
+            if "data.train" in first.inputs:
+                inputs["pretrain.train"] = first.inputs["data.train"]
+    return Results(
+        method=recipe.method.name,
+        model=recipe.model.name,
+        seed=recipe.seed,
+        world_size=ranks.world_size(),
+        threads=torch.get_num_threads(),
+        versions=versions(),
+        inputs=inputs,
+        provenance=provenance() if ranks.is_main() else {},  # rank 0 writes the results
+        train={
+            "examples": prepared.questions,
+            "features": len(prepared.features.dataset),
+            "updates": done.updates,
+            "seconds": done.seconds,
+            "samples_per_second": done.windows / done.seconds,
+            "tokens_per_second": done.tokens / done.seconds,
+            "peak_memory_bytes": peak,
+        },
+        pretraining=pretraining,
+        selection=selection,
+        eval=tested.scores,
+        scorers=tested.scorers,
+        null_threshold=tested.null_threshold,
+        calibrator=tested.calibrator,
+    )
+
+
+def _export(engine, prepared: Prepared, outcome: Outcome, tested: Evaluated, results: Results, keep_fp32: bool) -> None:
+    folder = outcome.folder
+    with outcome.weights():
+        export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
+    export_noise(engine, folder.path / NOISE)
+    write_on_rank0(lambda: write_results(folder.path, results.model_dump(exclude_none=True)), folder.results)
+
+
+def _print_scores(outcome: Outcome, tested: Evaluated) -> None:
+    if tested.scores:
+        title = outcome.recipe.title
+        print_scores(tested.scores, f"{title}, {outcome.kind}" if outcome.kind else title)
 
 
 def _report(report: MakeReport, folder: RunFolder, tracker: Tracker, say: Say) -> None:

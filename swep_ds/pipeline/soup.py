@@ -13,23 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError, WriteFailed, reason
-from swep_ds.common.files import check_new_folder, read_bytes
+from swep_ds.common.errors import InputError, WriteFailed
+from swep_ds.common.files import check_new_folder
 from swep_ds.common.settings import differences, flatten
 from swep_ds.evaluation.results import Results, read_results
-from swep_ds.models.folders import load_config, transformers_errors, weight_files
-from swep_ds.models.weights import is_finite
+from swep_ds.models.folders import load_config, weight_files
 from swep_ds.pipeline.examples import validation_examples
-from swep_ds.pipeline.export import card, card_head, usage
-from swep_ds.pipeline.folder import RECIPE, RunFolder
+from swep_ds.pipeline.export import card, card_head
+from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import READING, WINDOWS, ReadingSettings, load_saved, validation_half
+from swep_ds.pipeline.saved_model import WINDOWS, ReadingSettings, load_saved, validation_half
 
 TOKENIZER = "tokenizer.json"
 # fields of a run's section `eval` that its answers and their scores depend on
@@ -44,66 +43,58 @@ class Ingredient:
     run: Path
     recipe: Recipe
     results: Results
+    reading: ReadingSettings
     weights: dict[str, Path]  # by name, the file
+
+    @classmethod
+    def read(cls, run: Path) -> "Ingredient":
+        """Raises InputError if the folder holds no finished run."""
+        folder = RunFolder(run)
+        folder.check_finished()
+        weights = {}
+        for file in weight_files(str(folder.model), f"{run}: its model"):
+            with safe_open(file, "pt") as content:
+                weights |= dict.fromkeys(content.keys(), file)
+        reading = ReadingSettings.load(folder.model / READING)
+        return cls(run, folder.read_recipe(), read_results(folder.results), reading, weights)
 
     @property
     def model(self) -> Path:
         return RunFolder(self.run).model
 
-    @classmethod
-    def read(cls, run: Path) -> "Ingredient":
-        """Raises InputError if the folder holds no finished run, or its model is damaged."""
-        folder = RunFolder(run)
-        folder.check_finished()
-        weights = {}
-        for file in weight_files(str(folder.model), f"{run}: its model"):
-            with (
-                transformers_errors(f"{run}: its model", f"{file.name} is damaged", "run it again"),
-                safe_open(file, "pt") as content,
-            ):
-                weights |= dict.fromkeys(content.keys(), file)
-        if not weights:
-            raise InputError(f"{folder.model}: holds no weights: run it again")
-        return cls(run, folder.read_recipe(), read_results(folder.results), weights)
-
     @property
-    def reading(self) -> ReadingSettings:
-        return ReadingSettings.load(self.model / READING)
+    def files(self) -> list[Path]:
+        return list(dict.fromkeys(self.weights.values()))
 
     def traits(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """What all ingredients must share: file, and values by field."""
-        recipe = self.recipe
-        yield self.run / RECIPE, {"task": recipe.task, "model.name": recipe.model.name}
+        yield self.run / RECIPE, {"task": self.recipe.task, "model.name": self.recipe.model.name}
         config = flatten(load_config(str(self.model), f"{self.run}: its model").to_dict())
         yield self.model / "config.json", {name: v for name, v in config.items() if name not in NOT_COMPUTED}
-        yield self.model / TOKENIZER, {"CRC-32": zlib.crc32(read_bytes(self.model / TOKENIZER))}
-        read = self.reading
-        cuts = {f"data.{name}": getattr(read.data, name) for name in WINDOWS}
-        yield self.model / READING, cuts | {f"eval.{name}": getattr(read.eval, name) for name in DECODING}
-        yield self.model / READING, {"null_threshold, whether there is one": read.null_threshold is not None}
+        yield self.model / TOKENIZER, {"CRC-32": zlib.crc32((self.model / TOKENIZER).read_bytes())}
+        read = {f"data.{name}": getattr(self.reading.data, name) for name in WINDOWS}
+        read |= {f"eval.{name}": getattr(self.reading.eval, name) for name in DECODING}
+        read["null_threshold, whether there is one"] = self.reading.null_threshold is not None
+        yield self.model / READING, read
         shapes = {}
-        for file in dict.fromkeys(self.weights.values()):
+        for file in self.files:
             with safe_open(file, "pt") as content:
-                slices = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118
-                shapes |= {name: f"{s.get_dtype()} {list(s.get_shape())}" for name, s in slices.items()}
+                for name in content.keys():  # noqa: SIM118
+                    part = content.get_slice(name)
+                    shapes[name] = f"{part.get_dtype()} {list(part.get_shape())}"
         yield self.model, shapes
 
     def weight(self, name: str) -> Tensor:
-        """Raises InputError: it holds NaN or infinity."""
         with safe_open(self.weights[name], "pt") as content:
-            tensor = content.get_tensor(name)
-        if not is_finite(tensor):
-            raise InputError(f"{self.model}: {name} holds NaN or infinity: {FIX}")
-        return tensor
+            return content.get_tensor(name)
 
 
 def make_soup(runs: Sequence[Path], output: Path) -> None:
     """Writes the mean of the runs' models as a plain Hugging Face folder. Collective, on one rank.
 
     Raises:
-        InputError: fewer than two runs; a run that is not finished, damaged, or unlike the first in task, start,
-            architecture, tokenizer, windows, or in a weight's name, shape or dtype; a weight that is not finite; or
-            `output` is not new or empty, or cannot be made.
+        InputError: fewer than two runs; a run that is not finished, or unlike the first in task, start, architecture,
+            tokenizer, windows, or in a weight's name, shape or dtype; or `output` is not new or empty.
         WriteFailed: a full disk or the like; nothing is left.
     """
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
@@ -113,13 +104,13 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
     ingredients = [Ingredient.read(run) for run in runs]
     _check_alike(ingredients)
     unfinished = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
         unfinished.mkdir(parents=True)
         _write(ingredients, unfinished, Console().print)
         unfinished.rename(output)
-    except (OSError, SafetensorError) as error:
-        raise WriteFailed(f"--output {output}: cannot be written ({reason(error)})") from None
+    except OSError as error:
+        raise WriteFailed(f"--output {output}: cannot be written ({error.strerror})") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -138,22 +129,27 @@ def _check_alike(ingredients: Sequence[Ingredient]) -> None:
 
 def _write(ingredients: Sequence[Ingredient], folder: Path, say: Callable[[str], None]) -> None:
     first = ingredients[0]
-    files = list(dict.fromkeys(first.weights.values()))
     for file in first.model.iterdir():
-        if file.is_file() and file not in files and file.name != "README.md":
+        if file.is_file() and file not in first.files and file.name != "README.md":
             shutil.copyfile(file, folder / file.name)
-    for file in files:
+    for file in first.files:
         names = [name for name, holder in first.weights.items() if holder == file]
         save_file({name: _mean(ingredients, name) for name in names}, folder / file.name, metadata={"format": "pt"})
-    reading = first.reading
+    # without a calibrator: it was fitted to an ingredient's answers
+    reading = first.reading.model_copy(update={"calibrator": None})
     if reading.null_threshold is not None:
         threshold, why = _threshold(ingredients, folder)
         say(f"questions are declined at null odds above {threshold:.2f}: {why}")
         reading = reading.model_copy(update={"null_threshold": threshold})
-    reading = reading.model_copy(update={"calibrator": None})  # it was fitted to an ingredient's answers
-    if reading != first.reading:
-        (folder / READING).write_text(reading.text(), encoding="utf-8")
-    (folder / "README.md").write_text(_card(ingredients, reading), encoding="utf-8")
+    (folder / READING).write_text(reading.text(), encoding="utf-8")
+    text = card(
+        card_head(first.recipe, "model-soup"),
+        "soup_card.md.jinja",
+        ingredients=ingredients,
+        recipe=first.recipe,
+        null_threshold=reading.null_threshold,
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, str]:
@@ -163,16 +159,16 @@ def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, 
     mean of the runs', which is right where these are equal (no run chose its own), and otherwise a guess.
     """
     first, *others = (ingredient.recipe for ingredient in ingredients)
-    named = first.validation_set
+    name = first.validation_set
     mean = sum(ingredient.reading.null_threshold for ingredient in ingredients) / len(ingredients)
-    if named is None or any((run.data, run.validation_set) != (first.data, named) for run in others):
+    if name is None or any((run.data, run.validation_set) != (first.data, name) for run in others):
         return mean, "the mean of the runs', which did not choose on the same questions"
     try:
         examples = validation_examples(first, ingredients[0].run)
     except InputError as error:
         return mean, f"the mean of the runs', because what they chose on cannot be used ({error})"
     if all(example.answers for example in examples):
-        return mean, f"the mean of the runs', because all questions in half of {named} have an answer"
+        return mean, f"the mean of the runs', because all questions in half of {name} have an answer"
     saved = load_saved(str(folder), mean)
     evaluation, half = validation_half(saved, first, examples, first.eval.batch_size)
     chosen, why = evaluation.with_threshold(evaluation.predict(saved.qa.predict, half), half)
@@ -194,14 +190,3 @@ def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
     for other in others:
         total += other.double()
     return (total / len(ingredients)).to(first.dtype)
-
-
-def _card(ingredients: Sequence[Ingredient], reading: ReadingSettings) -> str:
-    recipe = ingredients[0].recipe
-    return card(
-        card_head(recipe, "model-soup"),
-        "soup_card.md.jinja",
-        ingredients=ingredients,
-        recipe=recipe,
-        **usage(recipe, reading.null_threshold),
-    )

@@ -7,7 +7,7 @@ import pytest
 
 from swep_ds.analysis.answers import KINDS, Answered, by_kind, excerpt, read_confidences, read_spans
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.evaluation.scores import SQUAD
 
 TEXT = "The battle of Lund was fought in 1676. The battle of Narva was fought in 1700 by the king of Sweden."

@@ -7,7 +7,7 @@ import pytest
 
 from swep_ds.analysis.answers import Answered
 from swep_ds.analysis.confidence import OTHERS, confidence
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import calibration
 
 EXAMPLE = Example("q", "Who?", "Ada", ("Ada",), None, "a")

@@ -5,7 +5,7 @@ import pytest
 
 from swep_ds.analysis.answers import Answered
 from swep_ds.analysis.domains import MEAN, changes, domains
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.evaluation.results import Results
 
 

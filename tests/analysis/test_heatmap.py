@@ -7,7 +7,7 @@ import pytest
 
 from swep_ds.analysis.heatmap import Word, fragment, legend, limits, page, word_distances
 from swep_ds.analysis.windows import answer_windows
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from tests.support.finished import load
 
 WORDS = [

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from swep_ds.analysis.questions import Questions, note_on_shared_ids, per_question
 from swep_ds.data.answers import normalize_answer
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 ids = st.text("abcdé 0", min_size=1, max_size=3)
 

@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from swep_ds.analysis.saved_run import SavedRun
 from swep_ds.analysis.windows import answer_windows, windows_if_any
 from swep_ds.common.errors import InputError
+from swep_ds.data.example import Example
 from swep_ds.data.features import WindowSettings, build_features
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import Template
 from swep_ds.methods import METHODS

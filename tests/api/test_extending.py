@@ -51,8 +51,6 @@ def registry(monkeypatch):
         now = getattr(reader_registry if name == "_readers" else methods, name)
         now.clear()
         now.update(before)
-    for listener in methods.on_registered:
-        listener()
 
 
 def recipe(**method) -> Recipe:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.batches import MEGA_BATCH, Batch, Padding, TrainingBatches
+from swep_ds.data.batches import Batch, Padding, TrainingBatches
 from tests.support import tiny
 
 SPLITS = {"micro": st.integers(1, 4), "accumulation": st.integers(1, 3), "world": st.integers(1, 3)}
@@ -65,7 +65,7 @@ def real(micro_batches: list[Batch]) -> list[int]:
     return [int(row) for b in micro_batches for row, weight in zip(b.sample_id, b.weight, strict=True) if weight > 0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(n=st.integers(1, 40), grouped=st.booleans(), **SPLITS)
 def test_an_epoch_has_every_window_exactly_once(n, grouped, micro, accumulation, world):
     batches = ranks(windows(n), micro, accumulation, world, epochs=2, grouped=grouped)
@@ -77,7 +77,7 @@ def test_an_epoch_has_every_window_exactly_once(n, grouped, micro, accumulation,
         assert sorted(seen) == list(range(n))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(n=st.integers(1, 40), **SPLITS)
 def test_weights_make_the_engines_mean_the_mean_over_the_global_batch(n, micro, accumulation, world):
     features = windows(n)
@@ -103,7 +103,7 @@ def test_weights_make_the_engines_mean_the_mean_over_the_global_batch(n, micro, 
         assert engine == pytest.approx(np.concatenate(tokens).mean(), rel=1e-6, abs=1e-7)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(n=st.integers(1, 40), seed=st.integers(0, 3), grouped=st.booleans(), **SPLITS)
 def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, grouped, micro, accumulation, world):
     features = windows(n)
@@ -118,7 +118,7 @@ def test_an_update_has_the_same_windows_and_padding_at_any_split(n, seed, groupe
         assert widths == {together.input_ids.shape[1]} == {max(features[together.sample_id.tolist()]["length"])}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(n=st.integers(1, 40), grouped=st.booleans(), data=st.data(), **SPLITS)
 def test_an_item_does_not_depend_on_the_items_before(n, grouped, data, micro, accumulation, world):
     features = windows(n)
@@ -127,14 +127,6 @@ def test_an_item_does_not_depend_on_the_items_before(n, grouped, data, micro, ac
     k = data.draw(st.integers(0, len(items) - 1))
     for left, right in zip(items[k], fresh[k], strict=True):
         assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
-
-
-def test_a_rank_without_windows_gets_one_of_weight_zero():
-    batches = ranks(windows(9), micro=2, world=4)  # one of the two updates has a single window
-    last = next(update(batches, u) for u in range(2) if len(batches[0].windows(u)) == 1)
-    assert [len(b.sample_id) for b in last] == [1, 1, 1, 1]
-    assert [float(b.weight) for b in last] == [4.0, 0.0, 0.0, 0.0]
-    assert [float(b.token_weight) > 0 for b in last] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("grouped", [True, False])
@@ -165,13 +157,6 @@ def test_ungrouped_updates_are_as_random_as_a_shuffle():
     lengths = np.array([batches.lengths[batches.windows(update)] for update in range(batches.updates)])
     assert lengths.mean(1).var() == pytest.approx(lengths.var() / 8, rel=0.2)  # 3 deviations of 500 updates' variance
     assert batches[0].input_ids.shape == (8, lengths[0].max())
-
-
-def test_lengths_are_sorted_within_mega_batches_only():
-    """Else the epoch's windows would meet the same partners every time."""
-    (batches,) = ranks(windows(MEGA_BATCH * 2 * 3), micro=2, epochs=2)
-    partners = [{frozenset(batches.windows(e * 150 + u).tolist()) for u in range(150)} for e in range(2)]
-    assert len(partners[0] & partners[1]) < 15
 
 
 @pytest.mark.parametrize(
@@ -210,12 +195,6 @@ def test_columns_padding_and_token_types():
     assert batch.lengths == tuple(features[batch.sample_id.tolist()]["length"])
 
 
-def test_without_token_types():
-    (batches,) = ranks(windows(3, types=False), micro=3)
-    assert batches[0].token_type_ids is None
-    assert batches[0].to(torch.device("cpu")).token_type_ids is None
-
-
 @pytest.mark.parametrize(("tokenizer", "token", "types"), [("wordpiece", 0, 0), ("byte_bpe", 1, None)])
 def test_padding_is_the_tokenizers(tokenizer, token, types):
     assert Padding.of(tiny.TOKENIZERS[tokenizer]()) == Padding(token, types)
@@ -228,7 +207,7 @@ def test_padding_is_the_tokenizers(tokenizer, token, types):
 # Budgets of tokens
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     n=st.integers(1, 60),
     max_tokens=st.integers(12, 60),
@@ -257,16 +236,6 @@ def test_a_budget_bounds_every_micro_batch_and_gives_all_ranks_equal_work(n, max
     assert sorted(seen) == sorted([*range(n)] * 2)
 
 
-@settings(max_examples=20)
-@given(n=st.integers(1, 60), max_tokens=st.integers(12, 60), seed=st.integers(0, 3))
-def test_a_budgets_updates_depend_on_the_number_of_micro_batches_alone(n, max_tokens, seed):
-    features = windows(n)
-    splits = [ranks(features, 1, 6 // world, world, 2, seed=seed, max_tokens=max_tokens)[0] for world in (1, 2, 3, 6)]
-    for number in range(splits[0].updates):
-        assert len({tuple(rank.windows(number)) for rank in splits}) == 1
-    assert len({rank.updates for rank in splits}) == 1
-
-
 def squad_like(n: int) -> datasets.Dataset:
     """Lengths spread as SQuAD's: most windows from 100 to 250 tokens, a tail up to 384."""
     lengths = np.clip(np.random.default_rng(0).lognormal(5.05, 0.35, n), 40, 384).astype(int)
@@ -274,9 +243,8 @@ def squad_like(n: int) -> datasets.Dataset:
 
 
 @pytest.mark.parametrize("budget", [None, 2048, 8192])
-@pytest.mark.parametrize("seed", range(3))
-def test_padding_is_below_three_percent_on_lengths_like_squads(budget, seed):
-    (batches,) = ranks(squad_like(6000), micro=8, seed=seed, accumulation=2, epochs=1.5, max_tokens=budget)
+def test_padding_is_below_three_percent_on_lengths_like_squads(budget):
+    (batches,) = ranks(squad_like(6000), micro=8, accumulation=2, epochs=1.5, max_tokens=budget)
     lengths = [batches.lengths[batches.windows(update)] for update in range(batches.updates)]
     real, padded = sum(map(sum, lengths)), sum(len(update_lengths) * max(update_lengths) for update_lengths in lengths)
     assert 1 - real / padded < 0.03

@@ -1,11 +1,7 @@
 """A file in chunks: only missing chunks are made again, and nothing of another setup is taken."""
 
-import pytest
-
-from swep_ds.common.errors import InputError
-from swep_ds.data import chunks as chunks_module
 from swep_ds.data.chunks import Chunks, digest
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from tests.support import bad_input
 
 SETUP = {"model": "m", "samples": 8, "seed": 0}
@@ -44,29 +40,6 @@ def test_only_missing_chunks_are_made_again(tmp_path):
     assert Chunks(tmp_path / "out.json", 3).take(SETUP) == [0, 2]
 
 
-@pytest.mark.parametrize("moment", ["before the lock is opened", "before it is taken"])
-def test_a_file_that_another_process_finishes_in_between_is_not_made_again(tmp_path, monkeypatch, moment):
-    def finish() -> None:
-        other = Chunks(tmp_path / "out.json", 0)
-        other.take(SETUP)
-        other.begin(SETUP)
-        other.finish(["done"])
-
-    def open_late(path, open_lock=chunks_module.open_lock):
-        monkeypatch.undo()
-        if moment == "before it is taken":
-            lock = open_lock(path)
-            path.unlink()  # as the other one does, that had it first
-            return lock
-        finish()
-        path.parent.mkdir(exist_ok=True)
-        return open_lock(path)
-
-    monkeypatch.setattr(chunks_module, "open_lock", open_late)
-    said = refused(Chunks(tmp_path / "out.json", 3), SETUP)
-    assert ("exists already" if moment == "before the lock is opened" else "another process is writing it") in said
-
-
 def refused(chunks: Chunks, setup: dict) -> str:
     message = bad_input.refused(chunks.take, setup)
     assert str(chunks.output) in message
@@ -88,16 +61,6 @@ def test_other_settings_an_output_that_is_there_and_strange_files_are_refused(tm
     (tmp_path / "done.json").write_text("")
     assert "exists already" in refused(Chunks(tmp_path / "done.json", 3), SETUP)
     assert "cannot be written" in refused(Chunks(tmp_path / "done.json" / "out.json", 3), SETUP)
-    with pytest.raises(InputError, match=r"--output .* cannot be looked up .*too long"):
-        Chunks(tmp_path / ("x" * 300), 3).take(SETUP)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5])
-def test_damaged_settings_of_chunks(tmp_path, content):
-    chunks = Chunks(tmp_path / "out.json", 3)
-    chunks.folder.mkdir()
-    chunks.settings.write_text(content)
-    refused(chunks, SETUP)
 
 
 def test_the_digest_of_examples_changes_with_each_and_with_their_order():

@@ -1,7 +1,6 @@
 """Windows against the tokenizer's own encoding of a pair, and against the rules of BERT's run_squad as loops."""
 
 import dataclasses
-import io
 from fractions import Fraction
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.data.features import build_features
 from swep_ds.data.windows import WindowSettings, context_windows
@@ -79,7 +77,7 @@ def test_a_short_last_window_may_own_only_what_no_other_has():
 @given(question=passages, context=passages)
 @given_example(question="Who?", context="an cafe\u0301 abbot")
 @given_example(question="Who is [SEP]?", context="an [SEP] </s> <mask> abbot")
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_a_pair_that_fits_is_encoded_as_by_the_tokenizer(kind, question, context):
     if not tokens(kind, context)[0]:
         return
@@ -168,22 +166,12 @@ def test_no_answer_is_at_cls_wherever_the_tokenizer_puts_it(training, tmp_path):
     assert null_tokens("$A [SEP] $B:1 [SEP]:1") == {"the first token"}
 
 
-def test_truncation_and_padding_left_in_the_tokenizer_do_not_show():
-    tokenizer = tiny.wordpiece()
-    _, rows = build(EXAMPLES, "wordpiece", SMALL)
-    tokenizer("a", "b", truncation=True, max_length=5, padding="max_length")
-    state = tokenizer.backend_tokenizer.truncation, tokenizer.backend_tokenizer.padding
-    assert state[0] is not None
-    assert build(EXAMPLES, "wordpiece", SMALL)[1] == rows
-    assert (tokenizer.backend_tokenizer.truncation, tokenizer.backend_tokenizer.padding) == state
-
-
 # Answers
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
 @given(data=st.data(), context=passages, max_length=st.integers(14, 60))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_answer_tokens_are_those_that_overlap_the_answer(kind, data, context, max_length):
     ids, offsets = tokens(kind, context)
     if not ids:
@@ -220,20 +208,18 @@ def sizes_of(windows, count):
     return count, room, min(5, room)
 
 
-@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
-def test_answer_tokens_spell_the_answer(kind):
-    _, rows = build(EXAMPLES, kind, WindowSettings(600, 100, 64), training=True)
-    for row, example in zip(rows, EXAMPLES, strict=True):
-        answer = row["input_ids"][row["start_position"] : row["end_position"] + 1]
-        spelt = tiny.TOKENIZERS[kind]().decode(answer)
-        assert "".join(spelt.split()).lower() == "".join(example.answers[0].split()).lower()
-
-
 def test_windows_without_the_answer_can_be_dropped():
     kept, rows = build(EXAMPLES, "wordpiece", SMALL, training=True)
     dropped, fewer = build(EXAMPLES, "wordpiece", SMALL, training=True, windows_without_answer="drop")
     assert fewer == [row for row in rows if row["has_answer"]]
     assert dropped.windows_without_answer == kept.windows_without_answer == len(rows) - len(fewer) > 0
+    lengths = [row["end_position"] - row["start_position"] + 1 for row in rows]
+    assert kept.answers_above(1) == sum(length > 1 for length in lengths) > 0 == kept.answers_above(30)
+    answer = " ".join(tiny.SENTENCES[:3])
+    with pytest.raises(InputError, match=r"no window holds its whole answer.*raise data.max_length"):
+        build(
+            [tiny.example("When?", CONTEXT, answer)], "wordpiece", SMALL, training=True, windows_without_answer="drop"
+        )
 
 
 # Bad input
@@ -245,26 +231,12 @@ def test_sizes_that_leave_no_room():
         build(EXAMPLES, "wordpiece", WindowSettings(11, 5, 8))
 
 
-def test_the_smallest_sizes_leave_room_for_one_token():
-    question = " ".join(["founded"] * 20)
-    _, rows = build([tiny.example(question, CONTEXT, "abbot")], "wordpiece", WindowSettings(12, 5, 8))
-    assert len(rows) == len(tokens("wordpiece", CONTEXT)[0])
-
-
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_context_without_tokens(at):
     examples = [EXAMPLES[0]]
     examples.insert(at, tiny.Example("empty", "When?", "\u200b\u200b", ("x",), (0, 1), "a"))
     with pytest.raises(InputError, match="question 'empty': the tokenizer finds no token in its context"):
         build(examples, "wordpiece", SMALL)
-
-
-def test_training_data_of_which_every_window_is_dropped():
-    answer = " ".join(tiny.SENTENCES[:3])
-    with pytest.raises(InputError, match=r"no window holds its whole answer.*raise data.max_length"):
-        build(
-            [tiny.example("When?", CONTEXT, answer)], "wordpiece", SMALL, training=True, windows_without_answer="drop"
-        )
 
 
 # Generated answers
@@ -319,23 +291,3 @@ def test_long_targets_are_cut_and_end_properly():
     whole = tiny.wordpiece()(answer).input_ids
     assert features.targets_cut == 1
     assert row["target_ids"] == whole[:4] + whole[-1:]
-
-
-def test_progress_is_shown_where_windows_are_made_and_not_where_they_are_cached(tmp_path):
-    shown = []
-    for _ in range(2):
-        stream = io.StringIO()
-        console = Console(file=stream, force_terminal=True, width=120)
-        build(EXAMPLES, "wordpiece", SMALL, cache_dir=tmp_path, console=console)
-        shown.append(stream.getvalue())
-    assert "questions tokenised" in shown[0]
-    assert f"{len(EXAMPLES)}/{len(EXAMPLES)}" in shown[0]
-    assert shown[1] == ""
-
-
-def test_answers_of_more_tokens_than_are_given_are_counted():
-    features, rows = build(EXAMPLES, "wordpiece", SMALL, training=True)
-    lengths = [row["end_position"] - row["start_position"] + 1 for row in rows]
-    for most in (1, 2, 3):
-        assert features.answers_above(most) == sum(length > most for length in lengths)
-    assert features.answers_above(1) > 0 == features.answers_above(30)

@@ -6,7 +6,8 @@ import datasets
 import pyarrow as pa
 import pytest
 
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.example import Example
+from swep_ds.data.readers import read_examples
 from tests.support.qa_files import TABLE_WRITERS as WRITERS
 from tests.support.qa_files import compressed, file, refused, rows, stream
 
@@ -59,25 +60,18 @@ def test_more_rows_than_are_converted_at_a_time(save, write):
 # Wrong
 
 
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize(
     ("name", "column", "message"),
     [
-        ("question", pa.array([None, None]), "field 'question' is None; expected a string"),
+        ("question", pa.array([None, "When?"]), "question 'q0': field 'question' is None; expected a string"),
         ("question", pa.array([b"When?"] * 2), "field 'question' is b'When?'; expected a string"),
-        ("question", pa.array([0, 1], pa.timestamp("s")), "field 'question' is datetime"),
-        ("question", pa.array([["When?"]] * 2), "field 'question' is ['When?']; expected a string"),
-        ("id", pa.array([True, False]), "field 'id' is True; expected a string or number"),
         ("id", pa.array([1.5, 2.5]), "field 'id' is 1.5; expected a string or number"),
-        ("answers", pa.array([True] * 2), "the answer True is not text; give a string"),
-        ("answers", pa.array([[{"answer": "1998"}]] * 2), "answers: field 'text' is missing; add it"),
         ("answers", pa.array([{"text": ["2001"]}] * 2), "the answer '2001' does not occur in its context"),
-        ("answers", pa.array([{"text": ["1998"], "answer_start": [True]}] * 2), "answer_start is True; expected"),
         ("answers", pa.array([{"text": ["1998"], "answer_start": [19.5]}] * 2), "answer_start is 19.5; expected"),
     ],
 )
-def test_columns_of_other_types(save, write, name, column, message):
-    assert message in refused(save(write(with_column(name, column))))
+def test_columns_of_other_types(save, name, column, message):
+    assert message in refused(save(stream(with_column(name, column))))
 
 
 @pytest.mark.parametrize("write", [stream, file, compressed], ids=["stream", "file", "compressed"])
@@ -116,19 +110,3 @@ def change_state(folder, change):
     state = json.loads((folder / "state.json").read_text())
     change(state)
     (folder / "state.json").write_text(json.dumps(state))
-
-
-@pytest.mark.parametrize("state", ["", "{}", '{"_data_files": [{"filename": "gone.arrow"}]}'])
-def test_a_damaged_state(folder, state):
-    (folder / "state.json").write_text(state)
-    assert f"{folder}: damaged data set" in refused(str(folder))
-
-
-def test_a_damaged_shard(folder):
-    [shard, _] = sorted(folder.glob("*.arrow"))
-    content = shard.read_bytes()
-    for size in (0, 100, len(content) // 2):
-        shard.write_bytes(content[:size])
-        assert f"{folder}: damaged data set" in refused(str(folder))
-    shard.unlink()
-    assert f"{folder}: damaged data set" in refused(str(folder))

@@ -1,4 +1,4 @@
-"""Long contexts: the tokens of the whole text, piece by piece, in memory that does not grow with the windows."""
+"""Tokens in bounded memory, and the characters that each of them reads."""
 
 import copy
 import tempfile
@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from swep_ds.data import features, tokens
@@ -19,63 +17,6 @@ from swep_ds.data.windows import Template, WindowSettings
 from tests.support import tiny
 
 LONG = " ".join(tiny.SENTENCES * 60)
-
-
-def prepending() -> Tokenizer:
-    """Like Llama's: a mark in front of the text, and no words, so that no cut leaves the tokens alone."""
-    mark = "\u2581"
-    tokenizer = Tokenizer(models.BPE({mark: 0, "a": 1, "b": 2, f"{mark}a": 3, f"{mark * 2}": 4}, [(mark, "a")]))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(mark), normalizers.Replace(" ", mark)])
-    return tokenizer
-
-
-BACKENDS = {kind: make().backend_tokenizer for kind, make in tiny.TOKENIZERS.items()} | {"prepending": prepending()}
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Pieces of 200 characters and 50 of them on each side of a cut."""
-    monkeypatch.setattr(tokens, "CHARACTERS_AT_A_TIME", 200)
-    monkeypatch.setattr(tokens, "AROUND_CUT", 50)
-
-
-def equals_the_whole(backend, text, gap=""):
-    whole = TextTokens.of(backend.encode(gap + text, add_special_tokens=False), gap + text, -len(gap))
-    pieces = TextTokens.of_long(backend, gap + text, -len(gap))
-    return all(map(np.array_equal, whole, pieces))
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-@pytest.mark.parametrize("gap", ["", " "])
-def test_pieces_have_the_tokens_of_the_whole(kind, gap, small):
-    assert equals_the_whole(BACKENDS[kind], LONG, gap)
-    pieces = [piece for _, piece in tokens._pieces(BACKENDS[kind], LONG)]
-    assert "".join(pieces) == LONG
-    if kind == "prepending":
-        assert len(pieces) == 1
-    else:
-        assert max(map(len, pieces)) <= 200
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-@given(text=st.text(st.sampled_from("ab \n\t\u00e9e\u0301\u4e0a\u200b\U0001f600.-'"), min_size=1, max_size=60))
-@settings(deadline=None, max_examples=60)
-def test_no_cut_changes_a_token(kind, text):
-    """Each cut is compared with all characters around it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "CHARACTERS_AT_A_TIME", 8)
-        patch.setattr(tokens, "CUTS_TRIED", 4)
-        assert equals_the_whole(BACKENDS[kind], text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["\u4e0a\u6d77" * 500, "a" * 1000, " " * 1000, "\n".join(["tea"] * 300)],
-    ids=["CJK", "word", "blank", "lines"],
-)
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_texts_without_words(kind, text, small):
-    assert equals_the_whole(BACKENDS[kind], text)
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
@@ -98,12 +39,11 @@ def test_bounds_do_not_show_in_the_windows(kind, training, task, monkeypatch):
     assert len(sums) == 1
     monkeypatch.setattr(tokens, "CHARACTERS_AT_A_TIME", 300)
     monkeypatch.setattr(tokens, "EXAMPLES_AT_A_TIME", 3)
-    monkeypatch.setattr(tokens, "AROUND_CUT", 50)
-    monkeypatch.setattr(features, "TOKENS_AT_A_TIME", 500)
+    monkeypatch.setattr(features, "TOKENS_AT_A_TIME", 300)
     rows, sums = windows()
     assert rows == expected
     assert len(sums) > 1
-    assert max(sums) < 500 + 60
+    assert max(sums) < 300 + 60
 
 
 def test_memory_does_not_grow_with_tokens_times_windows(tmp_path, monkeypatch):
@@ -128,15 +68,15 @@ def test_the_template_is_read_off_the_beginning_of_a_context(monkeypatch):
     class Counting:
         def encode(self, *texts, **options):
             encoded.append(sum(map(len, texts)))
-            return BACKENDS["wordpiece"].encode(*texts, **options)
+            return tiny.wordpiece().backend_tokenizer.encode(*texts, **options)
 
     long = tiny.example("When?", LONG * 10, "1998")
-    short = Template.learn(BACKENDS["wordpiece"], tiny.example("When?", tiny.SENTENCES[3], "1998"))
+    short = Template.learn(tiny.wordpiece().backend_tokenizer, tiny.example("When?", tiny.SENTENCES[3], "1998"))
     learned = Template.learn(Counting(), long)
     assert max(encoded) <= 2000
     assert all(map(np.array_equal, short, learned))
     blank = tiny.Example("q", "When?", "\u200b" * 3000 + "1998", ("1998",), (3000, 3004), "a")
-    assert all(map(np.array_equal, short, Template.learn(copy.deepcopy(BACKENDS["wordpiece"]), blank)))
+    assert all(map(np.array_equal, short, Template.learn(copy.deepcopy(tiny.wordpiece().backend_tokenizer), blank)))
 
 
 @pytest.mark.parametrize(
@@ -151,5 +91,5 @@ def test_the_template_is_read_off_the_beginning_of_a_context(monkeypatch):
 def test_a_token_reaches_over_the_marks_that_its_tokenizer_leaves_out(normalizer, text, words):
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
-    whole = TextTokens.of(tokenizer.encode(text), text, 0).over_marks(text)
+    whole = TextTokens.of(tokenizer.encode(text), text)
     assert [text[start:end] for start, end in zip(whole.starts, whole.ends, strict=True)] == (words or text.split())

@@ -167,7 +167,7 @@ MARKED = (
 def test_byte_tokens_of_neighbouring_unknown_characters_are_told_apart(kind, answer):
     text = "x \U00020bb7\u7530\U00020bb7 y \U0001f44d\U0001f3fd\U0001f389 z $10\u00a0m"
     start = text.index(answer)
-    tokens = TextTokens.of(KINDS[kind]().encode(text, add_special_tokens=False), text, 0)
+    tokens = TextTokens.of(KINDS[kind]().encode(text, add_special_tokens=False), text)
     first, last = tokens.answer_tokens((start, start + len(answer)))
     assert text[tokens.starts[first] : tokens.ends[last]] == answer
 

@@ -63,27 +63,6 @@ def test_certain_and_right_is_perfect_and_certain_and_wrong_is_not():
     assert scores["ece"] == pytest.approx(10)
 
 
-def test_few_questions_make_ece_and_coverage_too_large():
-    """The figures of docs/runs.md: of confidences that are exactly right, and of random ones."""
-    rng = np.random.default_rng(0)
-    for total, error in ((240, 8.5), (1500, 3.5)):
-        each, drawn_again, spread = [], [], []
-        for _ in range(400):
-            confidence = 1 / (1 + np.exp(-rng.normal(0.3, 1.3, total)))
-            right = (rng.random(total) < confidence).astype(float)
-            rows = rng.integers(total, size=total)
-            spread.append(np.sqrt(confidence * (1 - confidence)).mean())
-            each.append(calibration(confidence, right)["ece"])
-            drawn_again.append(calibration(confidence[rows], right[rows])["ece"])
-        assert np.mean(each) == pytest.approx(error, abs=0.3)
-        # a bin of total / 15 questions has a gap of mean 0 and variance p (1 - p) 15 / total; a resample doubles it
-        assert np.mean(each) == pytest.approx(100 * np.mean(spread) * (2 / np.pi * 15 / total) ** 0.5, rel=0.05)
-        assert np.mean(drawn_again) / np.mean(each) == pytest.approx(2**0.5, rel=0.06)
-    for total, coverage, sets in ((240, 26, 4000), (10_000, 1, 100)):
-        pairs = ((rng.random(total), (rng.random(total) < 0.75).astype(float)) for _ in range(sets))
-        assert np.mean([calibration(*pair)["coverage_at_80"] for pair in pairs]) == pytest.approx(coverage, abs=2)
-
-
 @pytest.mark.parametrize("levels", [5, 10**6])  # with many equal confidences, and with none
 def test_intervals_of_what_a_calibrator_changes_by_loops(levels):
     rng = np.random.default_rng(1)
@@ -104,7 +83,7 @@ def test_intervals_of_what_a_calibrator_changes_by_loops(levels):
         assert bounds == pytest.approx(np.percentile(values, [2.5, 97.5]).tolist())
 
 
-@pytest.mark.parametrize("texts", [1, 9, 10])
+@pytest.mark.parametrize("texts", [9, 10])
 def test_questions_about_few_texts_have_no_interval(texts):
     rng = np.random.default_rng(0)
     confidence, right = rng.random((2, 2 * texts)), rng.integers(2, size=2 * texts)

@@ -13,7 +13,7 @@ from tests.support import fake_runs
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
 SETS = {"source": 7, "single": 1, "shifted": 12}  # questions; on 2 ranks of 2 windows each none divides evenly
-RUNS = [(0, 1), (0, 2), (3, 2)]  # ZeRO stage, ranks
+RUNS = [(0, 1), (3, 2)]  # ZeRO stage, ranks
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +47,18 @@ def questions(run: Path, name: str) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: "zero{}-ranks{}".format(*run))
 @pytest.mark.parametrize("name", SETS)
-def test_every_question_is_answered_once_in_order(runs, name, run):
-    text = (runs[run] / "predictions" / f"{name}.json").read_text()
-    pairs = json.loads(text, object_pairs_hook=list)  # would show a key that is there twice
-    assert [id_ for id_, _ in pairs] == [question["id"] for question in questions(runs[run], name)]
-    assert len(pairs) == SETS[name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SETS)
-def test_answers_do_not_depend_on_ranks_or_stage(runs, name):
-    expected, *others = (read(runs[run] / "predictions" / f"{name}.json") for run in RUNS)
-    assert others == [expected, expected]
-    confidence, *other_confidences = (read(runs[run] / "confidence" / f"{name}.json") for run in RUNS)
-    assert other_confidences == [pytest.approx(confidence, rel=1e-4)] * 2
+def test_every_question_is_answered_once_in_order_on_any_ranks_and_stage(runs, name):
+    ids = [question["id"] for question in questions(runs[0, 1], name)]
+    assert len(ids) == SETS[name]
+    for run in runs.values():
+        text = (run / "predictions" / f"{name}.json").read_text()
+        pairs = json.loads(text, object_pairs_hook=list)  # would show a key that stands there twice
+        assert [id_ for id_, _ in pairs] == ids
+    expected, other = (read(runs[run] / "predictions" / f"{name}.json") for run in RUNS)
+    assert other == expected
+    confidence, other_confidence = (read(runs[run] / "confidence" / f"{name}.json") for run in RUNS)
+    assert other_confidence == pytest.approx(confidence, rel=1e-4)
     contexts = (runs[0, 1].parent / f"{name}.json").read_text()
     assert all(json.dumps(answer)[1:-1] in contexts for answer in expected.values())
 
@@ -89,7 +85,7 @@ def test_results_have_their_fixed_layout(runs):
 
 @pytest.mark.slow
 def test_scores_are_percent_of_all_questions(runs):
-    run = runs[0, 2]
+    run = runs[3, 2]
     for name, count in SETS.items():
         golds = {qa["id"]: [answer["text"] for answer in qa["answers"]] for qa in questions(run, name)}
         scores = read(run / "results.json")["eval"][name]

@@ -34,16 +34,11 @@ def test_the_most_probable_window_wins_whatever_the_order():
 def test_a_window_that_writes_nothing_does_not_silence_another():
     tokenizer, asked = tiny.wordpiece(), [tiny.example("Who?", "an abbot", "an abbot", id_="a")]
     end, blank = tokenizer.sep_token_id, tokenizer.pad_token_id
-    word = tokenizer("abbot", add_special_tokens=False).input_ids
-    rows = [[blank, end], [*word, end]]
-    for order in ([0, 1], [1, 0]):
-        decoder = GeneratedAnswers(asked, tokenizer)
-        for row in order:
-            decoder.add({"example": [0]}, torch.tensor([rows[row]]), torch.tensor([(-0.01, -3.0)[row]]))
-        assert best_texts(decoder) == {"a": "abbot"}
-    alone = GeneratedAnswers(asked, tokenizer)
-    alone.add({"example": [0]}, torch.tensor([rows[0]]), torch.tensor([-0.01]))
-    assert best_texts(alone) == {"a": ""}
+    silent, word = [blank, end], [*tokenizer("abbot", add_special_tokens=False).input_ids, end]
+    decoder = GeneratedAnswers(asked, tokenizer)
+    for row, score, best in ((silent, -0.01, ""), (word, -3.0, "abbot"), (silent, -0.01, "abbot")):
+        decoder.add({"example": [0]}, torch.tensor([row]), torch.tensor([score]))
+        assert best_texts(decoder) == {"a": best}
 
 
 def test_the_spaces_of_an_answer_stay_whatever_the_tokenizers_configuration_says():

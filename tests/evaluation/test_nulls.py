@@ -44,12 +44,9 @@ def test_the_lowest_null_score_of_the_windows_competes_with_the_best_span():
             assert best_probabilities(both) == {"id0": pytest.approx(math.exp(3.0 - total))}
 
 
-def test_the_null_score_is_read_where_the_window_has_its_cls_token():
+def test_the_null_score_is_read_where_the_window_has_its_cls_token_and_only_if_it_counts():
     ends_with_cls = window(**FIRST, null_position=4)
     assert decoder(ends_with_cls).nulls()["id0"].score == 18.0
-
-
-def test_without_a_null_answer_nothing_changes():
     plain = SpanDecoder(examples(), SpanSettings())
     plain.add(columns_of([window(**FIRST)]), *logits_of([window(**FIRST)]))
     assert plain.nulls() == {}
@@ -96,6 +93,12 @@ def test_the_threshold_with_the_best_f1_is_chosen():
     predictions = Predictions(n_best, {id_: Null(0.0, 0.5, value) for id_, value in odds.items()})
     test = type("Set", (), {"name": "set", "golds": {"a": ("tea",), "b": ("tea",), "c": ()}})
     assert evaluation._best_threshold(predictions, test) == 0.5
+    chosen, why = evaluation.with_threshold(predictions, test)
+    assert (chosen.null_threshold, why) == (0.5, "the best by F1 on half of set")
+    answered = type("Set", (), {"name": "set", "golds": {"a": ("tea",), "b": ("tea",), "c": ("x",)}})
+    kept, why = evaluation.with_threshold(predictions, answered)
+    assert kept is evaluation
+    assert why == "half of set, which could choose another, has no question without an answer"
     assert Scorer().best_thresholds(predictions.texts, test.golds, odds)["best_f1"] == pytest.approx(
         100 * (2 + 2 / 3) / 3
     )

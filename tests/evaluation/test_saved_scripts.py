@@ -57,7 +57,6 @@ def test_scoring_rules_are_those_of_the_run_or_of_the_options(folder, tmp_path):
     for options, rules in (
         ([], {"zh": "MLQA (zh)", "test": "MLQA (en)"}),
         (["--language", "de"], {"zh": "MLQA (de)", "test": "MLQA (de)"}),
-        (["--scorer", "mlqa"], {"zh": "MLQA (zh)", "test": "MLQA (en)"}),
     ):
         output = tmp_path / "-".join(["scores", *options])
         ended = run_script(EVALUATE, str(model), *data, "--output_dir", str(output), *options)

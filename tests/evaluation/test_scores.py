@@ -21,21 +21,14 @@ texts = st.text(alphabet=st.sampled_from("aAnthe THE catdog.,-_' \t\u2013\u201c√
         ("theatre banana another A-level", "theatre banana another alevel"),  # articles only as whole words
         ("the-cat", "thecat"),  # punctuation goes first, so no article is left
         ("a.", ""),
-        ("vitamin A", "vitamin"),
         ("U.S.A.", "usa"),
-        ("rock_'n'_roll", "rocknroll"),
-        ("?!...", ""),
         ("1990\u20131995", "1990\u20131995"),  # an en dash is not ASCII punctuation
-        ("1990-1995", "19901995"),
         ("the\u2013cat", "\u2013cat"),  # but it does end the word "the"
         ("cat\u2013the\u2013dog", "cat\u2013 \u2013dog"),  # an article leaves a space behind
         ("\u201cCat\u201d \u00bf", "\u201ccat\u201d \u00bf"),
-        ("\u00c9COLE", "\u00e9cole"),
         ("STRASSE stra\u00dfe", "strasse stra\u00dfe"),  # lower(), not casefold()
-        ("\u0130", "i\u0307"),
         ("th\u00e9 the\u0301", "th\u00e9 \u0301"),  # \b sees a boundary before a combining accent
         ("10\u00a0km\u2003away", "10 km away"),
-        ("", ""),
     ],
 )
 def test_normalize_answer(text, normalized):
@@ -48,16 +41,11 @@ def test_normalize_answer(text, normalized):
         ("the cat", ["Cat!"], 1, 1),
         ("cats", ["cat"], 0, 0),
         ("the the cat cat", ["cat cat dog"], 0, 4 / 5),  # bags {cat 2} and {cat 2, dog 1}: 2/2 and 2/3
-        ("x x x", ["x"], 0, 1 / 2),  # 1/3 and 1/1
         ("red big dog", ["dog red"], 0, 4 / 5),  # order does not count for F1
         ("big dog", ["dog", "big", "big dog house"], 0, 4 / 5),  # the best of 2/3, 2/3, 4/5
         ("dog", ["cat", "the dog"], 1, 1),
         ("", [""], 1, 0),  # equal, but without a common token
-        ("the", ["..."], 1, 0),
-        ("", ["cat"], 0, 0),
-        ("cat", [""], 0, 0),
         ("\u201ccat\u201d", ["cat"], 0, 0),
-        ("1990\u20131995", ["1990-1995"], 0, 0),
         ("1990 - 1995", ["1990-1995"], 0, 0),  # "1990 1995" against "19901995"
     ],
 )
@@ -71,9 +59,7 @@ def test_score_is_in_percent_of_all_questions_and_a_missing_prediction_scores_no
     predictions = {"1": "Cat", "3": "red bus", "4": "coffee", "unknown": "tea"}
     # EM 1 + 0 + 0 + 0; F1 1 + 0 + 4/5 (2/2 and 2/3) + 0
     assert SQUAD.score(predictions, golds) == {"exact_match": 25.0, "f1": pytest.approx(45.0), "total": 4}
-
-
-def test_an_empty_prediction_is_right_where_the_answer_normalises_to_nothing_and_a_missing_one_is_not():
+    # an empty prediction is right where the answer normalises to nothing, and a missing one is not
     golds = {"1": ["the"], "2": ["dog"]}
     assert SQUAD.score({"1": ""}, golds)["exact_match"] == 50.0
     assert SQUAD.score({}, golds) == {"exact_match": 0.0, "f1": 0.0, "total": 2}

@@ -1,6 +1,5 @@
 """The exported model loads with transformers alone, computes what the engine computed, and says what it is."""
 
-import errno
 import json
 import re
 import subprocess
@@ -17,9 +16,8 @@ from swep_ds.evaluation.results import Evaluated
 from swep_ds.methods import METHODS
 from swep_ds.methods.mle import Mle, MleSettings
 from swep_ds.pipeline import export
-from swep_ds.pipeline.export import model_card, replace_folder, save_tokenizer
+from swep_ds.pipeline.export import model_card, replace_folder
 from swep_ds.pipeline.recipe import Recipe
-from tests.support import tiny
 from tests.support.fork_server import HANGS, run_script
 from tests.support.tiny_run import ds_config, prepare
 
@@ -70,7 +68,7 @@ for run in sys.argv[1:]:
         output = model.eval()(**inputs)
     torch.save([output.start_logits.float(), output.end_logits.float()], f"{run}.loaded")
 """
-RUNS = ("zero0", "zero2-bf16", "zero2-files", "zero3", "zero3-files")  # ZeRO-3 last: see `runs`
+RUNS = ("zero0", "zero2-bf16", "zero3-files")  # ZeRO-3 last: DeepSpeed leaves a `linear` that rounds differently
 FILE_BYTES = 6000  # more than any tensor of the model but its word embeddings
 
 
@@ -78,11 +76,10 @@ FILE_BYTES = 6000  # more than any tensor of the model but its word embeddings
 def runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     recipe = prepare(folder)
-    # after a run at ZeRO-3 DeepSpeed leaves torch's `linear` replaced by one that rounds differently
     listed = [
         {
             "recipe": str(recipe),
-            "set": ["train.max_updates=3", f"train.precision={'bf16' if 'bf16' in name else 'fp32'}"],
+            "set": ["train.max_updates=2", f"train.precision={'bf16' if 'bf16' in name else 'fp32'}"],
             "ds_config": str(ds_config(folder, int(name[4]))),
             "output_dir": str(folder / name),
             "file_bytes": FILE_BYTES if "-files" in name else 2**30,
@@ -99,37 +96,31 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_the_loaded_model_computes_the_engines_logits(runs, name):
+def test_the_exported_model_computes_the_engines_logits_and_is_only_safetensors(runs, name):
     kept, loaded = torch.load(runs / f"{name}.logits")["logits"], torch.load(runs / f"{name}.loaded")
     for left, right in zip(kept, loaded, strict=True):
         assert left.std() > 0.01
         torch.testing.assert_close(right, left, rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
-def test_weights_are_as_readable_as_the_other_files(runs, name):
-    files = [*(runs / name / "model").iterdir(), *(runs / name).glob("*.safetensors")]
-    assert {file.stat().st_mode for file in files} == {(runs / name / "recipe.yaml").stat().st_mode}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
-def test_weights_are_safetensors_and_the_backbones_alone(runs, name):
-    files = {file.name for file in (runs / name / "model").iterdir()}
+    model = runs / name / "model"
+    files = {file.name for file in model.iterdir()}
     assert {"config.json", "tokenizer.json", "README.md"} <= files
     assert not [file for file in files if file.endswith((".bin", ".pt", ".pth", ".pkl"))]
-    written = [load_file(file) for file in sorted((runs / name / "model").glob("*.safetensors"))]
+    # as readable as the other files, and with the backbone's weights only
+    modes = {file.stat().st_mode for file in [*model.iterdir(), *(runs / name).glob("*.safetensors")]}
+    assert modes == {(runs / name / "recipe.yaml").stat().st_mode}
+    written = [load_file(file) for file in sorted(model.glob("*.safetensors"))]
     before = load_file(runs / "model" / "model.safetensors")
-    assert sorted(name for content in written for name in content) == sorted(before)
-    assert ("model.safetensors" in files) == ("-files" not in name)
+    assert sorted(weight for content in written for weight in content) == sorted(before)
+    [trained] = [content["qa_outputs.weight"] for content in written if "qa_outputs.weight" in content]
+    assert not torch.equal(before["qa_outputs.weight"], trained.float())
     assert not list((runs / name).glob(".model*"))
+    scores = json.loads((runs / name / "results.json").read_text())["eval"]["test"]
+    assert f"| test | {scores['exact_match']:.2f} | {scores['f1']:.2f} | 9 |" in (model / "README.md").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["zero2-files", "zero3-files"])
-def test_a_large_model_is_written_in_several_files(runs, name):
-    folder = runs / name / "model"
+def test_a_large_model_is_written_in_several_files(runs):
+    folder = runs / "zero3-files" / "model"
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     files = sorted(folder.glob("*.safetensors"))
     assert len(files) > 4
@@ -141,27 +132,26 @@ def test_a_large_model_is_written_in_several_files(runs, name):
         assert all(index["weight_map"][name] == file.name for name in content)
 
 
-@pytest.mark.slow
-def test_training_changed_the_weights(runs):
-    before, after = (load_file(runs / name / "model.safetensors") for name in ("model", "zero3/model"))
-    assert not torch.equal(before["qa_outputs.weight"], after["qa_outputs.weight"])
+def test_a_model_stays_where_the_one_before_it_cannot_be_deleted(tmp_path, monkeypatch):
+    folder, finished = tmp_path / "model", tmp_path / ".model.unfinished"
+    monkeypatch.setattr(export.shutil, "rmtree", lambda *_, **__: None)  # as a file of another user
+    for content in ("first", "second"):
+        finished.mkdir()
+        (finished / "weights").write_text(content)
+        replace_folder(folder, finished)
+    finished.mkdir()
+    with pytest.raises(OSError, match=r"not empty: .*\.model\.old'"):
+        replace_folder(folder, finished)
+    assert (folder / "weights").read_text() == "second"
 
 
-@pytest.mark.slow
-def test_the_model_card_has_the_runs_scores(runs):
-    scores = json.loads((runs / "zero3" / "results.json").read_text())["eval"]["test"]
-    card = (runs / "zero3" / "model" / "README.md").read_text()
-    assert f"| test | {scores['exact_match']:.2f} | {scores['f1']:.2f} | 9 |" in card
+# The model card
 
-
-def test_a_full_disk_under_the_tokenizer_is_an_error_of_the_system(tmp_path):
-    tokenizer = tiny.wordpiece()
-    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        save_tokenizer(tokenizer, tmp_path)
-    assert caught.value.errno == errno.ENOSPC
-    with pytest.raises(TypeError):
-        save_tokenizer(tokenizer, 3)
+SCORES = {
+    "wiki": {"exact_match": 80.0, "f1": 90.126, "total": 10},
+    "news": {"exact_match": 60.0, "f1": 70.0, "total": 20},
+    "forum": {"exact_match": 50.0, "f1": 65.0, "total": 30},
+}
 
 
 def card(method: dict, scores: dict, **sections: dict) -> tuple[dict, str]:
@@ -176,29 +166,44 @@ def card(method: dict, scores: dict, **sections: dict) -> tuple[dict, str]:
         | sections
     )
     _, head, text = model_card(recipe, Evaluated(scores, dict.fromkeys(scores, "SQuAD v1.1"))).split("---\n", 2)
+    assert "\n\n\n" not in text
     return yaml.safe_load(head), text
 
 
 def test_model_card_states_method_data_and_scores():
-    scores = {
-        "wiki": {"exact_match": 80.0, "f1": 90.0, "total": 10},
-        "news": {"exact_match": 60.0, "f1": 70.0, "total": 20},
-        "forum": {"exact_match": 50.0, "f1": 65.0, "total": 30},
-    }
-    head, text = card({"name": "swep", "beta": 0.01}, scores)
-    assert head["pipeline_tag"] == "question-answering"
-    assert "swep" in head["tags"]
+    data = {"train": "rajpurkar/squad", "eval": {"wiki": "owner/set:plain@test"}, "max_length": 200}
+    head, text = card({"name": "swep", "beta": 0.01}, SCORES, data=data)
     for part in (
         "Fine-tuned from `owner/encoder`",
         "Method: swep (noise learned, beta 0.01, ",
-        "Training data: `wiki.json`",
+        "Training data: `rajpurkar/squad`",
         "200 tokens, step 128",
         "2 epochs, at most 70 updates, learning rate 2e-05, bf16, seed 4",
-        "| wiki | 80.00 | 90.00 | 10 |\n| news | 60.00 | 70.00 | 20 |\n| forum | 50.00 | 65.00 | 30 |\n",
+        "| wiki | 80.00 | 90.13 | 10 |\n| news | 60.00 | 70.00 | 20 |\n| forum | 50.00 | 65.00 | 30 |\n",
         "| mean out of domain | 55.00 | 67.50 | |",
         "Scores as the official scorers compute them: SQuAD v1.1 (wiki, news, forum).\n",
     ):
         assert part in text
+    # what the hub reads
+    assert (head["pipeline_tag"], head["base_model"]) == ("question-answering", "owner/encoder")
+    assert (head["datasets"], "swep" in head["tags"]) == ("rajpurkar/squad", True)
+    [model] = head["model-index"]
+    first = model["results"][0]
+    assert (model["name"], first["task"]["type"]) == ("encoder-swep", "question-answering")
+    assert first["dataset"] == {"name": "wiki", "type": "owner/set"}
+    assert [(metric["type"], metric["value"]) for metric in first["metrics"]] == [("exact_match", 80.0), ("f1", 90.13)]
+
+
+def test_model_card_of_two_stages_and_of_a_run_that_was_not_tested():
+    stage = {"train": "pairs.json"}
+    _, text = card({"name": "mle"}, {"x": SCORES["wiki"]}, pretrain=stage, eval={"select_on": "x"})
+    assert "- Method: mle\n" in text
+    assert "mean out of domain" not in text  # of one data set
+    assert "- Before that: 2 epochs on `pairs.json`, learning rate 2e-05\n" in text
+    assert "- Checkpoint: the best by F1 on one half of `x`; its scores below are of the other half\n" in text
+    head, text = card({"name": "mle"}, {})
+    assert "| data set |" not in text
+    assert "model-index" not in head
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -208,7 +213,6 @@ def test_model_card_tells_of_its_own_method(name):
     [said] = [line for line in text.splitlines() if line.startswith("Fine-tuned from `owner/encoder`. ")]
     words = re.sub(r"\W", "", said.removeprefix("Fine-tuned from `owner/encoder`. ")).lower()
     assert words.startswith(name.replace("_", ""))  # the method's sentence begins with its name
-    assert ("SWEP" in said) == (name == "swep")
     assert " None" not in text.split("With swep-ds installed")[0]  # no setting that is not set
 
 
@@ -231,60 +235,11 @@ def test_no_local_path_is_in_a_model_card(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "local").mkdir(parents=True)  # which a hub id could be called
     sources = {"train": "owner/local", "eval": {"x": f"{tmp_path}/x.csv"}, "augmented": "../up/more.json"}
-    model = {"name": f"{tmp_path}/encoder/"}
-    scores = {"x": {"exact_match": 80.0, "f1": 90.0, "total": 10}}
-    head, text = card({"name": "ssmba"}, scores, model=model, data=sources, pretrain={"train": "~/mine/pairs.json"})
-    assert "base_model" not in head
-    assert "datasets" not in head
+    model, stage = {"name": f"{tmp_path}/encoder/"}, {"train": "~/mine/pairs.json"}
+    head, text = card({"name": "ssmba"}, {"x": SCORES["wiki"]}, model=model, data=sources, pretrain=stage)
+    assert not {"base_model", "datasets"} & head.keys()
     assert head["model-index"][0]["name"] == "encoder-ssmba"
     for shown in ("from `encoder`", "data: `local`", "with: `more.json`", "on `pairs.json`"):
         assert shown in text
     for path in (tmp_path.name, "../", "~/", "owner"):
         assert path not in text + str(head)
-
-
-def test_model_card_has_an_index_of_the_scores_that_the_hub_reads():
-    scores = {"x": {"exact_match": 80.0, "f1": 90.126, "total": 10}}
-    head, _ = card({"name": "swep"}, scores, data={"train": "rajpurkar/squad", "eval": {"x": "owner/set:plain@test"}})
-    assert (head["base_model"], head["datasets"]) == ("owner/encoder", "rajpurkar/squad")
-    [model] = head["model-index"]
-    [result] = model["results"]
-    assert (model["name"], result["task"]["type"]) == ("encoder-swep", "question-answering")
-    assert result["dataset"] == {"name": "x", "type": "owner/set"}
-    assert [(metric["type"], metric["value"]) for metric in result["metrics"]] == [("exact_match", 80.0), ("f1", 90.13)]
-
-
-def test_model_card_of_two_stages_and_a_chosen_checkpoint_with_one_data_set():
-    score = {"exact_match": 80.0, "f1": 90.0, "total": 10}
-    head, text = card({"name": "mle"}, {"x": score}, pretrain={"train": "pairs.json"}, eval={"select_on": "x"})
-    assert "mle" in head["tags"]
-    assert "- Method: mle\n" in text
-    assert "mean out of domain" not in text
-    assert "- Before that: 2 epochs on `pairs.json`, learning rate 2e-05\n" in text
-    assert "- Checkpoint: the best by F1 on one half of `x`; its scores below are of the other half\n" in text
-
-
-def test_model_card_of_a_run_that_was_not_tested_has_no_table():
-    head, text = card({"name": "mle"}, {})
-    assert "| data set |" not in text
-    assert "\n\n\n" not in text
-    assert "model-index" not in head
-
-
-def test_a_model_stays_where_the_one_before_it_cannot_be_deleted(tmp_path, monkeypatch):
-    folder, finished = tmp_path / "model", tmp_path / ".model.unfinished"
-
-    def write(content: str) -> None:
-        finished.mkdir()
-        (finished / "weights").write_text(content)
-
-    write("first")
-    replace_folder(folder, finished)
-    monkeypatch.setattr(export.shutil, "rmtree", lambda *_, **__: None)  # as a file of another user
-    write("second")
-    replace_folder(folder, finished)
-    assert (folder / "weights").read_text() == "second"
-    write("third")
-    with pytest.raises(OSError, match=r"not empty: .*\.model\.old'"):
-        replace_folder(folder, finished)
-    assert (folder / "weights").read_text() == "second"

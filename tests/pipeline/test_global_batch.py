@@ -39,32 +39,11 @@ def test_a_budget_of_tokens_is_kept_by_the_number_of_micro_batches(world_size, s
 @pytest.mark.parametrize(
     ("began", "asked", "world_size", "said"),
     [
-        (
-            GlobalBatch(32, 8, 1),
-            split(8, 1),
-            3,
-            "which 3 ranks cannot share evenly: start it on 1, 2, 4, 8, 16, 32 rank",
-        ),
-        (
-            GlobalBatch(2**31, 8, 1),
-            split(8, 1),
-            3,
-            r"3 ranks cannot share evenly: start it on 1, .*, 4096 rank\(s\)",
-        ),
+        (GlobalBatch(32, 8, 1), split(8, 1), 3, "3 ranks cannot share evenly: start it on 1, 2, 4, 8, 16, 32 rank"),
         (GlobalBatch(8, 8, 2), split(8, 2, max_tokens=4096), 3, "8, which 3 ranks cannot share"),
-        (
-            GlobalBatch(8, 8, 2),
-            split(8, 4, max_tokens=4096),
-            4,
-            r"^train\.gradient_accumulation_steps 4 x 4 rank\(s\) is a g",
-        ),
+        (GlobalBatch(8, 8, 2), split(8, 4, max_tokens=4096), 4, r"^train\.gradient_accumulation_steps 4 x 4 rank"),
         (GlobalBatch(12, 8, 1), split(8, 1), 1, "is a global batch of 8, and the run began with 12"),
-        (
-            GlobalBatch(16, 8, 1),
-            split(8, 2),
-            2,
-            r"8 x train\.gradient_accumulation_steps 2 x 2 rank\(s\) is a global batch of",
-        ),
+        (GlobalBatch(16, 8, 1), split(8, 2), 2, r"size 8 x train\.gradient_accumulation_steps 2 x 2 rank\(s\) is a g"),
     ],
 )
 def test_a_global_batch_that_cannot_be_kept_is_refused(began, asked, world_size, said):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import ds_config_path
-from swep_ds.methods import METHODS
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 from tests.support.bad_input import refused
 
@@ -59,15 +58,10 @@ def load(shipped: Path, *more: str) -> Recipe:
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_recipe_loads_by_name(shipped):
-    recipe = load(shipped)
-    assert Recipe.load(str(shipped), re.findall(r"--set (\S+)", head(shipped))) == recipe
-    assert recipe.method.name in METHODS
-
-
-@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_recipe_names_its_launch_line_at_its_head(shipped):
+def test_every_shipped_recipe_loads_by_name_and_has_its_launch_line_at_its_head(shipped):
     line = head(shipped)
+    recipe = load(shipped)
+    assert Recipe.load(str(shipped), re.findall(r"--set (\S+)", line)) == recipe
     assert line.startswith("swep-ds train")
     if named := re.search(r"--ds_config (\S+)", line):
         assert ds_config_path(named[1]).is_file()
@@ -124,11 +118,6 @@ def test_extending_with_another_method_drops_the_former_ones_settings(tmp_path):
     assert Recipe.load(str(same)).method.prior_variance == 0.2
 
 
-def test_extending_a_shipped_recipe_by_name(tmp_path):
-    mine = write(tmp_path / "mine.yaml", {"extends": "quickstart", "train": {"epochs": 3}})
-    assert Recipe.load(str(mine)) == Recipe.load("quickstart", ["train.epochs=3"])
-
-
 @pytest.mark.parametrize(
     ("named", "said"),
     [
@@ -171,18 +160,12 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
         ("seed=010", 10),  # and this one as octal
         ("data.train='a #2.json'", "a #2.json"),
         ('data.train="12e4"', "12e4"),
-        ("train.learning_rate=2E-4", 2e-4),
-        ("train.learning_rate=1.5e-4", 1.5e-4),
         ("train.adam_betas=[0.8, 0.98]", (0.8, 0.98)),
-        ("train.max_updates=7", 7),
         ("train.max_updates=null", None),
         ("train.activation_checkpointing=true", True),
-        ("train.execution=joint", "joint"),
         ("tracking.to=off", "off"),  # YAML 1.1 reads this one as false
-        ("tracking.to=wandb_offline", "wandb_offline"),
         ("data.train=owner/name:config@train[:10%]", "owner/name:config@train[:10%]"),
         ("data.train=a=b.json", "a=b.json"),
-        ("seed=17", 17),
     ],
 )
 def test_an_override_has_its_fields_type(path, override, expected):
@@ -209,12 +192,6 @@ def test_overrides_apply_in_order_and_make_missing_sections(path):
     assert (recipe.eval.n_best, recipe.tracking.project) == (5, "p")
 
 
-def test_overrides_can_supply_required_fields(tmp_path):
-    bare = write(tmp_path / "bare.yaml", {"train": {"epochs": 1}})
-    overrides = ["model.name=m", "method.name=mle", "data.train=t", "data.holdout_fraction=0.1"]
-    assert Recipe.load(str(bare), overrides).method.name == "mle"
-
-
 def test_setting_another_method_drops_the_former_ones_settings(tmp_path):
     path = write(tmp_path / "r.yaml", MINIMAL | {"method": {"name": "swep", "beta": 0.01, "prior_variance": 0.2}})
     assert Recipe.load(str(path), ["method.name=mle"]).method.model_dump() == {"name": "mle"}
@@ -231,21 +208,10 @@ def test_a_methods_settings_may_stand_before_its_name(path):
     assert last.method.name == "mle"
 
 
-@pytest.mark.parametrize("override", ["train.epochs", "=3", "train..epochs=3", ".epochs=3", "train.=3"])
-def test_an_override_is_section_field_value(path, override):
-    assert "section.field=value" in message(path, override)
-
-
-@pytest.mark.parametrize("value", ["[", "@x", "{a", "2019-13-45"])
-def test_an_override_that_is_not_yaml(path, value):
-    assert f"--set data.train={value}: not YAML" in message(path, f"data.train={value}")
-
-
-def test_a_comment_in_an_override_is_refused(path):
+def test_what_is_no_override(path):
+    assert "section.field=value" in message(path, "train.epochs")
+    assert "--set data.train=[: not YAML" in message(path, "data.train=[")
     assert "what follows ' #' would be left out as a comment: quote" in message(path, "data.train=a #2.json")
-
-
-def test_an_override_below_a_value(path):
     assert "train is a value, not a section" in message(path, "data.train.x=1")
 
 
@@ -369,7 +335,7 @@ def test_languages_are_those_of_mlqa_and_of_test_sets(path):
     testing = Recipe.load(str(path), [*mlqa, "eval.language={zh: zh}"]).eval
     assert (testing.answer_language("zh"), testing.answer_language("other")) == ("zh", "en")
     assert Recipe.load(str(path), [*mlqa, "eval.language=de"]).eval.answer_language("zh") == "de"
-    assert "eval.language: scorer squad has rules for English alone" in message(path, "eval.language=de")
+    assert "eval.language: scorer squad has rules only for English" in message(path, "eval.language=de")
     assert "eval.language: 'hz' is not a data set" in message(path, *mlqa, "eval.language={hz: zh}")
     languages = "give one of ar, de, en, es, hi, vi, zh, or one of them by data set"
     assert message(path, *mlqa, "eval.language=fr").endswith(f"eval.language: 'fr': {languages}")
@@ -401,12 +367,6 @@ def test_what_is_not_a_recipe(tmp_path, content, said):
     assert f"{tmp_path / 'r.yaml'}: {said}" in message(tmp_path / "r.yaml")
 
 
-def test_a_key_may_override_one_of_a_merge(tmp_path):
-    text = yaml.safe_dump(MINIMAL) + "pretrain: &a {train: p, epochs: 1}\ntrain: {<<: {epochs: 3}, epochs: 4}\n"
-    (tmp_path / "r.yaml").write_text(text)
-    assert Recipe.load(str(tmp_path / "r.yaml")).train.epochs == 4
-
-
 def test_what_is_tested_without_the_average_is_the_same_training(path):
     averaged = ["train.average=ema", "train.average_decay=0.9"]
     assert Recipe.load(str(path), averaged).unaveraged() == Recipe.load(str(path))
@@ -427,30 +387,14 @@ def test_all_faults_in_one_message(path):
 
 # The resolved copy
 
-RATES = st.floats(1e-12, 1e3)
-METHOD = st.one_of(
-    st.just({"name": "mle"}),
-    st.fixed_dictionaries({"name": st.just("prior_aug"), "prior_variance": RATES}),
-    st.fixed_dictionaries({"name": st.just("swep"), "beta": RATES, "kl_reduction": st.sampled_from(["sum", "mean"])}),
-)
-TEXT = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1)
 
-
-@given(
-    method=METHOD,
-    rate=RATES,
-    betas=st.tuples(st.floats(0, 0.9999), st.floats(0, 0.9999)),
-    updates=st.none() | st.integers(1, 10**9),
-    names=TEXT,
-    seed=st.integers(0, 2**63 - 1),
-)
-def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, rate, betas, updates, names, seed):
+@given(rate=st.floats(1e-12, 1e3), text=st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1))
+def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, rate, text):
     tree = {
-        "seed": seed,
-        "model": {"name": names},
-        "method": method,
-        "data": {"train": names, "eval": {"source": names, "b": "null", "a": "off"}},
-        "train": {"learning_rate": rate, "adam_betas": list(betas), "max_updates": updates},
+        "model": {"name": text},
+        "method": {"name": "swep", "beta": rate},
+        "data": {"train": text, "eval": {"source": text, "b": "null", "a": "off"}},
+        "train": {"learning_rate": rate, "adam_betas": [0.5, 0.9]},
     }
     path = tmp_path_factory.getbasetemp() / "resolved.yaml"
     recipe = Recipe.model_validate(tree)
@@ -458,7 +402,6 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, method, ra
     again = Recipe.load(str(path))
     assert again == recipe
     assert list(again.data.eval) == ["source", "b", "a"]
-    assert again.dump() == recipe.dump()
     assert set(yaml.safe_load(recipe.dump())["train"]) == set(type(recipe.train).model_fields)  # every setting
 
 

@@ -28,7 +28,7 @@ def finished(folder: Path, method: str = "swep", architecture: str = "bert", **s
     results = Results(
         method=method, model="m", seed=0, world_size=1, eval={}, versions={}, inputs=input_checksums(recipe)
     )
-    write_results(folder, results)
+    write_results(folder, results.model_dump(exclude_none=True))
     write_reading(folder / "model")
     if recipe.method.name == "swep":
         save_file(build(recipe.method, 16, 16).state_dict(), folder / NOISE)

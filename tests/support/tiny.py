@@ -12,7 +12,7 @@ from itertools import pairwise
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 
 SENTENCES = (
     "The monastery was founded in 1204 by an abbot from the northern valley.",

@@ -16,7 +16,7 @@ from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
-from swep_ds.pipeline.saved import load_saved, validation_half
+from swep_ds.pipeline.saved_model import load_saved, validation_half
 from swep_ds.ranks.group import process_group
 from swep_ds.training.average import WeightAverage, newest_share
 from swep_ds.training.checkpoints import Checkpoints, TrainState
@@ -79,7 +79,7 @@ def weights_of(engine, *, masters: bool) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in full_weights(engine, engine.module, masters=masters)}
 
 
-def planned_bytes(recipe: Recipe, job: prepare.Job) -> int:
+def planned_bytes(recipe: Recipe, job: prepare.Prepared) -> int:
     """What --plan adds for the mean."""
     shapes = [tuple(getattr(p, "ds_shape", p.shape)) for p in job.objective.parameters()]
     averaged = sum(getattr(p, "ds_numel", p.numel()) for p in job.objective.qa.parameters())

@@ -34,7 +34,7 @@ from swep_ds.analysis.windows import AnswerWindow, windows_if_any
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import write_atomically
 from swep_ds.data.batches import Batch
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState, multiply_by_gaussian
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.swep import Swep, SwepSettings

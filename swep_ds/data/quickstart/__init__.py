@@ -10,9 +10,7 @@ Like the paper's experiments it has ONE source domain to train on and several sh
 
 All text comes from templates/<domain>.yaml; every person, town, firm and drug is invented. Training and test text
 share no such name (`world.py`), so nothing can be answered from memory. A passage states the same relations of several
-things (`grammar.py`), so only relation and entity together answer a question.
-
-The corpus is a function of a fixed seed: `random.Random` gives the same numbers on every platform and Python.
+things (`grammar.py`), so only relation and entity together answer a question. A fixed seed decides the corpus.
 `ENCODER` is a small pretrained BERT to start from, `T5` a small pretrained T5; `scripts/pretrain_quickstart.py` makes
 them.
 """
@@ -49,13 +47,9 @@ def corpus(domain: str, split: Literal["train", "test"], unanswerable: bool = Fa
         unanswerable: gives each passage one more question, which it does not answer, and adds passages of at most two
             sentences. The other passages and questions are those without it.
 
-    Returns:
-        `{"version", "data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text",
-        "answer_start"}]}]}]}]}`, one answer per question or, with `is_impossible`, none; `answer_start` counts
-        characters of the context.
+    Each question has one answer or, with `is_impossible`, none.
 
-    Raises:
-        KeyError: there is no such domain, or no such split of it.
+    Raises KeyError: there is no such domain, or no such split of it.
     """
     if domain not in DOMAINS or split not in _ARTICLES or (split == "train" and domain != SOURCE):
         raise KeyError(f"no quick-start corpus {domain}.{split}: only {SOURCE!r} has a train split")

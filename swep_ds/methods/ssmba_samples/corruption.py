@@ -100,7 +100,7 @@ def tokenise(
     tokenised = []
     for text, span, encoding in zip(texts, answers, backend.encode_batch(texts, add_special_tokens=False), strict=True):
         ids = np.array(encoding.ids, np.int64)
-        tokens = TextTokens.of(encoding, text, 0).over_marks(text)
+        tokens = TextTokens.of(encoding, text)
         trimmed = [_trimmed(text, *offset) for offset in zip(tokens.starts, tokens.ends, strict=True)]
         offsets = np.array(trimmed, np.int64).reshape(-1, 2)
         starts, ends = offsets.T

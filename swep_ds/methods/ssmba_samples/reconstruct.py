@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from swep_ds.data.batches import Padding
-from swep_ds.data.readers import Example
+from swep_ds.data.example import Example
 from swep_ds.data.splits import sample_id
 from swep_ds.data.windows import Template, context_windows, plain_backend
 from swep_ds.methods.ssmba_samples.corruption import Corruption, Text, Vocabulary, corrupt, splice, tokenise

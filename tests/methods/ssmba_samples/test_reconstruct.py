@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.example import Example
+from swep_ds.data.readers import read_examples
 from swep_ds.methods.ssmba_samples import corruption
 from swep_ds.methods.ssmba_samples.corruption import splice, tokenise
 from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings, Reconstructor, cover

@@ -1,7 +1,6 @@
 """Saved models: loads them, and evaluates them on data sets."""
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +12,15 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, P
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json
 from swep_ds.common.settings import Section, validate
-from swep_ds.data.readers import Example, read_examples
+from swep_ds.data.example import Example
+from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.evaluation.calibrator import Calibrator
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation
-from swep_ds.evaluation.results import RESULTS, Evaluated, SavedModelResults, print_scores, versions, write_results
+from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, versions, write_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models.extractive import ExtractiveQA
@@ -36,8 +36,6 @@ from swep_ds.ranks.launch import is_first_on_node
 from swep_ds.ranks.writing import write_on_rank0
 
 log = logging.getLogger(__name__)
-DELETE = "correct it, or delete it to read with default windows"
-LARGEST_FEATURE = 100  # more than any feature of a calibrator is: the largest are log odds and logs of lengths
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 _WINDOWS = {name: (DataSection.model_fields[name].annotation, DataSection.model_fields[name]) for name in WINDOWS}
 WindowSection = create_model("WindowSection", __base__=Section, **_WINDOWS)
@@ -62,23 +60,7 @@ class ReadingSettings(Section):
     @classmethod
     def load(cls, file: Path) -> "ReadingSettings":
         """Reads the file. Raises InputError: not JSON, or a field that a recipe would not take either."""
-        try:
-            tree = read_json(file)
-            if not isinstance(tree, dict):
-                raise InputError(f"{file}: not a JSON object")
-            return validate(cls, tree, file)
-        except InputError as error:
-            raise InputError(f"{error}: {DELETE}") from None
-
-    def check_fits(self, file: Path, longest: int) -> None:
-        """Raises InputError: the model takes no more than `longest` tokens, or a calibrated confidence overflows."""
-        if self.data.max_length > longest:
-            raise InputError(
-                f"{file}: data.max_length {self.data.max_length}: the model takes at most {longest} tokens: {DELETE}"
-            )
-        weights = self.calibrator.weights.values() if self.calibrator else ()
-        if not math.isfinite(sum(map(abs, weights)) * LARGEST_FEATURE):
-            raise InputError(f"{file}: calibrator.weights are too large to compute with: {DELETE}")
+        return validate(cls, read_json(file), file)
 
 
 @dataclass(frozen=True)
@@ -102,12 +84,9 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     Args:
         null_threshold: replaces the model's own, which its calibrator was fitted with: another one leaves that out.
 
-    Raises InputError: the threshold is not a finite number; the model cannot be loaded or has no trained head; its
-    tokenizer is another model's; its reading.json is damaged or does not fit it; or, tried on a short and on its
-    longest window, it fails or computes NaN.
+    Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or, tried on
+    a short and on its longest window, it fails or computes NaN.
     """
-    if null_threshold is not None and not math.isfinite(null_threshold):
-        raise InputError(f"null_threshold {null_threshold}: is not a finite number: give one, such as 0.0")
     source, label = resolve_model(name, "model"), f"model {name}"
     if Path(source, RECIPE).is_file():
         raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
@@ -130,43 +109,44 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         model = model.float()
     model = model.eval().to(ranks.device())
     longest = longest_window(tokenizer, model)
-    # at least half of a small model's window is for a context
-    query = max(1, min(WindowSettings.max_query_length, longest // 2))
-    task = "generative" if generative else "extractive"
-    windows = WindowSettings(min(WindowSettings.max_length, longest), max_query_length=query, task=task)
-    spans, generation_kwargs, calibrator, section = SpanSettings(), {}, None, EvalSection()
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
-        windows, section = replace(windows, **reading.data.model_dump()), reading.eval
-        reading.check_fits(file, longest)
-        spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
-        generation_kwargs = {"beams": reading.eval.beams, "max_answer_tokens": spans.max_answer_tokens}
-        if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
-            null_threshold, calibrator = reading.null_threshold, reading.calibrator
+    else:
+        # at least half of a small model's window is for a context
+        query = max(1, min(WindowSettings.max_query_length, longest // 2))
+        sizes = WindowSection(max_length=min(WindowSettings.max_length, longest), max_query_length=query)
+        reading = ReadingSettings(data=sizes, eval=EvalSection())
+    task = "generative" if generative else "extractive"
+    windows = WindowSettings(task=task, **reading.data.model_dump())
+    calibrator = None
+    if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
+        null_threshold = reading.null_threshold
+        calibrator = reading.calibrator
     check_answers(model, windows.max_length, label)
-    qa = GenerativeQA(model, **generation_kwargs) if generative else ExtractiveQA(model)
+    spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
     if generative:
+        qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=spans.max_answer_tokens)
         qa.check_start(empty_answer(tokenizer))
         if null_threshold is not None:
             qa.empty_answer = empty_answer(tokenizer)
-    return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, section)
+    else:
+        qa = ExtractiveQA(model)
+    return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, reading.eval)
 
 
 def _reading_file(source: str) -> Path | None:
     """The `READING` of a model in a folder or on the hub; None if there is none or, with a warning, if offline mode
-    leaves that open. Raises InputError: the hub cannot give it."""
+    leaves that open."""
     if Path(source).is_dir():
         file = Path(source, READING)
-        return file if file.exists() or file.is_symlink() else None
-    offline = (LocalEntryNotFoundError,) if constants.is_offline_mode() else ()
+        return file if file.exists() else None
     try:
-        with as_input_error(
-            f"model {source}: the hub cannot give its {READING}", "try again", but=(RemoteEntryNotFoundError, *offline)
-        ):
-            return Path(hf_hub_download(source, READING))
+        return Path(hf_hub_download(source, READING))
     except RemoteEntryNotFoundError:
         return None
-    except offline:
+    except LocalEntryNotFoundError:
+        if not constants.is_offline_mode():
+            raise
         if is_first_on_node():
             log.warning(
                 "model %s: offline, and its %s is not in the hub's cache: read with default windows", source, READING
@@ -209,7 +189,7 @@ def evaluate_saved(
     """
     say = Console(quiet=not ranks.is_main()).print
 
-    def prepare() -> tuple[dict[str, list[Example]], SavedModel, WindowSettings]:
+    def load() -> tuple[dict[str, list[Example]], SavedModel]:
         tests = _read_data_sets(data)
         saved = load_saved(model_name, null_threshold)
         if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":
@@ -220,42 +200,47 @@ def evaluate_saved(
         longest = longest_window(saved.tokenizer, saved.qa.model)
         if max_length is not None and max_length > longest:
             raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
-        given = {"max_length": max_length, "doc_stride": doc_stride}
-        windows = replace(saved.windows, **{name: value for name, value in given.items() if value is not None})
-        warn_without_overlap(windows)
-        with as_input_error(f"--output_dir {output_dir}: cannot be made", "name another folder"):
-            output_dir.mkdir(parents=True, exist_ok=True)
-        return tests, saved, windows
+        output_dir.mkdir(parents=True, exist_ok=True)
+        return tests, saved
 
-    tests, saved, windows = ranks.on_all_ranks(prepare)
+    tests, saved = ranks.on_all_ranks(load)
+    windows, scoring = saved.windows, saved.eval
+    if max_length is not None:
+        windows = replace(windows, max_length=max_length)
+    if doc_stride is not None:
+        windows = replace(windows, doc_stride=doc_stride)
+    warn_without_overlap(windows)
+    if scorer:
+        scoring = scoring.model_copy(update={"scorer": scorer})
+    if language:
+        scoring = scoring.model_copy(update={"language": language})
     if windows.task == "generative":
         decoding = f"beams of {saved.qa.generation.num_beams}"
     else:
         decoding = f"answers of up to {saved.spans.max_answer_tokens} tokens, {saved.spans.n_best} starts and ends each"
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
-    given = {name: value for name, value in (("scorer", scorer), ("language", language)) if value}
-    scoring = saved.eval.model_copy(update=given)
-    rules = {name: Scorer(scoring.answer_language(name)) for name in tests}
-    threshold = saved.null_threshold
-    models_threshold = threshold is not None and null_threshold is None
-    fitted = ["threshold"] * models_threshold + ["calibrator"] * (saved.calibrator is not None)
-    if fitted and windows != saved.windows:
+    if windows != saved.windows and (saved.calibrator or saved.null_threshold is not None):
         was = f"windows of {saved.windows.max_length} tokens, {saved.windows.doc_stride} apart"
-        say(f"note: the model's {' and '.join(fitted)} {'stays' if len(fitted) == 1 else 'stay'} as fitted with {was}")
-    evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, rules, threshold, saved.calibrator)
+        say(f"note: the model's threshold and calibrator stay as fitted with {was}")
+    evaluation = Evaluation(
+        saved.tokenizer,
+        windows,
+        saved.spans,
+        batch_size,
+        {name: Scorer(scoring.answer_language(name)) for name in tests},
+        saved.null_threshold,
+        saved.calibrator,
+    )
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests))
     scorers = {test.name: evaluation.scorer(test.name).name(test.golds) for test in test_sets}
     say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
-    results = SavedModelResults(
-        model=model_name,
-        world_size=ranks.world_size(),
-        eval=scores,
-        scorers=scorers,
-        null_threshold=threshold,
-        calibrator=saved.calibrator,
-        versions=versions(),
-    )
+    results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "scorers": scorers}
+    if saved.null_threshold is not None:
+        results["null_threshold"] = saved.null_threshold
+    if saved.calibrator is not None:
+        results["calibrator"] = saved.calibrator.model_dump()
+    results["versions"] = versions()
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)
     if ranks.is_main():
         print_scores(scores, model_name)

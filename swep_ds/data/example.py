@@ -1,0 +1,22 @@
+"""A question about a context: what readers give, and what everything after them takes."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question about one context.
+
+    `answers` are the accepted texts for scoring; none = the context does not answer the question. `span` is the
+    training answer as characters [start, end) of `context`, None without an answer or when read for evaluation (and
+    until `settle_repeated` for an answer that occurs several times).
+    `article` is its title where the source has one: a split of the data must keep the questions of one article on one
+    side.
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    span: tuple[int, int] | None
+    article: str
