@@ -5,7 +5,6 @@
 Importing this costs next to nothing: each name below is imported when it is used.
 """
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,66 +33,45 @@ if TYPE_CHECKING:
     from swep_ds.methods.swep import NoiseGenerator as NoiseGenerator
     from swep_ds.pipeline.recipe import Recipe as Recipe
 
-# Hugging Face's libraries read these when they are imported, and would take an empty one for the current folder.
-for _name in ("XDG_CACHE_HOME", *(f"HF_{kind}" for kind in ("HOME", "HUB_CACHE", "DATASETS_CACHE", "MODULES_CACHE"))):
-    if os.environ.get(_name) == "":
-        del os.environ[_name]
-
-# name -> (module, its name there; None = the module itself)
-_NAMES: dict[str, tuple[str, str | None]] = {
-    "InputError": ("swep_ds.common.errors", "InputError"),
-    "Inputs": ("swep_ds.methods.base", "Inputs"),
-    "Method": ("swep_ds.methods.base", "Method"),
-    "NoiseGenerator": ("swep_ds.methods.swep", "NoiseGenerator"),
-    "Pass": ("swep_ds.methods.base", "Pass"),
-    "Perturbed": ("swep_ds.methods.base", "Perturbed"),
-    "QuestionAnswerer": ("swep_ds.api.answerer", "QuestionAnswerer"),
-    "Recipe": ("swep_ds.pipeline.recipe", "Recipe"),
-    "Robust": ("swep_ds.api.wrap", "Robust"),
-    "Run": ("swep_ds.api.run", "Run"),
-    "Settings": ("swep_ds.methods.settings", "Settings"),
-    "TrainingDiverged": ("swep_ds.common.errors", "TrainingDiverged"),
-    "WriteFailed": ("swep_ds.common.errors", "WriteFailed"),
-    "gaussian": ("swep_ds.methods.base", "gaussian"),
-    "hf": ("swep_ds.api.hf", None),
-    "method": ("swep_ds.methods", "method"),
-    "perturb": ("swep_ds.kernels", "perturb"),
-    "reader": ("swep_ds.data.reader_registry", "reader"),
-    "train": ("swep_ds.api.run", "train"),
-    "uniform": ("swep_ds.methods.base", "uniform"),
-    "wrap": ("swep_ds.api.wrap", "wrap"),
+# module -> the names that it gives
+_MODULES = {
+    "swep_ds.api.answerer": ["QuestionAnswerer"],
+    "swep_ds.api.run": ["Run", "train"],
+    "swep_ds.api.wrap": ["Robust", "wrap"],
+    "swep_ds.common.errors": ["InputError", "TrainingDiverged", "WriteFailed"],
+    "swep_ds.data.reader_registry": ["reader"],
+    "swep_ds.kernels": ["perturb"],
+    "swep_ds.methods": ["method"],
+    "swep_ds.methods.base": ["Inputs", "Method", "Pass", "Perturbed", "gaussian", "uniform"],
+    "swep_ds.methods.settings": ["Settings"],
+    "swep_ds.methods.swep": ["NoiseGenerator"],
+    "swep_ds.pipeline.recipe": ["Recipe"],
 }
-# the methods' settings: `AdvAug` is AdvAugSettings
-_METHODS = [
-    "AdvAug",
-    "BernoulliDropout",
-    "Fgm",
-    "Freelb",
-    "GaussianDropout",
-    "Lnsr",
-    "Mle",
-    "Neftune",
-    "Pdr",
-    "PriorAug",
-]
-_METHODS += ["R3f", "RDrop", "Ssmba", "Swep", "Symnoise", "WordDropout"]
-_NAMES |= {name: ("swep_ds.methods.settings", f"{name}Settings") for name in _METHODS}
+# name -> its module
+_NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["__version__", *_NAMES]
+__all__ = ["__version__", "hf", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
+    is_method = name[:1].isupper() and name not in _NAMES  # its settings: `sd.AdvAug` is AdvAugSettings
+    if not (is_method or name in __all__):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from swep_ds.common.console import quiet_about_cpu
+    from swep_ds.common.console import hide_cpu_notice
 
-    module, attribute = _NAMES[name]
-    with quiet_about_cpu():
-        value = import_module(module)
-    value = value if attribute is None else getattr(value, attribute)
+    hide_cpu_notice()
+    if name == "hf":
+        value = import_module("swep_ds.api.hf")
+    elif is_method:
+        value = getattr(import_module("swep_ds.methods.settings"), f"{name}Settings")
+    else:
+        value = getattr(import_module(_NAMES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+    from swep_ds.methods.settings import SHIPPED
+
+    methods = [settings.__name__.removesuffix("Settings") for settings in SHIPPED]
+    return sorted({*globals(), *__all__, *methods})

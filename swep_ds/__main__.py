@@ -2,10 +2,8 @@
 
 import argparse
 import importlib
-import os
 import shlex
 import sys
-from typing import NoReturn
 
 from swep_ds.commands import cli
 from swep_ds.common.errors import InputError
@@ -28,6 +26,10 @@ COMMANDS = {
     "submit": "submit a training or a sweep to Slurm",
     "recipes": "list recipes and sweeps, and explain their fields",
 }
+NOTES = [
+    "`swep-ds COMMAND --help` explains a command. Exit codes: 0: done. 2: bad input (one line says what and how to fix",
+    "it). Any other code: the command failed, unless its help says otherwise.",
+]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,43 +38,35 @@ def parser() -> argparse.ArgumentParser:
     options = cli.Parser(
         prog="swep-ds",
         usage="swep-ds COMMAND ...",
-        description="\n".join(["commands:", *lines, "", "`swep-ds COMMAND --help` explains a command."]),
+        description="\n".join(["commands:", *lines, "", *NOTES]),
     )
     options.add_argument("--version", action="version", version=f"swep-ds {__version__}")
-    options.add_argument("command", nargs="?", help=argparse.SUPPRESS).completer = lambda **_: COMMANDS
     return options
 
 
-def without_command(words: list[str]) -> None:
-    """Prints the help or the version, or raises InputError: `words` begin with no command."""
-    options = parser()
-    if words and words[0] not in options._option_string_actions and "_ARGCOMPLETE" not in os.environ:
-        _refuse(words)
-    options.parse_args()
-    options.print_help()
+def without_command() -> None:
+    """Prints the help or the version, or raises InputError: the words begin with no command."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help", "--version"):
+        parser().parse_args()
+        parser().print_help()
+    elif words[0].startswith("-"):
+        command = next((word for word in words if word in COMMANDS), "train")
+        others = [word for word in words if word != command]
+        raise InputError(f"options follow a command: swep-ds {command} {shlex.join(others)}")
+    else:
+        from swep_ds.common.settings import suggest  # imports pydantic, which takes time
 
-
-def _refuse(words: list[str]) -> NoReturn:
-    if words[0].startswith("-"):
-        place = max((place for place, word in enumerate(words) if word in COMMANDS), default=None)
-        command = "train" if place is None else words.pop(place)
-        raise InputError(f"options follow a command: swep-ds {command} {shlex.join(words)}")
-    from swep_ds.common.settings import suggest  # reads YAML, which takes time to import
-
-    raise InputError(f"{words[0]}: no such command{suggest(words[0], COMMANDS)}")
+        raise InputError(f"{words[0]}: no such command{suggest(words[0], COMMANDS)}")
 
 
 def main() -> None:
-    words = sys.argv
-    if "_ARGCOMPLETE" in os.environ:  # argcomplete: the words so far, up to the cursor, are in a variable
-        words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")[:-1]
-    if len(words) > 1 and words[1] in COMMANDS:
-        name = words[1]
-        os.environ |= {"_ARGCOMPLETE": "2"} if "_ARGCOMPLETE" in os.environ else {}  # the program is two words
-        sys.argv[:2] = [f"swep-ds {name}"]  # what argparse calls the program
-        module = importlib.import_module(f"swep_ds.commands.{name}")
-        cli.main(getattr(module, name))
-    cli.main(lambda: without_command(sys.argv[1:]))
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in COMMANDS:
+        cli.main(without_command)
+    sys.argv[:2] = [f"swep-ds {name}"]  # what argparse calls the program
+    module = importlib.import_module(f"swep_ds.commands.{name}")
+    cli.main(getattr(module, name))
 
 
 if __name__ == "__main__":

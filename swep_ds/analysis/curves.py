@@ -12,9 +12,9 @@ from pathlib import Path
 from swep_ds.analysis.formats import HEADS
 from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure, save
 from swep_ds.analysis.table import Block, Table
-from swep_ds.common.files import MAX_FILE_NAME_BYTES
 from swep_ds.sweeps.sweep import slug
 
+MAX_NAME = 240  # bytes of a figure's name; a file system takes 255
 PANEL = (3.1, 2.5)  # inches
 PANELS_IN_A_ROW = 4  # at most
 FACTORS = {"": 1, "%": 1, "k": 1e3, "M": 1e6}
@@ -50,7 +50,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
     groups = list(_groups(table["blocks"]))
     for axis, title, blocks in groups:
         is_only = sum(axis == other for other, _, _ in groups) == 1
-        name = "-".join(slug(part) for part in ("curve", axis, *([] if is_only else [title])))[:MAX_FILE_NAME_BYTES]
+        name = "-".join(slug(part) for part in ("curve", axis, *([] if is_only else [title])))[:MAX_NAME]
         for metric, head in HEADS.items():
             files += save(plot(axis, title, blocks, metric), folder, f"{name}-{head.lower()}")
     return files

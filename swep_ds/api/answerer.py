@@ -8,29 +8,25 @@ ends.
 
 import itertools
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
 
 from swep_ds import ranks
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import path_text
-from swep_ds.common.settings import Section, shown
 from swep_ds.data.batches import Padding
 from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
-from swep_ds.data.fields import is_blank, require_text
+from swep_ds.data.fields import is_blank
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import Null, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
-from swep_ds.pipeline.recipe import Count
 from swep_ds.pipeline.saved_model import load_saved
 
 log = logging.getLogger(__name__)
@@ -47,7 +43,7 @@ class Reply:
     score: start logit + end logit, or the log probability of a generated answer. None for a "" that has none: the
         model never declines, or its logits are not numbers.
     start, end: characters [start, end) of the context; None for "" and for generated answers.
-    confidence: the probability that the best answer is exactly right, in the first reply alone. The model's calibrator
+    confidence: the probability that the best answer is exactly right, only in the first reply. The model's calibrator
         gives it, else it is `probability`. Where `min_confidence` withholds an answer, that is the second reply, and
         the confidence is its own.
     """
@@ -55,17 +51,9 @@ class Reply:
     text: str
     probability: float
     score: float | None
-    start: int | None = None  # characters [start, end) of the context
+    start: int | None = None
     end: int | None = None
     confidence: float | None = None
-
-
-class _Arguments(Section, title="QuestionAnswerer"):
-    """Arguments of `QuestionAnswerer`, checked as settings are."""
-
-    batch_size: Count
-    null_threshold: float | None
-    min_confidence: float = Field(ge=0, le=1)
 
 
 class QuestionAnswerer:
@@ -80,8 +68,8 @@ class QuestionAnswerer:
         min_confidence: a question is declined where the best answer's confidence is lower.
 
     Raises:
-        InputError: an argument is out of its range; or the model cannot be loaded, has no trained head, or is neither
-            extractive nor generative.
+        InputError: `min_confidence` is no probability; or the model cannot be loaded, has no trained head, or is
+            neither extractive nor generative.
     """
 
     def __init__(
@@ -92,14 +80,13 @@ class QuestionAnswerer:
         null_threshold: float | None = None,
         min_confidence: float = 0.0,
     ):
-        given = _Arguments(batch_size=batch_size, null_threshold=null_threshold, min_confidence=min_confidence)
-        self.name, self.batch_size, self.min_confidence = (
-            path_text(model, "model"),
-            given.batch_size,
-            given.min_confidence,
-        )
+        if not 0 <= min_confidence <= 1:
+            raise InputError(f"min_confidence {min_confidence}: must be a probability, from 0 to 1")
+        self.name = os.fspath(model)
+        self.batch_size = batch_size
+        self.min_confidence = min_confidence
         with ranks.quiet():
-            self._saved = load_saved(self.name, given.null_threshold)
+            self._saved = load_saved(self.name, null_threshold)
         self._padding = Padding.of(self._saved.tokenizer)
         self._cutter: WindowCutter | None = None  # needs a text: made for the first one
         self._texts_checked = 0
@@ -117,14 +104,15 @@ class QuestionAnswerer:
         """The `n_best` best answers to a question about a text, best first; "" is first where the model declines.
 
         Raises:
-            InputError: question or text are empty or no text; or a generative model is to give several answers.
+            InputError: question or text are empty; or a generative model is to give several answers.
         """
         [replies] = self.answer([(question, context)], n_best)
         return replies
 
     def answer(self, questions: Iterable[tuple[str, str]], n_best: int = 1) -> Iterator[list[Reply]]:
         """As `__call__` for each (question, context), in order, `QUESTIONS_AT_A_TIME` together."""
-        yield from self.answer_examples((_example(*asked) for asked in enumerate(questions)), n_best)
+        examples = (_example(number, *asked) for number, asked in enumerate(questions, 1))
+        yield from self.answer_examples(examples, n_best)
 
     def answer_examples(self, examples: Iterable[Example], n_best: int = 1) -> Iterator[list[Reply]]:
         """As `answer` for examples with different ids, which messages name; their labels are not looked at."""
@@ -137,8 +125,6 @@ class QuestionAnswerer:
 
     def check(self, examples: Sequence[Example], n_best: int) -> None:
         """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
-        if not isinstance(n_best, Integral) or isinstance(n_best, bool) or n_best < 1:
-            raise InputError(f"n_best {shown(n_best)}: give a whole number, at least 1")
         if n_best > 1 and self.generative:
             raise InputError(
                 f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"
@@ -150,13 +136,14 @@ class QuestionAnswerer:
 
     def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Reply]]:
         """As `answer_examples`, all tokenised and sorted by length together, without `check`."""
-        saved, count = self._saved, max(n_best, N_BEST) if self.calibrated else n_best
+        saved = self._saved
+        count = max(n_best, N_BEST) if self.calibrated else n_best
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
         else:
             exact = replace(saved.spans, n_best=max(saved.windows.max_length, count))
             null = saved.null_threshold is not None
-            # with the best alone there are no others to sort
+            # with only the best there are no others to sort
             decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
         if self._cutter is None:
             self._cutter = WindowCutter(saved.tokenizer, saved.windows, examples[0])
@@ -188,17 +175,11 @@ class QuestionAnswerer:
         return [replace(declined, confidence=confidence), first, *(reply for reply in others if reply.text)]
 
 
-def _example(number: int, asked: tuple[str, str]) -> Example:
-    if not isinstance(asked, tuple | list) or len(asked) != 2:
-        raise InputError(f"question {number + 1}: {shown(asked)} is not a pair: give (question, text)")
-    for name, text in zip(("question", "text"), asked, strict=True):
-        if not isinstance(text, str):
-            raise InputError(f"question {number + 1}: the {name} is a {type(text).__name__}: give a str")
+def _example(number: int, question: str, context: str) -> Example:
+    for name, text in (("question", question), ("text", context)):
         if is_blank(text):
-            raise InputError(f"question {number + 1}: the {name} is empty: give at least one word")
-        require_text(text, f"question {number + 1}: {name}")
-    question, context = asked
-    return Example(str(number + 1), question, context, (), None, context)
+            raise InputError(f"question {number}: the {name} is empty: give at least one word")
+    return Example(str(number), question, context, (), None, context)
 
 
 def _reply(answer: Candidate) -> Reply:

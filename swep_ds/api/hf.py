@@ -56,23 +56,22 @@ class RobustMixin:
     def __init__(self, *args, method: Settings, **kwargs):
         check_offered(method)
         super().__init__(*args, **kwargs)
-        self.method, self.robust = method, None
+        self.method = method
+        self.robust = None
         self._sums: dict[str, Tensor] = {}  # of what the method measures, over the updates since the last log
         self._updates = 0  # in these sums
         given = self.args
-        refused = (
-            (given.n_gpu > 1, "several GPUs in one process: start a process for each, with torchrun or deepspeed"),
-            (self.is_fsdp_enabled, "fsdp: train with DDP, or with a DeepSpeed configuration"),
-            (given.torch_compile, "torch_compile: compile the model itself, with model.compile()"),
-            (given.label_smoothing_factor, "label_smoothing_factor: set it to 0"),
-            (
-                given.neftune_noise_alpha,
-                "neftune_noise_alpha: it adds noise to all passes: take method=sd.Neftune(...)",
-            ),
-            (self.compute_loss_func, "compute_loss_func: the method computes the loss: leave it out"),
-        )
-        for fault in (text for wrong, text in refused if wrong):
-            raise InputError(f"method {method.name} does not go with {fault}")
+        refused = {
+            "several GPUs in one process: start a process for each, with torchrun or deepspeed": given.n_gpu > 1,
+            "fsdp: train with DDP, or with a DeepSpeed configuration": self.is_fsdp_enabled,
+            "torch_compile: compile the model itself, with model.compile()": given.torch_compile,
+            "label_smoothing_factor: set it to 0": given.label_smoothing_factor,
+            "neftune_noise_alpha: it adds noise to all passes: take method=sd.Neftune(...)": given.neftune_noise_alpha,
+            "compute_loss_func: the method computes the loss: leave it out": self.compute_loss_func,
+        }
+        for fault, is_set in refused.items():
+            if is_set:
+                raise InputError(f"method {method.name} does not go with {fault}")
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
         self.add_callback(_EndUpdate(self))
 
@@ -82,8 +81,10 @@ class RobustMixin:
             self.robust = Robust(bare, self.method, self.args.seed, max_steps, accumulation=None)
         if not self.is_deepspeed_enabled:  # DeepSpeed keeps float32 copies
             check_trained_dtypes(self.robust)
-        self.robust.updates, self.robust.update = max_steps, 0
-        self._sums, self._updates = {}, 0
+        self.robust.updates = max_steps
+        self.robust.update = 0
+        self._sums = {}
+        self._updates = 0
         if self.model_wrapped is bare:
             self.model_wrapped = self.robust
         self.model = self.robust
@@ -99,8 +100,10 @@ class RobustMixin:
             InputError: the given optimizer lacks the method's parameters; or noise_learning_rate is set and DeepSpeed's
                 configuration makes the optimizer.
         """
-        given, optimizer = self.optimizer is not None, super().create_optimizer(model)
-        method, rate = [*self.robust.method.parameters()], self.robust.method.learning_rate
+        given = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        method = [*self.robust.method.parameters()]
+        rate = self.robust.method.learning_rate
         if not isinstance(optimizer, torch.optim.Optimizer):  # Accelerate's place-holder
             if rate is not None:
                 raise InputError(
@@ -152,7 +155,8 @@ class RobustMixin:
             names = sorted(self._sums)
             means = torch.stack([self._sums[name] for name in names]) / self._updates
             logs |= dict(zip(names, self.accelerator.reduce(means, "mean").tolist(), strict=True))
-            self._sums, self._updates = {}, 0
+            self._sums = {}
+            self._updates = 0
         super().log(logs, *args, **kwargs)
 
     def _set_signature_columns_if_needed(self) -> None:

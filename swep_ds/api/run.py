@@ -1,10 +1,11 @@
 """Runs from Python: `train` makes one, `Run` reads one."""
 
+import os
 from pathlib import Path
 from typing import Any
 
-from swep_ds.common.console import quiet_about_cpu
-from swep_ds.common.files import DEFAULT_DS_CONFIG, path_text, user_path
+from swep_ds.common.console import hide_cpu_notice
+from swep_ds.common.files import DEFAULT_DS_CONFIG, user_path
 from swep_ds.evaluation.results import Results, Scores, read_results
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.recipe import Recipe
@@ -20,9 +21,10 @@ class Run:
     """
 
     def __init__(self, path: Path | str):
-        self.path = user_path(path_text(path, "run"), "run")
+        self.path = user_path(os.fspath(path), "run")
         self._folder = RunFolder(self.path)
-        self.model_dir, self.report = self._folder.model, self._folder.report
+        self.model_dir = self._folder.model
+        self.report = self._folder.report
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -56,8 +58,8 @@ def train(
 
         run = sd.train("quickstart", method=sd.Swep(beta=1e-4), train={"epochs": 1}, output_dir="runs/mine")
 
-    In a script that `deepspeed`, `torchrun` or `srun` started, all ranks call it together; alone it trains in this
-    process. Leaves no process group, log level, environment variable or random state behind.
+    In a script that `deepspeed`, `torchrun` or `srun` started, all ranks call it together; otherwise it trains in
+    this process. Leaves no process group, log level, environment variable or random state behind.
 
     Args:
         recipe: name of a shipped recipe, path of a YAML file, or a recipe.
@@ -72,17 +74,16 @@ def train(
         WriteFailed: a file of the run cannot be written.
     """
     whole = Recipe.make(recipe, **sections)  # before the imports, which take seconds
-    with quiet_about_cpu():
-        import torch
+    hide_cpu_notice()
+    import torch
 
-        from swep_ds.analysis.report import write_report
-        from swep_ds.pipeline.run import run
-        from swep_ds.ranks.accelerator import device_count
-        from swep_ds.ranks.group import process_group
-        from swep_ds.training.determinism import deterministic_restored
+    from swep_ds.analysis.report import write_report
+    from swep_ds.pipeline.run import run
+    from swep_ds.ranks.accelerator import device_count
+    from swep_ds.ranks.group import process_group
+    from swep_ds.training.determinism import deterministic_restored
 
-    folder = user_path(path_text(output_dir, "output_dir"), "output_dir")
-    ds_config, resume = path_text(ds_config, "ds_config"), path_text(resume, "resume")
+    folder = user_path(os.fspath(output_dir), "output_dir")
     with torch.random.fork_rng(range(device_count())), deterministic_restored(), process_group():
-        run(whole, ds_config, folder, resume, write_report)
+        run(whole, str(ds_config), folder, str(resume), write_report)
     return Run(folder)

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from swep_ds.common.errors import InputError
-from swep_ds.common.settings import Section, shown
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.kernels.philox import MASK
 from swep_ds.methods import build
@@ -27,11 +26,11 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
 from swep_ds.models.trial import check_same_from_ids
-from swep_ds.pipeline.recipe import Many, Seed
 
 log = logging.getLogger(__name__)
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator
-SPAN, TARGET = ("start_positions", "end_positions"), ("labels",)
+SPAN = ("start_positions", "end_positions")
+TARGET = ("labels",)
 TAKES = ("input_ids", "attention_mask", "token_type_ids", "sample_id", *SPAN, *TARGET)
 
 
@@ -45,14 +44,6 @@ class RobustOutput(ModelOutput):
 
     loss: Tensor | None = None
     metrics: dict[str, Tensor] | None = None
-
-
-class _Arguments(Section, title="wrap"):
-    """Arguments of `wrap`, checked as settings are."""
-
-    seed: Seed
-    updates: Many | None
-    accumulation: Many | None
 
 
 class Robust(nn.Module):
@@ -83,21 +74,14 @@ class Robust(nn.Module):
                 f"method {settings.name}: its weights change over the training: give wrap the number of updates"
             )
         self.objective = Objective(qa, method, seed)
-        self.update, self.updates, self.accumulation = 0, updates, accumulation
+        self.update = 0
+        self.updates = updates
+        self.accumulation = accumulation
         self._watched: list[Tensor] = []
         self._calls = 0  # in this update
         self._checked = self._warned = False
         self._left_padding_error: InputError | None = None  # why the model takes no batch with padding on the left
         self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
-
-    def __getattr__(self, name: str):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            objective = self._modules.get("objective")
-            if objective is not None and hasattr(objective.qa.model, name):
-                raise AttributeError(f"{name}: is the model's: take robust.model.{name}") from None
-            raise
 
     @property
     def model(self) -> nn.Module:
@@ -134,8 +118,8 @@ class Robust(nn.Module):
             evaluation what the model returns.
 
         Raises:
-            InputError: in training, an input is unknown, missing, of another shape or not of integers; the model
-                computes something else from embeddings than from their ids; or there are more than `updates` updates.
+            InputError: in training, an input is unknown or missing; the model computes something else from embeddings
+                than from their ids; or there are more than `updates` updates.
         """
         if not self.training:
             inputs.pop("sample_id", None)
@@ -191,11 +175,8 @@ class Robust(nn.Module):
             micro_batches: the inputs of all calls of the update on this rank, on its device; on every rank as many.
 
         Raises:
-            InputError: an input is unknown, missing or of another shape; or the micro-batches are no list, or not as
-                many as `accumulation`.
+            InputError: an input is unknown or missing; or the micro-batches are not as many as `accumulation`.
         """
-        if not isinstance(micro_batches, Sequence):
-            raise InputError(f"micro_batches: is a {type(micro_batches).__name__}: give a list of the calls' inputs")
         if not micro_batches or self.accumulation not in (None, len(micro_batches)):
             raise InputError(
                 f"micro_batches: there are {len(micro_batches)}, and accumulation is {self.accumulation}: give the "
@@ -220,7 +201,10 @@ class Robust(nn.Module):
                 dist.all_reduce(mean)
                 mean = mean / dist.get_world_size()
             self.method.observe(mean)
-        self._watched, self._calls, self._shares, self.update = [], 0, None, self.update + 1
+        self._watched = []
+        self._calls = 0
+        self._shares = None
+        self.update += 1
 
     def get_extra_state(self) -> Tensor:
         """The update's number and what the method learned by `observe`, float64."""
@@ -228,15 +212,13 @@ class Robust(nn.Module):
         return torch.tensor([self.update, *(state[name] for name in sorted(state))], dtype=torch.double)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Raises InputError: the state is of another method, or of another version of it."""
-        (update, *values), names = state.tolist(), sorted(self.method.state())
-        if len(values) != len(names):
-            raise InputError(
-                f"_extra_state: has {1 + len(values)} numbers, and this method's has {1 + len(names)}: load what the "
-                "same method of this version of swep-ds saved"
-            )
-        self.method.load(dict(zip(names, values, strict=True)))
-        self.update, self._watched, self._calls, self._shares = int(update), [], 0, None
+        """Raises ValueError: the state is of another method."""
+        update, *values = state.tolist()
+        self.method.load(dict(zip(sorted(self.method.state()), values, strict=True)))
+        self.update = int(update)
+        self._watched = []
+        self._calls = 0
+        self._shares = None
 
 
 def wrap(
@@ -260,13 +242,14 @@ def wrap(
         accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
 
     Raises:
-        InputError: an argument is out of its range; the model is of another kind; the method draws noise, and the
-            embeddings' width is no multiple of 4; the method needs more than one backward in an update; `updates` is
-            missing for weights that change; or weights that are trained are float16.
+        InputError: the model is of another kind; the method draws noise, and the embeddings' width is no multiple of 4;
+            the method needs more than one backward in an update; `updates` is missing for weights that change; or
+            weights that are trained are float16.
         TypeError: the method's passes are not as `Method.passes` says.
     """
-    given = _Arguments(seed=seed, updates=updates, accumulation=accumulation)
-    robust = Robust(model, method, given.seed, given.updates, given.accumulation)
+    if accumulation is not None and accumulation < 1:
+        raise InputError(f"accumulation {accumulation}: give at least 1, or None")
+    robust = Robust(model, method, seed, updates, accumulation)
     check_trained_dtypes(robust)
     return robust
 
@@ -308,9 +291,7 @@ def check_trained_dtypes(robust: Robust) -> None:
 def check_offered(settings: Settings) -> None:
     """Raises InputError: these are not settings of a method that one backward in an update computes."""
     if not isinstance(settings, Settings):
-        raise InputError(
-            f"method {shown(settings)}: is not the settings of a method: give some, such as sd.Swep(beta=1e-4)"
-        )
+        raise InputError(f"method {settings!r}: is not the settings of a method: give some, such as sd.Swep(beta=1e-4)")
     if settings.needs == "gradient":
         raise InputError(
             f"method {settings.name}: it needs the gradient of one pass for the next, and this loop has one backward: "
@@ -340,8 +321,9 @@ def _counts(inputs: Mapping[str, Tensor], generative: bool) -> tuple[Tensor, Ten
         raise InputError(f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: leave them out")
     if missing := [name for name in ("input_ids", *labels) if inputs.get(name) is None]:
         raise InputError(f"inputs: {', '.join(missing)} must be given to train")
-    _check_shapes({name: value for name, value in inputs.items() if value is not None})
     ids = inputs["input_ids"]
+    if any(len(inputs[name]) != len(ids) for name in labels):
+        raise InputError(f"inputs {', '.join(labels)}: give a row for each of the {len(ids)} windows of input_ids")
     windows_N = ids.new_ones(len(ids))
     if generative:
         windows_N = (inputs["labels"] != IGNORED).any(1).long()
@@ -349,33 +331,6 @@ def _counts(inputs: Mapping[str, Tensor], generative: bool) -> tuple[Tensor, Ten
         for positions_N in (inputs[name].view(-1) for name in SPAN):
             windows_N = windows_N * ((positions_N >= 0) & (positions_N < ids.shape[1]))
     return windows_N, windows_N * _mask(inputs).sum(1)
-
-
-def _check_shapes(inputs: Mapping[str, Tensor]) -> None:
-    """Raises InputError: an input is no tensor of integers, or its shape does not go with that of input_ids."""
-    for name, value in inputs.items():
-        # a mask of 0.0 and 1.0 is as good
-        if not isinstance(value, Tensor) or (value.is_floating_point() and name != "attention_mask"):
-            what = f"is {value.dtype}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
-            raise InputError(f"inputs {name}: {what}: give a tensor of integers")
-    ids = inputs["input_ids"]
-    if ids.dim() != 2:
-        raise InputError(f"inputs input_ids: has the shape {list(ids.shape)}: give [N, T], a row for each window")
-    windows, width = ids.shape
-    for name, value in inputs.items():
-        if name in ("input_ids", "attention_mask"):
-            fits, wanted = value.shape == ids.shape, [windows, width]
-        elif name == "token_type_ids":  # one row may be for all windows
-            fits, wanted = value.shape in (ids.shape, ids[:1].shape), [windows, width]
-        elif name in TARGET:
-            fits, wanted = value.dim() == 2 and len(value) == windows, [windows, "K"]
-        else:
-            fits, wanted = value.numel() == windows, [windows]
-        if not fits:
-            wanted = ", ".join(map(str, wanted))
-            raise InputError(
-                f"inputs {name}: has the shape {list(value.shape)}, and input_ids {list(ids.shape)}: give [{wanted}]"
-            )
 
 
 def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
@@ -388,7 +343,9 @@ def _batch(inputs: Mapping[str, Tensor], generative: bool, shares: Tensor | None
     windows_N, tokens_N = _counts(inputs, generative)
     if shares is None:
         shares = 1 / torch.stack([windows_N.sum(), tokens_N.sum()]).clamp(min=1)
-    ids, mask, last = inputs["input_ids"], _mask(inputs), inputs["input_ids"].shape[1] - 1
+    ids = inputs["input_ids"]
+    mask = _mask(inputs)
+    last = inputs["input_ids"].shape[1] - 1
     if generative:
         targets = {"target_ids": inputs["labels"]}
     else:

@@ -8,68 +8,64 @@
 RUN is the folder of a finished run, for `words` also of an unfinished one. For a run of swep, `heatmap`, `tsne` and
 `frequency` read the noise generator in noise.safetensors. The noise is keyed by the run's seed and the question's id:
 the same questions give the same figures. `tsne` needs `pip install scikit-learn`.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_output_folder, path_of, write_atomically
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency")
-    for command in (words, heatmap, tsne, frequency):
-        name = command.__name__
-        sub = commands.add_parser(name)
+
+    def add(command, **runs) -> argparse.ArgumentParser:
+        sub = commands.add_parser(command.__name__)
         sub.set_defaults(command=command)
-        count = {"nargs": "+"} if name == "words" else {}
-        sub.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **count)
-        first = "the first RUN" if name == "words" else "RUN"
+        sub.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **runs)
         sub.add_argument(
-            "--output", type=path_of("--output"), help=f"folder to write to (default: analysis/ in {first})"
+            "--output", type=path_of("--output"), help="folder to write to (default: analysis/ in the first RUN)"
         )
-        if name == "words":
-            sub.add_argument(
-                "--augmented", type=path_of("--augmented"), help="samples of `swep-ds augment`, to show SSMBA's share"
-            )
-        if name in ("heatmap", "tsne"):
-            first = 3 if name == "heatmap" else 5
-            sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
-            chosen = sub.add_mutually_exclusive_group()
-            chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
-            chosen.add_argument(
-                "--first",
-                type=at_least(1),
-                default=first,
-                help=f"the first N questions that have an answer (default: {first})",
-            )
-        if name == "tsne":
-            sub.add_argument("--max_tokens", type=at_least(10), default=500, help="most tokens to plot (default: 500)")
-            sub.add_argument("--seed", type=at_least(0), default=0, help="seed of the sample and of t-SNE (default: 0)")
-        if name == "frequency":
-            sub.add_argument(
-                "--windows", type=at_least(1), default=200, help="training windows to perturb (default: 200)"
-            )
+        return sub
+
+    def add_questions(sub: argparse.ArgumentParser, first: int) -> None:
+        sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
+        chosen = sub.add_mutually_exclusive_group()
+        chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
+        chosen.add_argument(
+            "--first",
+            type=at_least(1),
+            default=first,
+            help=f"the first N questions that have an answer (default: {first})",
+        )
+
+    add(words, nargs="+").add_argument(
+        "--augmented", type=path_of("--augmented"), help="samples of `swep-ds augment`, to show SSMBA's share"
+    )
+    add_questions(add(heatmap), first=3)
+    sub = add(tsne)
+    add_questions(sub, first=5)
+    sub.add_argument("--max_tokens", type=at_least(10), default=500, help="most tokens to plot (default: 500)")
+    sub.add_argument("--seed", type=at_least(0), default=0, help="seed of the sample and of t-SNE (default: 0)")
+    add(frequency).add_argument(
+        "--windows", type=at_least(1), default=200, help="training windows to perturb (default: 200)"
+    )
     return options
 
 
 def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.spreadsheet import to_csv
     from swep_ds.analysis.words import curves, draw, share_of_samples
 
     table = curves(arguments.run)
     samples = share_of_samples(arguments.augmented) if arguments.augmented else None
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     draw(table, samples, [folder / "words.png", folder / "words.svg"])
-    write_csv(folder / "words.csv", table)
+    write_atomically(folder / "words.csv", to_csv(table))
     last = table.groupby("run", sort=False).last()
     lines = [
         f"{run}: {row.words_changed:.2%} of the tokens at update {row['update']}, {row.words_changed_clean:.2%} before "
@@ -82,16 +78,18 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.changed import nearest_words
     from swep_ds.analysis.heatmap import page, word_distances
+    from swep_ds.analysis.spreadsheet import to_csv
     from swep_ds.analysis.windows import answer_windows
 
     run, examples = load_questions(arguments)
     windows = answer_windows(examples, run.tokenizer, run.windows)
-    texts, tokens = word_distances(run, windows), nearest_words(run, windows)
-    make_folder(folder)
+    texts = word_distances(run, windows)
+    tokens = nearest_words(run, windows)
+    folder.mkdir(parents=True, exist_ok=True)
     ids = [example.id for example in examples]
     write_atomically(folder / "heatmap.html", page(ids, texts, run.recipe.title, run.draws))
     changed = tokens["token"] != tokens["nearest_after"]
-    write_csv(folder / "changed_words.csv", tokens[changed])
+    write_atomically(folder / "changed_words.csv", to_csv(tokens[changed]))
     counts = changed.groupby(tokens["question_id"], sort=False).agg(["sum", "size"])
     return [
         f"{id_}: {count} of {total} tokens are nearest to another word" for id_, count, total in counts.itertuples()
@@ -99,14 +97,13 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.spreadsheet import to_csv
     from swep_ds.analysis.tsne import coordinates, draw
 
-    if arguments.seed >= 2**32:
-        raise InputError(f"--seed {arguments.seed}: scikit-learn takes numbers below 2^32: lower it")
     run, examples = load_questions(arguments)
     table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
-    make_folder(folder)
-    write_csv(folder / "tsne.csv", table)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "tsne.csv", to_csv(table))
     draw(table, run.recipe.title, [folder / "tsne.png", folder / "tsne.svg"])
     return []
 
@@ -117,7 +114,7 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
     run = SavedRun.load(arguments.run)
     table = by_frequency(run, run.training_examples(), arguments.windows)
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     text = markdown(table, run.recipe.title)
     write_atomically(folder / "frequency.md", text)
     write_atomically(folder / "frequency.json", json.dumps(table, indent=2) + "\n")
@@ -139,19 +136,6 @@ def load_questions(arguments: argparse.Namespace):
     if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
         raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")
     return run, [by_id[id_] for id_ in arguments.questions]
-
-
-def write_csv(file: Path, table: "pd.DataFrame") -> None:
-    from swep_ds.analysis.spreadsheet import to_csv
-
-    write_atomically(file, to_csv(table))
-
-
-def make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--output {folder}: cannot be created ({error.strerror}): name another folder") from None
 
 
 def analyze() -> None:

@@ -8,7 +8,6 @@ SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is 
 answer does not change. With --unprotect_answer its tokens are corrupted like all others, as SSMBA was published, and
 samples that lose it are dropped and counted. Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks
 share the questions. To resume after a stop, run the command again.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch

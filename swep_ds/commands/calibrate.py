@@ -7,7 +7,6 @@ The calibrator is fitted to the half of the source domain that the run scored it
 chose on when to decline a question. It goes into model/reading.json, from where `evaluate` and `answer` take it.
 Nothing else of the run changes.
 Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch

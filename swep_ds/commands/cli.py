@@ -1,18 +1,17 @@
 """What all commands share: exit codes, errors as one line instead of a traceback, `--ranks`.
 
-Scripts import this module first: from then on a failed print ends no run, and Ctrl-C prints one line.
+Scripts import this module first: from then on a failed print ends no run.
 """
 
 import argparse
 import difflib
-import logging
-import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NoReturn
 
-from swep_ds.common.console import is_no_cpu_notice, protect, say_on_stderr
+from swep_ds.common.console import hide_cpu_notice, protect, say_on_stderr
 from swep_ds.common.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, RunExit, denied
 from swep_ds.common.files import PACKAGE, shipped
 from swep_ds.ranks.environment import check_libraries, is_first_on_node, read_launch, report
@@ -28,15 +27,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def parse_args(self, *arguments, **options):
-        if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
-            import argcomplete
-
-            argcomplete.autocomplete(self)
         namespace, unknown = self.parse_known_args(*arguments, **options)
-        if unknown and "--recipe" in self._option_string_actions and unknown[0] in names_of("recipes")():
-            raise InputError(f"unrecognized arguments: {' '.join(unknown)}; did you mean --recipe {unknown[0]}?")
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            meant = unknown[0]
+            named = "--recipe" in self._option_string_actions and (PACKAGE / "recipes" / f"{meant}.yaml").exists()
+            hint = f"; did you mean --recipe {meant}?" if named else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return namespace
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
@@ -45,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         if self._subparsers is None:  # otherwise the sub-parser looks at its own words
             for word in takewhile(lambda word: word != "--", words):
                 option = word.partition("=")[0]
-                if option.startswith("--") and " " not in option and option not in self._option_string_actions:
+                if re.fullmatch(r"--\S+", option) and option not in self._option_string_actions:
                     self.error(f"unrecognized arguments: {option}{self._hint(option)}")
         return super().parse_known_args(words, namespace)
 
@@ -58,15 +54,6 @@ class Parser(argparse.ArgumentParser):
         if meant:
             return f"; did you mean {' or '.join(meant)}?"
         return ": --set SECTION.FIELD=VALUE sets a field of the recipe" if "--set" in known else ""
-
-    def _check_value(self, action: argparse.Action, value) -> None:
-        """A wrong choice: argparse lists all of them, a second time where they are sub-commands, which name nothing."""
-        if action.choices is None or value in action.choices:
-            return
-        from swep_ds.common.settings import suggest  # reads YAML, which takes time to import
-
-        named = None if isinstance(action, argparse._SubParsersAction) else action
-        raise argparse.ArgumentError(named, f"invalid choice: {value!r}{suggest(str(value), action.choices)}")
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message if message.endswith("?") else f"{message}: --help lists the options")
@@ -126,11 +113,6 @@ def launch(ranks: int | None, name: str, *options: str) -> None:
         become_launcher(ranks, shipped("scripts") / f"{name}.py", options)
 
 
-def names_of(folder: str) -> Callable[..., list[str]]:
-    """Completes an option with the names of the YAML files in a folder of this package."""
-    return lambda **_: sorted(file.stem for file in (PACKAGE / folder).glob("*.yaml"))
-
-
 def main(command: Callable[[], None]) -> None:
     """Runs a script's `command` and exits with 0; or, after a `RunExit` or Ctrl-C, with one line and its exit code."""
     code = EXIT_DONE
@@ -144,7 +126,7 @@ def main(command: Callable[[], None]) -> None:
         if is_first_on_node():
             say_on_stderr("stopped: by SIGINT")
         code = EXIT_INTERRUPTED
-    except PermissionError as error:
+    except OSError as error:
         end = denied(error)
         if end is None:
             raise
@@ -153,14 +135,5 @@ def main(command: Callable[[], None]) -> None:
     sys.exit(code)
 
 
-def _report_interrupt(kind: type[BaseException], error: BaseException, trace) -> None:
-    """Ctrl-C before `main`, while a script imports; Python then ends the process by that signal."""
-    if issubclass(kind, KeyboardInterrupt):
-        say_on_stderr("stopped: by SIGINT")
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
 protect()
-logging.getLogger("DeepSpeed").addFilter(is_no_cpu_notice)
-sys.excepthook = _report_interrupt
+hide_cpu_notice()

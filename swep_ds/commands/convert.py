@@ -5,7 +5,6 @@
 
 Reads the published pairs of Info-HCVAE (Lee et al., ACL 2020), lines of token ids, and the output of its generator,
 JSON lines {"context", "question", "answer"}. SQuAD-like JSON needs no conversion: name it as a data source.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 from swep_ds.commands.cli import Parser

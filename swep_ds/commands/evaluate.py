@@ -5,7 +5,6 @@
 
 MODEL is a Hugging Face folder or hub id. A model that a run exported keeps that run's window settings.
 Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch

@@ -4,7 +4,6 @@
     swep-ds plan --set train.micro_batch_size=16   # on this machine's devices
 
 Without --ds_config all shipped ones are compared but the one that offloads to disk.
-Exit codes: 0: done. 2: bad input or configuration (one line says what and how to fix it).
 """
 
 import argparse

@@ -7,7 +7,6 @@
 
 With `# yaml-language-server: $schema=recipe.schema.json` as the first line of a recipe, an editor with a YAML language
 server completes and explains its fields.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it).
 """
 
 import argparse
@@ -17,17 +16,16 @@ import shutil
 import textwrap
 from pathlib import Path
 
-from swep_ds.commands.cli import Parser, names_of
-from swep_ds.common.errors import InputError, printable
+from swep_ds.commands.cli import Parser
+from swep_ds.common.errors import InputError
 from swep_ds.common.files import PACKAGE, read_text, user_path
-from swep_ds.common.settings import open_fields, read_whole, suggest, validate
-from swep_ds.common.settings.schema import describe, for_editors
+from swep_ds.common.schema import describe, for_editors
+from swep_ds.common.settings import read_whole, sections_of, suggest, validate
 
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    name = options.add_argument("name", nargs="?", metavar="NAME", help="a recipe or a sweep, or the path of one")
-    name.completer = lambda **_: [*names_of("recipes")(), *names_of("sweeps")()]
+    options.add_argument("name", nargs="?", metavar="NAME", help="a recipe or a sweep, or the path of one")
     what = options.add_mutually_exclusive_group()
     what.add_argument("--fields", action="store_true", help="explain every field of the recipe (default: quickstart)")
     what.add_argument(
@@ -40,10 +38,9 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def files_by_kind() -> dict[str, dict[str, Path]]:
-    """Files by name, for each kind."""
-    kinds = ("recipes", "sweeps")
-    return {kind: {file.stem: file for file in sorted((PACKAGE / kind).glob("*.yaml"))} for kind in kinds}
+def shipped_files(kind: str) -> list[Path]:
+    """`kind`: recipes or sweeps."""
+    return sorted((PACKAGE / kind).glob("*.yaml"))
 
 
 def summary(text: str) -> str:
@@ -54,22 +51,22 @@ def summary(text: str) -> str:
 
 
 def list_all() -> None:
-    for kind, files in files_by_kind().items():
+    width = shutil.get_terminal_size((120, 0)).columns
+    for kind in ("recipes", "sweeps"):
         print(f"{kind}:")
-        indent = " " * (max(map(len, files)) + 4)
-        for name, file in files.items():
-            text = f"  {name}".ljust(len(indent)) + summary(read_text(file))
-            print(textwrap.fill(text, shutil.get_terminal_size((120, 0)).columns, subsequent_indent=indent))
+        files = shipped_files(kind)
+        indent = 4 + max(len(file.stem) for file in files)
+        for file in files:
+            text = f"  {file.stem}".ljust(indent) + summary(read_text(file))
+            print(textwrap.fill(text, width, subsequent_indent=" " * indent))
 
 
 def print_file(name: str) -> None:
-    if (path := user_path(name, "NAME")).suffix:
-        files = [path]
-    else:
-        files = [file for named in files_by_kind().values() for file in named.values() if file.stem == name]
+    path = user_path(name, "NAME")
+    shipped = [*shipped_files("recipes"), *shipped_files("sweeps")]
+    files = [path] if path.suffix else [file for file in shipped if file.stem == name]
     if not files:
-        names = {name for named in files_by_kind().values() for name in named}
-        raise InputError(f"NAME {printable(name)}: no such recipe or sweep{suggest(name, names)}")
+        raise InputError(f"NAME {name}: no such recipe or sweep{suggest(name, {file.stem for file in shipped})}")
     print(*(f"# {file}\n{read_text(file)}" for file in files), sep="\n", end="")
 
 
@@ -78,13 +75,19 @@ def explain(name: str) -> None:
     from swep_ds.pipeline.recipe import RECIPES, Recipe
 
     path, tree = read_whole(name, RECIPES, "NAME", Recipe)
-    left_open = open_fields(Recipe, tree)
-    for section, field in left_open:
-        tree.setdefault(section, {})[field] = "required"
+    left_open = set()  # required fields that the recipe does not give
+    for section, info in Recipe.model_fields.items():
+        kinds = sections_of(Recipe, section)
+        if kinds and (info.is_required() or tree.get(section)):
+            given = tree.setdefault(section, {})
+            for name, field in kinds[0].model_fields.items():
+                if field.is_required() and name not in given:
+                    given[name] = "required"
+                    left_open.add(f"{section}.{name}")
     recipe = validate(Recipe, tree, path)
     for field in describe(Recipe.model_json_schema(), recipe.model_dump(mode="json")):
-        is_open = tuple(field.name.split(".")) in left_open
-        print(f"{field.name}: {'required' if is_open else json.dumps(field.value, ensure_ascii=False)}")
+        value = "required" if field.name in left_open else json.dumps(field.value, ensure_ascii=False)
+        print(f"{field.name}: {value}")
         print(f"    {field.type}; default: {field.default}")
         if field.meaning:  # another package's method may leave it out
             print(textwrap.fill(field.meaning, 120, initial_indent="    ", subsequent_indent="    "))
@@ -101,7 +104,7 @@ def schema_of(kind: str) -> dict:
 def recipes() -> None:
     arguments = parser().parse_args()
     if arguments.schema and arguments.name:
-        raise InputError(f"NAME {printable(arguments.name)}: --schema is for all files alike: leave out NAME")
+        raise InputError(f"NAME {arguments.name}: --schema is for all files alike: leave out NAME")
     if arguments.schema:
         print(json.dumps(schema_of(arguments.schema), indent=2, ensure_ascii=False))
     elif arguments.fields:

@@ -4,7 +4,6 @@
     swep-ds report RUN --against MLE_RUN --output report.html     # with the answers that changed
 
 A finished run has written its report.html; for one that is not finished, the page shows what it has so far.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 from swep_ds.commands.cli import Parser

@@ -5,7 +5,6 @@
 
 The runs must have trained one architecture from the same weights for the same task; they may differ in seed, method and
 data. The soup is a plain Hugging Face folder whose model card names the runs.
-Exit codes: 0: done. 2: bad input (one line says what and how to fix it). Any other code: the command failed.
 """
 
 from swep_ds.commands.cli import Parser

@@ -7,7 +7,6 @@ The options after `--` are those of `swep-ds train` or `swep-ds sweep`. They are
 --dry_run prints all that would be submitted. On SIGUSR1, which Slurm sends shortly before the time limit, or `scancel
 --signal=USR1 JOB` at any time, a job saves and is queued again; so is one that dies of a signal or with its node, at
 most --max_restarts times. docs/clusters.md says what each exit code does.
-Exit codes: 0: submitted. 2: bad input (one line says what and how to fix it).
 """
 
 import argparse
@@ -120,7 +119,8 @@ def with_folder(options: list[str], arguments: argparse.Namespace, folder: Path)
 def submit() -> None:
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
-    mine, options = words[:split], words[split + 1 :]
+    mine = words[:split]
+    options = words[split + 1 :]
     options_here = parser()._option_string_actions
     if mine and mine[0] in COMMANDS:
         options_there = COMMANDS[mine[0]].parser()._option_string_actions

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.commands.cli import Parser, add_set_option, at_least, names_of
+from swep_ds.commands.cli import Parser, add_set_option, at_least
 from swep_ds.common.console import Console
 from swep_ds.common.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of, shipped
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    options.add_argument("sweep", help="name of a shipped sweep, or a YAML file").completer = names_of("sweeps")
+    options.add_argument("sweep", help="name of a shipped sweep, or a YAML file")
     options.add_argument(
         "--ds_config", help=f"DeepSpeed configuration (default: the sweep's, else {DEFAULT_DS_CONFIG})"
     )
@@ -109,15 +109,19 @@ def sweep() -> None:
         if len(chosen) > 1:  # a single run checks its data itself
             check_data(chosen)
     describe(cells, folder)
-    failed, stopped = [], False
+    failed = []
+    stopped = False
     if not arguments.table:
         from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked
 
         sharing = arguments.runs_per_device
         failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=sharing)
     if arguments.cell is not None:
-        done = chosen[0].results() is not None
-        sys.exit(EXIT_STOPPED if stopped else EXIT_DONE if done else chosen[0].exit_code() or EXIT_FAULT)
+        if stopped:
+            sys.exit(EXIT_STOPPED)
+        if chosen[0].results() is not None:
+            sys.exit(EXIT_DONE)
+        sys.exit(chosen[0].exit_code() or EXIT_FAULT)
     if stopped:  # a table can take minutes
         done = sum(cell.results() is not None for cell in cells)
         Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")

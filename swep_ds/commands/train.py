@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch, names_of
+from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of
 from swep_ds.ranks.environment import is_first_on_node
@@ -58,10 +58,9 @@ def add_run_options(options: argparse.ArgumentParser) -> None:
         "--ds_config",
         help=f"DeepSpeed configuration: name of a shipped one, or a file (default for training: {DEFAULT_DS_CONFIG})",
     )
-    recipe = options.add_argument(
+    options.add_argument(
         "--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file (default: quickstart)"
     )
-    recipe.completer = names_of("recipes")
     add_set_option(options, "the recipe")
     options.add_argument(
         "--output_dir", type=path_of("--output_dir"), help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
@@ -76,9 +75,13 @@ def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
 def print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
     from swep_ds.cost.plan import Devices, plan
 
-    command = ["--recipe", arguments.recipe, *(part for text in arguments.set for part in ("--set", text))]
-    command += ["--output_dir", str(arguments.output_dir)] if arguments.output_dir else []
-    command += ["--resume", arguments.resume] if arguments.resume != "auto" else []
+    command = ["--recipe", arguments.recipe]
+    for text in arguments.set:
+        command += ["--set", text]
+    if arguments.output_dir:
+        command += ["--output_dir", str(arguments.output_dir)]
+    if arguments.resume != "auto":
+        command += ["--resume", arguments.resume]
     if is_first_on_node():
         plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, command)
 

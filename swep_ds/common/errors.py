@@ -1,5 +1,6 @@
-"""Exit codes, and the exceptions that end a run on all ranks alike."""
+"""Exit codes, and the exceptions that end a run on every rank."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,27 +49,25 @@ NOT_OF_THE_INPUT = (RuntimeError, MemoryError)
 def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Turns whatever a library raises while it parses a user's input into an `InputError`.
 
-    transformers, tokenizers, pyarrow, datasets and DeepSpeed raise anything on malformed input, from AttributeError to
-    RecursionError, and it changes between versions. Keep the block as small as the library's call: a bug of this
-    package inside it would be blamed on the input.
+    transformers, tokenizers, pyarrow, datasets and DeepSpeed raise anything on malformed input, and it changes between
+    versions. Keep the block as small as the library's call: a bug of this package inside it would be blamed on the
+    input.
 
     Args:
         what: the file and field, as in "model.name ./bert: its config.json cannot be parsed".
         fix: what the user can do, in the imperative.
-        but: exceptions that the input does not cause, such as a full memory; they pass, except NotImplementedError.
+        but: exceptions that the input does not cause, such as a full memory; they pass, except NotImplementedError,
+            which is a RuntimeError.
 
     Raises:
         InputError: "<what> (<reason>): <fix>".
     """
     try:
         yield
-    except NotImplementedError as error:  # a RuntimeError, but the input asks for it
-        raise InputError(f"{what} ({reason(error)}): {fix}") from error
-    except (RunExit, *but):
+    except RunExit:
         raise
-    except BaseException as error:
-        # libraries in Rust, such as tokenizers, raise a PanicException, which is not an Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+    except Exception as error:
+        if isinstance(error, but) and not isinstance(error, NotImplementedError):
             raise
         raise InputError(f"{what} ({reason(error)}): {fix}") from error
 
@@ -81,14 +80,14 @@ def reason(error: BaseException, limit: int = 300) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def denied(error: PermissionError) -> InputError | None:
-    """What the user can do about a file or folder that the system refuses; None if the error names none.
-
-    Any call may raise it, even `Path.is_file` below a folder that cannot be searched.
-    """
+def denied(error: OSError) -> RunExit | None:
+    """What the system refuses, as one line; None if the error names no file, as that of a socket."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return WriteFailed(f"{error.filename or 'a file'} cannot be written: {error.strerror}: make room")
     if error.filename is None:
         return None
-    return InputError(f"{printable(str(error.filename))}: {error.strerror}: change its permissions, or its folder's")
+    fix = ": change its permissions, or its folder's" if isinstance(error, PermissionError) else ""
+    return InputError(f"{error.filename}: {error.strerror}{fix}")
 
 
 def printable(text: str) -> str:

@@ -1,7 +1,4 @@
-"""Files that users name, files that processes share, and those that come with this package.
-
-`open_input` opens every file that a user names and `parse_json` parses every JSON text, so that any fault is one line.
-"""
+"""Files that users name, files that processes share, and those that come with this package."""
 
 import fcntl
 import json
@@ -15,43 +12,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swep_ds.common.errors import InputError, as_input_error, printable, reason
+from swep_ds.common.errors import InputError, as_input_error
 
 HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:[:@].*)?$")
 HUB_SECONDS = 10.0  # for the hub to answer
-MAX_FILE_NAME_BYTES = 240  # bytes of a file name; `write_atomically` adds some for a temporary one
+PACKAGE = Path(__file__).resolve().parents[1]
+DEFAULT_DS_CONFIG = "zero2"  # where the user names none
+
+
+# Reading
 
 
 def open_input(path: Path, what: str | None = None) -> BinaryIO:
-    """Opens a regular file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
+    """Opens a file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
 
-    Raises InputError: no such file, or not a regular file (a pipe or a device may never end).
-    Raises PermissionError, which `errors.denied` explains: the content may be fine.
+    Raises InputError: no such file, or no regular one.
     """
-    what = what or str(path)
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise InputError(f"{what or path}: is not a regular file: name one")
     try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"{what}: is not a regular file: name one")
         return path.open("rb")
-    except FileNotFoundError:
-        raise InputError(f"{what}: no such file") from None
-    except PermissionError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise InputError(f"{what}: cannot be read ({reason(error)})") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{what or path}: no such file") from None
 
 
 def read_bytes(path: Path, what: str | None = None) -> bytes:
-    """The content of a file. Raises as `open_input` does, and InputError if the disk fails."""
+    """The content of a file. Raises InputError as `open_input` does."""
     with open_input(path, what) as file:
-        try:
-            return file.read()
-        except OSError as error:
-            raise InputError(f"{what or path}: cannot be read ({error.strerror})") from None
+        return file.read()
 
 
 def read_text(path: Path, what: str | None = None) -> str:
-    """The text of a UTF-8 file, without a byte-order mark. Raises InputError as `read_bytes` does, or for no UTF-8."""
+    """The text of a UTF-8 file, without a byte-order mark. Raises InputError as `open_input` does, or for no UTF-8."""
     try:
         return read_bytes(path, what).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,14 +62,14 @@ def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1)
         line: the number of the text's first line in its file, for messages.
         unique_keys: refuse a repeated key, of which Python would keep the last. False is three times as fast.
 
-    Raises InputError: not JSON, a repeated key, or nested deeper than Python can read.
+    Raises InputError: not JSON, or a repeated key.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
         if len(mapping) < len(pairs):
-            key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            raise InputError(f"{what}: the key {printable(repr(key)[:100])} is given twice: keep one")
+            key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise InputError(f"{what}: the key {key!r} is given twice: keep one")
         return mapping
 
     try:
@@ -85,20 +77,38 @@ def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1)
     except json.JSONDecodeError as error:
         number = error.lineno + line - 1
         raise InputError(f"{what}: not JSON: line {number}, column {error.colno}: {error.msg}") from None
-    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
-        raise InputError(f"{what}: its JSON cannot be read ({reason(error)}): correct it") from None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file, without those that have no `update`; none if there is no file. A line that a killed
+    run has cut short ends it."""
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            break
+        if "update" in line:
+            lines.append(line)
+    return lines
+
+
+# Names
 
 
 def user_path(text: str, option: str) -> Path:
-    """A path that a user gave, with `~` expanded. It need not exist.
+    """A path that a user gave, with `~` expanded. It need not exist. Raises InputError: there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise InputError(f"{option} {text}: there is no such user: name another path") from None
 
-    Raises InputError: an unknown user, a name too long for the system, a NUL, or no permission for a folder above.
-    """
-    with as_input_error(f"{option} {printable(text[:200])}: cannot be looked up", "name another path"):
-        path = Path(text).expanduser()
-        with suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()
-    return path
+
+def path_of(option: str) -> Callable[[str], Path]:
+    """`user_path` for an option, as argparse's `type`."""
+    return partial(user_path, option=option)
 
 
 def public_names(sources: Iterable[str]) -> dict[str, str]:
@@ -127,98 +137,6 @@ def hub_name(source: str) -> str | None:
     return match[1] if match and not Path(match[1]).exists() else None
 
 
-def path_text(value: str | os.PathLike, what: str) -> str:
-    """A path, or a name, that a call in Python gave. Raises InputError: it is neither text nor a path."""
-    if not isinstance(value, str | os.PathLike):
-        raise InputError(f"{what}: {printable(repr(value)[:100])} is no path: give a str or a Path")
-    return os.fspath(value)
-
-
-def path_of(option: str) -> Callable[[str], Path]:
-    """`user_path` for an option, as argparse's `type`."""
-    return partial(user_path, option=option)
-
-
-def check_output(option: str, path: Path | None) -> None:
-    """Raises InputError if the file that `option` names cannot be written; call it before the work."""
-    if path is None:
-        return
-    path = user_path(str(path), option)
-    if not path.parent.is_dir():
-        raise InputError(f"{option} {path}: there is no folder {path.parent}: make it first")
-    if path.exists() and not path.is_file():
-        raise InputError(f"{option} {path}: is not a file: name one")
-    if len(os.fsencode(path.name)) > MAX_FILE_NAME_BYTES:
-        raise InputError(f"{option} {path}: its name is longer than {MAX_FILE_NAME_BYTES} bytes: shorten it")
-    check_output_folder(option, path.parent)
-
-
-def check_output_folder(option: str, path: Path | None) -> None:
-    """Raises InputError if the folder that `option` names cannot be made or written to; call it before the work."""
-    if path is None:
-        return
-    path = user_path(str(path), option)
-    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not existing.is_dir():
-        raise InputError(f"{option} {path}: {existing} is not a folder: name another one")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"{option} {path}: the folder {existing} cannot be written to: name another one")
-
-
-def check_new_folder(option: str, path: Path) -> None:
-    """Raises InputError unless `option` names a new or an empty folder that can be written to."""
-    check_output_folder(option, path)
-    if len(os.fsencode(path.name)) > MAX_FILE_NAME_BYTES:
-        raise InputError(f"{option} {path}: its name is longer than {MAX_FILE_NAME_BYTES} bytes: shorten it")
-    if path.is_symlink() and not path.exists():
-        raise InputError(f"{option} {path}: is a symbolic link to nothing: name a new or empty folder")
-    if path.is_dir() and (entry := next(path.iterdir(), None)):
-        raise InputError(f"{option} {path}: is not empty (it holds {entry.name}): name a new or empty folder")
-
-
-def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
-    """Writes a file, text in UTF-8, that is never visible half-written.
-
-    An error on the way, also in making the pieces of text, leaves the former file and nothing beside it.
-    """
-    # see `is_leftover`; processes of other hosts and containers may have the same number
-    temporary = path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
-    try:
-        with temporary.open("wb") as file:
-            for piece in [content] if isinstance(content, str | bytes) else content:
-                file.write(piece if isinstance(piece, bytes) else piece.encode())
-            file.flush()
-            os.fsync(file.fileno())  # else a power failure may leave the new name without its bytes
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def is_leftover(name: str) -> bool:
-    """Whether this is the name of a temporary file of `write_atomically`."""
-    return re.fullmatch(r"\..+\.[0-9]+", name) is not None
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads a metrics file: one dict per line that has an integer `update`.
-
-    A missing file gives an empty list; a line that a killed run truncated ends it. Raises InputError if it is
-    unreadable.
-    """
-    if not path.is_file():
-        return []
-    lines = []
-    for text in read_bytes(path).decode("utf-8", errors="replace").splitlines():
-        try:
-            line = parse_json(text, str(path), unique_keys=False)
-        except InputError:
-            break
-        if isinstance(line, dict) and type(update := line.get("update")) is int and 0 <= update < 2**63:
-            lines.append(line)
-    return lines
-
-
 def check_hub(repository: str, file: str, label: str, kind: str | None = None) -> None:
     """Asks the hub once for a file that is not in the cache. Hugging Face's libraries ask six times for each of several
     files, which takes minutes where there is no network.
@@ -245,6 +163,80 @@ def check_hub(repository: str, file: str, label: str, kind: str | None = None) -
             get_hf_file_metadata(hf_hub_url(repository, file, repo_type=kind), timeout=HUB_SECONDS)
 
 
+def shipped(folder: str) -> Path:
+    """The folder `kernels`, `ds_configs` or `scripts`: beside `swep_ds/` in a checkout, inside it in an installation
+    (`setup.py`)."""
+    return next(path for path in (PACKAGE / folder, PACKAGE.parent / folder) if path.is_dir())
+
+
+def ds_config_path(name_or_path: str) -> Path:
+    """The file of a shipped ds_config, such as "zero2", or the path that the user gave.
+
+    Raises InputError: no such file (lists the shipped ones).
+    """
+    files = {file.stem: file for file in sorted(shipped("ds_configs").glob("*.json"))}
+    path = files.get(name_or_path) or user_path(name_or_path, "--ds_config")
+    if not path.exists():
+        raise InputError(f"--ds_config {name_or_path}: no such file: give a path, or a shipped one: {', '.join(files)}")
+    return path
+
+
+# Writing
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Raises InputError if the file that `option` names cannot be written; call it before the work."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: there is no folder {path.parent}: make it first")
+    if path.is_dir():
+        raise InputError(f"{option} {path}: is not a file: name one")
+    check_output_folder(option, path.parent)
+
+
+def check_output_folder(option: str, path: Path | None) -> None:
+    """Raises InputError if the folder that `option` names cannot be made or written to; call it before the work."""
+    if path is None:
+        return
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not existing.is_dir():
+        raise InputError(f"{option} {path}: {existing} is not a folder: name another one")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{option} {path}: the folder {existing} cannot be written to: name another one")
+
+
+def check_new_folder(option: str, path: Path) -> None:
+    """Raises InputError unless `option` names a new or an empty folder that can be written to."""
+    check_output_folder(option, path)
+    if path.is_dir() and (entry := next(path.iterdir(), None)):
+        raise InputError(f"{option} {path}: is not empty (it holds {entry.name}): name a new or empty folder")
+
+
+def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
+    """Writes a file, text in UTF-8, that is never visible half-written.
+
+    An error on the way, also in making the pieces of text, leaves the former file and no other.
+    """
+    # see `is_leftover`; processes of other hosts and containers may have the same number
+    temporary = path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
+    try:
+        with temporary.open("wb") as file:
+            for piece in [content] if isinstance(content, str | bytes) else content:
+                file.write(piece if isinstance(piece, bytes) else piece.encode())
+            file.flush()
+            os.fsync(file.fileno())  # else a power failure may leave the new name without its bytes
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def is_leftover(name: str) -> bool:
+    """Whether this is the name of a temporary file of `write_atomically`."""
+    return re.fullmatch(r"\..+\.[0-9]+", name) is not None
+
+
 def open_lock(path: Path) -> BinaryIO:
     """Opens a lock file: creates it if it is missing and never empties it. Raises InputError if it cannot be opened."""
     try:
@@ -263,25 +255,3 @@ def is_locked(path: Path) -> bool:
     except OSError:  # there is no file, or it is on a file system without locks, where no run starts
         return False
     return False
-
-
-PACKAGE = Path(__file__).resolve().parents[1]
-DEFAULT_DS_CONFIG = "zero2"  # where the user names none
-
-
-def shipped(folder: str) -> Path:
-    """The folder `kernels`, `ds_configs` or `scripts`: beside `swep_ds/` in a checkout, inside it in an installation
-    (`setup.py`)."""
-    return next(path for path in (PACKAGE / folder, PACKAGE.parent / folder) if path.is_dir())
-
-
-def ds_config_path(name_or_path: str) -> Path:
-    """The file of a shipped ds_config, such as "zero2", or the path that the user gave.
-
-    Raises InputError: no such file (lists the shipped ones).
-    """
-    files = {file.stem: file for file in sorted(shipped("ds_configs").glob("*.json"))}
-    path = files.get(name_or_path) or user_path(name_or_path, "--ds_config")
-    if not path.exists():
-        raise InputError(f"--ds_config {name_or_path}: no such file: give a path, or a shipped one: {', '.join(files)}")
-    return path

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from swep_ds.common.errors import InputError, reason
-from swep_ds.common.settings.plugins import check_free, load_entry_points
+from swep_ds.common.plugins import check_free, load_entry_points
 from swep_ds.data.fields import excerpt
 
 GROUP = "swep_ds.readers"  # the entry points' group

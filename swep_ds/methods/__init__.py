@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args, get_type_hints
 
 from swep_ds.common.errors import InputError
-from swep_ds.common.settings.plugins import check_free
+from swep_ds.common.plugins import check_free
 from swep_ds.methods.settings import SHIPPED, Need, Settings
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 The resolved recipe is the only source of settings: everything downstream gets plain arguments from it. Defaults are
 the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's settings are in `swep_ds/methods/`.
-`swep_ds/common/settings/` reads YAML, `extends` and `--set`.
+`swep_ds/common/settings.py` reads YAML, `extends` and `--set`.
 """
 
 import logging
@@ -25,11 +25,10 @@ from pydantic import (
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import path_text
+from swep_ds.common.plugins import load_entry_points
 from swep_ds.common.settings import (
     FieldFault,
     Section,
-    join,
     lay_sections,
     load,
     read_whole,
@@ -38,7 +37,6 @@ from swep_ds.common.settings import (
     validate,
     without_paths,
 )
-from swep_ds.common.settings.plugins import load_entry_points
 from swep_ds.evaluation.mlqa import LANGUAGES, Language
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
@@ -230,7 +228,7 @@ class Recipe(Section):
             ),
         )
         if faults := [fault for broken, fault in rules if broken]:
-            raise ValueError(join(faults))
+            raise ValueError("; ".join(faults))
         return self
 
     @staticmethod
@@ -271,14 +269,14 @@ class Recipe(Section):
         if isinstance(base, Recipe):
             path, tree = Path("recipe"), base.model_dump(mode="json")
         else:
-            path, tree = read_whole(path_text(base, "recipe"), RECIPES, "recipe", Recipe, _check_source_domain)
+            path, tree = read_whole(str(base), RECIPES, "recipe", Recipe, _check_source_domain)
         given = {
             name: section.model_dump(mode="json") if isinstance(section, Section) else section
             for name, section in sections.items()
         }
         merged = lay_sections(Recipe, tree, sections)
         _check_source_domain(tree, given, merged, in_python=True)
-        return validate(Recipe, merged, path, sections)
+        return validate(Recipe, merged, path, sections, "Recipe:")
 
     def first_stage(self) -> "Recipe":
         """The run on `pretrain.train` that comes first.

@@ -14,9 +14,9 @@ _NAMES |= {"local_rank_zero_first"}
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from swep_ds.common.console import quiet_about_cpu
+    from swep_ds.common.console import hide_cpu_notice
 
-    with quiet_about_cpu():
-        from swep_ds.ranks import group
+    hide_cpu_notice()
+    from swep_ds.ranks import group
 
     return getattr(group, name)

@@ -27,8 +27,8 @@ from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-from swep_ds.common.console import on_one_line, say_on_stderr
-from swep_ds.common.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST
+from swep_ds.common.console import say_on_stderr
+from swep_ds.common.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, printable
 
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}  # s, s, times, ms
 CONNECT_SECONDS = 60.0
@@ -180,7 +180,7 @@ def exit_process(text: str | None, code: int) -> NoReturn:
     """Prints why and ends the process, from any thread; the main thread may wait in a collective forever."""
     try:
         if text:
-            print(on_one_line(text), file=sys.stderr)
+            print(printable(text), file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

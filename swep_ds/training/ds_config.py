@@ -15,7 +15,6 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import ds_config_path, read_json
 from swep_ds.common.settings import flatten
-from swep_ds.common.settings.messages import join
 from swep_ds.data.batches import engine_divisor
 from swep_ds.training.ds_fields import AUTO, field_faults, shown, without_idle
 from swep_ds.training.ds_roles import QUIET
@@ -62,7 +61,7 @@ def complete_ds_config(
     autos = [field for field, value in flatten(config).items() if value == AUTO]
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
     if faults:
-        raise InputError(f'{source}: {join(faults)}. Fix the file, use "auto", or change the recipe')
+        raise InputError(f'{source}: {"; ".join(faults)}. Fix the file, use "auto", or change the recipe')
     del config["train_batch_size"]
     accumulation = config["gradient_accumulation_steps"]
     config["gradient_accumulation_steps"] = engine_divisor(accumulation=accumulation, micro_steps=micro_steps)
@@ -223,7 +222,7 @@ def read_ds_config(source: str) -> dict[str, Any]:
         raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
     config = without_idle(config)
     if faults := field_faults(config):
-        raise InputError(f"--ds_config {source}: {join(faults)}")
+        raise InputError(f"--ds_config {source}: {'; '.join(faults)}")
     return config
 
 

@@ -14,7 +14,7 @@ from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP1
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import BaseModel, ValidationError
 
-from swep_ds.common.settings import messages
+from swep_ds.common import settings
 
 AUTO = "auto"
 VALUES = """
@@ -62,7 +62,7 @@ REFUSED = {
     ),
 }
 COMMENTS = ("_", "#", "//")  # JSON has no comments, so fields that begin like this are taken as such
-shown = functools.partial(messages.shown, write=json.dumps)  # a value as JSON, shortened
+shown = functools.partial(settings.shown, write=json.dumps)  # a value as JSON, shortened
 
 
 def without_idle(block: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -113,7 +113,6 @@ def test_frequency(run, tmp_path):
         (["heatmap", "RUN", "--data", "news"], "was not tested on a data set 'news'; known are test"),
         (["heatmap", "RUN", "--questions", "q7"], "--questions q7: no such question; there is, for example, q1-0"),
         (["heatmap", "RUN", "--first", "0"], "--first: 0 must be at least 1"),
-        (["tsne", "RUN", "--seed", str(2**32)], "scikit-learn takes numbers below 2^32"),
         (["frequency", "RUN", "--windows", "0"], "--windows: 0 must be at least 1"),
         (["words", "RUN", "--output", "RUN/recipe.yaml"], "is not a folder: name another one"),
         (["words", "RUN/model"], "holds no recipe.yaml, so no run"),

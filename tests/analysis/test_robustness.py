@@ -82,13 +82,13 @@ def test_bad_lines_are_one_line(tmp_path):
         published("nope")
     file = tmp_path / "line.yaml"
     for fitted_over, shifted, said in (
-        ("[1, 2]", "{nyt: {slope: steep}}", r"slope.*shifted\.nyt\.intercept is required: give it in the line$"),
+        ("[1, 2]", "{nyt: {slope: steep}}", r"slope.*shifted\.nyt\.intercept is required: set it$"),
         (
             "[2, 1]",
             "{nyt: {slope: 1, intercept: 0}}",
             r"fitted_over: \[2\.0, 1\.0\] is not a range: write it as \[LOW",
         ),
-        ("[1, 2]", "{}", "shifted: .*give at least 1"),
+        ("[1, 2]", "{}", "shifted: .*should have at least 1 item"),
     ):
         file.write_text(f"source: s\nin_domain: squad\nfitted_over: {fitted_over}\nshifted: {shifted}")
         with pytest.raises(InputError, match=rf"line\.yaml: .*{said}"):

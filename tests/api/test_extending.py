@@ -11,9 +11,9 @@ import swep_ds as sd
 from swep_ds import methods
 from swep_ds.analysis import table
 from swep_ds.analysis.runs import find_runs
+from swep_ds.common import plugins
 from swep_ds.common.errors import InputError
-from swep_ds.common.settings import plugins
-from swep_ds.common.settings.schema import describe
+from swep_ds.common.schema import describe
 from swep_ds.data import reader_registry
 from swep_ds.data.readers import read_examples
 from swep_ds.pipeline.recipe import Recipe
@@ -97,18 +97,14 @@ def test_a_registered_method_has_a_row_in_the_table_of_a_sweep(registry, tmp_pat
     assert scores == {"MLE": 30.0, "Scaled": 60.0}
 
 
-def test_a_registered_method_trains_through_wrap(registry):
+def test_a_registered_method_trains_through_wrap_and_may_be_defined_again(registry):
+    sd.method("scaled")(Scaled)
     sd.method("scaled")(Scaled)
     batch = tiny_batches.batch(dtype=torch.float32)
     robust = sd.wrap(tiny_models.model(), ScaledSettings(scale=0.5), seed=1)
     plain = sd.wrap(tiny_models.model(), sd.Mle())(**inputs(batch)).loss
     assert robust(**inputs(batch)).loss != plain
     torch.testing.assert_close(sd.wrap(tiny_models.model(), ScaledSettings(scale=0.0))(**inputs(batch)).loss, plain)
-
-
-def test_a_method_may_be_defined_again(registry):
-    sd.method("scaled")(Scaled)
-    sd.method("scaled")(Scaled)
 
 
 class TakenSettings(sd.Settings):
@@ -129,19 +125,6 @@ def test_what_is_not_a_method_is_refused():
         sd.method("other")(Scaled)
     with pytest.raises(TypeError, match=r"write @sd\.method"):
         sd.method(Scaled)
-
-
-class BadNeedSettings(ScaledSettings):
-    needs: ClassVar = "hidden"
-
-
-def test_an_unknown_need_is_refused():
-    class Bad(Scaled):
-        def __init__(self, settings: BadNeedSettings, hidden_size: int, embedding_size: int):
-            super().__init__(settings, hidden_size, embedding_size)
-
-    with pytest.raises(TypeError, match="needs 'hidden': it is None, h, dropout, gradient"):
-        sd.method("scaled")(Bad)
 
 
 @pytest.mark.parametrize(
@@ -165,13 +148,6 @@ def test_passes_that_cannot_be_trained_are_refused(passes, registry, monkeypatch
         sd.wrap(tiny_models.model(), ScaledSettings())
 
 
-@pytest.mark.parametrize("name", ["weight", "kl_weight", "divergence_weight", "hidden_distance_weight"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_weight_is_finite(name, value):
-    with pytest.raises(ValueError, match=f"pass 'noisy': {name} {value}: must be finite"):
-        sd.Pass("noisy", **{"weight": 1.0, name: value})
-
-
 def test_a_negative_weight_counts(registry, monkeypatch):
     sd.method("scaled")(Scaled)
     batch, losses = inputs(tiny_batches.batch(dtype=torch.float32)), []
@@ -189,25 +165,18 @@ def test_a_registered_reader_reads_its_sources(registry):
     def read(address: str):
         if address == "gone":
             raise FileNotFoundError(2, "No such file or directory", address)
-        if address == "others":
-            yield {"question": {"q": 1}["question"]}
         yield from ROWS * int(address)
 
     [example] = read_examples("memo:1", training=True)
     assert (example.span, example.answers, example.article) == ((0, 3), ("Ann",), "t")
     assert len(read_examples("memo:3", training=False)) == 3
-    for address in ("gone", "others"):
-        with pytest.raises(InputError, match=f"memo:{address}: its reader memo cannot read it"):
-            read_examples(f"memo:{address}", training=True)
-    with pytest.raises(InputError, match="memo:0: holds no questions"):
-        read_examples("memo:0", training=True)
-    with pytest.raises(InputError, match="no such file or folder"):
-        read_examples("memoir:1", training=True)
-    sd.reader("forgetful")(lambda address: None)
-    with pytest.raises(InputError, match="forgetful:x: its reader forgetful gives None: yield rows"):
-        read_examples("forgetful:x", training=True)
-    with pytest.raises(TypeError, match=r"write @sd\.reader"):
-        sd.reader(read)
+    for source, said in [
+        ("memo:gone", "its reader memo cannot read it"),
+        ("memo:0", "memo:0: holds no questions"),
+        ("memoir:1", "no such file or folder"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            read_examples(source, training=True)
     with pytest.raises(TypeError, match="'memo' is taken"):
         sd.reader("memo")(print)
 
@@ -260,10 +229,7 @@ def test_an_installed_package_adds_methods_and_readers(registry, site):
         read_examples("silence:x", training=True)
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"), [("import there_is_no_such_module", "no_such_module"), ("raise SystemExit(0)", "SystemExit: 0")]
-)
-def test_a_package_that_cannot_be_imported_is_named(site, code, reason):
-    installed(site, "quiet_package", code, reader_registry.GROUP)
-    with pytest.raises(InputError, match=f"entry point silent = quiet_package of package quiet_package.*{reason}"):
+def test_a_package_that_cannot_be_imported_is_named(site):
+    installed(site, "quiet_package", "import there_is_no_such_module", reader_registry.GROUP)
+    with pytest.raises(InputError, match=r"^entry point silent = quiet_package, group .*no_such_module"):
         read_examples("silence:x", training=True)

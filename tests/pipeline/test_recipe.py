@@ -92,7 +92,7 @@ def test_an_ablation_changes_one_setting_of_the_papers_setup(name, settings):
 
 
 def test_synthetic_asks_for_its_data():
-    with pytest.raises(InputError, match=r"^--recipe synthetic: pretrain\.train is required: give --set pretrain\."):
+    with pytest.raises(InputError, match=r"^--recipe synthetic: pretrain\.train is required: set it"):
         Recipe.load("synthetic")
 
 
@@ -123,14 +123,9 @@ def test_extending_with_another_method_drops_the_former_ones_settings(tmp_path):
     [
         ("quickstrat", "mine.yaml: extends quickstrat: no such recipe; did you mean 'quickstart'?"),
         ("none.yaml", "none.yaml: no such recipe"),
-        ("mine.yaml", "which extends this one: recipes cannot go round in a circle"),
-        ("between.yaml", "which extends this one: recipes cannot go round in a circle"),
-        (["a"], "mine.yaml: extends ['a']: name a shipped recipe or a YAML file"),
-        (None, "mine.yaml: extends None: name a shipped recipe or a YAML file"),
     ],
 )
 def test_what_cannot_be_extended(tmp_path, named, said):
-    write(tmp_path / "between.yaml", {"extends": "mine.yaml"})
     assert said in message(write(tmp_path / "mine.yaml", {"extends": named}))
 
 
@@ -239,7 +234,7 @@ def test_what_is_no_override(path):
         ("pretrain.epocs=1", "pretrain.epocs is not a field; did you mean 'pretrain.epochs'?"),
         ("zzzz.a=1", "; known are data, eval, method, model, pretrain, seed, task, tracking, train"),
         ("method.name=sweb", "method.name: 'sweb' is not a method; did you mean 'swep'?"),
-        ("method.beta=1 method.name=mle", "method.beta: mle has no setting 'beta' (swep has); it takes none"),
+        ("method.beta=1 method.name=mle", "method.beta: mle has no setting 'beta' (a setting of swep); it takes none"),
         ("method.prior_varience=1", "swep has no setting 'prior_varience'; did you mean 'prior_variance'?"),
         ("eval.select_on=y", "eval.select_on: 'y' is not a data set of data.eval; known are x"),
         ("data.holdout_fraction=0.1 data.eval.x=dev eval.select_on=heldout", "did you mean 'held_out'?"),
@@ -247,22 +242,12 @@ def test_what_is_no_override(path):
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
         ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
         ("train.average=last_k train.average_decay=0.5", "average_decay: is a setting of average ema, and train.ave"),
-        ("train.epochs=1:30", "train.epochs: '1:30' is not a number"),
+        ("train.epochs=1:30", "train.epochs: '1:30': must be a valid number"),
         # sections
-        (
-            "method=mle",
-            "'mle' is not a section: write it as a section: method: {name: mle}, or --set method.name=mle",
-        ),
-        (
-            "train=5",
-            "train: 5 is not a section: write it as a section: train: {epochs: ...}, or --set train.epochs=...",
-        ),
-        (
-            "pretrain=a.json",
-            "'a.json' is not a section: write it as a section: pretrain: {train: ...}, or --set",
-        ),
-        ("data=", "data: is empty: write it as a section: data: {train: ...}, or --set data.train=..."),
-        ("method={name:mle,name:swep}".replace(":", ": "), "line 1 gives name a second time"),
+        ("method=mle", "'mle' is not a section: give its fields, such as method.name"),
+        ("pretrain=a.json", "'a.json' is not a section: give its fields, such as pretrain.train"),
+        ("data=", "data: None is not a section: give its fields, such as data.train"),
+        ("method={name:mle,name:swep}".replace(":", ": "), "line 1, column 12: name stands here a second time"),
         # what does not fit together
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
         ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
@@ -306,11 +291,6 @@ def test_a_wrong_value_names_its_field(path, override):
     assert message(path, override).startswith(f"--set {field}")
 
 
-def test_a_list_with_a_wrong_value_is_not_called_too_short(path):
-    assert "too few" not in message(path, "train.adam_betas=[0.9, 1.0]")
-    assert "too few" in message(path, "train.adam_betas=[0.9]")
-
-
 def test_what_does_not_fit_together_is_fine_alone(path):
     for override in ("method.name=freelb", "train.packing=true", "train.compile=true", "eval.max_answer_tokens=12"):
         Recipe.load(str(path), [override])
@@ -323,23 +303,23 @@ def test_what_does_not_fit_together_is_fine_alone(path):
 
 def test_a_setting_of_several_other_methods_names_them(path):
     said = message(path, "method.name=mle", "method.prior_variance=1")
-    assert re.search(r"mle has no setting 'prior_variance' \(prior_aug, .*swep.* have\); it takes none$", said)
+    assert re.search(r"mle has no setting 'prior_variance' \(a setting of prior_aug, .*swep.*\); it takes none$", said)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         *(
-            ({field.partition(".")[0]: ...}, f"{field} is required: give --set {field}=..., or set it in your recipe")
+            ({field.partition(".")[0]: ...}, f"{field} is required: set it")
             for field in ("model.name", "method.name", "data.train")
         ),
         ({"method": {"beta": 1}}, "method.name is required: one of mle, prior_aug, swep"),
-        ({"method": "swep"}, "write it as a section: method: {name: swep}"),
-        ({"data": None}, "data: is empty: write it as a section: data: {train: ...}"),
+        ({"method": "swep"}, "give its fields, such as method.name"),
+        ({"data": None}, "data: None is not a section: give its fields, such as data.train"),
         ({"data": {"train": "t"}}, "data.eval names nothing"),
         (
             {"data": {"eval": {"x": "y"}}},
-            "data.train is required: give --set data.train=..., or set it in your recipe",
+            "data.train is required: set it",
         ),
     ],
 )
@@ -372,8 +352,11 @@ def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path)
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("train:\n  epochs: 1\nseed: 3\ntrain:\n  epochs: 2\n", "line 4 gives train a second time: keep one"),
-        ("train: {epochs: 1, epochs: 2}\n", "line 1 gives epochs a second time"),
+        (
+            "train:\n  epochs: 1\nseed: 3\ntrain:\n  epochs: 2\n",
+            "not YAML (line 4, column 1: train stands here a second time",
+        ),
+        ("train: {epochs: 1, epochs: 2}\n", "not YAML (line 1, column 20: epochs stands here a second time"),
         *((content, "not YAML") for content in ("a: [1", "a: 2019-13-45", "\tx: 1")),
         *((content, "a recipe is a mapping with the sections task, seed") for content in ("", "- a\n", "text\n")),
     ],

@@ -3,21 +3,17 @@
 import ast
 import functools
 import inspect
-import io
 import json
 import textwrap
-import tokenize
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 Schema = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """A field of settings, for people."""
 
     name: str  # dotted
@@ -34,25 +30,24 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
     Empty for a class without source, such as one that was typed into an interpreter.
     """
     by_name: dict[str, str] = {}
-    for part in section.__mro__[section.__mro__.index(BaseModel) - 1 :: -1]:
+    for part in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
         try:
             source = textwrap.dedent(inspect.getsource(part))
         except (OSError, TypeError):
             continue
-        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        comments = {t.start[0]: t for t in tokens if t.type == tokenize.COMMENT}
+        lines = source.splitlines()
         for field in ast.parse(source).body[0].body:
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                first = field.lineno
-                while first - 1 in comments and not comments[first - 1].line.split("#")[0].strip():
+            if isinstance(field, ast.AnnAssign):
+                first = field.lineno - 1
+                while lines[first - 1].lstrip().startswith("#"):
                     first -= 1
-                lines = [*range(first, field.lineno), field.end_lineno]
-                words = [comments[line].string.lstrip("# ") for line in lines if line in comments]
-                if words:
-                    by_name[field.target.id] = " ".join(words)
-        # the kind of a section that comes in several
-        if "name" in vars(part).get("__annotations__", {}) and "name" not in by_name:
-            by_name["name"] = (part.__doc__ or inspect.getmodule(part).__doc__ or "").partition("\n")[0]
+                words = [line.lstrip("# ") for line in lines[first : field.lineno - 1]]
+                words.append(lines[field.end_lineno - 1].partition("  # ")[2])
+                meaning = " ".join(words).strip()
+                if field.target.id == "name" and not meaning:  # of a section that comes in several kinds
+                    meaning = (part.__doc__ or inspect.getmodule(part).__doc__ or "").partition("\n")[0]
+                if meaning:
+                    by_name[field.target.id] = meaning
     return by_name
 
 
@@ -71,21 +66,13 @@ def describe(schema: Schema, values: dict[str, Any]) -> Iterator[Field]:
 def _describe(section: Schema, values: dict[str, Any], definitions: Schema, prefix: str) -> Iterator[Field]:
     for name, field in section["properties"].items():
         value = values[name]
-        below = [definitions[part["$ref"].rpartition("/")[2]] for part in _parts(field) if "$ref" in part]
-        if below and isinstance(value, dict):
-            kind = next(section for section in below if _is_kind(section, value))
-            yield from _describe(kind, value, definitions, f"{prefix}{name}.")
+        kinds = [definitions[part["$ref"].rpartition("/")[2]] for part in _parts(field) if "$ref" in part]
+        if kinds and isinstance(value, dict):
+            named = [kind for kind in kinds if kind["properties"].get("name", {}).get("const") == value.get("name")]
+            yield from _describe((named or kinds)[0], value, definitions, f"{prefix}{name}.")
         else:
             default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else "required"
             yield Field(prefix + name, value, default, _type(field), field.get("description", ""))
-
-
-def _is_kind(section: Schema, values: dict[str, Any]) -> bool:
-    """Whether all fields of a section of this kind, and no others, have these values, as one of several kinds may."""
-    fields = section["properties"]
-    return fields.keys() == values.keys() and all(
-        field.get("const", values[name]) == values[name] for name, field in fields.items()
-    )
 
 
 def _parts(field: Schema) -> list[Schema]:

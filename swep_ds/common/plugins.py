@@ -1,9 +1,7 @@
 """Methods and data readers of other packages: modules that entry points name, which register them when imported.
 
-A package names its modules in its pyproject.toml:
-
-    [project.entry-points."swep_ds.methods"]
-    my_noise = "my_package.my_noise"
+[project.entry-points."swep_ds.methods"]
+my_noise = "my_package.my_noise"
 """
 
 from functools import cache
@@ -15,18 +13,14 @@ from swep_ds.common.errors import InputError, reason
 
 @cache
 def load_entry_points(group: str) -> None:
-    """Imports what installed packages name in this group, once.
-
-    Raises InputError: one cannot be imported.
-    """
+    """Imports what installed packages name in this group, once. Raises InputError: one cannot be imported."""
     for point in entry_points(group=group):
         try:
             point.load()
-        except (Exception, SystemExit) as error:  # another package may raise anything, and call sys.exit
-            package = point.dist.name if point.dist else "unknown"
+        except Exception as error:
             raise InputError(
-                f"entry point {point.name} = {point.value} of package {package}, group {group}: cannot be imported "
-                f"({reason(error)}): correct that package, or uninstall it"
+                f"entry point {point.name} = {point.value}, group {group}: cannot be imported ({reason(error)}): "
+                "correct that package, or uninstall it"
             ) from error
 
 

@@ -1,0 +1,391 @@
+"""Typed settings from YAML: sections, `extends`, `--set`, and errors that name the file, the field and the fix.
+
+Notable:
+- A key may stand only once in a mapping: PyYAML would keep its last value and drop the others silently.
+- A section may come in several kinds that a field `name` tells apart (`method`). Another name drops the settings of
+  the former kind.
+"""
+
+import copy
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from swep_ds.common.errors import InputError, printable, reason
+from swep_ds.common.files import read_text, user_path
+from swep_ds.common.schema import add_meanings
+
+CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
+
+
+# Sections
+
+
+class FieldFault(ValueError):
+    """Messages, each of which begins with the name of a field in its section."""
+
+
+class _Settings(type(BaseModel)):
+    """Settings made in Python raise `InputError`, as those of a file do."""
+
+    def __call__(cls, *args, **values):
+        try:
+            return super().__call__(*args, **without_paths(values))
+        except ValidationError as error:
+            messages = [message for _, message in _faults(error, cls)]
+            raise InputError(f"{cls.__name__}: {'; '.join(messages)}") from None
+
+
+class Section(BaseModel, metaclass=_Settings):
+    """Settings by name. Unknown names and NaN are errors.
+
+    `kinds` has, by section, the classes of a section that comes in several, by the `name` that selects each.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
+    kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
+
+
+S = TypeVar("S", bound=Section)
+
+
+def sections_of(model: type[Section], name: str) -> list[type[Section]]:
+    """The classes of a section, the first of several kinds first; [] for a field that is not a section."""
+    if name in model.kinds:
+        return list(model.kinds[name].values())
+    annotation = model.model_fields[name].annotation
+    return [part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields")]
+
+
+def without_paths(value: Any) -> Any:
+    """The value, in whose mappings and lists each path is text."""
+    if isinstance(value, dict):
+        return {name: without_paths(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(part) for part in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def flatten(tree: dict[str, Any]) -> dict[str, Any]:
+    """Values by dotted name."""
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{below}": leaf for below, leaf in flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def without(flat: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The values of a flat mapping without the settings, and the sections of settings, of these names."""
+    prefixes = tuple(f"{name}." for name in names)
+    return {name: value for name, value in flat.items() if not f"{name}.".startswith(prefixes)}
+
+
+def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = None) -> str:
+    """How two flat mappings differ, for a message that names at most `most` values; empty if they are equal."""
+    names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+    more = f"; and {len(names[most:])} more" if most and names[most:] else ""
+    return "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in names[:most]) + more
+
+
+# What is wrong with settings
+
+
+def validate(
+    model: type[S], tree: dict[str, Any], path: Path | str, given: Collection[str] = (), given_by: str = ""
+) -> S:
+    """`tree` as typed settings.
+
+    Args:
+        path: the file that the settings were read from, or how the user named it, for messages.
+        given: dotted names of the settings that the user gave in another way, which messages call `given_by`.
+
+    Raises:
+        InputError: lists all unknown fields and wrong values, each behind `given_by` or the file.
+    """
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        by_place: dict[str, list[str]] = {}
+        for field, message in _faults(error, model):
+            place = f"{path}: "
+            if any(f"{field}.".startswith(f"{name}.") or f"{name}.".startswith(f"{field}.") for name in given):
+                place = f"{given_by} " if given_by else ""
+            by_place.setdefault(place, []).append(message)
+        raise InputError("; ".join(f"{place}{'; '.join(messages)}" for place, messages in by_place.items())) from None
+
+
+def _faults(error: ValidationError, model: type[Section]) -> Iterator[tuple[str, str]]:
+    """(field, message) of each fault; the field is "" for a rule between sections."""
+    for fault in error.errors():
+        location = [str(part) for part in fault["loc"]]
+        kinds = model.kinds.get(location[0], {}) if location else {}
+        # pydantic inserts the kind behind the section's name
+        kind = location.pop(1) if len(location) > 1 and location[1] in kinds else ""
+        error_of_ours = fault.get("ctx", {}).get("error")
+        if isinstance(error_of_ours, FieldFault):
+            for message in error_of_ours.args:
+                message = ".".join([*location, message])
+                yield message.partition(":")[0], message
+        else:
+            yield ".".join(location), _explain(fault, location, kind, model)
+
+
+def _explain(fault: Any, location: list[str], kind: str, model: type[Section]) -> str:
+    """The field, what is wrong with it and, where it is not obvious, the fix."""
+    field = ".".join(location)
+    value = shown(fault["input"])
+    match fault["type"]:
+        case "extra_forbidden" if kind:
+            return f"{field}: {_no_setting(location[-1], kind, model.kinds[location[0]])}"
+        case "extra_forbidden":
+            return f"{field} is not a field{_suggest_field(location, model)}"
+        case "missing":
+            if len(location) == 1 and (sections := sections_of(model, field)):
+                field = f"{field}.{next(iter(sections[0].model_fields))}"  # a required section's required field
+            return f"{field} is required: set it"
+        case "union_tag_not_found":
+            return f"{field}.name is required: one of {', '.join(model.kinds[field])}"
+        case "union_tag_invalid":
+            name = shown(fault["input"]["name"], str)
+            return f"{field}.name: {name!r} is not a {field}{suggest(name, model.kinds[field])}"
+        case "model_type" | "model_attributes_type":
+            first = next(iter(sections_of(model, field)[0].model_fields))
+            return f"{field}: {value} is not a section: give its fields, such as {field}.{first}"
+        case "value_error":
+            message = str(fault["ctx"]["error"])
+            return f"{field}: {message}" if field else message
+        case _:
+            text = fault["msg"].replace("Input should", "must")
+            return f"{field}: {value}: {text[0].lower()}{text[1:]}"
+
+
+def _suggest_field(location: Sequence[str], model: type[Section]) -> str:
+    """The end of a message about an unknown field: where a field of that name is, else the nearest name here."""
+    *parents, name = location
+    owners = []
+    for section in model.model_fields:
+        if any(name in kind.model_fields for kind in sections_of(model, section)):
+            owners.append(f"{section}.{name}")
+    if owners:
+        return f"; did you mean {' or '.join(map(repr, owners))}?"
+    here = next(iter(sections_of(model, parents[0])), model) if parents else model
+    return suggest(name, here.model_fields, "".join(f"{parent}." for parent in parents))
+
+
+def _no_setting(name: str, kind: str, kinds: dict[str, type[Section]]) -> str:
+    fields = [field for field in kinds[kind].model_fields if field != "name"]
+    others = [other for other, settings in kinds.items() if name in settings.model_fields]
+    owners = f" (a setting of {', '.join(others)})" if others else ""
+    return f"{kind} has no setting {name!r}{owners}{suggest(name, fields) if fields else '; it takes none'}"
+
+
+def shown(value: Any, write: Callable[[Any], str] = repr) -> str:
+    """A value for a message, on one line of at most 100 characters."""
+    text = printable(write(value))
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def suggest(name: str, candidates: Iterable[str], before: str = "") -> str:
+    """The end of a message about an unknown name: the nearest known name, with `before` it, or else all of them."""
+    close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    return f"; did you mean {before + close[0]!r}?" if close else f"; known are {', '.join(sorted(candidates))}"
+
+
+# YAML
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses repeated keys. Numbers are those of YAML 1.2: 3e-5 is one, 010 is not octal, and 1:30 is text."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":int", ":float"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(None, None, f"{key.value} stands here a second time", key.start_mark)
+                seen.add(key.value)
+        return node
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """The value of a YAML text, which the user named by `what`; None if it is empty.
+
+    Raises InputError: not YAML, or a repeated key.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date like 2019-13-45
+        problem = reason(error)
+        if (
+            isinstance(error, yaml.MarkedYAMLError) and error.problem_mark
+        ):  # whose text draws the place on several lines
+            mark = error.problem_mark
+            problem = f"line {mark.line + 1}, column {mark.column + 1}: {printable(str(error.problem))}"
+        raise InputError(f"{what}: not YAML ({problem}): correct it, or quote the value") from None
+
+
+# Loading
+
+
+def load(
+    model: type[S],
+    name_or_path: str,
+    shipped: Path,
+    option: str,
+    overrides: Sequence[str] = (),
+    check_layer: CheckLayer = lambda base, layer, merged: None,
+    given_by: str = "--set",
+) -> S:
+    """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides.
+
+    Overrides apply in order, except that those that name a section's kind come first.
+
+    Args:
+        option: what the user names the file with, such as "--recipe".
+        check_layer: is called with settings, those laid over them (a file, the overrides) and the result, not yet
+            validated.
+        given_by: what gave the overrides, for messages.
+
+    Raises InputError: see `read_settings` and `validate`; an override that is not `a.b=c`.
+    """
+    path, tree = read_whole(name_or_path, shipped, option, model, check_layer)
+    fields = {text: text.partition("=")[0].strip() for text in overrides}
+    base = copy.deepcopy(tree)
+    layer = {}
+    for override in sorted(overrides, key=lambda text: fields[text].removesuffix(".name") not in model.kinds):
+        _apply(tree, override, model)
+        _apply(layer, override, model)
+    check_layer(base, layer, tree)
+    place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # a shipped file is not to be edited
+    return validate(model, tree, place, fields.values(), given_by)
+
+
+def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, dict[str, Any]]:
+    """The path and the unvalidated content of `<shipped>/<name>.yaml` or of a YAML file.
+
+    Raises InputError: no such file (lists the shipped ones), not YAML, or without any field of a recipe or a sweep.
+    """
+    kind = model.__name__.lower()
+    path = user_path(name_or_path, option)
+    if not path.suffix:
+        path = shipped / f"{name_or_path}.yaml"
+    if not path.exists():
+        known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
+        or_file = "" if known.endswith("?") else ", or give a YAML file"
+        raise InputError(f"{option} {name_or_path}: no such {kind}{known}{or_file}")
+    tree = parse_yaml(read_text(path), str(path))
+    if not isinstance(tree, dict) or not tree.keys() & {*model.model_fields, "extends"}:
+        raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
+    return path, tree
+
+
+def read_whole(
+    name_or_path: str,
+    shipped: Path,
+    option: str,
+    model: type[Section],
+    check_layer: CheckLayer = lambda base, layer, merged: None,
+) -> tuple[Path, dict[str, Any]]:
+    """As `read_settings`, laid over what the file extends; `check_layer` as in `load`."""
+    path, tree = read_settings(name_or_path, shipped, option, model)
+
+    def lay_over(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+        merged = _lay_over(base, layer)
+        for section in model.kinds:
+            if _is_other_kind(model, section, base.get(section), layer.get(section)):
+                merged[section] = layer[section]
+        check_layer(base, layer, merged)
+        return merged
+
+    return path, inherit(path, tree, shipped, model, lay_over)
+
+
+def inherit(
+    path: Path, tree: dict[str, Any], shipped: Path, model: type[Section], lay_over: Callable[[dict, dict], dict]
+) -> dict[str, Any]:
+    """`tree`, read from `path`, laid over the file that it extends, if there is one."""
+    if "extends" not in tree:
+        unknown = [str(key) for key in tree if key not in model.model_fields]
+        if meant := difflib.get_close_matches("extends", unknown, 1, cutoff=0.8):
+            raise InputError(f"{path}: {meant[0]} is not a field; did you mean 'extends'?")
+        return tree
+    tree = dict(tree)
+    name = str(tree.pop("extends"))
+    if Path(name).suffix and not name.startswith("~"):
+        name = str(path.parent / name)
+    base_path, base = read_settings(name, shipped, f"{path}: extends", model)
+    return lay_over(inherit(base_path, base, shipped, model, lay_over), tree)
+
+
+def lay_sections(model: type[Section], tree: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
+    """`tree` with `sections` laid over it. A `Section` replaces the whole section, a dict only the fields that it has.
+    Another `name` drops the settings of the former kind."""
+    merged = dict(tree)
+    for name, given in sections.items():
+        former = merged.get(name)
+        if isinstance(given, Section):
+            merged[name] = given.model_dump(mode="json")
+        elif isinstance(given, dict) and isinstance(former, dict) and not _is_other_kind(model, name, former, given):
+            merged[name] = former | given
+        else:
+            merged[name] = given
+    return merged
+
+
+def _is_other_kind(model: type[Section], section: str, former: Any, new: Any) -> bool:
+    """Whether `new` names another kind of a section that comes in several."""
+    if section not in model.kinds or not isinstance(former, dict) or not isinstance(new, dict):
+        return False
+    return "name" in new and new["name"] != former.get("name")
+
+
+def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in tree.items():
+        if isinstance(base.get(key), dict) and isinstance(value, dict):
+            merged[key] = _lay_over(base[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _apply(tree: dict[str, Any], override: str, model: type[Section]) -> None:
+    field, separator, text = override.partition("=")
+    *parents, leaf = field.strip().split(".")
+    if not separator or not all([*parents, leaf]):
+        raise InputError(f"--set {override}: write it as section.field=value")
+    value = parse_yaml(text, f"--set {override}")
+    if isinstance(value, str) and " #" in text and "#" not in value:
+        raise InputError(f"--set {override}: what follows ' #' would be left out as a comment: quote the value")
+    node = tree
+    for key in parents:
+        if node.get(key) is None:
+            node[key] = {}
+        node = node[key]
+        if not isinstance(node, dict):
+            raise InputError(f"--set {override}: {key} is a value, not a section")
+    if leaf == "name" and parents and parents[0] in model.kinds and node.get("name") != value:
+        node.clear()
+    node[leaf] = value
