@@ -225,7 +225,7 @@ def test_many_faults_are_counted(path):
 
 
 def test_true_stays_true_where_a_field_is_a_switch():
-    assert TrainSection(packing=True).packing is True
+    assert TrainSection(compile=True).compile is True
 
 
 SWEEP = {"recipe": "quickstart", "variants": {"MLE": {"method.name": "mle"}}, "seeds": [0]}

@@ -21,12 +21,12 @@ def message(name: object, *overrides: str) -> str:
 
 
 def test_the_place_of_a_fault_is_the_file_or_the_override_that_gave_it(tmp_path):
-    file = write(tmp_path / "r.yaml", MINIMAL | {"train": {"epochs": -1, "packing": True}})
+    file = write(tmp_path / "r.yaml", MINIMAL | {"train": {"epochs": -1, "compile": True}})
     assert message(file, "seed=-1") == (
         f"--set seed: -1: must be greater than or equal to 0; {file}: train.epochs: -1: must be greater than 0"
     )
     assert message(file, "seed=1").startswith(f"{file}: train.epochs")
-    fits = "with --set: train.packing: is for extractive models: set it to false"
+    fits = "with --set: train.compile: is for extractive models: set it to false"
     assert message(file, "train.epochs=1", "task=generative") == fits
     assert message("quickstart", "method.name=ssmba").startswith("with --set: data.augmented: ssmba trains on")
     assert message("quickstart", f"seed={10**40}").startswith(f"--set seed: {10**40}: must be less than")
@@ -42,7 +42,7 @@ def test_the_place_of_a_fault_is_the_file_or_the_override_that_gave_it(tmp_path)
         ("seed=x", "seed: 'x' is not a whole number"),
         ("seed=1.5", "seed: 1.5 is not a whole number"),
         ("train.epochs=long", "train.epochs: 'long' is not a number"),
-        ("train.packing=ja", "train.packing: 'ja' is neither true nor false"),
+        ("train.compile=ja", "train.compile: 'ja' is neither true nor false"),
         ("train.schedule=Linear", "train.schedule: 'Linear' is not known; did you mean 'linear'?"),
         ("train.execution=xx", "train.execution: 'xx' is not known; known are joint, split, stacked"),
         ("model.name=null", "model.name: is empty: give a value"),

@@ -15,7 +15,6 @@ from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep, Pass, PassState
 from swep_ds.methods.objective import Objective
-from swep_ds.models import packing
 from swep_ds.training.engine import run_idle_networks
 from tests.support import tiny_batches, tiny_models
 from tests.support.perturb_reference import normal
@@ -164,14 +163,10 @@ def test_passes_that_need_each_other_are_not_stacked_whatever_their_settings_say
         module.parts("stacked")
 
 
-@pytest.mark.parametrize(
-    ("method", "architecture"), [*((name, "bert") for name in STACKABLE), ("prior_aug", "t5"), ("r_drop", "packed")]
-)
+@pytest.mark.parametrize(("method", "architecture"), [*((name, "bert") for name in STACKABLE), ("prior_aug", "t5")])
 def test_stacked_passes_are_the_passes_one_after_the_other(method, architecture):
     """The same noise, loss, statistics and gradients from one forward of P N windows; without dropout."""
-    module = objective(method, "bert" if architecture == "packed" else architecture)
-    if architecture == "packed":
-        module.qa.first_position = packing.prepare(module.qa.model, "auto")
+    module = objective(method, architecture)
     batch = tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
     batch, widths = batch._replace(lengths=(12, 7, 9)), []
     total, statistics = 0.0, {}
