@@ -63,37 +63,32 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "uniform": ("swep_ds.methods.base", "uniform"),
     "wrap": ("swep_ds.api.wrap", "wrap"),
 }
-# the methods' settings: `AdvAug` is AdvAugSettings
-_METHODS = [
-    "AdvAug",
-    "BernoulliDropout",
-    "Fgm",
-    "Freelb",
-    "GaussianDropout",
-    "Lnsr",
-    "Mle",
-    "Neftune",
-    "Pdr",
-    "PriorAug",
-]
-_METHODS += ["R3f", "RDrop", "Ssmba", "Swep", "Symnoise", "WordDropout"]
-_NAMES |= {name: ("swep_ds.methods.settings", f"{name}Settings") for name in _METHODS}
 
 __all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
+    if name in _NAMES:
+        module, attribute = _NAMES[name]
+    elif name[:1].isupper():  # the settings of a method: `sd.AdvAug` is AdvAugSettings
+        module, attribute = "swep_ds.methods.settings", f"{name}Settings"
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from swep_ds.common.console import quiet_about_cpu
 
-    module, attribute = _NAMES[name]
     with quiet_about_cpu():
         value = import_module(module)
-    value = value if attribute is None else getattr(value, attribute)
+    if attribute is not None:
+        try:
+            value = getattr(value, attribute)
+        except AttributeError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+    from swep_ds.methods.settings import SHIPPED
+
+    methods = [settings.__name__.removesuffix("Settings") for settings in SHIPPED]
+    return sorted({*globals(), *_NAMES, *methods})

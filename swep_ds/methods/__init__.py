@@ -4,7 +4,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_type_hints
 
 from swep_ds.common.errors import InputError
@@ -65,8 +64,8 @@ def method(name: str) -> Callable[[M], M]:
 
 def _class_of(settings: Settings) -> type["Method"]:
     if type(settings) in SHIPPED:
-        folder = "rivals." if Path(__file__).with_name("rivals").joinpath(f"{settings.name}.py").exists() else ""
-        import_module(f"swep_ds.methods.{folder}{settings.name}")  # which registers its class
+        package = "swep_ds.methods.rivals" if settings.rival else "swep_ds.methods"
+        import_module(f"{package}.{settings.name}")  # which registers its class
     return _classes[type(settings)]
 
 

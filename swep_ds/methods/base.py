@@ -6,7 +6,6 @@ once.
 A new method is small: a `Settings` class with its fields (`settings.py`), and a `Method` that says what its passes are.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -131,11 +130,6 @@ class Pass:
     hidden_distance_weight: float = 0.0
 
     def __post_init__(self):
-        numbers = ["weight", "divergence_weight", "hidden_distance_weight"]
-        numbers += ["kl_weight"] * (not isinstance(self.kl_weight, Tensor))  # which may be on a GPU
-        for name in numbers:
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"pass {self.name!r}: {name} {getattr(self, name)}: must be finite")
         if not self.trains and (isinstance(self.kl_weight, Tensor) or self.kl_weight):
             raise ValueError(f"pass {self.name!r}: a KL needs a pass that trains: weigh its nll or a divergence")
 

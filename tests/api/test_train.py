@@ -18,7 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 import swep_ds as sd
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.common.errors import InputError
-from swep_ds.methods import METHODS
+from swep_ds.methods.settings import SHIPPED
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, prepare
 
@@ -46,8 +46,12 @@ def test_every_name_can_be_imported():
     assert sd.QuestionAnswerer is QuestionAnswerer
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = sd.trian
-    shipped = {name for name, settings in METHODS.items() if settings.__module__.startswith("swep_ds.methods.")}
-    assert {settings.model_fields["name"].default for settings in map(sd.__getattr__, sd._METHODS)} == shipped
+    with pytest.raises(AttributeError, match="no attribute 'Swpe'"):
+        _ = sd.Swpe
+    for settings in SHIPPED:
+        name = settings.__name__.removesuffix("Settings")
+        assert getattr(sd, name) is settings
+        assert name in dir(sd)
 
 
 def host() -> dict:

@@ -1,4 +1,4 @@
-"""The losses of SWEP's rivals written a second time: one window after the other, in plain PyTorch, from the equations.
+"""The losses of all methods written a second time: one window after the other, in plain PyTorch, from the equations.
 
 Without dropout. Shares with the package the settings and the number of the draw that keys the noise.
 """
@@ -79,6 +79,67 @@ def along(gradient: Tensor, window: Window, length: float) -> Tensor:
     return length * gradient / gradient.square().sum().sqrt()
 
 
+def mle(window: Window, settings: Settings, _) -> Tensor:
+    return window.read(window.words()).nll
+
+
+def prior_aug(window: Window, settings: Settings, _) -> Tensor:
+    e, lam = window.words(), settings.mle_weight
+    z = 1 + settings.prior_variance**0.5 * window.drawn(normal, e)
+    return lam * window.read(e).nll + (1 - lam) * window.read(window.of_tokens(e * z)).nll
+
+
+def gaussian_dropout(window: Window, settings: Settings, _) -> Tensor:
+    e, p = window.words(), settings.drop_probability
+    return window.read(window.of_tokens(e * (1 + (p / (1 - p)) ** 0.5 * window.drawn(normal, e)))).nll
+
+
+def bernoulli_dropout(window: Window, settings: Settings, _) -> Tensor:
+    e, p = window.words(), settings.drop_probability
+    return window.read(torch.where(window.drawn(uniform, e) >= p, e / (1 - p), 0.0)).nll
+
+
+def word_dropout(window: Window, settings: Settings, _) -> Tensor:
+    e = window.words()
+    kept = window.drawn(uniform, e[..., :4])[..., :1] >= settings.drop_probability
+    return window.read(torch.where(kept, e, 0.0)).nll
+
+
+def neftune(window: Window, settings: Settings, _) -> Tensor:
+    e = window.words()
+    scale = settings.noise_alpha / (window.length * e.shape[-1]) ** 0.5
+    return window.read(e + scale * (2 * window.drawn(uniform, e) - 1)).nll
+
+
+def freelb(window: Window, settings: Settings, _) -> Tensor:
+    """Algorithm 1 of Zhu et al. 2020; padding is not a part of the window."""
+    e, radius, total = window.words(), settings.radius, 0.0
+    delta = window.of_tokens(2 * window.drawn(uniform, e) - 1) * radius / (window.length * e.shape[-1]) ** 0.5
+    for _ in range(settings.ascent_steps):
+        delta.requires_grad_()
+        loss = window.read(e + delta).nll
+        total = total + loss / settings.ascent_steps
+        [gradient] = torch.autograd.grad(loss, delta, retain_graph=True)
+        delta = delta.detach() + along(gradient, window, settings.step_size)
+        if delta.norm() > radius:
+            delta = delta * radius / delta.norm()
+    return total
+
+
+def adv_aug(window: Window, settings: Settings, _) -> Tensor:
+    """The ascent on Volpi et al.'s objective with steps of a given length."""
+    e, lam = window.words(), settings.mle_weight
+    base = e.detach()
+    h, point = window.read(base).states[-1].detach(), base.clone()
+    for _ in range(settings.ascent_steps):
+        point.requires_grad_()
+        reading = window.read(point)
+        cost = (reading.states[-1] - h)[:, : window.length].square().sum() / window.length / 2
+        [gradient] = torch.autograd.grad(reading.nll - settings.penalty * cost, point)
+        point = (point + along(gradient, window, settings.step_size * window.of_tokens(base).norm())).detach()
+    return lam * window.read(e).nll + (1 - lam) * window.read(e + point - base).nll
+
+
 def r3f(window: Window, settings: Settings, _) -> Tensor:
     e = window.words()
     noise = window.drawn(normal, e) if settings.noise == "normal" else 2 * window.drawn(uniform, e) - 1
@@ -132,7 +193,8 @@ def swep(window: Window, settings: Settings, generator: nn.Module) -> Tensor:
     return loss + settings.divergence_weight * both_directions(clean, noisy) / 2
 
 
-LOSSES = {loss.__name__: loss for loss in (r3f, pdr, fgm, symnoise, lnsr, swep)}
+LOSSES = {loss.__name__: loss for loss in (mle, prior_aug, gaussian_dropout, bernoulli_dropout, word_dropout, neftune)}
+LOSSES |= {loss.__name__: loss for loss in (freelb, adv_aug, r3f, pdr, fgm, symnoise, lnsr, swep)}
 
 
 def loss(
