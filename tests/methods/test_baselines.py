@@ -1,4 +1,4 @@
-"""What the paper's baselines and ablations do beside their equations; every method learns."""
+"""What the paper's baselines and ablations do beside their equations."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ from tests.support.tiny_objective import (
     inputs,
     objective,
     running_inputs,
-    split,
 )
 
 LENGTHS = (12, 7, 9)
@@ -116,22 +115,3 @@ def test_ablations_start_at_their_prior_and_log_what_they_learn(noise):
     assert statistics["kl_per_token"].item() == pytest.approx(expected, abs=0.01)
     if "mu" in learned:
         assert statistics["mu"].item() == pytest.approx(0.0 if noise == "additive" else 1.0, abs=0.01)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns(method):
-    """A few steps of Adam lower the loss on clean text."""
-    module, batch = objective(method), tiny_batches.batch(LENGTHS)
-
-    def clean_nll() -> float:
-        with torch.no_grad():
-            return module.qa(words(module, batch), batch).nll.mean().item()
-
-    before = clean_nll()
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
-    for update in range(10):
-        optimizer.zero_grad()
-        for loss, _, _ in split(module, batch, update):
-            loss.backward()
-        optimizer.step()
-    assert clean_nll() < before - 0.1

@@ -11,7 +11,6 @@ from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.methods.base import MicroStep, NoiseKey, PassState
 from swep_ds.methods.noise_effect import shuffle
 from swep_ds.methods.objective import Objective
-from swep_ds.models import packing
 from tests.support import tiny_batches
 from tests.support.perturb_reference import normal, philox
 from tests.support.tiny_objective import JOINT, SEED, UPDATE, objective
@@ -24,14 +23,12 @@ def batch_of(architecture: str) -> Batch:
     return tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
 
 
-def learned(architecture: str = "bert", packed: bool = False, **settings) -> Objective:
+def learned(architecture: str = "bert", **settings) -> Objective:
     """An objective whose noise differs from token to token."""
     module = objective("swep", architecture, **settings)
     torch.manual_seed(2)
     for parameter in module.method.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    if packed:
-        module.qa.first_position = packing.prepare(module.qa.model, "auto")
     return module
 
 
@@ -99,7 +96,6 @@ CASES = {
     "bert": {},
     "published": {"separate_hidden_pass": True, "noise_dropout": 0.2},
     "shuffled": {"noise": "shuffled"},
-    "packed": {"packed": True},
     "t5": {"architecture": "t5"},
 }
 
