@@ -28,8 +28,9 @@ def settings_union() -> Any:
 def method(name: str) -> Callable[[M], M]:
     """Registers a `Method` under `name`, for recipes and commands.
 
-    Its constructor takes (settings, hidden_size, embedding_size), and annotates `settings` with a `Settings` class that
-    has the field `name: Literal["NAME"] = "NAME"`, as the methods of this package do.
+    The class has the annotation `settings: ITS_SETTINGS`, as the methods of this package do, or its constructor has it,
+    which takes (settings, hidden_size, embedding_size). These are a `Settings` class with the field
+    `name: Literal["NAME"] = "NAME"`.
 
     Raises:
         TypeError: the class is not such a method, or the name is taken.
@@ -40,10 +41,11 @@ def method(name: str) -> Callable[[M], M]:
         raise TypeError('method: it needs a name: write @sd.method("NAME")')
 
     def register(cls: M) -> M:
-        settings = get_type_hints(cls.__init__).get("settings")
+        annotations = get_type_hints(cls.__init__) | inspect.get_annotations(cls, eval_str=True)
+        settings = annotations.get("settings")
         if not (isinstance(settings, type) and issubclass(settings, Settings) and issubclass(cls, Method)):
             raise TypeError(
-                f"method {name!r}: {cls.__name__} must be a Method whose __init__ takes settings: ITS_SETTINGS"
+                f"method {name!r}: {cls.__name__} must be a Method with the annotation settings: ITS_SETTINGS"
             )
         if "name" not in settings.model_fields or settings.model_fields["name"].default != name:
             raise TypeError(f'method {name!r}: {settings.__name__} needs the field name: Literal["{name}"] = "{name}"')

@@ -20,9 +20,7 @@ from swep_ds.methods.settings import AdvAugSettings
 
 @method("adv_aug")
 class AdvAug(Method):
-    def __init__(self, settings: AdvAugSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+    settings: AdvAugSettings
 
     def passes(self, progress: float) -> list[Pass]:
         weight = self.settings.mle_weight

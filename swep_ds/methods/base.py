@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from swep_ds.data.batches import Batch
 from swep_ds.kernels import perturb
 from swep_ds.kernels.philox import MASK, noise_words
+from swep_ds.methods.settings import Settings
 from swep_ds.models.outputs import QAOutput
 
 STACKED = "stacked"
@@ -145,7 +146,8 @@ class Pass:
 
 
 class Method(nn.Module):
-    """Base of all methods. Its parameters, if any, train with the model's and are never exported.
+    """Base of all methods, whose class is annotated with its own `settings`. Its parameters, if any, train with the
+    model's and are never exported.
 
     They belong to child modules that take h [N, T, hidden]: `swep_ds.training.engine` runs these where a micro-step
     perturbs nothing.
@@ -155,6 +157,15 @@ class Method(nn.Module):
     learning_rate: float | None = None  # for the method's parameters; None = the model's
     max_grad_norm: float | None = None  # for their gradient; None = clipped with the model's; 0 = no clipping
     watches: str | None = None  # the statistic of `Objective.forward` that `observe` gets
+
+    def __init__(self, settings: Settings | None = None, hidden_size: int = 0, embedding_size: int = 0):
+        """
+        Args:
+            settings: None in a method of another package that keeps them itself.
+            hidden_size, embedding_size: widths of h and of word embeddings.
+        """
+        super().__init__()
+        self.settings = settings
 
     def passes(self, progress: float) -> list[Pass]:
         """The passes of one update, in order: at least one trains, and the first is compared with none.

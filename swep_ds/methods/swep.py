@@ -66,11 +66,11 @@ class NoiseGenerator(nn.Module):
 
 @method("swep")
 class Swep(Method):
+    settings: SwepSettings
     control: KLController | None = None
 
     def __init__(self, settings: SwepSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+        super().__init__(settings)
         self.kl_reduction = settings.kl_reduction
         self.learning_rate = settings.noise_learning_rate
         self.max_grad_norm = settings.noise_max_grad_norm

@@ -158,7 +158,7 @@ STACKABLE = [name for name, settings in METHODS.items() if settings.needs is Non
 
 def test_passes_that_need_each_other_are_not_stacked_whatever_their_settings_say(monkeypatch):
     module = objective("lnsr", "bert")
-    monkeypatch.setattr(type(module.method).__init__.__annotations__["settings"], "needs", None)
+    monkeypatch.setattr(type(module.method.settings), "needs", None)
     with pytest.raises(InputError, match="stacked: the passes of Lnsr need h or the dropout"):
         module.parts("stacked")
 

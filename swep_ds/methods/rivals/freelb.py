@@ -16,9 +16,7 @@ from swep_ds.methods.settings import FreelbSettings
 
 @method("freelb")
 class Freelb(Method):
-    def __init__(self, settings: FreelbSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+    settings: FreelbSettings
 
     def passes(self, progress: float) -> list[Pass]:
         count = self.settings.ascent_steps

@@ -18,9 +18,7 @@ from swep_ds.models.outputs import symmetric_divergence
 
 @method("pdr")
 class Pdr(Method):
-    def __init__(self, settings: PdrSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+    settings: PdrSettings
 
     def passes(self, progress: float) -> list[Pass]:
         weight = 2 * self.settings.divergence_weight  # a pass halves the sum of both directions
