@@ -28,7 +28,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from tests.support import rivals_reference
+from tests.support import methods_reference
 from tests.support.tiny_engine import engine_losses
 from tests.support.tiny_objective import split
 from tests.support.tiny_run import ROOT, WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare, squad
@@ -66,7 +66,7 @@ VARIANTS = {
     },
     **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba")},
 }
-# written a second time in tests/support/rivals_reference.py; by sizes that matter in a model as small as this one
+# written a second time in tests/support/methods_reference.py; by sizes that matter in a model as small as this one
 RIVALS = {
     "r3f": {"method.name": "r3f", "method.noise_size": 0.1, "method.divergence_weight": 5.0},
     "pdr": {"method.name": "pdr", "method.start_size": 0.01},
@@ -287,7 +287,7 @@ def by_equation(objective: Objective, recipe: Recipe, batch: Batch, update: int)
     """A rival's loss, from its equation; the number of the draw is the package's."""
     draw = next(key.draw for pass_, key in objective.passes(MicroStep(update)) if pass_.perturb)
     generator = getattr(objective.method, "noise", None)
-    return rivals_reference.loss(objective.qa.model, batch, recipe.method, recipe.seed, draw, generator)
+    return methods_reference.loss(objective.qa.model, batch, recipe.method, recipe.seed, draw, generator)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
