@@ -87,6 +87,25 @@ class Sample:
     corruption: Corruption
     predicted: np.ndarray
 
+    def text(self, vocabulary: Vocabulary) -> tuple[str, str, int]:
+        """Question, context and the answer's first character, once the tokens are predicted."""
+        selected, asked = self.corruption.selected, len(self.pair.question.ids)
+        split = np.searchsorted(selected, asked)
+        question, _ = splice(self.pair.question, selected[:split], self.predicted[:split], vocabulary)
+        context, start = splice(self.pair.context, selected[split:] - asked, self.predicted[split:], vocabulary)
+        return question, context, start
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A window of a sample as the model's input of T tokens."""
+
+    sample: Sample
+    owned: np.ndarray  # [M] int64, indices of the sample's selected tokens that this window predicts
+    ids: np.ndarray  # [T] int64
+    types: np.ndarray  # [T] int8
+    positions: np.ndarray  # [M] int64, where the owned tokens are in ids
+
 
 class Reconstructor:
     """Makes samples of questions with one model, on one rank.
@@ -148,18 +167,19 @@ class Reconstructor:
         for at in range(0, len(rows), self.settings.batch_size):
             batch = rows[at : at + self.settings.batch_size]
             columns = {"input_ids": [row.ids for row in batch], "token_type_ids": [row.types for row in batch]}
+            counts = [len(row.owned) for row in batch]
             predicted = draw(
                 self.model,
                 self.padding.inputs(columns, len(batch[0].ids)),
-                np.repeat(np.arange(len(batch)), [len(row.owned) for row in batch]),
+                np.repeat(np.arange(len(batch)), counts),
                 np.concatenate([row.positions for row in batch]),
                 np.concatenate([row.sample.corruption.uniforms[row.owned] for row in batch]),
                 self.candidates,
             )
-            for row in batch:
-                row.sample.predicted[row.owned], predicted = predicted[: len(row.owned)], predicted[len(row.owned) :]
+            for row, tokens in zip(batch, np.split(predicted, np.cumsum(counts)[:-1]), strict=True):
+                row.sample.predicted[row.owned] = tokens
 
-    def _rows(self, sample: Sample) -> Iterator["_Row"]:
+    def _rows(self, sample: Sample) -> Iterator[Row]:
         template, corruption, asked = self.template, sample.corruption, len(sample.pair.question.ids)
         for number, ((q_begin, q_end), (c_begin, c_end)) in enumerate(sample.pair.windows):
             owned = np.flatnonzero(sample.pair.owner[corruption.selected] == number)
@@ -169,7 +189,7 @@ class Reconstructor:
             in_question = len(template.prefix) + selected - q_begin
             in_context = template.context_begin(q_end - q_begin) + selected - asked - c_begin
             question, context = corruption.ids[q_begin:q_end], corruption.ids[asked + c_begin : asked + c_end]
-            yield _Row(
+            yield Row(
                 sample,
                 owned,
                 ids=np.concatenate(template.pieces(question, context)),
@@ -183,45 +203,25 @@ class Reconstructor:
             answer = pair.example.context[begin:end]
             in_answer = np.zeros(len(pair.ids), bool)
             in_answer[len(pair.question.ids) :] = (pair.context.starts < end) & (pair.context.ends > begin)
-            original = (pair.example.question, pair.example.context)
-            seen = set()
+            original, seen = (pair.example.question, pair.example.context), set()
             for sample in group:
-                question, context, start = self._reconstruct(sample)
+                question, context, start = sample.text(self.vocabulary)
                 changed = sample.corruption.selected[sample.predicted != pair.ids[sample.corruption.selected]]
-                lost = bool(in_answer[changed].any())  # "in" may have become "inter", which begins with the answer
-                assert lost or context[start : start + len(answer)] == answer, (pair.example.id, sample.number)
-                assert not (lost and self.settings.protect_answer), (pair.example.id, sample.number)
+                if in_answer[changed].any():  # "in" may have become "inter", which begins with the answer
+                    fate = "lost"
+                elif (question, context) == original:
+                    fate = "unchanged"
+                elif (question, context) in seen:
+                    fate = "repeated"
+                else:
+                    fate = "kept"
+                    seen.add((question, context))
                 counts["tokens"] += len(pair.owner)
                 counts["corrupted"] += len(sample.predicted)
                 counts["changed"] += len(changed)
-                if lost:
-                    counts["lost"] += 1
-                elif (question, context) == original:
-                    counts["unchanged"] += 1
-                elif (question, context) in seen:
-                    counts["repeated"] += 1
-                else:
-                    counts["kept"] += 1
-                    seen.add((question, context))
+                counts[fate] += 1
+                if fate == "kept":
+                    assert context[start : start + len(answer)] == answer, (pair.example.id, sample.number)
                     answers = [{"text": answer, "answer_start": start}]
                     qa = {"id": sample_id(pair.example.id, sample.number), "question": question, "answers": answers}
                     yield {"context": context, "qas": [qa]}
-
-    def _reconstruct(self, sample: Sample) -> tuple[str, str, int]:
-        """Question, context and the answer's first character."""
-        selected, predicted, asked = sample.corruption.selected, sample.predicted, len(sample.pair.question.ids)
-        split = np.searchsorted(selected, asked)
-        question, _ = splice(sample.pair.question, selected[:split], predicted[:split], self.vocabulary)
-        context, start = splice(sample.pair.context, selected[split:] - asked, predicted[split:], self.vocabulary)
-        return question, context, start
-
-
-@dataclass(frozen=True, eq=False)
-class _Row:
-    """A window of a sample as the model's input of T tokens."""
-
-    sample: Sample
-    owned: np.ndarray  # [M] int64, indices of the sample's selected tokens that this window predicts
-    ids: np.ndarray  # [T] int64
-    types: np.ndarray  # [T] int8
-    positions: np.ndarray  # [M] int64, where the owned tokens are in ids

@@ -167,16 +167,6 @@ def test_shares_of_corrupted_masked_replaced_and_kept_tokens():
     assert places.std() < 2 * np.sqrt(400 * 0.25 * 0.75)  # all of them alike
 
 
-def test_equal_rngs_corrupt_alike():
-    vocabulary, ids = VOCABULARIES["unigram"], np.arange(5, 90)
-    first, second, other = (
-        corrupt(ids, np.ones(85, bool), 0.25, vocabulary, np.random.default_rng(seed)) for seed in (7, 7, 8)
-    )
-    assert (first.ids == second.ids).all()
-    assert (first.uniforms == second.uniforms).all()
-    assert not np.array_equal(first.ids, other.ids)
-
-
 def test_nothing_to_corrupt():
     corruption = corrupt(np.arange(3), np.zeros(3, bool), 1.0, VOCABULARIES["wordpiece"], np.random.default_rng(0))
     assert len(corruption.selected) == 0
