@@ -146,3 +146,19 @@ def test_a_fixed_sigma_is_nothing_learned():
         kl = constant + learned / tokens
         means = {"kl_per_window": kl * tokens, "kl_per_token": kl, "span_nats": 10.6}
         assert bool(module.remark(means, 0.5)) is said
+
+
+@pytest.mark.parametrize("noise", ["additive", "fixed_mu", "fixed_sigma", "no_eps"])
+def test_ablations_start_at_their_prior_and_log_what_they_learn(noise):
+    module, batch = objective("swep", noise=noise, prior_variance=0.3), tiny_batches.batch()
+    _, _, statistics = module(batch, MEASURED)
+    learned = {"additive": {"mu", "mu_distance", "sigma"}, "fixed_mu": {"sigma"}}.get(noise, {"mu", "mu_distance"})
+    learned |= {"words_changed", "words_changed_clean"}
+    ignored = {"nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "beta", "span_nats"}
+    assert statistics.keys() - ignored == learned
+    # KL(N(1, 1) || N(1, alpha)) per dimension, where sigma is fixed at 1
+    d = module.qa.embedding_size
+    expected = d * (1 / 0.3 - 1 + np.log(0.3)) / 2 if noise == "fixed_sigma" else 0.0
+    assert statistics["kl_per_token"].item() == pytest.approx(expected, abs=0.01)
+    if "mu" in learned:
+        assert statistics["mu"].item() == pytest.approx(0.0 if noise == "additive" else 1.0, abs=0.01)
