@@ -176,7 +176,7 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def observe(self, mean: Tensor) -> None:
-        """Takes the mean of what it `watches` over an update's global batch: 0-dim, alike on all ranks."""
+        """Takes the mean of what it `watches` over an update's global batch: 0-dim, the same on every rank."""
         raise NotImplementedError
 
     def state(self) -> dict[str, float]:

@@ -70,7 +70,8 @@ class KLController:
         before = torch.where(begins_above, kl, self.recent)
         recent = before + (torch.minimum(kl, BURST * before.clamp(min=self.target)) - before) / RECENT
         self.recent = torch.where(finite | (before > 0), recent, before)  # the first finite KL says where it begins
-        error, trend = self._error(), (self.mean / self.recent).log()
+        error = self._error()
+        trend = (self.mean / self.recent).log()
         waits = (error.abs() > FAR) & (error * (error + PACE * trend) < 0) & (self.recent > 0)
         ascent = ASCENT * (self.mean / self.target - 1).clamp(max=1)
         ascended = self.theta + torch.where(waits, 0.0, ascent)

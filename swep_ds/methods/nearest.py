@@ -12,7 +12,8 @@ from swep_ds.models.backends import float32_products
 
 CHUNK = 2**15  # words whose embeddings are compared at once
 # `words_changed` samples as many tokens of a micro-batch as make this many products with the vocabulary, within bounds
-MEASURED_PRODUCTS, MEASURED_TOKENS = 2**22, (128, 512)
+MEASURED_PRODUCTS = 2**22
+MEASURED_TOKENS = (128, 512)
 
 
 @torch.no_grad()

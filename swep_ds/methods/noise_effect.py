@@ -62,7 +62,8 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
         "shuffled": shuffle(learned, inputs.batch, inputs.key),
         "prior": torch.zeros_like(learned),
     }
-    guess_NK, statistics = clean.logits.argmax(-1), {}
+    guess_NK = clean.logits.argmax(-1)
+    statistics = {}
     for name, parameters in noises.items():
         output = inputs.forward(draw_noise(inputs, parameters, prior_variance, mode)[0])
         precision = torch.promote_types(output.logits.dtype, torch.float32)
@@ -101,7 +102,8 @@ def collapse_remark(means: dict[str, float], unlearned: float, mode: str, fix: s
         mode: of `swep_ds.kernels.MODES`.
         fix: what to do, in the imperative.
     """
-    learned, span = means["kl_per_window"], means["span_nats"]
+    learned = means["kl_per_window"]
+    span = means["span_nats"]
     if unlearned:
         learned *= 1 - unlearned / means["kl_per_token"]
     if learned >= span:

@@ -82,7 +82,8 @@ class Swep(Method):
 
     def passes(self, progress: float) -> list[Pass]:
         """Algorithm 1, with the weights of Eq. 4."""
-        weight, divergence = self.settings.mle_weight, self.settings.divergence_weight
+        weight = self.settings.mle_weight
+        divergence = self.settings.divergence_weight
         noisy = Pass("noisy", 1 - weight, self._perturb, kl_weight=(1 - weight) * self.beta(progress))
         if self.settings.separate_hidden_pass:
             clean = [Pass("clean", weight, divergence_weight=divergence)] if weight else []

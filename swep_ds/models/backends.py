@@ -40,7 +40,9 @@ def _for_a_block(change: Callable[[], Callable[[], None]]) -> Callable[[], Abstr
 
     Blocks may overlap, in any threads: the first one changes the process, and the end of the last one undoes it.
     """
-    lock, blocks, undo = threading.Lock(), 0, None
+    lock = threading.Lock()
+    blocks = 0
+    undo = None
 
     @wraps(change)
     @contextmanager

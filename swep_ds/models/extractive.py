@@ -87,7 +87,8 @@ def _compile(model: PreTrainedModel) -> None:
 @contextmanager
 def _refusals(model: PreTrainedModel) -> Iterator[None]:
     """Turns PyTorch's refusal to compile the model into an `InputError`."""
-    kind, faults = model.config.model_type, torch._dynamo.exc
+    kind = model.config.model_type
+    faults = torch._dynamo.exc
     try:
         yield
     except faults.FailOnRecompileLimitHit as error:

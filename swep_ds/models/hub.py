@@ -60,7 +60,8 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     Raises InputError: no tokenizer, or one that is damaged, slow (no character offsets), without words or a padding
     token, or needs its own code.
     """
-    source, label = resolve_model(name, option), f"{option} {name}"
+    source = resolve_model(name, option)
+    label = f"{option} {name}"
     check_folder(source, label)
     if Path(source, "config.json").is_file():
         load_config(source, option)  # transformers reads it for the tokenizer, too: its faults get their own message
@@ -98,7 +99,8 @@ def _load_tokenizer(source: str, label: str) -> PreTrainedTokenizerBase:
     file = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
     if file is None:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    as_written, settings = Tokenizer.from_file(file), {}
+    as_written = Tokenizer.from_file(file)
+    settings = {}
     try:
         made = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # any kind, where the class cannot be built from another kind of vocabulary
@@ -165,7 +167,9 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
     Raises:
         InputError: less than `MIN_KNOWN` of their letters and digits are known.
     """
-    known, total, unknown = 0, 0, tokenizer.unk_token_id
+    known = 0
+    total = 0
+    unknown = tokenizer.unk_token_id
     beginnings = [text[:1000] for text in islice(texts, FIRST_TEXTS)]
     if not beginnings:
         return

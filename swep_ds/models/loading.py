@@ -52,7 +52,8 @@ def load_trainable(
         InputError: as `load_weights`; or the model does not take word embeddings, does not support activation
             checkpointing, has no dropout of attention weights to set, or has a config that could not be exported.
     """
-    label, config = f"model.name {name}", load_config(name)
+    label = f"model.name {name}"
+    config = load_config(name)
     if config.is_encoder_decoder and auto_class is not AutoModelForSeq2SeqLM:
         raise InputError(
             f"task extractive: {name} is a sequence-to-sequence model ({config.model_type}): set task to generative"
@@ -108,7 +109,7 @@ def load_weights(
         config: from `load_config`, for `source`: a folder or a hub id.
         label: how the user named the model, as in "model.name ./bert".
         mapped: as `load_trainable`; only rank 0 then checks that the weights are finite.
-        new_head: whether the task's head may be missing; transformers then draws it, alike at any dtype.
+        new_head: whether the task's head may be missing; transformers then draws it, the same at any dtype.
         dtype: "auto" = the config's, else the files'.
 
     Raises:

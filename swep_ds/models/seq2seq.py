@@ -105,7 +105,8 @@ class GenerativeQA(Seq2SeqQA):
         Raises:
             InputError: they do not, as with mBART-cc25, whose targets end, and so begin, with a language's token.
         """
-        start, trained = self.generation.decoder_start_token_id, self._first_token(empty_answer or self.ends[:1])
+        start = self.generation.decoder_start_token_id
+        trained = self._first_token(empty_answer or self.ends[:1])
         if trained != start:
             raise InputError(
                 f"model {self.model.config.name_or_path}: targets of its tokenizer begin with token "
@@ -146,7 +147,7 @@ class GenerativeQA(Seq2SeqQA):
         ends_NK = torch.isin(ids_NK, torch.tensor(self.ends, device=ids_NK.device))
         after_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
         ids_NK = ids_NK.masked_fill(after_NK, IGNORED)
-        # from the ids, as the answers: some models scale the embeddings of ids alone
+        # from the ids, as the answers: some models scale only the embeddings of ids
         with given_masks():
             encoded = self.model.get_encoder()(batch.input_ids, attention_mask=batch.attention_mask, return_dict=True)
         log_p_N = -self._score(batch._replace(target_ids=ids_NK), encoder_outputs=encoded).nll

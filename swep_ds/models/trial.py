@@ -132,7 +132,8 @@ def _question_and_text(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(ids [1, T], the model's other inputs): a question and a text, as RoBERTa writes them, of `length` tokens, with
     padding on their left and right."""
-    separator, padding = getattr(model.config, "sep_token_id", None), model.config.pad_token_id
+    separator = getattr(model.config, "sep_token_id", None)
+    padding = model.config.pad_token_id
     word, other, *_ = [token for token in range(4) if token not in (padding, separator)]
     tokens = [word] + [other] * (length - 1)
     if separator in range(model.get_input_embeddings().num_embeddings):

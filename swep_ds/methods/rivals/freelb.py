@@ -23,7 +23,8 @@ class Freelb(Method):
         return [Pass(f"step{k}", 1 / count, self._perturb, repeats_dropout=True) for k in range(count)]
 
     def _perturb(self, inputs: Inputs) -> Perturbed:
-        before, mask_NT1 = inputs.carried.delta, inputs.batch.attention_mask[..., None]
+        before = inputs.carried.delta
+        mask_NT1 = inputs.batch.attention_mask[..., None]
         if before is None:
             size_N = mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]
             scale_N = self.settings.radius / size_N.sqrt()

@@ -26,7 +26,7 @@ from swep_ds.models.hub import longest_window
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """What determines the samples, beside data and model."""
+    """What determines the samples, given data and model."""
 
     samples: int = 8  # per question
     share: float = 0.25  # the share of tokens that are corrupted
@@ -37,7 +37,7 @@ class AugmentSettings:
 
 
 class Window(NamedTuple):
-    """Tokens [begin, end) of a question beside tokens [begin, end) of its context, in one input of the model."""
+    """Tokens [begin, end) of a question and tokens [begin, end) of its context, in one input of the model."""
 
     question: tuple[int, int]
     context: tuple[int, int]
@@ -46,18 +46,18 @@ class Window(NamedTuple):
 def cover(question: int, context: int, room: int) -> tuple[list[Window], np.ndarray]:
     """Windows of at most `room` tokens that together hold all tokens of a question and of its context.
 
-    Every window of the context is beside the beginning of the question, which takes at most half of the room. The
-    rest of a longer question gets windows of its own, beside the beginning of the context.
+    Every window of the context has the beginning of the question, which takes at most half of the room. The rest of a
+    longer question gets windows of its own, with the beginning of the context.
 
     Returns:
         The windows, and [question + context] int64: the window that gives a token the most context (the rule of
         `context_windows`, within the question and within the context).
     """
     first, *rest = context_windows(question, room // 2, max(1, room // 4))
-    beside = room - first.end
-    parts = context_windows(context, beside, max(1, beside // 2))
+    left = room - first.end
+    parts = context_windows(context, left, max(1, left // 2))
     windows = [Window((0, first.end), (part.begin, part.end)) for part in parts]
-    windows += [Window((part.begin, part.end), (0, min(context, beside))) for part in rest]
+    windows += [Window((part.begin, part.end), (0, min(context, left))) for part in rest]
     owner = np.zeros(question + context, np.int64)
     for number, part in enumerate(parts):
         owner[question + part.own_begin : question + part.own_end] = number
@@ -68,7 +68,7 @@ def cover(question: int, context: int, room: int) -> tuple[list[Window], np.ndar
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A question beside its context; positions count the question's tokens, then the context's."""
+    """A question and its context; positions count the question's tokens, then the context's."""
 
     example: Example
     question: Text
@@ -89,7 +89,8 @@ class Sample:
 
     def text(self, vocabulary: Vocabulary) -> tuple[str, str, int]:
         """Question, context and the answer's first character, once the tokens are predicted."""
-        selected, asked = self.corruption.selected, len(self.pair.question.ids)
+        selected = self.corruption.selected
+        asked = len(self.pair.question.ids)
         split = np.searchsorted(selected, asked)
         question, _ = splice(self.pair.question, selected[:split], self.predicted[:split], vocabulary)
         context, start = splice(self.pair.context, selected[split:] - asked, self.predicted[split:], vocabulary)
@@ -180,7 +181,9 @@ class Reconstructor:
                 row.sample.predicted[row.owned] = tokens
 
     def _rows(self, sample: Sample) -> Iterator[Row]:
-        template, corruption, asked = self.template, sample.corruption, len(sample.pair.question.ids)
+        template = self.template
+        corruption = sample.corruption
+        asked = len(sample.pair.question.ids)
         for number, ((q_begin, q_end), (c_begin, c_end)) in enumerate(sample.pair.windows):
             owned = np.flatnonzero(sample.pair.owner[corruption.selected] == number)
             if len(owned) == 0:
@@ -203,7 +206,8 @@ class Reconstructor:
             answer = pair.example.context[begin:end]
             in_answer = np.zeros(len(pair.ids), bool)
             in_answer[len(pair.question.ids) :] = (pair.context.starts < end) & (pair.context.ends > begin)
-            original, seen = (pair.example.question, pair.example.context), set()
+            original = (pair.example.question, pair.example.context)
+            seen = set()
             for sample in group:
                 question, context, start = sample.text(self.vocabulary)
                 changed = sample.corruption.selected[sample.predicted != pair.ids[sample.corruption.selected]]
