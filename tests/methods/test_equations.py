@@ -1,9 +1,12 @@
 """Every method's loss and gradients against its paper's equations, written a second time in float64."""
 
+from typing import get_args
+
 import pytest
 import torch
 
 from swep_ds.methods import METHODS
+from swep_ds.methods.settings import SwepSettings
 from tests.support import methods_reference, tiny_batches
 from tests.support.tiny_objective import JOINT, SEED, gradients, objective, split
 
@@ -26,6 +29,8 @@ CASES = {
     "swep": ("swep", {"divergence_weight": 0.8, "beta": 0.01, "mle_weight": 0.3}),
     "swep, published": ("swep", {"divergence_weight": 0.8, "separate_hidden_pass": True}),
 }
+KINDS = get_args(SwepSettings.model_fields["noise"].annotation)
+CASES |= {f"swep, {kind}": ("swep", {"noise": kind, "prior_variance": 0.3}) for kind in KINDS}
 MICRO_STEPS = {"prior_aug": 2, "adv_aug": 2, "freelb": 3, "fgm": 2, "symnoise": 2}  # the others: 1
 
 
@@ -52,4 +57,4 @@ def test_loss_and_gradients_are_those_of_the_equations(case, architecture):
     for parameter, gradient in reference.items():
         got = module.get_parameter(parameter).grad / 1024
         assert (got - gradient).norm() <= 1e-5 * gradient.norm() + 1e-12, parameter  # noise in float32
-    assert len(module.parts("split")) == MICRO_STEPS.get(name, 1)
+    assert len(module.parts("split")) == (2 if case.removeprefix("swep, ") in KINDS else MICRO_STEPS.get(name, 1))

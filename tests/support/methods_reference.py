@@ -6,6 +6,7 @@ Without dropout. Shares with the package the settings and the number of the draw
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal, kl_divergence
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.methods.settings import Settings
-from tests.support.perturb_reference import normal, uniform
+from tests.support.perturb_reference import normal, philox, uniform
 
 
 class Reading(NamedTuple):
@@ -180,15 +181,30 @@ def lnsr(window: Window, settings: Settings, _) -> Tensor:
     return clean.nll + settings.distance_weight * sum(distances) / len(distances)
 
 
+def shuffled(seed: int, draw: int, sample_id: int, length: int, width: int) -> np.ndarray:
+    """Where each position of a window takes its mu and sigma from, [T]: real tokens by their third Philox word."""
+    key = ~seed % 2**64
+    counter = (np.zeros(length, int), np.arange(length), np.full(length, sample_id), np.full(length, draw))
+    return np.append(np.argsort(philox(counter, (key % 2**32, key >> 32))[2]), np.arange(length, width))
+
+
 def swep(window: Window, settings: Settings, generator: nn.Module) -> Tensor:
-    """Eq. 1-4 of Lee et al. 2021 with half the sum of both KLs between clean and noisy predictions."""
-    e, length, lam = window.words(), window.length, settings.mle_weight
+    """Eq. 1-4 of Lee et al. 2021 with half the sum of both KLs between clean and noisy predictions, and Section 5.1's
+    kinds of noise."""
+    e, length, lam, alpha = window.words(), window.length, settings.mle_weight, settings.prior_variance
+    kind, mean = settings.noise, 0.0 if settings.noise == "additive" else 1.0
     clean = window.read(e)
-    delta, log_ratio = generator(clean.states[-1].detach()).chunk(2, -1)
-    mu, sigma = 1 + delta, settings.prior_variance**0.5 * (log_ratio / 2).exp()
-    noisy = window.read(window.of_tokens(e * (mu + sigma * window.drawn(normal, e))))
-    prior = Normal(1.0, settings.prior_variance**0.5)
-    kl = kl_divergence(Normal(mu, sigma), prior)[0, :length].sum()
+    parameters = generator(clean.states[-1].detach())
+    if kind == "shuffled":
+        parameters = parameters[:, shuffled(window.seed, window.draw, int(window.batch.sample_id), length, e.shape[1])]
+    delta, log_ratio = parameters.chunk(2, -1)
+    mu = torch.ones_like(delta) if kind == "fixed_mu" else mean + delta
+    sigma = torch.ones_like(delta) if kind == "fixed_sigma" else alpha**0.5 * (log_ratio / 2).exp()
+    z = mu if kind == "no_eps" else mu + sigma * window.drawn(normal, e)
+    noisy = window.read(window.of_tokens(e + z if kind == "additive" else e * z))
+    prior = Normal(mean, alpha**0.5)
+    posterior = Normal(mu, alpha**0.5 if kind == "no_eps" else sigma)
+    kl = kl_divergence(posterior, prior)[0, :length].sum()
     loss = lam * clean.nll + (1 - lam) * (noisy.nll + settings.beta * kl)
     return loss + settings.divergence_weight * both_directions(clean, noisy) / 2
 
