@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import find_adapter_config_file
@@ -99,6 +99,15 @@ def weight_files(source: str, label: str) -> list[Path]:
     return []
 
 
+def check_cache(name: str, label: str) -> None:
+    """Raises InputError: the hub is switched off, and nothing of the model was fetched before."""
+    if constants.is_offline_mode() and _local_folder(name) is None:
+        raise InputError(
+            f"{label}: not a folder, and not in the hub's cache (HF_HUB_OFFLINE is set): name a local folder, or fetch "
+            "it once without HF_HUB_OFFLINE"
+        )
+
+
 def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     """The config of a hub id or a local folder; `option` is the option or field that the user named it with.
 
@@ -109,6 +118,7 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     fix = "name a model on the hub that can be reached, or a local folder with a config.json"
     with transformers_errors(label, BAD_CONFIG, fix):
         if not Path(name).is_dir():
+            check_cache(name, label)
             check_hub(name, "config.json", label)
             find_adapter_config_file(name)  # fetches it
         check_folder(name, label)

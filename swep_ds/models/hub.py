@@ -19,7 +19,7 @@ from swep_ds.data.cache import checksum
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.tokens import is_mark
 from swep_ds.data.windows import stop_sampling
-from swep_ds.models.folders import check_folder, load_config, model_files, transformers_errors
+from swep_ds.models.folders import check_cache, check_folder, load_config, model_files, transformers_errors
 from swep_ds.ranks.launch import is_first_on_node
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     if Path(source, "config.json").is_file():
         load_config(source, option)  # transformers reads it for the tokenizer, too: its faults get their own message
     if not Path(source).is_dir():
+        check_cache(source, label)
         check_hub(source, "tokenizer_config.json", label)
     fix = "give a hub id that can be reached or a local folder with tokenizer files"
     with transformers_errors(label, "no tokenizer to load there", fix):
