@@ -59,7 +59,7 @@ def check_complete(
         )
     if missing and not new_head:
         raise InputError(
-            f"{label}: has no weights for {', '.join(missing[:3])}: name a model with a whole, trained {head} head"
+            f"{label}: has no weights for {', '.join(missing[:3])}: it is without a trained {head} head: name a model with one"
         )
 
 

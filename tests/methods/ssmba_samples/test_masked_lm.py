@@ -37,7 +37,7 @@ def test_an_encoder_without_the_head(folder, tmp_path):
     tiny.wordpiece().save_pretrained(tmp_path)
     for name in (str(tmp_path), "quickstart:encoder"):
         assert "has no weights for cls.predictions" in refused(name)
-        assert "name a model with a whole, trained masked-language-model head" in refused(name)
+        assert "it is without a trained masked-language-model head: name a model with one" in refused(name)
 
 
 def test_no_model_or_no_tokenizer_or_not_the_models_own(folder, tmp_path):
