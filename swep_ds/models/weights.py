@@ -59,7 +59,8 @@ def check_complete(
         )
     if missing and not new_head:
         raise InputError(
-            f"{label}: has no weights for {', '.join(missing[:3])}: it is without a trained {head} head: name a model with one"
+            f"{label}: has no weights for {', '.join(missing[:3])}: it is without a trained {head} head: name a model "
+            "with one"
         )
 
 
