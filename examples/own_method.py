@@ -24,9 +24,7 @@ class RotationSettings(sd.Settings):
 class Rotation(sd.Method):
     """e~ = ||e|| (e + s n) / ||e + s n||,   n ~ N(0, ||e||^2 / d I)"""
 
-    def __init__(self, settings: RotationSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.scale = settings.noise_scale
+    settings: RotationSettings
 
     def passes(self, progress: float) -> list[sd.Pass]:
         return [sd.Pass("clean", 0.5), sd.Pass("noisy", 0.5, self._rotate)]
@@ -35,7 +33,7 @@ class Rotation(sd.Method):
         embeddings = inputs.embeddings
         length = embeddings.norm(dim=-1, keepdim=True)
         noise = sd.gaussian(inputs).to(embeddings.dtype) * length / embeddings.shape[-1] ** 0.5
-        moved = embeddings + self.scale * noise
+        moved = embeddings + self.settings.noise_scale * noise
         return sd.Perturbed(moved * (length / moved.norm(dim=-1, keepdim=True).clamp(min=1e-6)))
 
 

@@ -92,7 +92,7 @@ def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:
     if name == PUBLISHED:
         if arguments.loop or arguments.profile or arguments.operations:
             raise InputError(f"--methods {name}: it has no engine: leave --loop, --profile and --operations out")
-        plain = ["method.name=mle", "train.precision=fp32", "train.packing=false", "train.compile=false"]
+        plain = ["method.name=mle", "train.precision=fp32", "train.compile=false"]
         return Recipe.load(arguments.recipe, [*arguments.set, *fixed, *plain])
     method, _, execution = name.partition(":")
     if method == "ssmba":

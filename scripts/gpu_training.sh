@@ -13,8 +13,6 @@
 #              mle, swep, quickstart, quickstart-zero3   four trainings with their scores
 #              deterministic-1, -2, deterministic   whether two runs with train.deterministic have the same weights
 #              undropped                    the base model without dropout of attention weights
-#              varlen                       a test: the kernel for packed windows beside attention window by window
-#              packing                      undropped, and without padding
 #              compile                      the base model, compiled
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
@@ -64,7 +62,7 @@ PY
 }
 
 begin "$3"
-pending base profile-base operations compile fp32 tf32 undropped packing && shape base "${base[@]}"
+pending base profile-base operations compile fp32 tf32 undropped && shape base "${base[@]}"
 pending large profile-large && shape large "${large[@]}"
 bench base 240 base $updates  # beside the published procedure, which is in fp32
 bench large 240 large $updates --methods mle swep:split swep:joint
@@ -91,12 +89,6 @@ else
   skip deterministic "its two runs are not done"
 fi
 bench undropped 120 base $updates --methods mle swep:split --set model.attention_dropout=0
-if rehearsing; then
-  skip varlen "it needs a GPU"
-else
-  step varlen 120 "$PYTHON" -m pytest tests/models/test_packing.py::test_the_varlen_kernel_equals_windows_one_by_one
-fi
-bench packing 120 base $updates --methods mle swep:split --set model.attention_dropout=0 --set train.packing=true
 bench compile 300 base $updates --set train.compile=true --methods mle swep:split
 scores
 finish

@@ -88,7 +88,6 @@ def cases() -> dict[str, list[Start]]:
     named["swep-no_mle"] = [Start({"method.mle_weight": 0})]
     named["swep-published"] = [Start({"method.separate_hidden_pass": True, "method.kl_reduction": "mean"})]
     named["joint"] = [Start({"train.execution": "joint"}, stage=3, ranks=2)]
-    named["packing"] = [Start({"train.packing": True})]
     named["max_tokens"] = [Start({"train.max_tokens": 200}, ranks=2)]
     named["adafactor"] = [Start({"train.optimizer": "adafactor"}, stage=0)]
     named["t5"] = [Start(recipe="t5")]

@@ -4,7 +4,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args, get_type_hints
 
 from swep_ds.common.errors import InputError
@@ -23,8 +22,9 @@ M = TypeVar("M", bound=type["Method"])
 def method(name: str) -> Callable[[M], M]:
     """Registers a `Method` under `name`, for recipes and commands.
 
-    Its constructor takes (settings, hidden_size, embedding_size), and annotates `settings` with a `Settings` class that
-    has the field `name: Literal["NAME"] = "NAME"`, as the methods of this package do.
+    The class has the annotation `settings: ITS_SETTINGS`, as the methods of this package do, or its constructor has it,
+    which takes (settings, hidden_size, embedding_size). These are a `Settings` class with the field
+    `name: Literal["NAME"] = "NAME"`.
 
     Raises:
         TypeError: the class is not such a method, or the name is taken.
@@ -35,10 +35,11 @@ def method(name: str) -> Callable[[M], M]:
         raise TypeError('method: it needs a name: write @sd.method("NAME")')
 
     def register(cls: M) -> M:
-        settings = get_type_hints(cls.__init__).get("settings")
+        annotations = get_type_hints(cls.__init__) | inspect.get_annotations(cls, eval_str=True)
+        settings = annotations.get("settings")
         if not (isinstance(settings, type) and issubclass(settings, Settings) and issubclass(cls, Method)):
             raise TypeError(
-                f"method {name!r}: {cls.__name__} must be a Method whose __init__ takes settings: ITS_SETTINGS"
+                f"method {name!r}: {cls.__name__} must be a Method with the annotation settings: ITS_SETTINGS"
             )
         if "name" not in settings.model_fields or settings.model_fields["name"].default != name:
             raise TypeError(f'method {name!r}: {settings.__name__} needs the field name: Literal["{name}"] = "{name}"')
@@ -56,8 +57,8 @@ def method(name: str) -> Callable[[M], M]:
 
 def _class_of(settings: Settings) -> type["Method"]:
     if type(settings) in SHIPPED:
-        folder = "rivals." if Path(__file__).with_name("rivals").joinpath(f"{settings.name}.py").exists() else ""
-        import_module(f"swep_ds.methods.{folder}{settings.name}")  # which registers its class
+        package = "swep_ds.methods.rivals" if settings.rival else "swep_ds.methods"
+        import_module(f"{package}.{settings.name}")  # which registers its class
     return _classes[type(settings)]
 
 

@@ -8,7 +8,7 @@
 c is Volpi et al.'s distance in semantic space (their Eq. 3), h the last hidden state. They step along g_k itself. Here
 the penalty is so curved (h has a norm of 10 and more) that no single step size climbs for every model throughout
 training, so a step has a fixed length, as in projected gradient ascent: a share of the norm of the window's embeddings.
-The ascent runs the model without dropout and computes the gradient of the embeddings alone, not of any parameter.
+The ascent runs the model without dropout and computes only the gradient of the embeddings.
 """
 
 import torch
@@ -20,9 +20,7 @@ from swep_ds.methods.settings import AdvAugSettings
 
 @method("adv_aug")
 class AdvAug(Method):
-    def __init__(self, settings: AdvAugSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+    settings: AdvAugSettings
 
     def passes(self, progress: float) -> list[Pass]:
         weight = self.settings.mle_weight
@@ -30,13 +28,16 @@ class AdvAug(Method):
         return [*clean, Pass("adversarial", 1 - weight, self._ascend)]
 
     def _ascend(self, inputs: Inputs) -> Perturbed:
-        mask_NT, base = inputs.batch.attention_mask, inputs.embeddings.detach()
+        mask_NT = inputs.batch.attention_mask
+        base = inputs.embeddings.detach()
         step_N11 = self.settings.step_size * norm(base * mask_NT[..., None])
-        delta, h = torch.zeros_like(base, dtype=torch.float32), None
+        delta = torch.zeros_like(base, dtype=torch.float32)
+        h = None
         for _ in range(self.settings.ascent_steps):
             delta.requires_grad_()
             output = inputs.forward(base + delta.to(base.dtype))
-            h = output.hidden.detach() if h is None else h
+            if h is None:
+                h = output.hidden.detach()
             distance_NT = (output.hidden - h).float().square().sum(-1) / 2
             distance_N = (distance_NT * mask_NT).sum(1) / mask_NT.sum(1)
             goal = (output.nll - self.settings.penalty * distance_N).sum()

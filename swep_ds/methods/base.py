@@ -5,7 +5,6 @@ methods: it asks for a forward and a backward per pass (`split`) or one for all 
 A new method is small: a `Settings` class with its fields (`settings.py`), and a `Method` that says what its passes are.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from swep_ds.data.batches import Batch
 from swep_ds.kernels import perturb
 from swep_ds.kernels.philox import MASK, noise_words
+from swep_ds.methods.settings import Settings
 from swep_ds.models.outputs import QAOutput
 
 
@@ -127,11 +127,6 @@ class Pass:
     hidden_distance_weight: float = 0.0
 
     def __post_init__(self):
-        numbers = ["weight", "divergence_weight", "hidden_distance_weight"]
-        numbers += ["kl_weight"] * (not isinstance(self.kl_weight, Tensor))  # which may be on a GPU
-        for name in numbers:
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"pass {self.name!r}: {name} {getattr(self, name)}: must be finite")
         if not self.trains and (isinstance(self.kl_weight, Tensor) or self.kl_weight):
             raise ValueError(f"pass {self.name!r}: a KL needs a pass that trains: weigh its nll or a divergence")
 
@@ -147,7 +142,8 @@ class Pass:
 
 
 class Method(nn.Module):
-    """Base of all methods. Its parameters, if any, train with the model's and are never exported.
+    """Base of all methods, whose class is annotated with its own `settings`. Its parameters, if any, train with the
+    model's and are never exported.
 
     They belong to child modules that take h [N, T, hidden]: `Objective` runs these where a micro-step perturbs nothing.
     """
@@ -156,6 +152,15 @@ class Method(nn.Module):
     learning_rate: float | None = None  # for the method's parameters; None = the model's
     max_grad_norm: float | None = None  # for their gradient; None = clipped with the model's; 0 = no clipping
     watches: str | None = None  # the statistic of `Objective.loss` that `observe` gets
+
+    def __init__(self, settings: Settings | None = None, hidden_size: int = 0, embedding_size: int = 0):
+        """
+        Args:
+            settings: None in a method of another package that keeps them itself.
+            hidden_size, embedding_size: widths of h and of word embeddings.
+        """
+        super().__init__()
+        self.settings = settings
 
     def passes(self, progress: float) -> list[Pass]:
         """The passes of one update, in order: at least one trains, and the first is compared with none.
@@ -166,7 +171,7 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def observe(self, mean: Tensor) -> None:
-        """Takes the mean of what it `watches` over an update's global batch: 0-dim, alike on all ranks."""
+        """Takes the mean of what it `watches` over an update's global batch: 0-dim, the same on every rank."""
         raise NotImplementedError
 
     def state(self) -> dict[str, float]:

@@ -10,13 +10,12 @@ from swep_ds.methods.settings import BernoulliDropoutSettings
 
 @method("bernoulli_dropout")
 class BernoulliDropout(Method):
-    def __init__(self, settings: BernoulliDropoutSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.p = settings.drop_probability
+    settings: BernoulliDropoutSettings
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("noisy", 1.0, self._drop)]
 
     def _drop(self, inputs: Inputs) -> Perturbed:
-        kept_NTd = (uniform(inputs) >= self.p).to(inputs.embeddings.dtype)
-        return Perturbed(inputs.embeddings * kept_NTd / (1 - self.p))
+        p = self.settings.drop_probability
+        kept_NTd = (uniform(inputs) >= p).to(inputs.embeddings.dtype)
+        return Perturbed(inputs.embeddings * kept_NTd / (1 - p))

@@ -7,12 +7,11 @@ from swep_ds.methods.settings import GaussianDropoutSettings
 
 @method("gaussian_dropout")
 class GaussianDropout(Method):
-    def __init__(self, settings: GaussianDropoutSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.variance = settings.drop_probability / (1 - settings.drop_probability)
+    settings: GaussianDropoutSettings
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("noisy", 1.0, self._draw)]
 
     def _draw(self, inputs: Inputs) -> Perturbed:
-        return Perturbed(multiply_by_gaussian(inputs, self.variance))
+        p = self.settings.drop_probability
+        return Perturbed(multiply_by_gaussian(inputs, p / (1 - p)))

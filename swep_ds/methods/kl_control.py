@@ -8,15 +8,12 @@
     r     <- r + (min(KL, 4 max(r, target)) - r) / RECENT         r = KL at first if the KL is above its target
     waits  : |error| > log 2 and error * (error + PACE * log(m / r)) < 0
 
-Dual ascent alone oscillates around the target. The noise generator responds slowly: in an update Adam moves a weight by
-at most about its learning rate, however large beta is. The KL therefore overshoots for many updates before a raised
-beta brings it down. The proportional term responds at once (Stooke et al., ICML 2020: PID Lagrangian methods).
+Dual ascent by itself oscillates around the target. The noise generator responds slowly: in an update Adam moves a
+weight by at most about its learning rate, however large beta is. The proportional term responds at once (Stooke et al.,
+ICML 2020: PID Lagrangian methods).
 
-The ascent waits while two things hold: the KL is more than a factor of 2 away from its target, and at its present pace,
-which the generator's learning rate decides, it would arrive within about PACE * RECENT = 200 updates. A theta that
-moved meanwhile would wind up, and the KL would overshoot. A KL that moves more slowly needs another theta, so the
-ascent continues. The KL differs from batch to batch. So in a fifth to a third of the updates a KL that stands still
-seems to move, and the ascent is slower by that share.
+The ascent waits while the KL is more than a factor of 2 away from its target and, at its present pace, would arrive
+within about PACE * RECENT = 200 updates: a theta that moved meanwhile would wind up, and the KL would overshoot.
 
 The ascent takes the relative error and not its logarithm: what must equal the target is the mean KL, and the mean of
 logarithms that vary is below the logarithm of the mean. A burst counts as twice the target, so that one batch does not
@@ -30,13 +27,9 @@ import torch
 from torch import Tensor
 
 SMOOTHING = 2  # updates; Adam's momentum smooths enough, and a longer mean answers too late
-# A KL that is twice the target makes beta 8 times as large. With 16 times, the KL of a model of 384 dimensions swings
-# further: the generator answers late, by Adam's momentum, and the encoder that it reads moves meanwhile.
-DAMPING = 3.0
+DAMPING = 3.0  # a KL that is twice the target makes beta 8 times as large; with 16 times the KL swings further
 REACH = 2.0  # beta is at most 400 times above or below exp(theta): bursts would live on in Adam's second moment
-# An error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer. With less, the KL
-# falls further behind at the end, where the learning rate decays and beta has to follow.
-ASCENT = 0.1
+ASCENT = 0.1  # an error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer
 FAR = math.log(2.0)  # nearer, DAMPING and the ascent are gentle enough
 RECENT = 16  # updates of the mean that tells where the KL comes from
 BURST = 4.0  # clip each KL at BURST times r or the target: what follows a burst would look like a fall
@@ -55,7 +48,8 @@ class KLController:
     """
 
     def __init__(self, target: float, beta: float):
-        self.target, self.start = target, math.log(beta)
+        self.target = target
+        self.start = math.log(beta)
         self.theta = torch.tensor(self.start, dtype=torch.double)
         self.mean = torch.tensor(target, dtype=torch.double)
         # 0 as at the prior: a KL that rises from there counts as on its way while the learning rate warms up
@@ -76,7 +70,8 @@ class KLController:
         before = torch.where(begins_above, kl, self.recent)
         recent = before + (torch.minimum(kl, BURST * before.clamp(min=self.target)) - before) / RECENT
         self.recent = torch.where(finite | (before > 0), recent, before)  # the first finite KL says where it begins
-        error, trend = self._error(), (self.mean / self.recent).log()
+        error = self._error()
+        trend = (self.mean / self.recent).log()
         waits = (error.abs() > FAR) & (error * (error + PACE * trend) < 0) & (self.recent > 0)
         ascent = ASCENT * (self.mean / self.target - 1).clamp(max=1)
         ascended = self.theta + torch.where(waits, 0.0, ascent)

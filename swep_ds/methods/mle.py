@@ -7,8 +7,7 @@ from swep_ds.methods.settings import MleSettings
 
 @method("mle")
 class Mle(Method):
-    def __init__(self, settings: MleSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
+    settings: MleSettings
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("clean", 1.0)]

@@ -1,6 +1,6 @@
 """Which word a perturbed embedding is nearest to, in the paper's sense: by largest inner product with the table."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,57 +12,49 @@ from swep_ds.models.backends import float32_products
 
 CHUNK = 2**15  # words whose embeddings are compared at once
 # `words_changed` samples as many tokens of a micro-batch as make this many products with the vocabulary, within bounds
-MEASURED_PRODUCTS, MEASURED_TOKENS = 2**22, (128, 512)
+MEASURED_PRODUCTS = 2**22
+MEASURED_TOKENS = (128, 512)
 
 
-def is_another(vectors: Tensor, words: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
-    """Whether another word's embedding has a larger inner product with a vector than its own word's, [..., K] bool.
-
-    Ties do not count; with a vector of zeros all words tie. Computes in float32 or better; at most [K, CHUNK] products
-    are in memory at a time.
-
-    Args:
-        vectors: [..., K, d].
-        words: ids of the words that the vectors come from, [K].
-        look_up: embeddings [M, d] of ids [M]. A call, not a weight: ZeRO-3 gathers weights only for a module's call.
-        vocabulary: number of words in the table.
-    """
-    precision = torch.promote_types(vectors.dtype, torch.float32)
-    vectors, rows = vectors.to(precision), words.expand(vectors.shape[:-1])
-    best = torch.full_like(vectors[..., 0], -torch.inf)
-    mine = best.clone()
-    for begin, products in _products(vectors, look_up, vocabulary):
-        count = products.shape[-1]
-        best = torch.maximum(best, products.amax(-1))
-        column = rows - begin
-        in_chunk = (column >= 0) & (column < count)
-        product = products.gather(-1, column.clamp(0, count - 1)[..., None])[..., 0]
-        mine = torch.where(in_chunk, product, mine)
-    return best > mine
-
-
+@torch.no_grad()
 def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
     """The ids [...] of the words whose embeddings have the largest inner products with vectors [..., d].
 
-    The first of equals. Arguments and precision as in `is_another`.
+    The first of equals. Computes in float32 or better; at most [..., CHUNK] products are in memory at a time.
+
+    Args:
+        look_up: embeddings [M, d] of ids [M]. A call, not a weight: ZeRO-3 gathers weights only for a module's call.
+        vocabulary: number of words in the table.
     """
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     best = torch.full_like(vectors[..., 0], -torch.inf)
     words = torch.zeros_like(best, dtype=torch.int64)
-    for begin, products in _products(vectors, look_up, vocabulary):
-        product, column = products.max(-1)
-        words = torch.where(product > best, begin + column, words)
-        best = torch.maximum(best, product)
+    with torch.autocast(vectors.device.type, enabled=False), float32_products("fp32"):
+        for begin in range(0, vocabulary, CHUNK):
+            ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=vectors.device)
+            product, column = (vectors @ look_up(ids).to(vectors.dtype).T).max(-1)
+            words = torch.where(product > best, begin + column, words)
+            best = torch.maximum(best, product)
     return words
 
 
-def _products(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Iterator[tuple[int, Tensor]]:
-    """Inner products [..., M] of the vectors with M words at a time, and the first of these words."""
-    for begin in range(0, vocabulary, CHUNK):
-        ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=vectors.device)
-        with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False), float32_products("fp32"):
-            products = vectors @ look_up(ids).to(vectors.dtype).T
-        yield begin, products  # outside of the contexts, or they would hold in the caller
+@torch.no_grad()
+def is_another(vectors: Tensor, words: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
+    """Whether another word's embedding has a larger inner product with a vector than its own word's, [..., K] bool.
+
+    Ties do not count; with a vector of zeros all words tie. Arguments and precision as in `nearest`.
+
+    Args:
+        vectors: [..., K, d].
+        words: ids of the words that the vectors come from, [K].
+    """
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    best = nearest(vectors, look_up, vocabulary)
+
+    def products(ids: Tensor) -> Tensor:
+        return (vectors * look_up(ids.flatten()).to(vectors.dtype).view(*ids.shape, -1)).sum(-1)
+
+    return products(best) > products(words)
 
 
 @torch.no_grad()
@@ -86,13 +78,13 @@ def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch,
     # ~seed: the noise's own key would give the numbers that Word-Dropout compares with its probability
     random_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[0][..., 0]
     random_values, sample = random_NT.masked_fill(batch.attention_mask == 0, -1).flatten().topk(count)
-    words, real = batch.input_ids.flatten()[sample], (random_values >= 0).to(batch.token_weight.dtype)
+    real = (random_values >= 0).to(batch.token_weight.dtype)
     vectors = torch.stack([embeddings.detach().flatten(0, 1)[sample] for embeddings in (perturbed, clean)])
 
     def look_up(ids: Tensor) -> Tensor:
         return qa.embed(batch._replace(input_ids=ids[None]))[0]
 
-    another = is_another(vectors, words, look_up, vocabulary)
+    another = is_another(vectors, batch.input_ids.flatten()[sample], look_up, vocabulary)
     weight = (batch.attention_mask.sum(1) * batch.token_weight).sum()  # this micro-batch's share of the tokens
     after, before = weight * (another * real).sum(-1) / real.sum()
     return {"words_changed": after, "words_changed_clean": before}

@@ -1,6 +1,6 @@
 """What learned noise does to the answer: the model's nll under it, under the same noise shuffled, under its prior's.
 
-The three share eps, so they differ by mu and sigma alone. What an ablation fixes (sigma 1, no eps) is so in all three.
+The three share eps, so they differ only by mu and sigma. What an ablation fixes (sigma 1, no eps) is so in all three.
 Shuffled noise keeps a window's mu and sigma, but gives them to other tokens of it. The nll is that of the gold answer,
 and that of the model's own guess on the clean input: its most likely start and its most likely end; for a generated
 answer its most likely token at each position, after the gold tokens before. The noise generator sees h, and h knows the
@@ -8,8 +8,6 @@ guess: noise that lowers the nll of the guess more than that of the gold answer 
 already.
 
 All of it is computed without gradient and dropout, and draws no number from any generator's state.
-
-`noise_statistics` and `collapse_remark` are what the log says about the noise beside that.
 """
 
 import math
@@ -22,7 +20,6 @@ from swep_ds.data.batches import Batch
 from swep_ds.kernels import MODES
 from swep_ds.kernels.philox import noise_words
 from swep_ds.methods.base import Inputs, NoiseKey, draw_noise, without_dropout
-from swep_ds.models.outputs import QAOutput
 
 # what SWEP is where the noise is its prior, by mode
 AT_PRIOR = {
@@ -61,21 +58,19 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
     with without_dropout(generator):
         learned = generator(clean.hidden)
     noises = {
-        "learned": (learned, mode),
-        "shuffled": (shuffle(learned, inputs.batch, inputs.key), mode),
-        "prior": (torch.zeros_like(learned), mode),
+        "learned": learned,
+        "shuffled": shuffle(learned, inputs.batch, inputs.key),
+        "prior": torch.zeros_like(learned),
     }
-    guess_NK, statistics = clean.logits.argmax(-1), {}
-    for name, (parameters, kind) in noises.items():
-        output = inputs.forward(draw_noise(inputs, parameters, prior_variance, kind)[0])
-        statistics |= {f"gold_nll_{name}": output.nll, f"guess_nll_{name}": _nll(output, guess_NK)}
+    guess_NK = clean.logits.argmax(-1)
+    statistics = {}
+    for name, parameters in noises.items():
+        output = inputs.forward(draw_noise(inputs, parameters, prior_variance, mode)[0])
+        precision = torch.promote_types(output.logits.dtype, torch.float32)
+        nll_NK = cross_entropy(output.logits.to(precision).transpose(1, 2), guess_NK, reduction="none")
+        statistics[f"gold_nll_{name}"] = output.nll
+        statistics[f"guess_nll_{name}"] = (nll_NK * output.shares).sum(1)
     return statistics
-
-
-def _nll(output: QAOutput, choices_NK: Tensor) -> Tensor:
-    precision = torch.promote_types(output.logits.dtype, torch.float32)
-    nll_NK = cross_entropy(output.logits.to(precision).transpose(1, 2), choices_NK, reduction="none")
-    return (nll_NK * output.shares).sum(1)
 
 
 def noise_statistics(parameters: Tensor, prior_variance: float, mode: str) -> dict[str, Tensor]:
@@ -95,7 +90,7 @@ def noise_statistics(parameters: Tensor, prior_variance: float, mode: str) -> di
     return statistics
 
 
-def collapse_remark(means: dict[str, float], progress: float, unlearned: float, mode: str, fix: str) -> str | None:
+def collapse_remark(means: dict[str, float], unlearned: float, mode: str, fix: str) -> str | None:
     """A sentence for the log where the noise is nearly its prior, judged by its KL per window.
 
     The KL bounds what the noise can tell about the answer. |mu - 1| would mislead: 0.01 in each of 768 dimensions of
@@ -107,9 +102,8 @@ def collapse_remark(means: dict[str, float], progress: float, unlearned: float, 
         mode: of `swep_ds.kernels.MODES`.
         fix: what to do, in the imperative.
     """
-    if progress < 0.1:
-        return None  # the noise starts there, or far away
-    learned, span = means["kl_per_window"], means["span_nats"]
+    learned = means["kl_per_window"]
+    span = means["span_nats"]
     if unlearned:
         learned *= 1 - unlearned / means["kl_per_token"]
     if learned >= span:

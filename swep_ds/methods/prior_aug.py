@@ -7,9 +7,7 @@ from swep_ds.methods.settings import PriorAugSettings
 
 @method("prior_aug")
 class PriorAug(Method):
-    def __init__(self, settings: PriorAugSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+    settings: PriorAugSettings
 
     def passes(self, progress: float) -> list[Pass]:
         weight = self.settings.mle_weight

@@ -1,7 +1,7 @@
 """The settings of every method that comes with this package, and the base class of all.
 
-They stand apart from the methods, which import PyTorch, so that a recipe is checked before that takes its seconds. The
-equations are beside the methods: `swep` is `swep_ds/methods/swep.py`.
+They import no PyTorch, so that a recipe is checked before that takes its seconds. A class here is all that makes a
+method known: `name` is that of its file, in `swep_ds/methods/` or, with `rival`, in `swep_ds/methods/rivals/`.
 """
 
 from typing import ClassVar, Literal
@@ -20,6 +20,7 @@ class Settings(Section):
     needs: ClassVar[Need | None] = None
     uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.forward`)
     draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
+    rival: ClassVar[bool] = False  # whether it is neither the paper's method nor one of its baselines
 
 
 class MleSettings(Settings):
@@ -69,27 +70,20 @@ class SwepSettings(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SwepSettings":
-        holds_kl = self.kl_target is not None
-        rules = (
-            (
-                holds_kl and self.beta == 0,
-                "beta: with kl_target beta starts from this value and is then multiplied: set it above 0",
-            ),
-            (
-                holds_kl and self.beta_schedule != "constant",
-                "beta_schedule: kl_target decides beta: set it to constant, or kl_target to null",
-            ),
-            (
-                holds_kl and self.noise == "fixed_sigma",
-                "kl_target: with noise fixed_sigma the KL cannot fall below a constant: set it to null",
-            ),
-            (
-                self.divergence_weight > 0 and self.mle_weight == 0,
+        faults = []
+        if self.kl_target is not None:
+            if self.beta == 0:
+                faults.append("beta: with kl_target beta starts from this value and is then multiplied: set it above 0")
+            if self.beta_schedule != "constant":
+                faults.append("beta_schedule: kl_target decides beta: set it to constant, or kl_target to null")
+            if self.noise == "fixed_sigma":
+                faults.append("kl_target: with noise fixed_sigma the KL cannot fall below a constant: set it to null")
+        if self.divergence_weight > 0 and self.mle_weight == 0:
+            faults.append(
                 "divergence_weight: it compares the noisy pass with the clean one, which does not train where "
-                "mle_weight is 0: set divergence_weight to 0, or mle_weight above 0",
-            ),
-        )
-        if faults := [fault for broken, fault in rules if broken]:
+                "mle_weight is 0: set divergence_weight to 0, or mle_weight above 0"
+            )
+        if faults:
             raise FieldFault(*faults)
         return self
 
@@ -139,6 +133,7 @@ class SsmbaSettings(Settings):
 class NeftuneSettings(Settings):
     """NEFTune: uniform noise added to word embeddings."""
 
+    rival: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
     name: Literal["neftune"] = "neftune"
     noise_alpha: float = Field(5.0, gt=0)  # alpha; the paper uses 5, 10 and 15
@@ -147,6 +142,7 @@ class NeftuneSettings(Settings):
 class RDropSettings(Settings):
     """R-Drop: two passes whose dropout differs, and the divergence of what they predict."""
 
+    rival: ClassVar[bool] = True
     name: Literal["r_drop"] = "r_drop"
     divergence_weight: float = Field(1.0, ge=0)  # alpha; the paper uses 0.1 to 1 for GLUE, 5 for translation
 
@@ -154,6 +150,7 @@ class RDropSettings(Settings):
 class FreelbSettings(Settings):
     """FreeLB: K ascent steps on an additive perturbation, every one of them trained on."""
 
+    rival: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
     needs: ClassVar[Need] = "gradient"
     name: Literal["freelb"] = "freelb"
@@ -165,6 +162,7 @@ class FreelbSettings(Settings):
 class R3fSettings(Settings):
     """R3F: what small noise on the embeddings does to the predictions costs."""
 
+    rival: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
     name: Literal["r3f"] = "r3f"
     noise: Literal["uniform", "normal"] = "uniform"  # the distribution it is drawn from
@@ -175,6 +173,7 @@ class R3fSettings(Settings):
 class PdrSettings(Settings):
     """PDR: the divergence of the predictions on clean and on virtually adversarial embeddings."""
 
+    rival: ClassVar[bool] = True
     uses_model: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
     name: Literal["pdr"] = "pdr"
@@ -187,6 +186,7 @@ class PdrSettings(Settings):
 class FgmSettings(Settings):
     """FGM: a second pass on embeddings that one ascent step made worse."""
 
+    rival: ClassVar[bool] = True
     needs: ClassVar[Need] = "gradient"
     name: Literal["fgm"] = "fgm"
     epsilon: float = Field(0.2, gt=0)  # Frobenius norm of a window's perturbation
@@ -195,6 +195,7 @@ class FgmSettings(Settings):
 class SymnoiseSettings(Settings):
     """SymNoise: noise added to the embeddings and subtracted from them."""
 
+    rival: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
     name: Literal["symnoise"] = "symnoise"
     noise_alpha: float = Field(5.0, gt=0)  # alpha
@@ -203,6 +204,7 @@ class SymnoiseSettings(Settings):
 class LnsrSettings(Settings):
     """LNSR: noise on the embeddings should change the hidden states of no layer."""
 
+    rival: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
     needs: ClassVar[Need] = "dropout"
     name: Literal["lnsr"] = "lnsr"

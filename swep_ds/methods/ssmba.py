@@ -10,5 +10,4 @@ from swep_ds.methods.settings import SsmbaSettings
 
 @method("ssmba")
 class Ssmba(Mle):
-    def __init__(self, settings: SsmbaSettings, hidden_size: int, embedding_size: int):
-        super().__init__(settings, hidden_size, embedding_size)  # the passes of MLE
+    settings: SsmbaSettings

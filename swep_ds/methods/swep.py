@@ -1,14 +1,13 @@
-"""SWEP multiplies word embeddings by noise that the model itself learns (Lee et al., ACL 2021, Eq. 1-4, Algorithm 1).
+"""SWEP multiplies word embeddings by noise that the model itself learns (Lee et al., ACL 2021, Section 3, Algorithm 1).
 
-    h = f(e)                                                    the clean pass
-    (mu, log sigma^2) = (1, log alpha) + MLP(stop_gradient(h))  `NoiseGenerator` (Eq. 3)
-    z = mu + sigma * eps, eps ~ N(0, I);  e~ = e * z            `Swep._perturb` (Eq. 3)
-    loss = lambda * nll(e)                                      L_MLE (Eq. 1), weighted by Eq. 4
-           + (1 - lambda) * (nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I)))     L_noise (Eq. 2)
+    Eq. 1   L_MLE   = nll(e)                                   the clean pass, which leaves h = f(e)
+    Eq. 2   L_noise = nll(e~) + beta * KL(N(mu, sigma^2) || N(1, alpha I))      the noisy pass: the ELBO, for beta 1/K
+    Eq. 3   (mu, log sigma^2) = (1, log alpha) + MLP(stop_gradient(h))          `NoiseGenerator`
+            z = mu + sigma * eps, eps ~ N(0, I);  e~ = e * z                    `Swep._perturb`
+    Eq. 4   loss = lambda * L_MLE + (1 - lambda) * L_noise                      `Swep.passes`
 
-Algorithm 1 is `Swep.passes`: the clean pass leaves h, the noisy pass perturbs. `Objective.loss` detaches h, which is
-the stop-gradient, and adds up the loss; `swep_ds.training.loop.run_update` goes forward and backward. At inference
-nothing is perturbed.
+`Objective.loss` runs the passes, detaches h, which is the stop-gradient, and adds up the loss;
+`swep_ds.training.loop.run_update` goes forward and backward. At inference nothing is perturbed.
 
 With `divergence_weight` the loss also has R-Drop's divergence between p(y | e) and p(y | e~); the paper has none.
 
@@ -58,35 +57,58 @@ class NoiseGenerator(nn.Module):
                 self.difference.bias[embedding_size:] -= math.log(settings.prior_variance)
 
     def forward(self, hidden_NTH: Tensor) -> Tensor:
-        """h [N, T, hidden] -> what `swep_ds.kernels.perturb` takes, [N, T, 2d]: mu - m, then log(sigma^2 / alpha)."""
+        """h [N, T, hidden] -> differences from the prior [N, T, 2d]: mu - m, then log(sigma^2 / alpha).
+
+        bfloat16 would round such small differences away from mu itself (`kernels/modes.py`).
+        """
         hidden_NTH = hidden_NTH.to(self.inner.weight.dtype)  # a frozen model may be in bf16, and this in float32
         return self.difference(self.dropout(torch.relu(self.inner(hidden_NTH))))
 
 
 @method("swep")
 class Swep(Method):
+    settings: SwepSettings
     control: KLController | None = None
 
     def __init__(self, settings: SwepSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings, self.kl_reduction = settings, settings.kl_reduction
+        super().__init__(settings)
+        self.kl_reduction = settings.kl_reduction
+        self.learning_rate = settings.noise_learning_rate
+        self.max_grad_norm = settings.noise_max_grad_norm
         self.mode = "learned" if settings.noise == "shuffled" else settings.noise
         self.noise = NoiseGenerator(settings, hidden_size, embedding_size, MODES[self.mode].prior_mean)
-        self.learning_rate, self.max_grad_norm = settings.noise_learning_rate, settings.noise_max_grad_norm
         if settings.kl_target is not None:
             self.control = KLController(settings.kl_target, settings.beta)
             self.watches = "kl_per_window" if self.kl_reduction == "sum" else "kl_per_token"
 
     def passes(self, progress: float) -> list[Pass]:
-        """One update of Algorithm 1."""
-        weight, divergence = self.settings.mle_weight, self.settings.divergence_weight
+        """Algorithm 1, with the weights of Eq. 4."""
+        weight = self.settings.mle_weight
+        divergence = self.settings.divergence_weight
         noisy = Pass("noisy", 1 - weight, self._perturb, kl_weight=(1 - weight) * self.beta(progress))
         if self.settings.separate_hidden_pass:
             clean = [Pass("clean", weight, divergence_weight=divergence)] if weight else []
             return [Pass("hidden", 0.0, keeps_hidden=True), noisy, *clean]
         return [Pass("clean", weight, keeps_hidden=True), replace(noisy, divergence_weight=divergence)]
 
+    def _perturb(self, inputs: Inputs) -> Perturbed:
+        """Eq. 3: e~ = e * z with z = mu + sigma * eps; and the KL of Eq. 2 per token."""
+        alpha = self.settings.prior_variance
+        h = inputs.carried.hidden  # detached (`PassState`): no gradient of the noise reaches the encoder through it
+        parameters = self.noise(h)
+        if self.settings.noise == "shuffled":
+            parameters = shuffle(parameters, inputs.batch, inputs.key)
+        # one kernel computes mu, sigma, z, the product and the KL: `kernels/modes.py` has the formulas
+        embeddings, kl = draw_noise(inputs, parameters, alpha, self.mode)
+        return Perturbed(
+            embeddings,
+            kl,
+            measure=lambda: noise_statistics(parameters.detach(), alpha, self.mode),
+            compare=lambda: noise_effect(inputs, self.noise, alpha, self.mode),
+        )
+
     def beta(self, progress: float) -> float | Tensor:
+        """The weight of the KL in Eq. 2."""
         if self.control:
             return self.control.beta
         shares = {
@@ -107,30 +129,20 @@ class Swep(Method):
         if self.control:
             self.control.load(state)
 
-    def _perturb(self, inputs: Inputs) -> Perturbed:
-        """e~ and the KL per token. h is detached (`PassState`): no gradient of the noise reaches the encoder by it."""
-        parameters, alpha = self.noise(inputs.carried.hidden), self.settings.prior_variance
-        if self.settings.noise == "shuffled":
-            parameters = shuffle(parameters, inputs.batch, inputs.key)
-        return Perturbed(
-            *draw_noise(inputs, parameters, alpha, self.mode),
-            measure=lambda: noise_statistics(parameters.detach(), alpha, self.mode),
-            compare=lambda: noise_effect(inputs, self.noise, alpha, self.mode),
-        )
-
     def remark(self, means: dict[str, float], progress: float) -> str | None:
-        if "kl_per_window" not in means:
-            return None  # a kind of noise without a KL
-        fix = "lower method.beta to let it learn"
-        if self.control:
-            fix = "raise method.kl_target to let it learn"
+        if "kl_per_window" not in means or progress < 0.1:
+            return None  # a kind of noise without a KL; or the noise is still near where it starts
+        learn_longer = "raise method.noise_learning_rate, or train for more updates"
+        if self.control is None:
+            fix = "lower method.beta to let it learn" if self.beta(progress) else f"beta is 0 here: {learn_longer}"
+        else:
             tokens = 1 if self.kl_reduction == "sum" else math.exp(means["span_nats"] / 2)
             target = self.control.target * tokens
-            if target >= means["span_nats"]:
-                if means["kl_per_window"] > target / 4:
-                    return None  # means of ten updates swing around the target, down to a third of it
-                fix = "method.kl_target is not reached: raise method.noise_learning_rate, or train for more updates"
-        elif not self.beta(progress):
-            fix = "beta is 0 here: raise method.noise_learning_rate, or train for more updates"
+            if target < means["span_nats"]:
+                fix = "raise method.kl_target to let it learn"
+            elif means["kl_per_window"] > target / 4:
+                return None  # means of ten updates swing around the target, down to a third of it
+            else:
+                fix = f"method.kl_target is not reached: {learn_longer}"
         unlearned = self.noise.inner.out_features * MODES[self.mode].fixed_kl(self.settings.prior_variance) / 2
-        return collapse_remark(means, progress, unlearned, self.mode, fix)
+        return collapse_remark(means, unlearned, self.mode, fix)

@@ -10,13 +10,11 @@ from swep_ds.methods.settings import WordDropoutSettings
 
 @method("word_dropout")
 class WordDropout(Method):
-    def __init__(self, settings: WordDropoutSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.p = settings.drop_probability
+    settings: WordDropoutSettings
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("noisy", 1.0, self._drop)]
 
     def _drop(self, inputs: Inputs) -> Perturbed:
-        kept_NT1 = uniform(inputs, width=4)[..., :1] >= self.p  # a counter yields at least 4
+        kept_NT1 = uniform(inputs, width=4)[..., :1] >= self.settings.drop_probability  # a counter yields at least 4
         return Perturbed(inputs.embeddings * kept_NT1.to(inputs.embeddings.dtype))

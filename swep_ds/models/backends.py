@@ -1,14 +1,23 @@
-"""PyTorch's global switches of a GPU's kernels, set for a block and then put back: matrix products and attention."""
+"""PyTorch's and transformers' global switches, set for a block and then put back.
+
+`given_masks` builds SDPA and eager attention masks without a host-device synchronisation. In every forward pass
+transformers checks whether a padding mask masks anything, to leave it out where nothing is padded; on a GPU the host
+then waits for all queued work. Here the host already knows (`Batch.padding_mask`), so a given mask is used as it is.
+flash_attention_2 still synchronises in every layer of a padded batch: transformers removes the padding there and reads
+from the device how much is left.
+"""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from typing import Literal
 
 import torch
+from torch import Tensor
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASK_FUNCTIONS
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # train.precision -> dtype of the weights
-_lock, _overlapping, _before = threading.Lock(), 0, True  # of `without_cudnn_attention`
 
 
 @contextmanager
@@ -26,25 +35,65 @@ def float32_products(kind: Literal["tf32", "fp32"]) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
+def _for_a_block(change: Callable[[], Callable[[], None]]) -> Callable[[], AbstractContextManager[None]]:
+    """Makes a context manager of a function that changes the process and returns what undoes the change.
+
+    Blocks may overlap, in any threads: the first one changes the process, and the end of the last one undoes it.
+    """
+    lock = threading.Lock()
+    blocks = 0
+    undo = None
+
+    @wraps(change)
+    @contextmanager
+    def block() -> Iterator[None]:
+        nonlocal blocks, undo
+        with lock:
+            if blocks == 0:
+                undo = change()
+            blocks += 1
+        try:
+            yield
+        finally:
+            with lock:
+                blocks -= 1
+                if blocks == 0:
+                    undo()
+
+    return block
+
+
+@_for_a_block
+def without_cudnn_attention() -> Callable[[], None]:
     """Inside, PyTorch's fused attention (SDPA) does not take cuDNN's kernel.
 
     On an H100, H200 or B200, PyTorch 2.11 and later prefer that kernel in half precision. cuDNN plans it anew for each
     shape (docs/performance.md). The switch is global, so that the forward that activation checkpointing repeats in a
-    backward takes the same kernel. When the last of several overlapping blocks ends, in any thread, it is set back to
-    what it was before the first.
+    backward takes the same kernel.
     """
-    global _overlapping, _before
-    with _lock:
-        if not _overlapping:
-            _before = torch.backends.cuda.cudnn_sdp_enabled()
-            torch.backends.cuda.enable_cudnn_sdp(False)
-        _overlapping += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _overlapping -= 1
-            if not _overlapping:
-                torch.backends.cuda.enable_cudnn_sdp(_before)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return lambda: torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def _without_sync(make_mask: Callable) -> Callable:
+    """Wraps one of transformers' mask functions so that it uses the padding mask that it is given."""
+
+    @wraps(make_mask)
+    def make(*args, attention_mask: Tensor | None = None, allow_is_bidirectional_skip: bool = False, **kwargs):
+        skip = allow_is_bidirectional_skip and attention_mask is None
+        return make_mask(*args, attention_mask=attention_mask, allow_is_bidirectional_skip=skip, **kwargs)
+
+    return make
+
+
+# the same functions in every block: a compiled model would be compiled anew for others
+WITHOUT_SYNC = {name: _without_sync(MASK_FUNCTIONS[name]) for name in ("sdpa", "eager")}
+
+
+@_for_a_block
+def given_masks() -> Callable[[], None]:
+    """Inside, models use the padding masks that they are given."""
+    before = {name: MASK_FUNCTIONS[name] for name in WITHOUT_SYNC}
+    MASK_FUNCTIONS.update(WITHOUT_SYNC)
+    return lambda: MASK_FUNCTIONS.update(before)

@@ -23,10 +23,10 @@ DECIDING = (
 )
 BAD_CONFIG = "no model can be built from its config.json"
 CORRECT = "correct it or name another model"
-# Fields of config.json, wherever they stand: attention and experts may be code from the hub, quantised weights cannot
-# be trained, and the last two change transformers' classes and the file that the weights come from.
+# Fields of config.json, wherever they stand: attention and experts may be code from the hub, and quantised weights
+# cannot be trained.
 REFUSED = re.compile(
-    r'"(\w*(?:attn|experts)_implementation\w*|quantization_config|fusion_config|transformers_weights)": '
+    r'"(\w*(?:attn|experts)_implementation\w*|quantization_config)": '
     r'(?!null|true|false|"(?:eager|sdpa|batched_mm|grouped_mm)")'
 )
 
@@ -56,12 +56,10 @@ def transformers_errors(label: str, fault: str, fix: str) -> Iterator[None]:
 
 
 def check_folder(source: str, label: str) -> None:
-    """Refuses a PEFT adapter, alone or beside a model. transformers applies one that it finds, without the head that
-    was trained with it. Looks into a local folder or the hub's cache. Raises InputError."""
-    with as_input_error(f"{label}: the folder cannot be listed", "give this user permission to read it"):
-        folder = _local_folder(source)
-        has_adapter = folder is not None and (folder / "adapter_config.json").is_file()
-    if has_adapter:
+    """Refuses a PEFT adapter, with or without a model in its folder. transformers applies one that it finds, without
+    the head that was trained with it. Looks into a local folder or the hub's cache. Raises InputError."""
+    folder = _local_folder(source)
+    if folder is not None and (folder / "adapter_config.json").is_file():
         raise InputError(
             f"{label}: holds an adapter (adapter_config.json): merge it (merge_and_unload), save model and tokenizer, "
             "and name that folder"
@@ -80,9 +78,8 @@ def _local_folder(source: str) -> Path | None:
 
 def model_files(source: str | Path, label: str) -> list[Path]:
     """The files in a model's local folder that decide what it answers: settings, vocabulary, weights, and how its run
-    read texts. Raises InputError: as `weight_files`, or the folder cannot be listed."""
-    with as_input_error(f"{label}: the folder cannot be listed", "give this user permission to read it"):
-        entries = sorted(Path(source).iterdir())
+    read texts. Raises InputError: as `weight_files`."""
+    entries = sorted(Path(source).iterdir())
     deciding = [entry for entry in entries if re.fullmatch(DECIDING, entry.name) and entry.is_file()]
     return deciding + weight_files(str(source), label)
 
@@ -91,11 +88,15 @@ def weight_files(source: str, label: str) -> list[Path]:
     """The files that transformers loads the weights from: those of a local folder, or of a hub id in the hub's cache.
     They may be missing. Raises InputError: the index of the weights is damaged."""
     folder = _local_folder(source)
-    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None) if folder else None
-    if file is None or file.suffix != ".json":
-        return [file] if file else []
-    with as_input_error(f"{label}: its {file.name} has no weight_map", "fetch it again"):
-        return [folder / name for name in sorted(set(read_json(file)["weight_map"].values()))]
+    if folder is None:
+        return []
+    for file in (folder / name for name in WEIGHTS):
+        if file.is_file() and file.suffix != ".json":
+            return [file]
+        if file.is_file():
+            with as_input_error(f"{label}: its {file.name} has no weight_map", "fetch it again"):
+                return [folder / name for name in sorted(set(read_json(file)["weight_map"].values()))]
+    return []
 
 
 def check_cache(name: str, label: str) -> None:
@@ -114,23 +115,17 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     malformed.
     """
     label = f"{option} {name}"
-    fault, fix = "neither a model on the hub that can be reached nor a local folder with a config.json", "name one"
-    if not Path(name).is_dir():
-        check_cache(name, label)
-        check_hub(name, "config.json", label)
-        with transformers_errors(label, fault, fix):
+    fix = "name a model on the hub that can be reached, or a local folder with a config.json"
+    with transformers_errors(label, BAD_CONFIG, fix):
+        if not Path(name).is_dir():
+            check_cache(name, label)
+            check_hub(name, "config.json", label)
             find_adapter_config_file(name)  # fetches it
-    check_folder(name, label)
-    if Path(name, "config.json").is_file():
-        fault, fix = BAD_CONFIG, CORRECT
-    with transformers_errors(label, fault, fix):
+        check_folder(name, label)
         settings, _ = PreTrainedConfig.get_config_dict(name)
-    if refused := REFUSED.search(json.dumps(settings)):
-        raise InputError(
-            f"{label}: its config.json has {refused[1]}, which may need code from the hub or weights that cannot be "
-            "trained: remove the field, or name another model"
-        )
-    if settings:  # empty if the folder has no config.json
-        fault, fix = BAD_CONFIG, CORRECT
-    with transformers_errors(label, fault, fix):
+        if refused := REFUSED.search(json.dumps(settings)):
+            raise InputError(
+                f"{label}: its config.json has {refused[1]}, which may need code from the hub or weights that cannot "
+                "be trained: remove the field, or name another model"
+            )
         return AutoConfig.from_pretrained(name, trust_remote_code=False)

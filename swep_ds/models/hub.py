@@ -25,7 +25,6 @@ from swep_ds.ranks.environment import is_first_on_node
 log = logging.getLogger(__name__)
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
-SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
 # of a tokenizer's class, which may differ from the defaults
 KEPT = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "pad_token_type_id")
 FIRST_TEXTS = 20  # that are looked at: whether questions are taken must not depend on what comes later
@@ -61,7 +60,8 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     Raises InputError: no tokenizer, or one that is damaged, slow (no character offsets), without words or a padding
     token, or needs its own code.
     """
-    source, label = resolve_model(name, option), f"{option} {name}"
+    source = resolve_model(name, option)
+    label = f"{option} {name}"
     check_folder(source, label)
     if Path(source, "config.json").is_file():
         load_config(source, option)  # transformers reads it for the tokenizer, too: its faults get their own message
@@ -77,9 +77,9 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
             "tokenizer.json"
         )
     stop_sampling(tokenizer.backend_tokenizer)
+    # without tokenizer files transformers makes a tokenizer that has only special tokens
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     words = tokenizer.get_vocab().keys() - special - {*tokenizer.all_special_tokens}
-    # without tokenizer files transformers makes a tokenizer of special tokens alone
     if not any(letter.isalnum() for word in words for letter in word):
         raise InputError(
             f"{label}: its tokenizer knows no words (no tokenizer files, or empty ones): add the model's, such as "
@@ -87,8 +87,6 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
         )
     if tokenizer.pad_token_id is None:
         raise InputError(f"{label}: its tokenizer has no padding token: set pad_token in its configuration")
-    with transformers_errors(label, "its tokenizer cannot be used", "correct its tokenizer files"):
-        tokenizer(SAMPLE, SAMPLE)
     return tokenizer
 
 
@@ -102,7 +100,8 @@ def _load_tokenizer(source: str, label: str) -> PreTrainedTokenizerBase:
     file = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
     if file is None:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    as_written, settings = Tokenizer.from_file(file), {}
+    as_written = Tokenizer.from_file(file)
+    settings = {}
     try:
         made = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # any kind, where the class cannot be built from another kind of vocabulary
@@ -144,30 +143,18 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, la
         label: how the user named the model, as in "model.name ./bert".
 
     Raises:
-        InputError: the model has too few word embeddings or token types.
+        InputError: the model has too few word embeddings.
     """
-    fix = "name a folder with the model's own tokenizer files"
-    encoded = tokenizer(SAMPLE, SAMPLE, return_token_type_ids=True)
-    ids = [*tokenizer.get_vocab().values(), *encoded.input_ids, *tokenizer(SAMPLE).input_ids]
-    tokens, rows = max(len(tokenizer), 1 + max(ids)), _rows(model)
+    tokens = 1 + max(tokenizer.get_vocab().values())
+    rows = model.get_input_embeddings().num_embeddings
     if tokens > rows:
         raise InputError(
             f"{label}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): they do "
-            f"not belong together, {fix}"
+            "not belong together, name a folder with the model's own tokenizer files"
         )
-    inputs, types = tokenizer.model_input_names, getattr(model.config, "type_vocab_size", 0)
-    needed = 1 + max(*encoded.token_type_ids, tokenizer.pad_token_type_id)
-    if "token_type_ids" not in inspect.signature(model.forward).parameters or types == 1:
-        tokenizer.model_input_names = [name for name in inputs if name != "token_type_ids"]
-    elif "token_type_ids" in inputs and 0 < types < needed:  # 0: takes token types and ignores them
-        raise InputError(
-            f"{label}: its tokenizer gives {needed} token types, and its config.json has type_vocab_size {types}: {fix}"
-        )
-
-
-def _rows(model: PreTrainedModel) -> int:
-    embeddings = model.get_input_embeddings()
-    return embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else len(embeddings.weight)
+    takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+    if not takes_types or getattr(model.config, "type_vocab_size", 0) == 1:
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
 
 
 def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label: str, data: str) -> None:
@@ -181,7 +168,9 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
     Raises:
         InputError: less than `MIN_KNOWN` of their letters and digits are known.
     """
-    known, total, unknown = 0, 0, tokenizer.unk_token_id
+    known = 0
+    total = 0
+    unknown = tokenizer.unk_token_id
     beginnings = [text[:1000] for text in islice(texts, FIRST_TEXTS)]
     if not beginnings:
         return

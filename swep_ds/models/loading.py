@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from swep_ds.common.errors import InputError
-from swep_ds.models.folders import BAD_CONFIG, CORRECT, load_config, transformers_errors, weight_files
+from swep_ds.models.folders import BAD_CONFIG, CORRECT, load_config, transformers_errors
 from swep_ds.models.trial import check_mapped, check_takes_embeddings
 from swep_ds.models.weights import check_complete, check_files, check_finite
 
@@ -46,20 +46,27 @@ def load_trainable(
         attention_dropout: probability that an attention weight is dropped; None = the config's.
         mapped: leaves the weights in their files and dtypes, mapped into memory that the system can take back;
             `training.sharding.shard` spreads them over the ranks from there.
-        weights: False reads the config alone; the model is then on the meta device.
+        weights: False reads only the config; the model is then on the meta device.
 
     Raises:
         InputError: as `load_weights`; or the model does not take word embeddings, does not support activation
             checkpointing, has no dropout of attention weights to set, or has a config that could not be exported.
     """
-    label, config = f"model.name {name}", load_config(name)
+    label = f"model.name {name}"
+    config = load_config(name)
     if config.is_encoder_decoder and auto_class is not AutoModelForSeq2SeqLM:
         raise InputError(
             f"task extractive: {name} is a sequence-to-sequence model ({config.model_type}): set task to generative"
         )
     config.dtype = None  # it need not be the files' dtype
     if attention_dropout is not None:
-        set_attention_dropout(config, attention_dropout)
+        names = [name for name in ATTENTION_DROPOUTS if hasattr(config, name)]
+        if not names:  # T5 has a single dropout for everything
+            raise InputError(
+                f"model.attention_dropout: {config.model_type} has no dropout of only its attention weights: set it to "
+                "null"
+            )
+        setattr(config, names[0], attention_dropout)
     if not weights:
         model = make_hollow(auto_class, config, label, attention)
         check_takes_embeddings(model, label)
@@ -85,16 +92,6 @@ def load_trainable(
     return model
 
 
-def set_attention_dropout(config: PreTrainedConfig, value: float) -> None:
-    """Raises InputError: the model has none that can be set alone; T5 has a single dropout for everything."""
-    names = [name for name in ATTENTION_DROPOUTS if hasattr(config, name)]
-    if not names:
-        raise InputError(
-            f"model.attention_dropout: {config.model_type} has no dropout of attention weights alone: set it to null"
-        )
-    setattr(config, names[0], value)
-
-
 def load_weights(
     auto_class,
     config: PreTrainedConfig,
@@ -111,8 +108,8 @@ def load_weights(
     Args:
         config: from `load_config`, for `source`: a folder or a hub id.
         label: how the user named the model, as in "model.name ./bert".
-        mapped: as `load_trainable`; rank 0 alone then checks that the weights are finite.
-        new_head: whether the task's head may be missing; transformers then draws it, alike at any dtype.
+        mapped: as `load_trainable`; only rank 0 then checks that the weights are finite.
+        new_head: whether the task's head may be missing; transformers then draws it, the same at any dtype.
         dtype: "auto" = the config's, else the files'.
 
     Raises:
@@ -120,11 +117,6 @@ def load_weights(
             shapes, not in floating point or not finite.
     """
     renamed = _prefixes(make_hollow(auto_class, config, label, attention))
-    former_head = auto_class is AutoModelForQuestionAnswering and _has_another_head(config)
-    if former_head and not new_head:  # ModernBERT's heads have the same names
-        raise InputError(
-            f"{label}: is a {config.architectures[0]}, without a trained question-answering head: name a model with one"
-        )
     with transformers_errors(label, "cannot load", "correct the folder or name another model"):
         model, report = auto_class.from_pretrained(
             source,
@@ -136,39 +128,21 @@ def load_weights(
             key_mapping=renamed,
             **_options(attention),
         )
-    if former_head:
-        _draw_output_anew(model, {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
+    if auto_class is AutoModelForQuestionAnswering:
+        _draw_former_output_anew(model, report)
     # save_pretrained would give the weights their former names, which only `key_mapping` reads
     model._weight_conversions = [
         conversion for conversion in model._weight_conversions if not renamed.keys() & {*conversion.source_patterns}
     ]
-    names = check_files(source, label, unused=report["unexpected_keys"], finite=mapped and _reads_mapped())
-    head = HEADS[auto_class][0]
-    check_complete(model, source, names, report, label, head, new_head=new_head, former_head=former_head)
-    if not mapped or any(file.suffix == ".bin" for file in weight_files(source, label)):  # pickles are not mapped
+    names = check_files(source, label, unused=report["unexpected_keys"])
+    check_complete(model, source, names, report, label, HEADS[auto_class][0], new_head=new_head)
+    if not mapped or _reads_mapped():
         check_finite(model, label)
     return model
 
 
-def _has_another_head(config: PreTrainedConfig) -> bool:
-    """Whether the model was saved with a head that chooses among labels or texts."""
-    return any("Classification" in name or "MultipleChoice" in name for name in config.architectures or ())
-
-
-def _draw_output_anew(model: PreTrainedModel, drawn: set[str]) -> None:
-    """Replaces a span head's output layer by a new one, unless it is among the weights that were `drawn`: that of a
-    former head with two labels has its shape and, in ModernBERT, its name."""
-    for name, module in model.named_modules():
-        if name.startswith(f"{model.base_model_prefix}.") or getattr(module, "out_features", None) != 2:
-            continue
-        if f"{name}.weight" not in drawn:
-            for parameter, value in [*module.named_parameters()]:
-                setattr(module, parameter, torch.nn.Parameter(torch.empty_like(value)))
-            model._init_weights(module)
-
-
 def _reads_mapped() -> bool:
-    """Whether this rank checks what is mapped, which reads it from the disk: rank 0 alone."""
+    """Whether this rank checks what is mapped, which reads it from the disk: only rank 0."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
@@ -178,6 +152,27 @@ def _prefixes(model: PreTrainedModel) -> dict[str, str]:
     own = model.base_model_prefix
     others = {parent.base_model_prefix for parent in type(model).__mro__ if hasattr(parent, "base_model_prefix")}
     return {rf"^{other}\.": f"{own}." for other in others - {own, ""}}
+
+
+def _draw_former_output_anew(model: PreTrainedModel, report: dict[str, Any]) -> None:
+    """Counts a span head's output layer as missing if it came from a head that chose among labels or texts.
+
+    ModernBERT calls both "classifier", and with two labels they have the same shape. transformers draws one of another
+    shape itself.
+    """
+    if not any("Classification" in name or "MultipleChoice" in name for name in model.config.architectures or ()):
+        return
+    drawn = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+    for name, module in model.named_modules():
+        if name.startswith(f"{model.base_model_prefix}.") or getattr(module, "out_features", None) != 2:
+            continue
+        if f"{name}.weight" not in drawn:
+            for parameter, value in [*module.named_parameters()]:
+                setattr(module, parameter, torch.nn.Parameter(torch.empty_like(value)))
+            model._init_weights(module)
+        weights = {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
+        report["missing_keys"] = weights | {*report["missing_keys"]}
+        report["mismatched_keys"] = [weight for weight in report["mismatched_keys"] if weight[0] not in weights]
 
 
 def make_hollow(auto_class, config: PreTrainedConfig, label: str, attention: str = "auto") -> PreTrainedModel:
@@ -193,9 +188,7 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str, attention: str
         raise InputError(
             f"{label}: transformers has no {head} head for model type {config.model_type!r}: name {advice}"
         )
-    for switch in ("output_attentions", "output_hidden_states"):
-        if getattr(config, switch, False):
-            setattr(config, switch, False)
+    config.output_attentions = config.output_hidden_states = False
     config.chunk_size_feed_forward = 0  # its windows would have to be of a multiple of this length
     if auto_class is AutoModelForQuestionAnswering:  # a span's start and end, whatever the former head's labels
         config.id2label = config.problem_type = None

@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
-from swep_ds.common.errors import InputError, reason
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.data.batches import IGNORED, Batch
-from swep_ds.models.backends import without_cudnn_attention
+from swep_ds.models.backends import given_masks, without_cudnn_attention
 from swep_ds.models.loading import load_trainable
-from swep_ds.models.masks import given_masks
 from swep_ds.models.outputs import QAModel, QAOutput
 
 
@@ -68,40 +67,29 @@ class GenerativeQA(Seq2SeqQA):
         max_answer_tokens: upper bound of an answer's length, end of sequence included.
 
     Raises:
-        InputError: the model's config lacks a token that answers begin or end with, or its number is outside the
-            vocabulary; or the model's class cannot shift targets (M2M100, Blenderbot).
+        InputError: the model's config lacks a token that answers begin or end with, or the model's class cannot shift
+            targets (M2M100, Blenderbot).
     """
 
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):
         super().__init__(model)
         self.empty_answer: list[int] | None = None  # the token ids of "", special ones included; see `predict`
         config = model.config
-        pad, ends = config.pad_token_id, config.eos_token_id
-        self.ends = ends if isinstance(ends, list) else [ends]
-        label = f"model {config.name_or_path}: its config.json"
-        if None in (pad, *self.ends):
-            raise InputError(f"{label} lacks pad_token_id or eos_token_id: add them")
-        self._check_tokens(pad_token_id=[pad], eos_token_id=self.ends)
+        self.ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
         if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
             raise InputError(
                 f"model {config.name_or_path}: {type(model).__name__} cannot shift targets for its decoder: name "
                 "a model such as T5 or BART"
             )
-        try:
-            start = int(model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([self.ends[:1]])))
-        except Exception as error:  # its type depends on the model's class
-            token = getattr(config, "decoder_start_token_id", None)
-            raise InputError(
-                f"{label} has decoder_start_token_id {token!r:.80}, with which no answer can begin ({reason(error)}): "
-                f"give a token's number (that of T5 is its pad_token_id, {pad})"
-            ) from None
-        self._check_tokens(decoder_start_token_id=[start])
+        fault = f"model {config.name_or_path}: its config.json lacks a token that answers begin or end with"
+        with as_input_error(fault, "add decoder_start_token_id, eos_token_id and pad_token_id"):
+            start = self._first_token(self.ends[:1])
         self.generation = GenerationConfig(
             num_beams=beams,
             max_new_tokens=max_answer_tokens,
             decoder_start_token_id=start,
-            eos_token_id=ends,
-            pad_token_id=pad,
+            eos_token_id=config.eos_token_id,
+            pad_token_id=config.pad_token_id,
         )
         # Replaces the model's own settings, from which transformers would fill in whatever is not set here: published
         # summarisers forbid short answers and repeated words, and force a first token. Training teaches that token
@@ -112,29 +100,22 @@ class GenerativeQA(Seq2SeqQA):
         """Checks that the targets of training begin with the token that answers are generated from.
 
         Args:
-            empty_answer: the ids of the target "", special ones alone.
+            empty_answer: the ids of the target "", which are all special.
 
         Raises:
             InputError: they do not, as with mBART-cc25, whose targets end, and so begin, with a language's token.
         """
         start = self.generation.decoder_start_token_id
-        labels = torch.tensor([list(empty_answer) or self.ends[:1]])
-        trained = int(self.model.prepare_decoder_input_ids_from_labels(labels=labels)[0, 0])
+        trained = self._first_token(empty_answer or self.ends[:1])
         if trained != start:
             raise InputError(
                 f"model {self.model.config.name_or_path}: targets of its tokenizer begin with token "
                 f"{trained}, but answers are generated from {start}: name another model (for mBART, mbart-large-50)"
             )
 
-    def _check_tokens(self, **tokens: list[Any]) -> None:
-        rows = self.model.get_input_embeddings().num_embeddings
-        for field, values in tokens.items():
-            for token in values:
-                if type(token) is not int or not 0 <= token < rows:
-                    raise InputError(
-                        f"model {self.model.config.name_or_path}: its config.json has {field} {token!r:.80}: give a "
-                        f"token's number, from 0 to {rows - 1}"
-                    )
+    def _first_token(self, target: Sequence[int]) -> int:
+        """The token that a target begins with once it is shifted for the decoder."""
+        return int(self.model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([[*target]]))[0, 0])
 
     @classmethod
     def load(cls, name: str, *, beams: int = 4, max_answer_tokens: int = 30, **load_kwargs: Any) -> "GenerativeQA":
@@ -166,7 +147,7 @@ class GenerativeQA(Seq2SeqQA):
         ends_NK = torch.isin(ids_NK, torch.tensor(self.ends, device=ids_NK.device))
         after_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
         ids_NK = ids_NK.masked_fill(after_NK, IGNORED)
-        # from the ids, as the answers: some models scale the embeddings of ids alone
+        # from the ids, as the answers: some models scale only the embeddings of ids
         with given_masks():
             encoded = self.model.get_encoder()(batch.input_ids, attention_mask=batch.attention_mask, return_dict=True)
         log_p_N = -self._score(batch._replace(target_ids=ids_NK), encoder_outputs=encoded).nll

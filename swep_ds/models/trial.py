@@ -21,38 +21,38 @@ LOGITS = ("start_logits", "end_logits", "logits")
 
 def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
     """Tries the model on a few tokens' embeddings: signatures promise `inputs_embeds` that some models refuse, or treat
-    otherwise than the ids. Pegasus and Marian scale embeddings of ids alone; Longformer and BigBird find the question
+    otherwise than the ids. Pegasus and Marian scale only embeddings of ids; Longformer and BigBird find the question
     by the ids of its separators.
 
-    A model on the meta device that reads values cannot be tried, and passes. Others are left in evaluation mode, after
-    `warn_if_padding_matters`.
+    A model on the meta device that reads values cannot be tried, and passes. Others are left in evaluation mode.
 
     Raises InputError: the model, which the user named by `label`, cannot be trained under perturbation.
     """
-    fault, on_meta = None, model.device.type == "meta"
+    on_meta = model.device.type == "meta"
     try:
         ids, inputs = _question_and_text(model)
         with without_flash_attention(model.eval()):
             output = _run_on_embeddings(model, ids, inputs, output_hidden_states=True)
-            hidden = output.get("encoder_hidden_states" if model.config.is_encoder_decoder else "hidden_states")
-            if hidden is None:
-                fault = "does not return its hidden states"
-            elif not on_meta and not hidden[-1].isfinite().all():
-                fault = "computes NaN or infinity from any text"
-            elif not on_meta and not _equal(output, _run(model, ids, inputs)):
-                fault = OTHERWISE
+            from_ids = None if on_meta else _run(model, ids, inputs)
     except Exception as error:  # its type depends on the model's class
         if on_meta and isinstance(error, RuntimeError):
             return
-        fault = f"cannot be run on inputs_embeds ({reason(error, 160)})"
-    if fault:
-        raise _unfit(model, label, fault)
+        raise _unfit(model, label, f"cannot be run on inputs_embeds ({reason(error, 160)})") from error
+    hidden = output.get("encoder_hidden_states" if model.config.is_encoder_decoder else "hidden_states")
+    if hidden is None:
+        raise _unfit(model, label, "does not return its hidden states")
+    if on_meta:
+        return
+    if not hidden[-1].isfinite().all():
+        raise _unfit(model, label, "computes NaN or infinity from any text")
+    if not _equal(output, from_ids):
+        raise _unfit(model, label, OTHERWISE)
     warn_if_padding_matters(model, label)
 
 
 def check_mapped(model: PreTrainedModel, label: str) -> None:
-    """`check_takes_embeddings` with the first layer of each stack, so that a mapped model is not read as a whole. One
-    that fails so, as models do that count their layers, is tried as a whole. Raises InputError: that fails, too."""
+    """`check_takes_embeddings` with the first layer of each stack, as a mapped model is large. A model that fails so,
+    because it counts its layers, is tried as a whole. Raises InputError: that fails, too."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     first = copy.deepcopy(model, dict(tensors))  # shares the weights; a model may change as it runs
     for parent in [*first.modules()]:
@@ -87,43 +87,36 @@ def check_same_from_ids(model: PreTrainedModel, *, padded_left: bool = False) ->
 
 
 def check_answers(model: PreTrainedModel, longest: int, label: str) -> None:
-    """Tries a model that is to answer, in evaluation mode, on a few tokens and on a window of `longest` tokens.
+    """Tries a model that is to answer, in evaluation mode, on a window of `longest` tokens.
 
     Raises InputError: it cannot be run, or computes NaN or infinity.
     """
-    for length in (5, max(5, longest)):
-        ids, inputs = _question_and_text(model, length=length)
-        failure = f"{label}: cannot be run on a window of {length} tokens"
-        with as_input_error(failure, CORRECT, but=(torch.OutOfMemoryError, MemoryError)):
-            output = _run(model, ids, inputs)
-        if not all(output[name].isfinite().all() for name in LOGITS if name in output):
-            raise InputError(f"{label}: computes NaN or infinity from any text: its weights or config.json are damaged")
+    length = max(5, longest)
+    ids, inputs = _question_and_text(model, length=length)
+    failure = f"{label}: cannot be run on a window of {length} tokens"
+    with as_input_error(failure, CORRECT, but=(torch.OutOfMemoryError, MemoryError)):
+        output = _run(model, ids, inputs)
+    if not all(output[name].isfinite().all() for name in LOGITS if name in output):
+        raise InputError(f"{label}: computes NaN or infinity from any text: its weights or config.json are damaged")
     warn_if_padding_matters(model, label)
 
 
 def warn_if_padding_matters(model: PreTrainedModel, label: str) -> None:
-    """Warns, on a node's first rank, of a model that padding beside a window changes, such as FNet or Nystromformer.
-
-    A model on the meta device cannot be tried. Others must be in evaluation mode.
-    """
-    if model.device.type == "meta" or not is_first_on_node():
+    """Warns, on a node's first rank, of a model whose answers change with padding, such as FNet or Nystromformer."""
+    if not is_first_on_node():
         return
     with suppress(Exception), without_flash_attention(model):  # what else is wrong shows in use
         output, padded = (_run(model, *_question_and_text(model, right=count)) for count in (0, 2))
         tokens = slice(next(output[name].shape[1] for name in LOGITS if name in output))
         # another width is computed in another order
-        tolerance = max(1e-3, 16 * torch.finfo(model.dtype).eps)
-        if not _equal(output, padded, tokens, tolerance):
-            log.warning(
-                "%s: what %s answers depends on the padding beside a window, and so on the batch size",
-                label,
-                type(model).__name__,
-            )
+        if not _equal(output, padded, tokens, max(1e-3, 16 * torch.finfo(model.dtype).eps)):
+            kind = type(model).__name__
+            log.warning("%s: what %s answers depends on the padding of a window, and so on its batch", label, kind)
 
 
 @contextmanager
 def without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
-    """FlashAttention runs on a GPU in half precision alone. Models are tried on a CPU, in the dtype they load in."""
+    """FlashAttention runs only on a GPU in half precision. Models are tried on a CPU, in the dtype they load in."""
     chosen = model.config._attn_implementation
     if chosen == "flash_attention_2":
         model.set_attn_implementation("eager")
@@ -139,18 +132,20 @@ def _question_and_text(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(ids [1, T], the model's other inputs): a question and a text, as RoBERTa writes them, of `length` tokens, with
     padding on their left and right."""
-    separator, size = getattr(model.config, "sep_token_id", None), model.get_input_embeddings().num_embeddings
-    apart = (model.config.pad_token_id, separator)
-    word, other, *_ = [token for token in range(min(4, size)) if token not in apart]
-    between, end = ([separator] * 2, [separator]) if separator in range(size) else ([], [])
-    text = [other] * (length - 1 - len(between + end))
-    row = torch.tensor([[word, *between, *text, *end]], device=model.device)
+    separator = getattr(model.config, "sep_token_id", None)
+    padding = model.config.pad_token_id
+    word, other, *_ = [token for token in range(4) if token not in (padding, separator)]
+    tokens = [word] + [other] * (length - 1)
+    if separator in range(model.get_input_embeddings().num_embeddings):
+        tokens[1:3] = [separator] * 2
+        tokens[-1] = separator
+    row = torch.tensor([tokens], device=model.device)
     inputs = {}
     if model.device.type != "meta":
         inputs["attention_mask"] = pad(torch.ones_like(row), (left, right))
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = row[:, :5]
-    return pad(row, (left, right), value=model.config.pad_token_id or 0), inputs
+    return pad(row, (left, right), value=padding or 0), inputs
 
 
 @torch.no_grad()

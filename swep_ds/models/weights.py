@@ -30,42 +30,37 @@ def check_complete(
     head: str,
     *,
     new_head: bool,
-    former_head: bool,
 ) -> None:
     """Checks that all weights came from the files.
 
     Args:
         names: of the weights in the files.
         head: the task's head in words; its weights are all those outside `model.base_model`.
-        new_head: whether these may all be missing.
-        former_head: whether the files have the head of another task, which may have a weight of the same name.
+        new_head: whether these may be missing.
     """
     order = {name: place for place, name in enumerate(model.state_dict())}
-    base = f"{model.base_model_prefix}."
-    head_names = {name for name in order if hasattr(model, base[:-1]) and not name.startswith(base)}
-    drawn_anew = head_names if former_head else ()
-    if mismatched := [weight for weight in report["mismatched_keys"] if weight[0] not in drawn_anew]:
+    if mismatched := report["mismatched_keys"]:
         name, in_file, in_model = min(mismatched, key=lambda weight: order[weight[0]])
         raise InputError(
             f"{label}: {len(mismatched)} of its weights are of other shapes than its config.json says, first {name} of "
             f"{list(in_file)} in place of {list(in_model)}: correct config.json or name another model"
         )
+    base = model.base_model_prefix
+    head_names = {name for name in order if hasattr(model, base) and not name.startswith(f"{base}.")}
     missing = sorted({*report["missing_keys"]} | _wrongly_tied(model, source, names), key=order.__getitem__)
     if lacking := [name for name in missing if name not in head_names]:
-        others = difflib.get_close_matches(lacking[0], map(str, report["unexpected_keys"]), n=1, cutoff=0)
         hint = ""
-        if others:
+        if others := difflib.get_close_matches(lacking[0], map(str, report["unexpected_keys"]), n=1, cutoff=0):
             count = len(report["unexpected_keys"])
             hint = f"; its files hold {count} weights of other names, the nearest is {others[0][:100]}"
         raise InputError(
             f"{label}: its files lack {len(lacking)} of the {len(order.keys() - head_names)} weights that its "
             f"config.json asks for, first {lacking[0]}{hint}: name a folder with all weights, or correct config.json"
         )
-    # a layer of the head that is half there was damaged
-    layers = {name.rpartition(".")[0] for name in head_names.difference(missing)}
-    if refused := [name for name in missing if not new_head or name.rpartition(".")[0] in layers]:
+    if missing and not new_head:
         raise InputError(
-            f"{label}: has no weights for {', '.join(refused[:3])}: name a model with a whole, trained {head} head"
+            f"{label}: has no weights for {', '.join(missing[:3])}: it is without a trained {head} head: name a model "
+            "with one"
         )
 
 
@@ -85,12 +80,11 @@ def _wrongly_tied(model: PreTrainedModel, source: str, names: set[str]) -> set[s
     return lacking
 
 
-def check_files(source: str, label: str, *, unused: Collection[str] = (), finite: bool = False) -> set[str]:
+def check_files(source: str, label: str, *, unused: Collection[str] = ()) -> set[str]:
     """Refuses files that are damaged, and quantised weights: transformers takes their codes for values.
 
     Args:
         unused: names of weights that the model does not take.
-        finite: also refuses NaN and infinity in safetensors, in one weight at a time.
 
     Returns:
         The names of the weights in the files.
@@ -100,20 +94,17 @@ def check_files(source: str, label: str, *, unused: Collection[str] = (), finite
         with transformers_errors(label, f"its {file.name} is damaged", "fetch it again"):
             for name, tensor in _tensors(file):
                 names.add(name)
-                if name in unused:
-                    continue
-                if name.endswith((".weight", ".bias")) and tensor.dtype not in FLOATS:
+                is_weight = name.endswith((".weight", ".bias")) and name not in unused
+                if is_weight and tensor.dtype not in FLOATS:
                     raise InputError(
                         f"{label}: its {file.name} holds {name} as {tensor.dtype}, not in floating point: name a model "
                         "that is not quantised"
                     )
-                if finite and not tensor.is_meta and not is_finite(tensor):
-                    raise _damaged(label, name)
     return names
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The names and tensors of a file. Tensors of safetensors are memory-mapped: only those in use are read."""
+    """The names and tensors of a file, whose values are not read."""
     if file.suffix == ".safetensors":
         with safe_open(file, "pt") as content:
             for name in content.keys():  # noqa: SIM118
@@ -136,10 +127,7 @@ def check_finite(model: PreTrainedModel, label: str) -> None:
     buffers = dict(model.named_buffers())
     for name, tensor in model.state_dict().items():
         if not is_finite(tensor, mask=name in buffers):
-            raise _damaged(label, name)
-
-
-def _damaged(label: str, name: str) -> InputError:
-    return InputError(
-        f"{label}: its weights are damaged: {name} holds NaN or infinity: fetch them again, or name another model"
-    )
+            raise InputError(
+                f"{label}: its weights are damaged: {name} holds NaN or infinity: fetch them again, or name another "
+                "model"
+            )

@@ -25,7 +25,6 @@ from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.kernels.dispatch import implementation
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
-from swep_ds.models import packing
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
@@ -247,9 +246,6 @@ def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA) -> None:
         kernels = implementation(ranks.device().type, torch.float32)
         if hasattr(kernels, "check_driver"):
             kernels.check_driver()
-    slow = recipe.train.packing and packing.slow_because(qa.model.config, recipe.train.precision, ranks.device())
-    if slow and ranks.is_main():
-        log.warning("train.packing: attention is launched for each window in each layer; %s", slow)
 
 
 def run_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
@@ -324,7 +320,7 @@ def load_model(
         qa = GenerativeQA.load(source, **generation_kwargs, **load_kwargs)
     else:
         compiled = recipe.train.compile and weights
-        qa = ExtractiveQA.load(source, packed=recipe.train.packing, compiled=compiled, **load_kwargs)
+        qa = ExtractiveQA.load(source, compiled=compiled, **load_kwargs)
     if tokenizer is None:
         return qa
     fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")

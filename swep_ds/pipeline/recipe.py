@@ -205,7 +205,6 @@ class Recipe(Section):
                 f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
                 "keeps all activations: it would save nothing; set it to false",
             ),
-            (generative and train.packing, "train.packing: is for extractive models: set it to false"),
             (generative and train.compile, "train.compile: is for extractive models: set it to false"),
             (
                 model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"),

@@ -38,7 +38,6 @@ class TrainSection(Section):
     # at ZeRO-2 and 3: reduce gradients once an update and not in each micro-step; until then each rank holds whole ones
     coalesce_grad_reduction: bool = False
     activation_checkpointing: bool = False  # computes activations again in the backward pass: less memory, more time
-    packing: bool = False  # extractive: no padding in the backbone, nor in the loss's softmax (models/packing.py)
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
     deterministic: bool = False  # GPU: the same numbers, to the last bit, in every run on the same devices; slower
     log_every: Many = 10  # updates between two logged lines
@@ -53,11 +52,6 @@ class TrainSection(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> "TrainSection":
         faults = []
-        if self.packing and self.compile:
-            faults.append(
-                "compile: with train.packing every batch has other lengths and would be compiled anew: set one of them "
-                "to false"
-            )
         for name, kind in AVERAGED_BY.items():
             default = type(self).model_fields[name].default
             if self.average != kind and getattr(self, name) != default:

@@ -119,7 +119,7 @@ class Taken(sd.Method):
 def test_what_is_not_a_method_is_refused():
     with pytest.raises(TypeError, match=r"'swep' is taken by swep_ds\.methods\.settings\.SwepSettings"):
         sd.method("swep")(Taken)
-    with pytest.raises(TypeError, match="takes settings"):
+    with pytest.raises(TypeError, match="with the annotation settings: ITS_SETTINGS"):
         sd.method("bare")(type("Bare", (sd.Method,), {}))
     with pytest.raises(TypeError, match=r'needs the field name: Literal\["other"\]'):
         sd.method("other")(Scaled)
@@ -190,8 +190,7 @@ class SilentSettings(sd.Settings):
 
 @sd.method("silent")
 class Silent(sd.Method):
-    def __init__(self, settings: SilentSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
+    settings: SilentSettings
 
     def passes(self, progress: float):
         return [sd.Pass("clean", 1.0)]

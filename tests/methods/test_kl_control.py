@@ -48,7 +48,7 @@ def kl_at_the_end(seed: int, beta: float, learning_rate: float, target: float) -
     return np.sum(seen[-50:]) / np.sum(lengths[-50:]) / target
 
 
-@pytest.mark.parametrize("beta", [1e-1, 1e-2, 1e-3])  # it ends at about 3e-4
+@pytest.mark.parametrize("beta", [1e-1, 1e-3])  # it ends at about 3e-4
 @pytest.mark.parametrize(("learning_rate", "target"), [(1e-3, 5), (1e-3, 20), (3e-3, 20), (3e-3, 80)])
 def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learning_rate, target):
     ends = [kl_at_the_end(seed, beta, learning_rate, target) for seed in range(12)]
@@ -61,25 +61,24 @@ def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learnin
     [
         (0.05, 1e-1, 10),
         (0.05, 1e-3, 10),
-        (0.05, 3e-4, 10),
         (3.0, 1e-5, 10),
         (50.0, 1e-5, 15),
         (50.0, 1e-3, 7),
         (500.0, 1e-3, 5),  # 200 updates away at its pace: the ascent does not wait at first
     ],
 )
-@pytest.mark.parametrize("overflows", [False, True])
-def test_a_kl_that_is_far_off_and_slow_overshoots_little(start, beta, least, overflows):
+def test_a_kl_that_is_far_off_and_slow_overshoots_little(start, beta, least):
     """It changes by 3 % an update at most, down where beta is above 3e-4 and up where it is below."""
-    control, kls = KLController(20.0, beta), [20 * start]
-    if overflows:
-        control.observe(torch.tensor(math.inf))
-    for _ in range(600):
-        control.observe(torch.tensor(kls[-1]))
-        kls.append(kls[-1] * math.exp(-0.03 * math.tanh(math.log(control.beta.item() / 3e-4))))
-    arrived = next(n for n, kl in enumerate(kls) if (kl > 20) != (start > 1))
-    assert least < min(kls[arrived:]) <= max(kls[arrived:]) < 40
-    assert kls[-1] == pytest.approx(20, rel=0.02)
+    for overflows in (False, True):
+        control, kls = KLController(20.0, beta), [20 * start]
+        if overflows:
+            control.observe(torch.tensor(math.inf))
+        for _ in range(600):
+            control.observe(torch.tensor(kls[-1]))
+            kls.append(kls[-1] * math.exp(-0.03 * math.tanh(math.log(control.beta.item() / 3e-4))))
+        arrived = next(n for n, kl in enumerate(kls) if (kl > 20) != (start > 1))
+        assert least < min(kls[arrived:]) <= max(kls[arrived:]) < 40
+        assert kls[-1] == pytest.approx(20, rel=0.02)
 
 
 def test_what_follows_a_burst_is_not_taken_for_a_fall():
@@ -93,34 +92,24 @@ def test_what_follows_a_burst_is_not_taken_for_a_fall():
     assert control.theta - before > 0.05 * 40  # it waits for less than half of these updates
 
 
-def test_a_target_out_of_reach_leaves_beta_finite():
-    low, high = KLController(20.0, 1e-4), KLController(20.0, 1e-4)
+def test_a_target_out_of_reach_and_kls_of_rounding_or_overflow_leave_beta_finite():
+    low, high, negative = (KLController(20.0, 1e-4) for _ in range(3))
     for _ in range(2000):
         low.observe(torch.tensor(0.0))
         high.observe(torch.tensor(1e9))
-    for control in (low, high):
-        assert 0 < control.beta.item() < math.inf
+        negative.observe(torch.tensor(-5e-4))
     assert low.theta < high.theta
     high.observe(torch.tensor(0.0))
-    assert math.isfinite(high.beta.item())
-
-
-@pytest.mark.parametrize("kl", [math.inf, math.nan])
-def test_a_kl_that_is_not_finite_changes_nothing_for_good(kl):
-    control = KLController(20.0, 1e-4)
-    control.observe(torch.tensor(20.0))
-    before = control.state()
-    control.observe(torch.tensor(kl))
-    after = control.state()
-    assert (after["theta"], after["mean"]) == (before["theta"], before["mean"])
-    assert before["recent"] < after["recent"] < after["mean"]  # as if the mean had come once more
-
-
-def test_a_kl_that_rounding_made_negative_leaves_beta_finite():
-    control = KLController(20.0, 1e-4)
-    for _ in range(200):
-        control.observe(torch.tensor(-5e-4))
-    assert control.beta.isfinite()
+    for control in (low, high, negative):
+        assert 0 < control.beta.item() < math.inf
+    for kl in (math.inf, math.nan):
+        control = KLController(20.0, 1e-4)
+        control.observe(torch.tensor(20.0))
+        before = control.state()
+        control.observe(torch.tensor(kl))
+        after = control.state()
+        assert (after["theta"], after["mean"]) == (before["theta"], before["mean"])
+        assert before["recent"] < after["recent"] < after["mean"]  # as if the mean had come once more
 
 
 def test_it_continues_exactly_from_its_state():

@@ -11,9 +11,9 @@ from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.methods.base import MicroStep, NoiseKey, PassState
 from swep_ds.methods.noise_effect import shuffle
 from swep_ds.methods.objective import Objective
-from swep_ds.models import packing
 from tests.support import tiny_batches
-from tests.support.perturb_reference import normal, philox
+from tests.support.methods_reference import shuffled
+from tests.support.perturb_reference import normal
 from tests.support.tiny_objective import JOINT, SEED, UPDATE, objective
 
 COMPARED = replace(JOINT, compare=True)
@@ -24,26 +24,13 @@ def batch_of(architecture: str) -> Batch:
     return tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
 
 
-def learned(architecture: str = "bert", packed: bool = False, **settings) -> Objective:
+def learned(architecture: str = "bert", **settings) -> Objective:
     """An objective whose noise differs from token to token."""
     module = objective("swep", architecture, **settings)
     torch.manual_seed(2)
     for parameter in module.method.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    if packed:
-        module.qa.first_position = packing.prepare(module.qa.model, "auto")
     return module
-
-
-def order(draw: int, sample_ids, lengths) -> np.ndarray:
-    """Where each position of a window takes its mu and sigma from, [N, T]: real tokens by their third Philox word."""
-    key = ~SEED % 2**64
-    result = np.tile(np.arange(max(lengths)), (len(lengths), 1))
-    for row, (sample_id, length) in enumerate(zip(sample_ids, lengths, strict=True)):
-        position = np.arange(length)
-        counter = (np.zeros(length, int), position, np.full(length, sample_id), np.full(length, draw))
-        result[row, :length] = np.argsort(philox(counter, (key % 2**32, key >> 32))[2])
-    return result
 
 
 @pytest.mark.parametrize("noise", ["learned", "additive", "fixed_sigma", "no_eps"])
@@ -77,7 +64,8 @@ def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
     if noise == "fixed_sigma":
         log_variance = torch.zeros_like(mu)
     eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), e.shape[1], e.shape[2])) * (noise != "no_eps")
-    moved = order(UPDATE, batch.sample_id.numpy(), (12, 7, 9))
+    windows = zip(batch.sample_id.tolist(), (12, 7, 9), strict=True)
+    moved = np.stack([shuffled(SEED, UPDATE, sample_id, length, 12) for sample_id, length in windows])
     rows = np.arange(3)[:, None]
     drawn = {
         "learned": mu + (log_variance / 2).exp() * eps,
@@ -99,7 +87,6 @@ CASES = {
     "bert": {},
     "published": {"separate_hidden_pass": True, "noise_dropout": 0.2},
     "shuffled": {"noise": "shuffled"},
-    "packed": {"packed": True},
     "t5": {"architecture": "t5"},
 }
 
@@ -139,36 +126,7 @@ def test_it_is_a_mean_over_windows_however_they_are_split():
         assert sum(statistics[name] for statistics in seen).item() == pytest.approx(whole[name].item(), rel=1e-9)
 
 
-# Shuffled noise as an ablation
-
-
-def test_shuffled_noise_is_the_learned_noise_of_other_tokens():
-    module, batch, lengths = learned(noise="shuffled"), tiny_batches.batch(), (12, 7, 9)
-    other = learned()
-    results = []
-    for each in (module, other):
-        seen = []
-        each.qa.register_forward_pre_hook(lambda _, arguments, seen=seen: seen.append(arguments[0].detach()))
-        loss, carried, statistics = each(batch, JOINT)
-        loss.backward()
-        results.append((seen[-1], carried.hidden, statistics))
-    (noisy, h, statistics), (_, _, unshuffled) = results
-    mu, log_variance = module.method.noise(h).detach().chunk(2, -1)
-    mu, log_variance = 1 + mu, np.log(module.method.settings.prior_variance) + log_variance
-    rows, moved = np.arange(3)[:, None], order(UPDATE, batch.sample_id.numpy(), lengths)
-    assert all(sorted(row[:n]) == list(range(n)) != list(row[:n]) for row, n in zip(moved, lengths, strict=True))
-    eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), 12, 16))
-    z = mu[rows, moved] + (log_variance / 2).exp()[rows, moved] * eps
-    expected = module.qa.embed(batch) * z * batch.attention_mask[:, :, None]
-    torch.testing.assert_close(noisy, expected, rtol=1e-9, atol=1e-12)
-    for name in ("kl_per_window", "kl_per_token"):
-        assert statistics[name].item() == pytest.approx(unshuffled[name].item(), rel=1e-12)
-    assert statistics["nll_noisy"].item() != pytest.approx(unshuffled["nll_noisy"].item(), rel=1e-6)
-    # the KL trains the generator as it does without the shuffle, the noisy pass does not
-    assert all(parameter.grad.abs().sum() > 0 for parameter in module.method.parameters())
-
-
-def test_a_windows_shuffle_depends_on_its_key_alone():
+def test_a_windows_shuffle_depends_only_on_its_key():
     batch, key = tiny_batches.batch((6, 12, 9, 7)), NoiseKey(SEED, UPDATE)
     values = torch.arange(4 * 12.0).view(4, 12, 1)
     whole = shuffle(values, batch, key)

@@ -39,6 +39,21 @@ def test_from_embeddings_equals_the_plain_model(architecture):
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_noise_at_padding_changes_only_the_softmaxs_denominator(architecture):
+    """The published code of SWEP perturbs padding as well; here a perturbed embedding is zero there."""
+    qa, batch = ExtractiveQA(tiny_models.model(architecture)).double().eval(), tiny_batches.batch()
+    zeros, noisy = tiny_batches.outputs_with_zeros_and_with_noise_at_padding(qa, batch)
+    token_NT = batch.attention_mask == 1
+    torch.testing.assert_close(noisy.hidden[token_NT], zeros.hidden[token_NT])
+    for before, after in zip(zeros.logits.unbind(1), noisy.logits.unbind(1), strict=True):
+        torch.testing.assert_close(after[token_NT], before[token_NT])
+    shift_NK = noisy.logits.logsumexp(-1) - zeros.logits.logsumexp(-1)
+    torch.testing.assert_close(noisy.nll - zeros.nll, shift_NK.mean(1))
+    assert (shift_NK.abs() > 1e-6).any() == (architecture != "deberta-v2")  # which masks its embeddings itself
+    assert shift_NK[0].abs().max() < 1e-12  # the longest window has no padding
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_a_mask_that_masks_nothing_is_left_out_and_none_is_asked_for_its_values(architecture, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "all", lambda *_: pytest.fail("a mask's values were read"))
     qa = ExtractiveQA(tiny_models.model(architecture).eval())
@@ -80,43 +95,36 @@ def test_lengths_compile_nothing_anew_and_change_no_number(tmp_path, monkeypatch
 
 
 @pytest.fixture
-def one_graph(tmp_path, monkeypatch) -> ExtractiveQA:
-    """A compiled model that may take one graph, which runs without compiling any C++."""
+def quick_compiler(monkeypatch):
+    """Compiles without any C++, and forgets it after the test."""
     limit = torch._dynamo.config.recompile_limit
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
-    monkeypatch.setattr(extractive, "MAX_GRAPHS", 1)
-    tiny_models.model("bert", num_hidden_layers=1).save_pretrained(tmp_path)
     torch._dynamo.reset()
-    yield tiny_models.load(tmp_path, compiled=True)
+    yield
     torch._dynamo.config.recompile_limit = limit
     torch._dynamo.reset()
 
 
-def test_more_graphs_than_pytorch_keeps_are_refused(one_graph):
-    windows = tiny_batches.batch((12, 7), dtype=torch.float32)
-    one_graph.predict(windows)
+def test_what_cannot_be_compiled_is_refused(quick_compiler, tmp_path, monkeypatch):
+    monkeypatch.setattr(extractive, "MAX_GRAPHS", 1)
+    tiny_models.model("bert", num_hidden_layers=1).save_pretrained(tmp_path)
+    qa, windows = tiny_models.load(tmp_path, compiled=True), tiny_batches.batch((12, 7), dtype=torch.float32)
+    qa.predict(windows)
     with pytest.raises(InputError, match=r"^train\.compile: bert takes more than 1 graphs: set it to false$"):
-        one_graph(one_graph.embed(windows), windows, hidden=True)
-
-
-def test_a_model_that_breaks_the_graph_is_refused(one_graph, monkeypatch):
-    monkeypatch.setattr(one_graph.model.bert, "forward", lambda *_, **__: torch._dynamo.graph_break())
+        qa(qa.embed(windows), windows, hidden=True)
+    torch._dynamo.reset()
+    monkeypatch.setattr(qa.model.bert, "forward", lambda *_, **__: torch._dynamo.graph_break())
     with pytest.raises(InputError, match=r"^train\.compile: PyTorch cannot compile bert \(.*: set it to false$"):
-        one_graph.predict(tiny_batches.batch((12, 7), dtype=torch.float32))
+        qa.predict(windows)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "electra", "roberta"])
-def test_a_compiled_model_may_checkpoint_its_activations(architecture, tmp_path, monkeypatch):
+def test_a_compiled_model_may_checkpoint_its_activations(architecture, quick_compiler, tmp_path):
     """transformers logs a message where a config asks for a cache as well, which no graph can hold."""
-    limit = torch._dynamo.config.recompile_limit
-    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
     tiny_models.model(architecture, 0.0, num_hidden_layers=1).save_pretrained(tmp_path)
-    torch._dynamo.reset()
     batch, losses = tiny_batches.batch((12, 7), dtype=torch.float32), []
     for compiled in (False, True):
         qa = tiny_models.load(tmp_path, compiled=compiled, activation_checkpointing=True).train()
         losses.append(qa(qa.embed(batch), batch).nll.mean())
         losses[-1].backward()
-    torch._dynamo.config.recompile_limit = limit
-    torch._dynamo.reset()
     torch.testing.assert_close(losses[1], losses[0])

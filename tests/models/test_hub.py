@@ -10,10 +10,11 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from swep_ds.models.hub import SAMPLE, check_knows, fit_tokenizer, load_tokenizer
+from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
 
+SAMPLE = "The quick brown fox jumps over 13 lazy dogs."
 T5 = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 DEBERTA = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
 DEBERTA |= {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
@@ -54,33 +55,22 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused():
     assert re.match(r"model x: its tokenizer has more tokens than .* \(340, 200\): they do not", message)
 
 
-@pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ])
+@pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "modernbert", "t5", "bart"])
 def test_a_folder_without_tokenizer_files(architecture, tmp_path):
-    """transformers then makes a tokenizer of special tokens alone, to which every word is unknown."""
+    """transformers then makes a tokenizer of special tokens, to which every word is unknown."""
     tiny_models.model(architecture).save_pretrained(tmp_path)
     message = refused(load_tokenizer, str(tmp_path))
     assert message.startswith(f"model.name {tmp_path}: ")
     assert "tokenizer" in message
 
 
-SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
-VOCABULARIES = {"no words": SPECIAL, "nothing at all": {}, "signs alone": SPECIAL | {"-": 5, "##!": 6, "(": 7}}
-
-
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_a_tokenizer_without_words(vocabulary, tmp_path):
-    tiny.wordpiece().save_pretrained(tmp_path)
-    kind = "WordPiece" if VOCABULARIES[vocabulary] else "WordLevel"
-    change_json(tmp_path / "tokenizer.json", "model", type=kind, vocab=VOCABULARIES[vocabulary])
-    assert refused(load_tokenizer, str(tmp_path)).startswith(f"model.name {tmp_path}: ")
-
-
-def test_an_empty_list_of_words(tmp_path):
+@pytest.mark.parametrize("words", ["", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"])
+def test_a_list_without_words(words, tmp_path):
     tiny_models.config("bert").save_pretrained(tmp_path)
-    (tmp_path / "vocab.txt").write_text("")
-    assert refused(load_tokenizer, str(tmp_path)).startswith(f"model.name {tmp_path}: ")
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    assert "knows no words" in refused(load_tokenizer, str(tmp_path))
+    (tmp_path / "vocab.txt").write_text(words)
+    message = refused(load_tokenizer, str(tmp_path))
+    assert message.startswith(f"model.name {tmp_path}: ")
+    assert not words or "knows no words" in message
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
@@ -104,28 +94,6 @@ def test_letters_that_a_tokenizer_leaves_out_are_not_known():
     assert "knows 20%" in refused(check_knows, tokenizer, ["abcdefghij"], "x", "y")
 
 
-BEYOND = {
-    "a word": (("model", "vocab"), {"th": 9999}),
-    "a special token": (("post_processor", "special_tokens", "[CLS]"), {"ids": [9999]}),
-}
-
-
-@pytest.mark.parametrize("token", BEYOND)
-def test_numbers_of_tokens_beyond_the_table(token, tmp_path):
-    tiny.wordpiece().save_pretrained(tmp_path)
-    path, change = BEYOND[token]
-    change_json(tmp_path / "tokenizer.json", *path, **change)
-    message = refused(fit_tokenizer, load_tokenizer(str(tmp_path)), tiny_models.model(vocab_size=200), "model x")
-    assert "(10000, 200)" in message
-
-
-def test_token_types_beyond_the_models():
-    tokenizer, model = copy.deepcopy(tiny.wordpiece()), tiny_models.model(vocab_size=200, type_vocab_size=2)
-    fit_tokenizer(tokenizer, model, "model x")
-    tokenizer._pad_token_type_id = 2
-    assert "gives 3 token types" in refused(fit_tokenizer, tokenizer, model, "model x")
-
-
 @pytest.mark.parametrize(
     ("architecture", "sizes"),
     [("distilbert", {}), ("modernbert", {}), ("t5", {}), ("roberta", {"type_vocab_size": 1})],
@@ -141,15 +109,6 @@ def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture,
         assert "token_type_ids" not in kept.model_input_names
 
 
-def test_a_tokenizer_that_loads_and_cannot_be_used(tmp_path):
-    tiny.wordpiece().save_pretrained(tmp_path)
-    change_json(tmp_path / "tokenizer.json", "model", unk_token="<none>")
-    assert refused(load_tokenizer, str(tmp_path)).startswith(f"model.name {tmp_path}: its tokenizer cannot be used")
-
-
-SPECIALS = {name: getattr(tiny.wordpiece(), name) for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
-
-
 def own_steps() -> PreTrainedTokenizerFast:
     """A WordPiece that neither lower-cases nor splits at hyphens, as no BERT's does."""
     tokenizer = copy.deepcopy(tiny.wordpiece())
@@ -162,16 +121,13 @@ def own_steps() -> PreTrainedTokenizerFast:
     ("make", "model_type", "named"),
     [
         (tiny.wordpiece, "roberta", "RobertaTokenizer"),
-        (tiny.wordpiece, "roberta", None),
         (tiny.wordpiece, "deberta-v2", None),  # whose class takes no such vocabulary
         (tiny.wordpiece, "roformer", None),  # whose class needs a package that is not there
         (tiny.wordpiece, "xlm-roberta", "XLMRobertaTokenizer"),
-        (tiny.unigram, "bert", "BertTokenizer"),
         (tiny.unigram, "bert", None),
         (tiny.unigram, "roberta", None),
         (tiny.unigram, "t5", None),  # which would add 100 tokens
         (tiny.byte_bpe, "bert", "BertTokenizerFast"),
-        (tiny.byte_bpe, "electra", None),
         (tiny.byte_bpe, "distilbert", "DistilBertTokenizer"),
         (own_steps, "bert", "BertTokenizer"),
     ],
@@ -233,17 +189,17 @@ def test_dropout_is_no_part_of_a_loaded_tokenizer(tmp_path):
         assert {tuple(same(SAMPLE).input_ids) for _ in range(20)} == {tuple(tiny.byte_bpe()(SAMPLE).input_ids)}
 
 
-MARKED = {
-    "Hebrew": "\u05d1\u05bc\u05b0\u05e8\u05b5\u05d0\u05e9\u05c1\u05b4\u05d9\u05ea",
-    "Arabic": "\u0643\u064e\u062a\u064e\u0628\u064e",
-    "Hindi": "\u0917\u0941\u0930\u0941 \u0939\u0948",
-    "Hangul": "\u1112\u1161\u11ab",
-}
-
-
-@pytest.mark.parametrize("language", MARKED)
-def test_marks_that_a_tokenizer_leaves_out_are_not_unknown(language):
-    text = MARKED[language]
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u05d1\u05bc\u05b0\u05e8\u05b5\u05d0\u05e9\u05c1\u05b4\u05d9\u05ea",
+        "\u0643\u064e\u062a\u064e\u0628\u064e",
+        "\u0917\u0941\u0930\u0941 \u0939\u0948",
+        "\u1112\u1161\u11ab",
+    ],
+    ids=["Hebrew", "Arabic", "Hindi", "Hangul"],
+)
+def test_marks_that_a_tokenizer_leaves_out_are_not_unknown(text):
     pieces = [sign + letter for letter in sorted(set(text)) if letter.isalpha() for sign in ("", "##")]
     vocabulary = {piece: number for number, piece in enumerate(["[UNK]", *pieces])}
     words = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))

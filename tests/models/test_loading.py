@@ -48,22 +48,22 @@ def test_activation_checkpointing_leaves_the_loss(architecture, tmp_path):
     assert losses[0].item() == losses[1].item()
 
 
-@pytest.mark.parametrize("architecture", ["bert", "electra", "distilbert", "modernbert", "bart"])
-def test_dropout_of_attention_weights_is_set_alone(architecture, tmp_path):
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "modernbert", "bart"])
+def test_only_the_dropout_of_attention_weights_is_set(architecture, tmp_path):
     model = tiny_models.model(architecture, dropout=0.1)
     model.save_pretrained(tmp_path)
     changed = tiny_models.load(tmp_path, attention_dropout=0.25).model
     before, after = model.config.to_dict(), changed.config.to_dict()
-    differing = {name for name in after if before.get(name) != after[name]} - {
-        "_name_or_path",
-        "dtype",
-        "architectures",
-    }
+    differing = {name for name in after if before.get(name) != after[name]}
+    differing -= {"_name_or_path", "dtype", "architectures"}
     assert differing <= {"attention_probs_dropout_prob", "attention_dropout"}
     assert {after[name] for name in differing} == {0.25}
-    rates = {module.dropout_prob for module in changed.modules() if hasattr(module, "dropout_prob")}
-    rates |= {module.attention_dropout for module in changed.modules() if hasattr(module, "attention_dropout")}
-    assert rates <= {0.25}
+
+
+def test_a_model_without_a_dropout_of_only_attention_weights_is_refused(tmp_path):
+    tiny_models.model("t5").save_pretrained(tmp_path)
+    message = refused(tiny_models.load, tmp_path, attention_dropout=0.0)
+    assert message == "model.attention_dropout: t5 has no dropout of only its attention weights: set it to null"
 
 
 SMALL_SEQ2SEQ = tiny_models.BART | {"eos_token_id": 1, "scale_embedding": True}
@@ -98,26 +98,13 @@ def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused(config, ma
     assert "computes something else from inputs_embeds than from the same input_ids" in message
 
 
-def test_a_model_without_dropout_of_attention_weights_alone_is_refused(tmp_path):
-    tiny_models.model("t5").save_pretrained(tmp_path)
-    message = refused(GenerativeQA.load, str(tmp_path), activation_checkpointing=False, attention_dropout=0.0)
-    assert message == "model.attention_dropout: t5 has no dropout of attention weights alone: set it to null"
-
-
-FAULTS = {
-    "a wrong type": ({"d_model": "wide"}, "d_model' expected int, got str"),
-    "zero": ({"d_model": 0}, "Error: "),
-    "no number of heads": ({"num_heads": -1}, "RuntimeError: "),
-    "unknown": ({"model_type": "t9"}, "model type `t9`"),
-    "no type": ({"model_type": None}, "model type `None`"),
-}
-
-
 @pytest.mark.parametrize("weights", [True, False])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_config_that_makes_no_model(fault, weights, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"d_model": "wide"}, "d_model' expected int, got str"), ({"model_type": "t9"}, "model type `t9`")],
+)
+def test_a_config_that_makes_no_model(changes, said, weights, tmp_path):
     tiny_models.model("t5").save_pretrained(tmp_path)
-    changes, said = FAULTS[fault]
     change_json(tmp_path / "config.json", **changes)
     message = refused(GenerativeQA.load, str(tmp_path), weights=weights, activation_checkpointing=False)
     assert message.startswith(f"model.name {tmp_path}: ")
@@ -145,10 +132,9 @@ FORMER = {
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("former", FORMER)
-@pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, "xlnet"])
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "deberta-v2", "modernbert", "xlnet"])
 def test_a_span_head_has_two_outputs_whatever_the_former_head_had(architecture, former, mapped, tmp_path):
-    config = tiny_models.config(architecture)
-    config.save_pretrained(tmp_path)
+    tiny_models.config(architecture).save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", **FORMER[former])
     kind = AutoModelForTokenClassification if former == "entities" else AutoModelForSequenceClassification
     classifier = kind.from_config(AutoConfig.from_pretrained(tmp_path))
@@ -161,12 +147,15 @@ def test_a_span_head_has_two_outputs_whatever_the_former_head_had(architecture, 
     for name, weight in classifier.base_model.named_parameters():
         if "pooler" not in name:
             assert torch.equal(model.base_model.get_parameter(name), weight)
+    model.save_pretrained(tmp_path / "exported")
+    exported = type(model).from_pretrained(tmp_path / "exported")
+    assert all(torch.equal(exported.get_parameter(name), weight) for name, weight in model.named_parameters())
     tiny.wordpiece().save_pretrained(tmp_path)
     assert "question-answering head" in refused(load_saved, str(tmp_path))
 
 
 DECODER = tiny_models.COMMON | {"num_key_value_heads": 1, "head_dim": 8}
-DECODERS = ("llama", "qwen2", "qwen3", "smollm3", "exaone4", "nemotron", "arcee", "mistral", "gpt2", "opt")
+DECODERS = ("llama", "qwen2", "qwen3", "nemotron", "mistral", "gpt2", "opt")
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -212,12 +201,7 @@ def test_a_config_that_could_not_be_exported_is_refused_before_the_training(weig
     assert "its config.json could not be exported after the training (no such activation): correct it" in message
 
 
-def test_a_missing_model_is_named(tmp_path):
-    message = refused(ExtractiveQA.load, str(tmp_path / "nowhere"), activation_checkpointing=False)
-    assert message.startswith(f"model.name {tmp_path}/nowhere: not a folder, and not in the hub's cache")
-
-
-def test_a_model_whose_answers_depend_on_padding_is_named(tmp_path, caplog):
+def test_a_model_whose_answers_depend_on_padding_is_named(caplog):
     for architecture in tiny_models.ARCHITECTURES:
         trial.check_takes_embeddings(tiny_models.model(architecture), "model.name x")
     assert caplog.text == ""

@@ -43,40 +43,18 @@ def put(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Weights], We
 
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
-INTERMEDIATE = "bert.encoder.layer.0.intermediate.dense.weight"
 FAULTS = {
-    "another prefix": (
-        "bert",
-        renamed("student."),
-        {},
-        r"lack 37 of .*first (bert\.\S+);.* nearest is student\.\1:",
-    ),
+    "another prefix": ("bert", renamed("student."), {}, r"lack 37 of .*first (bert\.\S+);.* nearest is student\.\1:"),
     "no backbone": ("electra", without(r"^electra\."), {}, r"lack (\d+) of the \1 weights"),
     "half a layer": ("bert", without(r"layer\.1\.(output|interm)"), {}, r"lack 6 of the 37 .*layer\.1\.intermediate"),
-    "one bias": ("roberta", without(r"layer\.0\.output\.dense\.bias"), {}, r"lack 1 of the 37 weights"),
     "more layers": ("bert", dict, {"num_hidden_layers": 3}, r"lack 16 of the 53 .*first bert\.encoder\.la"),
-    "no word embeddings": ("modernbert", without("tok_embeddings"), {}, "lack 1 of the"),
     "no embeddings of T5": ("t5", without("shared|embed_tokens|lm_head"), {}, "weights that its config.json asks for"),
     "no decoder": ("bart", without("decoder"), {}, r"lack \d+ of the .*first model\.decoder\.embed_positions"),
-    "more decoder layers": ("t5", dict, {"num_decoder_layers": 3}, r"lack 13 of the .*first decoder\.block\.2"),
-    "half a head": ("bert", without(r"qa_outputs\.bias"), {}, r"has no weights for qa_outputs\.bias: name a model"),
     "another width": ("bert", dict, {"intermediate_size": 48}, r"6 of its weights are of other shapes .*\[32, 16\] in"),
     "more words": ("distilbert", dict, {"vocab_size": 70}, r"1 of its weights .*word_embeddings\.weight of \[64, 16"),
     "a wider head": ("bert", put("qa_outputs.bias", lambda b: b.repeat(2)), {}, r"1 of its weights .*first qa_outputs"),
-    "transposed": ("bert", put(INTERMEDIATE, torch.t), {}, r"1 of its weights are of other shapes"),
     "quantised": ("bert", put(QUERY, lambda w: (100 * w).to(torch.int8)), {}, "query.weight as torch.int8, not in"),
-    "in eight bits": (
-        "bert",
-        put(QUERY, lambda w: w.to(torch.float8_e4m3fn)),
-        {},
-        "query.weight as torch.float8",
-    ),
-    "complex": (
-        "bert",
-        put(QUERY, lambda w: w.to(torch.complex64)),
-        {},
-        "of unknown dtype C64|as torch.complex64",
-    ),
+    "in eight bits": ("bert", put(QUERY, lambda w: w.to(torch.float8_e4m3fn)), {}, "query.weight as torch.float8"),
     "NaN": ("bert", put(QUERY, lambda w: w.index_fill(0, torch.tensor(3), torch.nan)), {}, "query.weight holds NaN or"),
     "infinity": ("albert", put("qa_outputs.bias", lambda b: b - torch.inf), {}, "qa_outputs.bias holds NaN or inf"),
 }
@@ -84,7 +62,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.filterwarnings("ignore:Casting complex")
 def test_weights_that_are_not_the_models(fault, mapped, tmp_path):
     architecture, change, settings, said = FAULTS[fault]
     write(tmp_path, architecture, change, **settings)
@@ -147,28 +124,19 @@ def test_published_checkpoints_of_other_heads_load(kind, tmp_path):
             assert torch.equal(value, published.base_model.get_parameter(name)), name
 
 
-def test_shards_and_their_index(tmp_path):
+def test_shards_and_files_cut_short(tmp_path):
     model = tiny_models.model("bert")
     model.save_pretrained(tmp_path, max_shard_size="8KB")
-    index = tmp_path / "model.safetensors.index.json"
     assert all(torch.equal(value, model.get_parameter(name)) for name, value in load(tmp_path).model.named_parameters())
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
-    shard.rename(tmp_path / "elsewhere")
-    assert f"{shard.name}): correct the folder" in refused(load, tmp_path)
-    index.write_text("{}")
-    assert f"model.name {tmp_path}: " in refused(load, tmp_path)
-
-
-@pytest.mark.parametrize("kept", [0, 100, -1])
-def test_files_cut_short(kept, tmp_path):
-    write(tmp_path, "bert")
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
+    shard.write_bytes(shard.read_bytes()[:100])
     assert refused(load, tmp_path).startswith(f"model.name {tmp_path}: cannot load (")
+    shard.unlink()
+    assert f"{shard.name}): correct the folder" in refused(load, tmp_path)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_pickled_weights_alone(mapped, tmp_path):
+def test_pickled_weights(mapped, tmp_path):
     model = tiny_models.model("bert")
     model.config.save_pretrained(tmp_path)
     file = tmp_path / "pytorch_model.bin"
@@ -177,11 +145,8 @@ def test_pickled_weights_alone(mapped, tmp_path):
     assert all(torch.equal(value, model.get_parameter(name)) for name, value in loaded.named_parameters())
     torch.save({**model.state_dict(), QUERY: torch.full((16, 16), torch.nan)}, file)
     assert f"{QUERY} holds NaN" in refused(load, tmp_path, mapped=mapped)
-    for kind in (torch.int8, torch.complex64, torch.bool):
-        torch.save({**model.state_dict(), QUERY: model.get_parameter(QUERY).to(kind)}, file)
-        assert f"{QUERY} as {kind}, not in floating point" in refused(load, tmp_path, mapped=mapped)
-    file.write_bytes(b"damaged")
-    assert refused(load, tmp_path, mapped=mapped).startswith(f"model.name {tmp_path}: cannot load (")
+    torch.save({**model.state_dict(), QUERY: model.get_parameter(QUERY).to(torch.int8)}, file)
+    assert f"{QUERY} as torch.int8, not in floating point" in refused(load, tmp_path, mapped=mapped)
 
 
 def test_a_buffer_may_be_a_mask():

@@ -252,7 +252,6 @@ def test_what_is_no_override(path):
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
         ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
         ("method.divergence_weight=1 method.mle_weight=0", "which does not train where mle_weight is 0: set"),
-        ("train.packing=true train.compile=true", "train.compile: with train.packing every batch has other lengths"),
         (
             "method.name=swep method.kl_target=20 method.beta=0",
             "method.beta: with kl_target beta starts from",
@@ -262,7 +261,6 @@ def test_what_is_no_override(path):
             "method.beta_schedule: kl_target decides beta: set it to constant",
         ),
         ("method.name=swep method.kl_target=20 method.noise=fixed_sigma", "cannot fall below a constant"),
-        ("task=generative train.packing=true", "train.packing: is for extractive models: set it to false"),
         ("task=generative train.compile=true", "train.compile: is for extractive models: set it to false"),
         ("task=generative eval.max_answer_tokens=12", "eval.max_answer_tokens 12 never generate them: lower it to 12"),
         ("model.attention=flash_attention_2", "model.attention: flash_attention_2 needs half precision"),
@@ -292,7 +290,7 @@ def test_a_wrong_value_names_its_field(path, override):
 
 
 def test_what_does_not_fit_together_is_fine_alone(path):
-    for override in ("method.name=freelb", "train.packing=true", "train.compile=true", "eval.max_answer_tokens=12"):
+    for override in ("method.name=freelb", "train.compile=true", "eval.max_answer_tokens=12"):
         Recipe.load(str(path), [override])
     for name in ("x", "held_out"):
         recipe = Recipe.load(str(path), ["data.holdout_fraction=0.1", "data.eval={x: dev}", f"eval.select_on={name}"])

@@ -13,7 +13,7 @@ from swep_ds.ranks import accelerator
 from swep_ds.training import metrics
 from tests.support.tiny_run import ROOT
 
-# what PyTorch sees, whether or not it is what computes; packing.py asks about the device that it is given
+# what PyTorch sees, whether or not it is what computes
 QUESTIONS = (
     r"torch\.(cuda|xpu|accelerator)\."
     r"(is_available|device_count|current_device|get_device_name|get_device_properties|mem_get_info|synchronize"

@@ -3,6 +3,7 @@
 import torch
 
 from swep_ds.data.batches import IGNORED, Batch
+from swep_ds.models.outputs import QAModel, QAOutput
 
 
 def batch(lengths=(12, 7, 9), seed: int = 0, dtype=torch.float64) -> Batch:
@@ -30,3 +31,9 @@ def generative(lengths=(12, 7, 9), targets=(3, 5, 1), seed: int = 0, dtype=torch
         ids[row, :count] = torch.randint(5, 64, (count,), generator=generator)
         ids[row, count] = 1
     return batch(lengths, seed, dtype)._replace(start_position=None, end_position=None, target_ids=ids)
+
+
+def outputs_with_zeros_and_with_noise_at_padding(qa: QAModel, windows: Batch) -> list[QAOutput]:
+    embeddings, mask_NT1 = qa.embed(windows).detach(), windows.attention_mask[..., None]
+    noise = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0), dtype=embeddings.dtype)
+    return [qa(embeddings * mask_NT1 + fill * (1 - mask_NT1), windows, hidden=True) for fill in (0, noise)]

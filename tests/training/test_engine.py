@@ -19,11 +19,11 @@ from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.settings import Settings
-from swep_ds.pipeline.prepare import Job
+from swep_ds.pipeline.prepare import Prepared
 from swep_ds.pipeline.prepare import prepare as prepare_job
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from tests.support import rivals_reference
+from tests.support import methods_reference
 from tests.support.engine_runs import train_runs, weights
 from tests.support.tiny_engine import engine_losses
 from tests.support.tiny_objective import split
@@ -84,7 +84,7 @@ VARIANTS = {
     },
     **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba")},
 }
-# written a second time in tests/support/rivals_reference.py; by sizes that matter in a model as small as this one
+# written a second time in tests/support/methods_reference.py; by sizes that matter in a model as small as this one
 RIVALS = {
     "r3f": {"method.name": "r3f", "method.noise_size": 0.1, "method.divergence_weight": 5.0},
     "pdr": {"method.name": "pdr", "method.start_size": 0.01},
@@ -229,7 +229,7 @@ def test_every_way_to_carry_a_run_out_agrees(finished, reference, name, world_si
     assert_same_run(finished[name, world_size], reference)
 
 
-def job_of(folder: Path, **settings) -> tuple[Recipe, Job]:
+def job_of(folder: Path, **settings) -> tuple[Recipe, Prepared]:
     """A recipe with the objective and batches of one rank without accumulation."""
     settings |= {"train.max_updates": UPDATES, "train.micro_batch_size": GLOBAL_BATCH, "data.eval": {}}
     recipe = Recipe.load(str(folder / "recipe.yaml"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
@@ -276,7 +276,7 @@ def by_equation(objective: Objective, method: Settings, batch: Batch, update: in
     """A rival's loss, from its equation; the number of the draw is the package's."""
     draw = next(key.draw for pass_, key in objective.passes(MicroStep(update)) if pass_.perturb)
     generator = getattr(objective.method, "noise", None)
-    return rivals_reference.loss(objective.qa.model, batch, method, objective.seed, draw, generator)
+    return methods_reference.loss(objective.qa.model, batch, method, objective.seed, draw, generator)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -14,9 +14,7 @@ from swep_ds.methods.settings import FgmSettings
 
 @method("fgm")
 class Fgm(Method):
-    def __init__(self, settings: FgmSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.epsilon = settings.epsilon
+    settings: FgmSettings
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("clean", 1.0, self._watch), Pass("adversarial", 1.0, self._ascend)]
@@ -29,5 +27,5 @@ class Fgm(Method):
     def _ascend(self, inputs: Inputs) -> Perturbed:
         # only the direction counts: the length depends on the window's weight and the loss scale
         gradient_NTd = inputs.carried.delta.grad * inputs.batch.attention_mask[..., None]
-        delta = self.epsilon * direction(gradient_NTd)
+        delta = self.settings.epsilon * direction(gradient_NTd)
         return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype))

@@ -16,16 +16,15 @@ from swep_ds.methods.settings import FreelbSettings
 
 @method("freelb")
 class Freelb(Method):
-    def __init__(self, settings: FreelbSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+    settings: FreelbSettings
 
     def passes(self, progress: float) -> list[Pass]:
         count = self.settings.ascent_steps
         return [Pass(f"step{k}", 1 / count, self._perturb, repeats_dropout=True) for k in range(count)]
 
     def _perturb(self, inputs: Inputs) -> Perturbed:
-        before, mask_NT1 = inputs.carried.delta, inputs.batch.attention_mask[..., None]
+        before = inputs.carried.delta
+        mask_NT1 = inputs.batch.attention_mask[..., None]
         if before is None:
             size_N = mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]
             scale_N = self.settings.radius / size_N.sqrt()

@@ -13,9 +13,7 @@ from swep_ds.methods.settings import LnsrSettings
 
 @method("lnsr")
 class Lnsr(Method):
-    def __init__(self, settings: LnsrSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+    settings: LnsrSettings
 
     def passes(self, progress: float) -> list[Pass]:
         weight = self.settings.distance_weight

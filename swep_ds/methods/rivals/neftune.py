@@ -10,9 +10,7 @@ from swep_ds.methods.settings import NeftuneSettings
 
 @method("neftune")
 class Neftune(Method):
-    def __init__(self, settings: NeftuneSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.alpha = settings.noise_alpha
+    settings: NeftuneSettings
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("noisy", 1.0, self._add)]
@@ -20,6 +18,6 @@ class Neftune(Method):
     def _add(self, inputs: Inputs) -> Perturbed:
         embeddings = inputs.embeddings
         lengths_N = inputs.batch.attention_mask.sum(1)
-        scale_N = self.alpha / (lengths_N * embeddings.shape[-1]).sqrt()
+        scale_N = self.settings.noise_alpha / (lengths_N * embeddings.shape[-1]).sqrt()
         noise_NTd = (2 * uniform(inputs) - 1) * scale_N[:, None, None]
         return Perturbed(embeddings + noise_NTd.to(embeddings.dtype))

@@ -5,7 +5,7 @@
 
 The symmetric KL is one of their f-divergences, and the regulariser of SMART (Jiang et al., ACL 2020) in its first half.
 No answer enters the ascent, as in virtual adversarial training (Miyato et al. 2017). The ascent runs the model without
-dropout and computes the gradient of the embeddings alone.
+dropout and computes only the gradient of the embeddings.
 """
 
 import torch
@@ -18,16 +18,15 @@ from swep_ds.models.outputs import symmetric_divergence
 
 @method("pdr")
 class Pdr(Method):
-    def __init__(self, settings: PdrSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+    settings: PdrSettings
 
     def passes(self, progress: float) -> list[Pass]:
         weight = 2 * self.settings.divergence_weight  # a pass halves the sum of both directions
         return [Pass("clean", 1.0), Pass("adversarial", 0.0, self._ascend, divergence_weight=weight)]
 
     def _ascend(self, inputs: Inputs) -> Perturbed:
-        base, mask_NT1 = inputs.embeddings.detach(), inputs.batch.attention_mask[..., None]
+        base = inputs.embeddings.detach()
+        mask_NT1 = inputs.batch.attention_mask[..., None]
         with torch.no_grad():
             clean = inputs.forward(base)
         start = (self.settings.start_size * gaussian(inputs)).requires_grad_()

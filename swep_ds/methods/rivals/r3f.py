@@ -17,9 +17,7 @@ MIN_SHARE = 1e-6  # share of the nll below which the divergence is called nothin
 
 @method("r3f")
 class R3f(Method):
-    def __init__(self, settings: R3fSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.settings = settings
+    settings: R3fSettings
 
     def passes(self, progress: float) -> list[Pass]:
         weight = 2 * self.settings.divergence_weight  # a pass halves the sum of both directions

@@ -14,12 +14,10 @@ from swep_ds.methods.settings import RDropSettings
 
 @method("r_drop")
 class RDrop(Method):
-    def __init__(self, settings: RDropSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.weight = settings.divergence_weight
+    settings: RDropSettings
 
     def passes(self, progress: float) -> list[Pass]:
-        return [Pass("clean", 0.5), Pass("again", 0.5, divergence_weight=self.weight)]
+        return [Pass("clean", 0.5), Pass("again", 0.5, divergence_weight=self.settings.divergence_weight)]
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         if means["nll_clean"] != means["nll_again"]:

@@ -14,9 +14,7 @@ from swep_ds.methods.settings import SymnoiseSettings
 
 @method("symnoise")
 class Symnoise(Method):
-    def __init__(self, settings: SymnoiseSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
-        self.alpha = settings.noise_alpha
+    settings: SymnoiseSettings
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("plus", 0.5, self._add), Pass("minus", 0.5, self._add)]
@@ -28,5 +26,5 @@ class Symnoise(Method):
 
     def _draw(self, inputs: Inputs) -> torch.Tensor:
         mask_NT1 = inputs.batch.attention_mask[..., None]
-        scale_N = self.alpha / (mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]).sqrt()
+        scale_N = self.settings.noise_alpha / (mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]).sqrt()
         return torch.where(uniform(inputs) < 0.5, -1.0, 1.0) * scale_N[:, None, None] * mask_NT1

@@ -1,13 +1,11 @@
 """SSMBA as data: more training questions from a masked language model (Ng, Cho, Ghassemi, EMNLP 2020).
 
 Every question gives a number of samples: question and context with a share of their tokens corrupted and reconstructed
-(`reconstruct.py`), and the same answer at its new offset. A sample that lost its answer is dropped. The
-result is a SQuAD v1.1 file.
+(`reconstruct.py`), and the same answer at its new offset. A sample that lost its answer is dropped. The result is a
+SQuAD v1.1 file.
 
-Notable:
-- The unit of work is a chunk of consecutive questions, whose windows are batched among themselves. So a chunk does not
-  depend on ranks, other chunks or a restart, not even through the rounding of a padded batch.
-- Finished chunks stay on disk (`swep_ds/data/chunks.py`).
+The unit of work is a chunk of consecutive questions, whose windows are batched among themselves. So a chunk does not
+depend on ranks, other chunks or a restart, not even through the rounding of a padded batch.
 """
 
 import json
@@ -21,7 +19,7 @@ from typing import Any
 
 from swep_ds import ranks
 from swep_ds.common.console import Console, Progress
-from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.errors import InputError
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
 from swep_ds.data.layouts import settle_repeated
@@ -121,13 +119,9 @@ def _merge(chunks: Chunks, setup: dict[str, Any]) -> Counter:
         separator = "\n"
         for number in range(chunks.count):
             part = chunks.read(number)
-            with as_input_error(
-                f"--output {chunks.output}: {chunks.file(number)} is damaged", "delete it and start again"
-            ):
-                total.update(part["counts"])
-                articles = [json.dumps(article, ensure_ascii=False) for article in part["articles"]]
-            for article in articles:
-                yield separator + article
+            total.update(part["counts"])
+            for article in part["articles"]:
+                yield separator + json.dumps(article, ensure_ascii=False)
                 separator = ",\n"
         yield f'\n], "ssmba": {json.dumps({**setup, **total}, ensure_ascii=False)}}}\n'
 

@@ -45,8 +45,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> "Vocabulary":
-        backend, mask = tokenizer.backend_tokenizer, tokenizer.mask_token_id
-        before, vocabulary = backend.decode([mask], skip_special_tokens=False), tokenizer.get_vocab()
+        backend = tokenizer.backend_tokenizer
+        mask = tokenizer.mask_token_id
+        before = backend.decode([mask], skip_special_tokens=False)
+        vocabulary = tokenizer.get_vocab()
         pairs = [[mask, token] for token in range(max(vocabulary.values()) + 1)]
         decoded = [pair.removeprefix(before) for pair in backend.decode_batch(pairs, skip_special_tokens=False)]
         texts = [text.strip() for text in decoded]
@@ -167,22 +169,24 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
     done = 0  # characters of the text that `parts` replaces
     for position, token in replacements.items():
         begin, end = int(text.starts[position]), int(text.ends[position])
-        piece, spaced = vocabulary.texts[token], vocabulary.spaced[token]
+        piece = vocabulary.texts[token]
+        spaced = vocabulary.spaced[token]
         was_spaced = vocabulary.spaced[text.ids[position]]
         cut = begin
         before = parts[-1][-1] if parts and done == begin else text.text[max(begin - 1, 0) : begin]
         if before.isspace():
             after_answer = text.answer and text.answer[0] < begin <= text.answer[1] + 1
-            cut -= bool(was_spaced and not spaced and not after_answer)
-        elif before and (
-            (spaced and not was_spaced)
-            or ((spaced or (text.answer and begin == text.answer[1])) and _one_word(before, piece))
-        ):
-            piece = " " + piece
+            if was_spaced and not spaced and not after_answer:
+                cut -= 1
+        elif before:
+            stands_apart = spaced or (text.answer and begin == text.answer[1])
+            if (spaced and not was_spaced) or (stands_apart and _one_word(before, piece)):
+                piece = " " + piece
         following = position + 1
-        next_word = following < len(text.ids) and vocabulary.spaced[text.ids[following]]
-        if following not in replacements and (next_word or (text.answer and end == text.answer[0])):
-            piece += " " * _one_word(piece, text.text[end : end + 1])
+        if following not in replacements and _one_word(piece, text.text[end : end + 1]):
+            next_word = following < len(text.ids) and vocabulary.spaced[text.ids[following]]
+            if next_word or (text.answer and end == text.answer[0]):
+                piece += " "
         parts += [text.text[done:cut], piece]
         done = end
         if text.answer and end <= text.answer[0]:

@@ -26,7 +26,7 @@ from swep_ds.models.hub import longest_window
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """What determines the samples, beside data and model."""
+    """What determines the samples, given data and model."""
 
     samples: int = 8  # per question
     share: float = 0.25  # the share of tokens that are corrupted
@@ -37,7 +37,7 @@ class AugmentSettings:
 
 
 class Window(NamedTuple):
-    """Tokens [begin, end) of a question beside tokens [begin, end) of its context, in one input of the model."""
+    """Tokens [begin, end) of a question and tokens [begin, end) of its context, in one input of the model."""
 
     question: tuple[int, int]
     context: tuple[int, int]
@@ -46,18 +46,18 @@ class Window(NamedTuple):
 def cover(question: int, context: int, room: int) -> tuple[list[Window], np.ndarray]:
     """Windows of at most `room` tokens that together hold all tokens of a question and of its context.
 
-    Every window of the context is beside the beginning of the question, which takes at most half of the room. The
-    rest of a longer question gets windows of its own, beside the beginning of the context.
+    Every window of the context has the beginning of the question, which takes at most half of the room. The rest of a
+    longer question gets windows of its own, with the beginning of the context.
 
     Returns:
         The windows, and [question + context] int64: the window that gives a token the most context (the rule of
         `context_windows`, within the question and within the context).
     """
     first, *rest = context_windows(question, room // 2, max(1, room // 4))
-    beside = room - first.end
-    parts = context_windows(context, beside, max(1, beside // 2))
+    left = room - first.end
+    parts = context_windows(context, left, max(1, left // 2))
     windows = [Window((0, first.end), (part.begin, part.end)) for part in parts]
-    windows += [Window((part.begin, part.end), (0, min(context, beside))) for part in rest]
+    windows += [Window((part.begin, part.end), (0, min(context, left))) for part in rest]
     owner = np.zeros(question + context, np.int64)
     for number, part in enumerate(parts):
         owner[question + part.own_begin : question + part.own_end] = number
@@ -68,7 +68,7 @@ def cover(question: int, context: int, room: int) -> tuple[list[Window], np.ndar
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A question beside its context; positions count the question's tokens, then the context's."""
+    """A question and its context; positions count the question's tokens, then the context's."""
 
     example: Example
     question: Text
@@ -86,6 +86,26 @@ class Sample:
     number: int
     corruption: Corruption
     predicted: np.ndarray
+
+    def text(self, vocabulary: Vocabulary) -> tuple[str, str, int]:
+        """Question, context and the answer's first character, once the tokens are predicted."""
+        selected = self.corruption.selected
+        asked = len(self.pair.question.ids)
+        split = np.searchsorted(selected, asked)
+        question, _ = splice(self.pair.question, selected[:split], self.predicted[:split], vocabulary)
+        context, start = splice(self.pair.context, selected[split:] - asked, self.predicted[split:], vocabulary)
+        return question, context, start
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A window of a sample as the model's input of T tokens."""
+
+    sample: Sample
+    owned: np.ndarray  # [M] int64, indices of the sample's selected tokens that this window predicts
+    ids: np.ndarray  # [T] int64
+    types: np.ndarray  # [T] int8
+    positions: np.ndarray  # [M] int64, where the owned tokens are in ids
 
 
 class Reconstructor:
@@ -148,19 +168,22 @@ class Reconstructor:
         for at in range(0, len(rows), self.settings.batch_size):
             batch = rows[at : at + self.settings.batch_size]
             columns = {"input_ids": [row.ids for row in batch], "token_type_ids": [row.types for row in batch]}
+            counts = [len(row.owned) for row in batch]
             predicted = draw(
                 self.model,
                 self.padding.inputs(columns, len(batch[0].ids)),
-                np.repeat(np.arange(len(batch)), [len(row.owned) for row in batch]),
+                np.repeat(np.arange(len(batch)), counts),
                 np.concatenate([row.positions for row in batch]),
                 np.concatenate([row.sample.corruption.uniforms[row.owned] for row in batch]),
                 self.candidates,
             )
-            for row in batch:
-                row.sample.predicted[row.owned], predicted = predicted[: len(row.owned)], predicted[len(row.owned) :]
+            for row, tokens in zip(batch, np.split(predicted, np.cumsum(counts)[:-1]), strict=True):
+                row.sample.predicted[row.owned] = tokens
 
-    def _rows(self, sample: Sample) -> Iterator["_Row"]:
-        template, corruption, asked = self.template, sample.corruption, len(sample.pair.question.ids)
+    def _rows(self, sample: Sample) -> Iterator[Row]:
+        template = self.template
+        corruption = sample.corruption
+        asked = len(sample.pair.question.ids)
         for number, ((q_begin, q_end), (c_begin, c_end)) in enumerate(sample.pair.windows):
             owned = np.flatnonzero(sample.pair.owner[corruption.selected] == number)
             if len(owned) == 0:
@@ -169,7 +192,7 @@ class Reconstructor:
             in_question = len(template.prefix) + selected - q_begin
             in_context = template.context_begin(q_end - q_begin) + selected - asked - c_begin
             question, context = corruption.ids[q_begin:q_end], corruption.ids[asked + c_begin : asked + c_end]
-            yield _Row(
+            yield Row(
                 sample,
                 owned,
                 ids=np.concatenate(template.pieces(question, context)),
@@ -186,42 +209,23 @@ class Reconstructor:
             original = (pair.example.question, pair.example.context)
             seen = set()
             for sample in group:
-                question, context, start = self._reconstruct(sample)
+                question, context, start = sample.text(self.vocabulary)
                 changed = sample.corruption.selected[sample.predicted != pair.ids[sample.corruption.selected]]
-                lost = bool(in_answer[changed].any())  # "in" may have become "inter", which begins with the answer
-                assert lost or context[start : start + len(answer)] == answer, (pair.example.id, sample.number)
-                assert not (lost and self.settings.protect_answer), (pair.example.id, sample.number)
+                if in_answer[changed].any():  # "in" may have become "inter", which begins with the answer
+                    fate = "lost"
+                elif (question, context) == original:
+                    fate = "unchanged"
+                elif (question, context) in seen:
+                    fate = "repeated"
+                else:
+                    fate = "kept"
+                    seen.add((question, context))
                 counts["tokens"] += len(pair.owner)
                 counts["corrupted"] += len(sample.predicted)
                 counts["changed"] += len(changed)
-                if lost:
-                    counts["lost"] += 1
-                elif (question, context) == original:
-                    counts["unchanged"] += 1
-                elif (question, context) in seen:
-                    counts["repeated"] += 1
-                else:
-                    counts["kept"] += 1
-                    seen.add((question, context))
+                counts[fate] += 1
+                if fate == "kept":
+                    assert context[start : start + len(answer)] == answer, (pair.example.id, sample.number)
                     answers = [{"text": answer, "answer_start": start}]
                     qa = {"id": sample_id(pair.example.id, sample.number), "question": question, "answers": answers}
                     yield {"context": context, "qas": [qa]}
-
-    def _reconstruct(self, sample: Sample) -> tuple[str, str, int]:
-        """Question, context and the answer's first character."""
-        selected, predicted, asked = sample.corruption.selected, sample.predicted, len(sample.pair.question.ids)
-        split = np.searchsorted(selected, asked)
-        question, _ = splice(sample.pair.question, selected[:split], predicted[:split], self.vocabulary)
-        context, start = splice(sample.pair.context, selected[split:] - asked, predicted[split:], self.vocabulary)
-        return question, context, start
-
-
-@dataclass(frozen=True, eq=False)
-class _Row:
-    """A window of a sample as the model's input of T tokens."""
-
-    sample: Sample
-    owned: np.ndarray  # [M] int64, indices of the sample's selected tokens that this window predicts
-    ids: np.ndarray  # [T] int64
-    types: np.ndarray  # [T] int8
-    positions: np.ndarray  # [M] int64, where the owned tokens are in ids

@@ -18,7 +18,7 @@ from swep_ds.data.readers import read_examples
 from swep_ds.methods.ssmba_samples import corruption
 from swep_ds.methods.ssmba_samples.corruption import splice, tokenise
 from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings, Reconstructor, cover
-from tests.support import tiny, tiny_masked_lm, tiny_run
+from tests.support import tiny, tiny_masked_lm
 
 TEXT = " ".join(tiny.SENTENCES[:3])
 LONG = " ".join([TEXT] * 6)
@@ -198,11 +198,3 @@ def test_a_sample_depends_on_seed_question_and_number_alone(models):
     assert twin["twin-ssmba0"] not in [whole[name] for name in whole if name[0] == "a"]
     other = texts(EXAMPLES, seed=1)
     assert not any(other[name] == whole[name] for name in set(other) & set(whole) if name[0] in "abcd")
-
-
-@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
-def test_many_short_questions(models, kind, tmp_path):
-    (tmp_path / "train.json").write_text(json.dumps(tiny_run.squad(60)))
-    examples = read_examples(str(tmp_path / "train.json"), training=True)
-    articles, counts = reconstructor(models, kind, samples=4)(examples)
-    assert len(read(articles, tmp_path)) == counts["kept"] > 200

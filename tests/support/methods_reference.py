@@ -1,4 +1,4 @@
-"""The losses of SWEP's rivals written a second time: one window after the other, in plain PyTorch, from the equations.
+"""The losses of all methods written a second time: one window after the other, in plain PyTorch, from the equations.
 
 Without dropout. Shares with the package the settings and the number of the draw that keys the noise.
 """
@@ -6,6 +6,7 @@ Without dropout. Shares with the package the settings and the number of the draw
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal, kl_divergence
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.methods.settings import Settings
-from tests.support.perturb_reference import normal, uniform
+from tests.support.perturb_reference import normal, philox, uniform
 
 
 class Reading(NamedTuple):
@@ -79,6 +80,67 @@ def along(gradient: Tensor, window: Window, length: float) -> Tensor:
     return length * gradient / gradient.square().sum().sqrt()
 
 
+def mle(window: Window, settings: Settings, _) -> Tensor:
+    return window.read(window.words()).nll
+
+
+def prior_aug(window: Window, settings: Settings, _) -> Tensor:
+    e, lam = window.words(), settings.mle_weight
+    z = 1 + settings.prior_variance**0.5 * window.drawn(normal, e)
+    return lam * window.read(e).nll + (1 - lam) * window.read(window.of_tokens(e * z)).nll
+
+
+def gaussian_dropout(window: Window, settings: Settings, _) -> Tensor:
+    e, p = window.words(), settings.drop_probability
+    return window.read(window.of_tokens(e * (1 + (p / (1 - p)) ** 0.5 * window.drawn(normal, e)))).nll
+
+
+def bernoulli_dropout(window: Window, settings: Settings, _) -> Tensor:
+    e, p = window.words(), settings.drop_probability
+    return window.read(torch.where(window.drawn(uniform, e) >= p, e / (1 - p), 0.0)).nll
+
+
+def word_dropout(window: Window, settings: Settings, _) -> Tensor:
+    e = window.words()
+    kept = window.drawn(uniform, e[..., :4])[..., :1] >= settings.drop_probability
+    return window.read(torch.where(kept, e, 0.0)).nll
+
+
+def neftune(window: Window, settings: Settings, _) -> Tensor:
+    e = window.words()
+    scale = settings.noise_alpha / (window.length * e.shape[-1]) ** 0.5
+    return window.read(e + scale * (2 * window.drawn(uniform, e) - 1)).nll
+
+
+def freelb(window: Window, settings: Settings, _) -> Tensor:
+    """Algorithm 1 of Zhu et al. 2020; padding is not a part of the window."""
+    e, radius, total = window.words(), settings.radius, 0.0
+    delta = window.of_tokens(2 * window.drawn(uniform, e) - 1) * radius / (window.length * e.shape[-1]) ** 0.5
+    for _ in range(settings.ascent_steps):
+        delta.requires_grad_()
+        loss = window.read(e + delta).nll
+        total = total + loss / settings.ascent_steps
+        [gradient] = torch.autograd.grad(loss, delta, retain_graph=True)
+        delta = delta.detach() + along(gradient, window, settings.step_size)
+        if delta.norm() > radius:
+            delta = delta * radius / delta.norm()
+    return total
+
+
+def adv_aug(window: Window, settings: Settings, _) -> Tensor:
+    """The ascent on Volpi et al.'s objective with steps of a given length."""
+    e, lam = window.words(), settings.mle_weight
+    base = e.detach()
+    h, point = window.read(base).states[-1].detach(), base.clone()
+    for _ in range(settings.ascent_steps):
+        point.requires_grad_()
+        reading = window.read(point)
+        cost = (reading.states[-1] - h)[:, : window.length].square().sum() / window.length / 2
+        [gradient] = torch.autograd.grad(reading.nll - settings.penalty * cost, point)
+        point = (point + along(gradient, window, settings.step_size * window.of_tokens(base).norm())).detach()
+    return lam * window.read(e).nll + (1 - lam) * window.read(e + point - base).nll
+
+
 def r3f(window: Window, settings: Settings, _) -> Tensor:
     e = window.words()
     noise = window.drawn(normal, e) if settings.noise == "normal" else 2 * window.drawn(uniform, e) - 1
@@ -119,20 +181,36 @@ def lnsr(window: Window, settings: Settings, _) -> Tensor:
     return clean.nll + settings.distance_weight * sum(distances) / len(distances)
 
 
+def shuffled(seed: int, draw: int, sample_id: int, length: int, width: int) -> np.ndarray:
+    """Where each position of a window takes its mu and sigma from, [T]: real tokens by their third Philox word."""
+    key = ~seed % 2**64
+    counter = (np.zeros(length, int), np.arange(length), np.full(length, sample_id), np.full(length, draw))
+    return np.append(np.argsort(philox(counter, (key % 2**32, key >> 32))[2]), np.arange(length, width))
+
+
 def swep(window: Window, settings: Settings, generator: nn.Module) -> Tensor:
-    """Eq. 1-4 of Lee et al. 2021 with half the sum of both KLs between clean and noisy predictions."""
-    e, length, lam = window.words(), window.length, settings.mle_weight
+    """Eq. 1-4 of Lee et al. 2021 with half the sum of both KLs between clean and noisy predictions, and Section 5.1's
+    kinds of noise."""
+    e, length, lam, alpha = window.words(), window.length, settings.mle_weight, settings.prior_variance
+    kind, mean = settings.noise, 0.0 if settings.noise == "additive" else 1.0
     clean = window.read(e)
-    delta, log_ratio = generator(clean.states[-1].detach()).chunk(2, -1)
-    mu, sigma = 1 + delta, settings.prior_variance**0.5 * (log_ratio / 2).exp()
-    noisy = window.read(window.of_tokens(e * (mu + sigma * window.drawn(normal, e))))
-    prior = Normal(1.0, settings.prior_variance**0.5)
-    kl = kl_divergence(Normal(mu, sigma), prior)[0, :length].sum()
+    parameters = generator(clean.states[-1].detach())
+    if kind == "shuffled":
+        parameters = parameters[:, shuffled(window.seed, window.draw, int(window.batch.sample_id), length, e.shape[1])]
+    delta, log_ratio = parameters.chunk(2, -1)
+    mu = torch.ones_like(delta) if kind == "fixed_mu" else mean + delta
+    sigma = torch.ones_like(delta) if kind == "fixed_sigma" else alpha**0.5 * (log_ratio / 2).exp()
+    z = mu if kind == "no_eps" else mu + sigma * window.drawn(normal, e)
+    noisy = window.read(window.of_tokens(e + z if kind == "additive" else e * z))
+    prior = Normal(mean, alpha**0.5)
+    posterior = Normal(mu, alpha**0.5 if kind == "no_eps" else sigma)
+    kl = kl_divergence(posterior, prior)[0, :length].sum()
     loss = lam * clean.nll + (1 - lam) * (noisy.nll + settings.beta * kl)
     return loss + settings.divergence_weight * both_directions(clean, noisy) / 2
 
 
-LOSSES = {loss.__name__: loss for loss in (r3f, pdr, fgm, symnoise, lnsr, swep)}
+LOSSES = {loss.__name__: loss for loss in (mle, prior_aug, gaussian_dropout, bernoulli_dropout, word_dropout, neftune)}
+LOSSES |= {loss.__name__: loss for loss in (freelb, adv_aug, r3f, pdr, fgm, symnoise, lnsr, swep)}
 
 
 def loss(
