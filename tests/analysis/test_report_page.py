@@ -69,6 +69,12 @@ def elements(page) -> list[tuple[str, dict]]:
     return Page(page).elements
 
 
+def test_what_the_confidences_say(page):
+    said = " ".join(Page(page).texts["confidence"].split())
+    assert "On biomedicine its confidence is 50 % on average, and 82 % of its answers are exactly right." in said
+    assert "% of the questions of other domains in this test with at least 80 % of these answers right." in said
+
+
 def test_headings_are_in_order(elements):
     levels = [int(tag[1]) for tag, _ in elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
