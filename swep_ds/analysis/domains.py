@@ -30,30 +30,18 @@ class Interval(NamedTuple):
 
 
 class Domain(NamedTuple):
-    """A data set's scores in percent, or their mean over all but the source domain. Where a model may decline, both are
-    of the questions that have an answer.
+    """A data set, or the mean over all but the source domain: scores in percent, or points of difference to another run.
 
-    gap: F1 less the source domain's, in points; None for the source domain.
+    Where a model may decline, scores are of the questions that have an answer.
     """
 
     name: str
     exact_match: Interval
     f1: Interval
-    total: int | None  # questions; None for the mean
-    gap: Interval | None
-
-
-class DomainChange(NamedTuple):
-    """A data set, or the mean over all but the source domain, against another run: differences in points.
-
-    gained, lost: questions that only this run, or only the other one, answers exactly.
-    """
-
-    name: str
-    exact_match: Interval
-    f1: Interval
-    gained: int
-    lost: int
+    total: int | None = None  # questions; None for the mean
+    gap: Interval | None = None  # F1 less the source domain's, in points; None for the source domain
+    gained: int = 0  # questions that only this run answers exactly
+    lost: int = 0  # those that only the other run does
 
 
 class Domains(NamedTuple):
@@ -151,7 +139,7 @@ def with_answer(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list[An
     return {name: [item for item in items if item.example.answers] for name, items in answered.items()}
 
 
-def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) -> list[DomainChange]:
+def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) -> list[Domain]:
     """Against the other run, on the questions that both answered: each data set, and the mean over all but the first.
 
     Args:
@@ -166,12 +154,13 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
         measured = _Measured(values.mean(0), _resampled(values, items, name))
         gained = sum(item.right and not item.other_right for item in items)
         lost = sum(item.other_right and not item.right for item in items)
-        rows.append(DomainChange(name, *measured.intervals(), gained, lost))
+        rows.append(Domain(name, *measured.intervals(), len(items), gained=gained, lost=lost))
         if name != names[0]:
-            shifted.append((measured, gained, lost))
+            shifted.append(measured)
     if len(shifted) == len(names) - 1 > 1:
-        sets, gained, lost = zip(*shifted, strict=True)
-        rows.append(DomainChange(MEAN, *_Measured.mean_of(sets).intervals(), sum(gained), sum(lost)))
+        others = [row for row in rows if row.name != names[0]]
+        gained, lost = sum(row.gained for row in others), sum(row.lost for row in others)
+        rows.append(Domain(MEAN, *_Measured.mean_of(shifted).intervals(), gained=gained, lost=lost))
     return rows
 
 

@@ -97,21 +97,28 @@ def plot_curve(axis: str, title: str, blocks: Sequence[Block], metric: str):
     across = -(-len(columns) // down)
     figure = new_figure(layout="constrained", figsize=(CURVE_PANEL[0] * across, CURVE_PANEL[1] * down + 0.8))
     panels = list(figure.subplots(down, across, squeeze=False).flat)
+    labels = [block["labels"][axis] for block in blocks]
+    numbers = [number(label) for label in labels]
     lines = {}
     for panel, column in zip(panels, columns, strict=False):
         for method, (colour, mark) in _looks(blocks).items():
             points = []
-            for block in blocks:
+            for at, block in zip(numbers, blocks, strict=True):
                 for row in block["rows"]:
                     cell = row["scores"].get(column, {}).get(metric)
                     if row["name"] == method and cell:
-                        points.append((number(block["labels"][axis]), cell["mean"], cell["std"] or 0.0))
+                        points.append((at, cell["mean"], cell["std"] or 0.0))
             if points:
                 x, mean, std = np.array(points).T
                 panel.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
                 [lines[method]] = panel.plot(x, mean, color=colour, marker=mark, markersize=4.5, linewidth=1.4)
-        _set_axis(panel, axis, [block["labels"][axis] for block in blocks])
+        if min(numbers) > 0 and max(numbers) >= LOGARITHMIC_FROM * min(numbers):
+            panel.set_xscale("log")
+        panel.set_xticks(numbers, [label.replace("%", "").strip() for label in labels])
+        panel.minorticks_off()
+        panel.grid(alpha=0.25)
         panel.set_title(column, fontsize="medium")
+        panel.set_xlabel(f"{axis} (%)" if all("%" in label for label in labels) else axis)
         panel.set_ylabel(f"{HEADS[metric]} (%)")
     for panel in panels[len(columns) :]:
         panel.remove()
@@ -124,16 +131,6 @@ def _looks(blocks: Sequence[Block]) -> Mapping[str, tuple[str, str]]:
     """Colour and mark of each row."""
     rows = dict.fromkeys(row["name"] for block in blocks for row in block["rows"])
     return dict(zip(rows, zip(cycle(COLOURS), cycle(MARKS), strict=False), strict=False))
-
-
-def _set_axis(panel, axis: str, labels: Sequence[str]) -> None:
-    numbers = [number(label) for label in labels]
-    if min(numbers) > 0 and max(numbers) >= LOGARITHMIC_FROM * min(numbers):
-        panel.set_xscale("log")
-    panel.set_xticks(numbers, [label.replace("%", "").strip() for label in labels])
-    panel.minorticks_off()
-    panel.grid(alpha=0.25)
-    panel.set_xlabel(f"{axis} (%)" if all("%" in label for label in labels) else axis)
 
 
 # F1 on shifted sets against F1 in domain

@@ -76,12 +76,13 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
     compared = _compared(folder, recipe, answered, results, against) if against else None
     from swep_ds.analysis.example_maps import heat_maps  # imports DeepSpeed: not before the checks
 
+    scores = results.eval if results else {}
     content = {
         "title": recipe.title,
         "results": results,
         "provenance": {"run": folder.resolve().name, **(results.provenance if results else {})},
-        "domains": domains(results, answered) if results and results.eval else None,
-        "divided": _divided(results),
+        "domains": domains(results, answered) if scores else None,
+        "divided": [(name, score) for name, score in scores.items() if score.no_answer_total],
         "against": compared,
         **_counts(answered),
         "answers": [_answers(name, items) for name, items in answered.items()],
@@ -151,13 +152,6 @@ def _settings(folder: Path, recipe: Recipe, results: Results | None) -> dict[str
     """The settings of a run, flat, and its global batch."""
     batch = RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
     return flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
-
-
-def _divided(results: Results | None) -> list[tuple[str, list[float | int | None]]]:
-    """Data sets with unanswerable questions: EM, F1 and number of all, EM and number of the unanswerable."""
-    names = ("exact_match", "f1", "total", "no_answer_exact_match", "no_answer_total")
-    scores = results.eval.items() if results else ()
-    return [(name, [getattr(score, part) for part in names]) for name, score in scores if score.no_answer_total]
 
 
 def _counts(answered: AnsweredSets) -> dict[str, Any]:

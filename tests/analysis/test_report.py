@@ -5,8 +5,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 import yaml
 
-import swep_ds.pipeline.run
 from swep_ds.analysis import charts, example_maps, report
 from swep_ds.analysis.answered import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
@@ -76,10 +73,7 @@ def test_all_parts_are_there(against, home):
     assert "80.0 s" in texts["cost"]
     assert "torch 9.8.7" in words
     assert "swep-ds train --ranks 2 --ds_config " in texts["settings"]
-
-
-def test_one_rank_stands_out(against):
-    shown = " ".join(against[1].texts["cost"].split())
+    shown = " ".join(texts["cost"].split())
     assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data" in shown  # 0.5 s of 2 s; 0.6 s is not 1.5 x 0.55
 
 
@@ -238,19 +232,14 @@ def test_what_is_missing_is_left_out_and_said(run):
     assert page.count("svg") == 0
 
 
-def test_a_large_model_is_not_loaded_again(run, monkeypatch):
-    monkeypatch.setattr(example_maps, "MAX_PARAMETERS", 1000)
-    shutil.rmtree(run / "predictions")
-    (run / "predictions").mkdir()
-    (run / "predictions" / "squad.json").write_text('{"r1": "1204"}')
-    assert "it is not loaded again for heat maps above 1,000" in Page(report.make_report(run).html).texts["maps"]
-
-
-def test_a_data_set_without_a_heat_map_is_named(run, monkeypatch):
+def test_heat_maps_that_are_missing_are_named(run, monkeypatch):
+    (run / "metrics.jsonl").unlink()  # no curves: they take a while
     monkeypatch.setattr(example_maps, "TRIED", 0)
     page = Page(report.make_report(run).html)
     assert page.of_class("heatmap") == 0
     assert "Only 0 of squad: at most 24 are drawn, and only where one window holds the answer." in page.texts["maps"]
+    monkeypatch.setattr(example_maps, "MAX_PARAMETERS", 1000)
+    assert "it is not loaded again for heat maps above 1,000" in Page(report.make_report(run).html).texts["maps"]
 
 
 def test_bad_input_is_an_error_of_one_line(run, home, tmp_path):
@@ -359,15 +348,6 @@ def test_the_script_writes_the_page_and_refuses_a_wrong_folder(home, tmp_path):
     assert ended.stderr == f"error: {tmp_path}: holds no recipe.yaml, so no run: name a run's folder\n"
 
 
-def test_a_wrong_folder_costs_no_deepspeed_and_one_line(tmp_path):
-    said = "import sys; from pathlib import Path; import swep_ds.analysis.report as report\n"
-    said += f"try: report.make_report(Path({str(tmp_path)!r}))\nexcept Exception as error: print(error)\n"
-    said += "print('deepspeed' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
-    assert shown.stderr == ""
-    assert shown.stdout == f"{tmp_path}: holds no recipe.yaml, so no run: name a run's folder\nFalse\n"
-
-
 def test_each_of_many_curves_has_a_line_of_its_own():
     lines = [{"update": u, **{f"nll_adversarial_{k}": k + u / 9 for k in range(6)}} for u in range(1, 4)]
     [chart] = charts.learning_curves(lines)
@@ -388,16 +368,3 @@ def test_the_command_has_the_ranks_of_the_runs_global_batch(windows, world_size,
     words = shlex.split(report.command(tmp_path, recipe, last))
     given = ["--ds_config", f"{tmp_path}/ds_config.json", "--recipe", f"{tmp_path}/recipe.yaml", "--output_dir", "NEW"]
     assert words == ["swep-ds", "train", *ranks, *given]
-
-
-def test_a_report_that_fails_fails_no_run(tmp_path, monkeypatch, caplog):
-    finished = []
-    tracker = type("Tracker", (), {"finish": lambda _, *shown: finished.append(shown)})()
-    monkeypatch.setattr(swep_ds.pipeline.run.ranks, "is_main", lambda: True)
-    swep_ds.pipeline.run._report(report.write_report, RunFolder(tmp_path), tracker, print)  # which holds no run
-    [record] = caplog.records
-    said = record.getMessage()
-    assert "\n" not in said
-    assert f"swep-ds report {tmp_path}" in said
-    assert "holds no recipe.yaml" in said
-    assert finished == [()]
