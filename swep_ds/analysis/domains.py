@@ -30,7 +30,7 @@ class Interval(NamedTuple):
 
 
 class Domain(NamedTuple):
-    """A data set, or the mean over all but the source domain: scores in percent, or points of difference to another run.
+    """A data set, or the mean over all but the source domain: scores in percent, or differences to another run.
 
     Where a model may decline, scores are of the questions that have an answer.
     """
