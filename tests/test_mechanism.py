@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.common.errors import InputError
 from swep_ds.methods.base import Inputs, NoiseKey, PassState, multiply_by_gaussian
 from swep_ds.methods.noise_effect import shuffle
@@ -144,7 +144,7 @@ def test_other_methods_are_refused(tmp_path):
 
 def fit(folder: Path) -> None:
     """Trains the run's model for a moment: a random one has no curvature that can be told from 0."""
-    run = SavedRun.load(folder)
+    run = TrainedRun.load(folder)
     batch = run.batch(mechanism.sample_windows(run, run.training_examples(), 40, "training"))
     optimizer = torch.optim.Adam(run.qa.requires_grad_(True).parameters(), 1e-2)
     for _ in range(30):

@@ -10,30 +10,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swep_ds.analysis.answers import Answered
+from swep_ds.analysis.answered import Answered
 from swep_ds.analysis.charts import Chart, Curve
-from swep_ds.evaluation.calibration import (
-    COVERED_ACCURACY,
-    accuracy_by_coverage,
-    bins,
-    calibration,
-    ordered,
-)
+from swep_ds.evaluation.calibration import accuracy_by_coverage, bins, calibration, ordered
 
 POINTS = 100  # a risk-coverage curve has at most so many
 OTHERS = "other domains"
-CALIBRATED_SUFFIX = ", calibrated"  # after the name of a curve
+Row = tuple[str, float, float, float, float, float]  # data set, mean confidence, EM, ECE, AURC, coverage, in percent
+Values = Mapping[str, np.ndarray]  # by data set, [N, 2]: confidence and exact match
 
 
 class Confidence(NamedTuple):
-    """rows: (data set, mean confidence, EM, ECE, AURC, coverage), in percent.
+    """Rows by the softmax's confidences and by the calibrator's: of each data set, and of the curves' two groups."""
 
-    calibrated: the same by the calibrator.
-    """
-
-    statement: str
-    rows: list[tuple[str, float, float, float, float, float]]
-    calibrated: list[tuple[str, float, float, float, float, float]]
+    rows: list[Row]
+    calibrated: list[Row]
+    groups: list[Row]
+    calibrated_groups: list[Row]
     charts: list[Chart]
 
 
@@ -43,41 +36,47 @@ def confidence(answered: Mapping[str, Sequence[Answered]]) -> Confidence | None:
     Args:
         answered: by data set, the source domain first.
     """
-    known, calibrated = (
-        {
-            name: np.array([(getattr(item, kind), item.right) for item in items], dtype=float)
-            for name, items in answered.items()
-            if all(getattr(item, kind) is not None for item in items)
-        }
-        for kind in ("confidence", "calibrated")
-    )
+    known, calibrated = _values(answered, "confidence"), _values(answered, "calibrated")
     source = next(iter(answered), None)
     if source not in known:
         return None
     groups, after = _groups(known, source), _groups(calibrated, source)
-    curves = groups | {f"{name}{CALIBRATED_SUFFIX}": values for name, values in after.items()}
-    reliability = {name: _reliability(values) for name, values in curves.items()}
-    risk = {name: _risk(values) for name, values in curves.items()}
-    unit, over = "exactly right, %", "mean confidence of a bin, %"
-    charts = [
-        Chart("Reliability", unit, reliability, over=over, diagonal="perfectly calibrated"),
-        Chart(
-            "Risk and coverage", "wrong answers, %", risk, over="share of questions answered, most confident first, %"
-        ),
-    ]
-    rows, after_rows = ([(name, *_row(values)) for name, values in sets.items()] for sets in (known, calibrated))
-    return Confidence(_statement(groups, after), rows, after_rows, charts)
+    curves = groups | {f"{name}, calibrated": values for name, values in after.items()}
+    reliability = Chart(
+        "Reliability",
+        "exactly right, %",
+        {name: _reliability(values) for name, values in curves.items()},
+        over="mean confidence of a bin, %",
+        diagonal="perfectly calibrated",
+    )
+    risk = Chart(
+        "Risk and coverage",
+        "wrong answers, %",
+        {name: _risk(values) for name, values in curves.items()},
+        over="share of questions answered, most confident first, %",
+    )
+    return Confidence(*map(_rows, (known, calibrated, groups, after)), [reliability, risk])
 
 
-def _groups(known: Mapping[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
+def _values(answered: Mapping[str, Sequence[Answered]], kind: str) -> Values:
+    values = {}
+    for name, items in answered.items():
+        if all(getattr(item, kind) is not None for item in items):
+            values[name] = np.array([(getattr(item, kind), item.right) for item in items], dtype=float)
+    return values
+
+
+def _groups(known: Values, source: str) -> Values:
     """The source domain and the others together, as far as they are known."""
     groups = {source: known[source]} if source in known else {}
     others = [values for name, values in known.items() if name != source]
     return groups | ({OTHERS: np.concatenate(others)} if others else {})
 
 
-def _row(values: np.ndarray) -> tuple[float, ...]:
-    return (*(100 * values.mean(0)).tolist(), *calibration(*values.T).values())
+def _rows(known: Values) -> list[Row]:
+    return [
+        (name, *(100 * values.mean(0)).tolist(), *calibration(*values.T).values()) for name, values in known.items()
+    ]
 
 
 def _reliability(values: np.ndarray) -> Curve:
@@ -93,19 +92,3 @@ def _risk(values: np.ndarray) -> Curve:
     total = len(accuracy_N)
     rows = np.unique(np.linspace(0, total - 1, min(POINTS, total)).round().astype(int))
     return 100 * (rows + 1) / total, 100 * (1 - accuracy_N[rows])
-
-
-def _statement(groups: Mapping[str, np.ndarray], calibrated: Mapping[str, np.ndarray]) -> str:
-    rows = {name: _row(values) for name, values in groups.items()}
-    sentences = [
-        f"On {name} its confidence is {sure:.0f} % on average, and {right:.0f} % of its answers are exactly right"
-        for name, (sure, right, *_) in rows.items()
-    ]
-    kept = [f"{covered:.0f} % of the questions of {name}" for name, (*_, covered) in rows.items()]
-    after = [f"{_row(values)[-1]:.0f} % of those of {name}" for name, values in calibrated.items()]
-    source = next(iter(groups))
-    then = f" By its calibrator, which was fitted to held-out text of {source}, it can answer {' and '.join(after)}."
-    return (
-        f"{'. '.join(sentences)}. If it may decline, it can answer {' and '.join(kept)} in this test with "
-        f"at least {COVERED_ACCURACY} % of these answers right.{then if after else ''}"
-    )

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from markupsafe import Markup
 from safetensors import safe_open
 
-from swep_ds.analysis.answers import Answered, in_fixed_order
+from swep_ds.analysis.answer_windows import windows_if_any
+from swep_ds.analysis.answered import Answered, in_fixed_order
 from swep_ds.analysis.heatmap import Word, fragment, legend, limits, word_distances
-from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.analysis.windows import windows_if_any
-from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.common.errors import InputError
 from swep_ds.pipeline.recipe import Recipe
 
 EACH = 2  # questions of a data set, half of them answered right
@@ -34,41 +34,48 @@ def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]])
     """Heat maps of a few questions by data set."""
     if not answered:
         return HeatMaps()
+    if (size := _parameters(folder / "model")) > MAX_PARAMETERS:
+        return HeatMaps(
+            missing=f"The model has {size:,} parameters; it is not loaded again for heat maps above "
+            f"{MAX_PARAMETERS:,}. `swep-ds analyze` makes them."
+        )
     try:
-        if (size := _parameters(folder / "model")) > MAX_PARAMETERS:
-            return HeatMaps(
-                missing=f"The model has {size:,} parameters; it is not loaded again for heat maps above "
-                f"{MAX_PARAMETERS:,}. `swep-ds analyze` makes them."
-            )
-        run = SavedRun.load(folder)
+        run = TrainedRun.load(folder)
     except InputError as error:
         return HeatMaps(missing=str(error))
     if not run.perturbs:
         return HeatMaps(missing=f"{recipe.method.name} has no perturbation that can be looked at after training.")
-    maps, incomplete = {}, []
+    maps: dict[str, list[tuple[Answered, list[Word]]]] = {}
+    incomplete = []
     for name, questions in answered.items():
-        if len(maps) * EACH < MAX_MAPS and (pairs := _draw(run, questions, EACH)):
+        pairs = _draw(run, questions, EACH) if len(maps) * EACH < MAX_MAPS else []
+        if pairs:
             maps[name] = pairs
-        if (count := len(maps.get(name, []))) < min(EACH, len(questions)):
-            incomplete.append(f"{count} of {name}")
-    texts = [words for pairs in maps.values() for _, words in pairs]
-    scale = limits(texts) if texts else (0.0, 1.0)
-    note = f"Only {', '.join(incomplete)}: at most {MAX_MAPS} are drawn, and only where one window holds the answer."
+        if len(pairs) < min(EACH, len(questions)):
+            incomplete.append(f"{len(pairs)} of {name}")
+    missing = ""
+    if incomplete:
+        missing = (
+            f"Only {', '.join(incomplete)}: at most {MAX_MAPS} are drawn, and only where one window holds the answer."
+        )
+    if not maps:
+        return HeatMaps(missing=missing)
+    scale = limits([words for pairs in maps.values() for _, words in pairs])
     drawn = [
         (name, [(question, Markup(fragment(words, scale, AROUND))) for question, words in pairs])
         for name, pairs in maps.items()
     ]
-    return HeatMaps(drawn, Markup(legend(scale, run.draws)), note if incomplete else "")
+    return HeatMaps(drawn, Markup(legend(scale, run.draws)), missing)
 
 
-def _draw(run: SavedRun, answered: Sequence[Answered], count: int) -> list[tuple[Answered, Sequence[Word]]]:
+def _draw(run: TrainedRun, answered: Sequence[Answered], count: int) -> list[tuple[Answered, list[Word]]]:
     """The first `count` of the fixed choice with the answer in a window; half right and half wrong if possible."""
-    pools = {
-        right: [item for item in in_fixed_order(answered) if item.right is right][:TRIED] for right in (True, False)
-    }
+    ordered = in_fixed_order(answered)
+    right = [item for item in ordered if item.right][:TRIED]
+    wrong = [item for item in ordered if not item.right][:TRIED]
     chosen = []
-    for right, pool in pools.items():
-        enough = len(chosen) + max(count // 2, count - len(pools[not right]))
+    for pool, others in ((right, wrong), (wrong, right)):
+        enough = len(chosen) + max(count // 2, count - len(others))
         # an answer may be in the text only after normalisation, or in no window
         windows = windows_if_any([item.example for item in pool], run.tokenizer, run.windows)
         for item, window in zip(pool, windows, strict=True):
@@ -82,7 +89,7 @@ def _draw(run: SavedRun, answered: Sequence[Answered], count: int) -> list[tuple
 
 def _parameters(model: Path) -> int:
     total = 0
-    for file in filter(Path.is_file, model.glob("*.safetensors")):
-        with as_input_error(f"{file}: cannot be read", "train again"), safe_open(file, "pt") as content:
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, "pt") as content:
             total += sum(math.prod(content.get_slice(name).get_shape()) for name in content.keys())  # noqa: SIM118
     return total

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
+from swep_ds.analysis.answer_windows import windows_if_any
 from swep_ds.analysis.paper import frequency_table
-from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.analysis.windows import windows_if_any
+from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.windows import plain_backend
@@ -32,38 +33,46 @@ TITLES = {
 }
 
 
-def by_frequency(run: SavedRun, examples: Sequence[Example], max_windows: int) -> dict[str, Any]:
+def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int) -> dict[str, Any]:
     """The table: {"bands": [{"ranks": [first, last], "words", "words_seen", "neighbour_distance", "moved_distance",
     "mu"}], "windows", "method", "beta_schedule"}. A value is None if a band has no words, or the method no mu.
 
     Args:
         examples: the training questions; windows of `max_windows` of them, evenly spaced, are perturbed.
 
-    Raises:
-        InputError: a method without perturbation, or no window holds a whole answer.
+    Raises InputError: a method without perturbation, or no window holds a whole answer.
     """
     ranked = ranking(run, examples)[: BANDS[-1][1]]
-    table = run.qa.model.get_input_embeddings().weight
-    isolation = neighbour_distance(table, ranked)
+    isolation = neighbour_distance(run.qa.model.get_input_embeddings().weight, ranked)
     chosen = [examples[k] for k in np.unique(np.linspace(0, len(examples) - 1, max_windows).astype(int))]
-    moved, mu, windows = _means_by_word(run, chosen, len(table))
+    windows = [window for window in windows_if_any(chosen, run.tokenizer, run.windows) if window]
+    if not windows:
+        raise InputError(f"{run.folder}: no window of {run.windows.max_length} tokens holds an answer of its data")
+    means = _means_by_word(run, windows)
 
-    def mean(values: np.ndarray) -> float | None:
+    def mean(values: np.ndarray | pd.Series) -> float | None:
         return float(values.mean()) if len(values) else None
 
     bands = []
     for first, last in BANDS:
         words = ranked[first:last]
-        seen = words[~np.isnan(moved[words])]
-        band = {"ranks": [first + 1, last], "words": len(words), "words_seen": len(seen)}
-        band |= {"neighbour_distance": mean(isolation[first:last]), "moved_distance": mean(moved[seen])}
-        bands.append(band | {"mu": None if mu is None else mean(mu[seen])})
+        seen = means.loc[[word for word in words if word in means.index]]
+        bands.append(
+            {
+                "ranks": [first + 1, last],
+                "words": len(words),
+                "words_seen": len(seen),
+                "neighbour_distance": mean(isolation[first:last]),
+                "moved_distance": mean(seen["moved"]),
+                "mu": mean(seen["mu"]) if "mu" in seen else None,
+            }
+        )
     method = run.recipe.method
     annealed = {"beta_schedule": method.beta_schedule} if method.name == "swep" else {}
-    return {"bands": bands, "windows": windows, "method": method.name, **annealed}
+    return {"bands": bands, "windows": len(windows), "method": method.name, **annealed}
 
 
-def ranking(run: SavedRun, examples: Sequence[Example]) -> np.ndarray:
+def ranking(run: TrainedRun, examples: Sequence[Example]) -> np.ndarray:
     """Ids of the tokens in the distinct questions and contexts, the most frequent first; ties by smaller id."""
     backend = plain_backend(run.tokenizer)
     texts = list(dict.fromkeys(text for example in examples for text in (example.question, example.context)))
@@ -88,36 +97,22 @@ def neighbour_distance(table: Tensor, words: np.ndarray) -> np.ndarray:
     return torch.cat(means).numpy()
 
 
-def _means_by_word(
-    run: SavedRun, examples: Sequence[Example], vocabulary: int
-) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """(mean l2 distance before and after, mean mu or None, number of windows).
-
-    Both arrays are by token id, NaN for a token that no window holds.
-    """
-    windows = [window for window in windows_if_any(examples, run.tokenizer, run.windows) if window]
-    if not windows:
-        raise InputError(f"{run.folder}: no window of {run.windows.max_length} tokens holds an answer of its data")
-    windows.sort(key=lambda window: len(window.input_ids))
-    sums = {name: np.zeros(vocabulary) for name in ("count", "moved", "mu")}
-    learned = False
+def _means_by_word(run: TrainedRun, windows: list) -> pd.DataFrame:
+    """By the id of each token in the windows: "moved", its mean l2 distance before and after; and mean "mu", if any."""
+    windows = sorted(windows, key=lambda window: len(window.input_ids))
+    frames = []
     for begin in range(0, len(windows), BATCH):
         batch = windows[begin : begin + BATCH]
         before, perturbed = run.perturb(run.batch(batch))
         values = {"moved": (perturbed.embeddings - before).norm(dim=-1)}
         statistics = perturbed.measure() if perturbed.measure else {}
-        if learned := "mu" in statistics:
+        if "mu" in statistics:
             values["mu"] = statistics["mu"]
         values = {name: value.cpu().double().numpy() for name, value in values.items()}
         for row, window in enumerate(batch):
-            positions = np.array([position for word in window.words for position in word.positions])
-            ids = np.array(window.input_ids)[positions]
-            np.add.at(sums["count"], ids, 1)
-            for name, value in values.items():
-                np.add.at(sums[name], ids, value[row, positions])
-    with np.errstate(invalid="ignore"):
-        moved, mu = sums["moved"] / sums["count"], sums["mu"] / sums["count"]
-    return moved, mu if learned else None, len(windows)
+            of_words = {name: value[row, window.positions] for name, value in values.items()}
+            frames.append(pd.DataFrame(of_words, index=np.array(window.input_ids)[window.positions]))
+    return pd.concat(frames).groupby(level=0).mean()
 
 
 def markdown(table: dict[str, Any], title: str) -> str:

@@ -1,7 +1,7 @@
-"""The paper's heat map: how far each word of question and context moves when its embedding is perturbed.
+"""The paper's heat map and its Figure 1: how far each word moves when its embedding is perturbed, and to which word.
 
 A word is a whitespace word of the text. Its distance is the mean over its tokens of the l2 distance between e_t and
-e~_t, and over draws of the noise (`SavedRun.draws`), in the units of the word-embedding table.
+e~_t, and over draws of the noise (`TrainedRun.draws`), in the units of the word-embedding table.
 """
 
 from collections.abc import Sequence
@@ -9,71 +9,112 @@ from dataclasses import dataclass
 from html import escape
 
 import numpy as np
+import pandas as pd
+from torch import Tensor
 
-from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.analysis.windows import AnswerWindow
+from swep_ds.analysis.answer_windows import AnswerWindow
+from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.methods.nearest import nearest
 
 # ColorBrewer's YlOrRd, light to dark, up to where black text stays readable
 COLOURS = ("ffffcc", "ffeda0", "fed976", "feb24c", "fd8d3c", "fc4e2a")
 BATCH = 8  # windows
 STEPS = 24  # colours of the scale
+COLUMNS = ["question_id", "part", "word", "token", "nearest_before", "nearest_after"]  # of `nearest_words`
+Scale = tuple[float, float]  # distances at the ends of the colour scale
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the question or of the context."""
+    """A word of the text. `part`: "question", "context" or "answer"."""
 
     text: str
-    question: bool
-    answer: bool  # whether it is part of the answer
+    part: str
     distance: float
 
 
-def word_distances(run: SavedRun, windows: Sequence[AnswerWindow]) -> list[list[Word]]:
+def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[list[Word]]:
     """The words of each window, the question's first.
 
-    Raises:
-        InputError: the run's method has no perturbation to look at.
+    Raises InputError: the run's method has no perturbation to look at.
     """
     texts = []
     for begin in range(0, len(windows), BATCH):
         batch = windows[begin : begin + BATCH]
         before, draws = run.perturb_often(run.batch(batch), run.draws)
         distance_NT = (sum((draw.embeddings - before).norm(dim=-1) for draw in draws) / run.draws).tolist()
-        for window, row in zip(batch, distance_NT, strict=True):
-            means = [float(np.mean([row[position] for position in word.positions])) for word in window.words]
-            words = zip(window.words, means, strict=True)
-            texts.append([Word(word.text, word.question, word.answer, mean) for word, mean in words])
+        for window, distance_T in zip(batch, distance_NT, strict=True):
+            words = []
+            for word in window.words:
+                mean = np.mean([distance_T[position] for position in word.positions])
+                words.append(Word(word.text, word.part, float(mean)))
+            texts.append(words)
     return texts
 
 
-def limits(texts: Sequence[Sequence[Word]]) -> tuple[float, float]:
+def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFrame:
+    """The paper's Figure 1: a row with `COLUMNS` for each token of the windows' words, the question's first.
+
+    Nearest is meant as in `swep_ds/methods/nearest.py`: by the largest inner product with the word-embedding table. Not
+    all words are nearest to themselves before the perturbation, so a column says what they were nearest to then.
+
+    part: "question", "context" or "answer".
+    word: the whitespace word of the text; token: the tokenizer's.
+    nearest_before, nearest_after: tokens; the token is changed where `nearest_after` differs from `token`.
+
+    Raises InputError: the run's method has no perturbation to look at.
+    """
+    vocabulary, rows = run.qa.model.get_input_embeddings().num_embeddings, []
+    for window in windows:
+        batch = run.batch([window])
+
+        def look_up(ids: Tensor) -> Tensor:
+            return run.qa.embed(batch._replace(input_ids=ids[None]))[0]  # noqa: B023 (called in this iteration)
+
+        before, perturbed = run.perturb(batch)
+        nearest_before = nearest(before[0], look_up, vocabulary)
+        nearest_after = nearest(perturbed.embeddings[0], look_up, vocabulary)
+        ids = (batch.input_ids[0], nearest_before, nearest_after)
+        tokens = [run.tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids]
+        for word in window.words:
+            for at in word.positions:
+                rows.append((window.example.id, word.part, word.text, *(row[at] for row in tokens)))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def limits(texts: Sequence[Sequence[Word]]) -> Scale:
     """The ends of the colour scale: the 2nd and 98th percentile of the distances, so outliers do not stretch it."""
     low, high = np.percentile([word.distance for words in texts for word in words], [2, 98])
     return float(low), float(high) if high > low else float(low) + 1.0
 
 
-def fragment(words: Sequence[Word], scale: tuple[float, float], around: int | None = None) -> str:
-    """One example as HTML for any page, without scripts: question and context.
+def fragment(words: Sequence[Word], scale: Scale, around: int | None = None) -> str:
+    """A question and its context as HTML for any page, without scripts.
 
     Args:
-        scale: distances at the ends of the colour scale (`limits`).
         around: words of the context that are shown before and after the answer; None = all.
     """
-    parts = []
-    for title, question in (("Question", True), ("Context", False)):
-        shown = [word for word in words if word.question is question]
-        before = after = ""
-        if around is not None and not question:
-            answer = [number for number, word in enumerate(shown) if word.answer] or [0]
-            begin, end = max(0, answer[0] - around), answer[-1] + 1 + around
-            before, after, shown = "… " * (begin > 0), " …" * (end < len(shown)), shown[begin:end]
-        spans = " ".join(_span(word, scale) for word in shown)
-        parts.append(f'<p style="line-height:1.9;margin:.4em 0"><b>{title}:</b> {before}{spans}{after}</p>')
-    return f'<div class="heatmap">{"".join(parts)}</div>'
+    question = [word for word in words if word.part == "question"]
+    context = [word for word in words if word.part != "question"]
+    before = after = ""
+    if around is not None:
+        answer = [number for number, word in enumerate(context) if word.part == "answer"] or [0]
+        begin, end = max(0, answer[0] - around), answer[-1] + 1 + around
+        if begin > 0:
+            before = "… "
+        if end < len(context):
+            after = " …"
+        context = context[begin:end]
+    lines = _line("Question", question, scale) + _line("Context", context, scale, before, after)
+    return f'<div class="heatmap">{lines}</div>'
 
 
-def legend(scale: tuple[float, float], draws: int) -> str:
+def _line(title: str, words: Sequence[Word], scale: Scale, before: str = "", after: str = "") -> str:
+    spans = " ".join(_span(word, scale) for word in words)
+    return f'<p style="line-height:1.9;margin:.4em 0"><b>{title}:</b> {before}{spans}{after}</p>'
+
+
+def legend(scale: Scale, draws: int) -> str:
     """The colour scale of fragments, as HTML for any page."""
     steps = ", ".join(_colour(step / (STEPS - 1)) for step in range(STEPS))
     bar = f"display:inline-block;width:12em;height:.9em;vertical-align:middle;background:linear-gradient(90deg,{steps})"
@@ -84,10 +125,11 @@ def legend(scale: tuple[float, float], draws: int) -> str:
     )
 
 
-def _span(word: Word, scale: tuple[float, float]) -> str:
+def _span(word: Word, scale: Scale) -> str:
     share = (word.distance - scale[0]) / (scale[1] - scale[0])
     style = f"background:{_colour(share)};color:#000;padding:.1em .2em;border-radius:.2em"
-    style += ";text-decoration:underline;text-decoration-thickness:.15em" if word.answer else ""
+    if word.part == "answer":
+        style += ";text-decoration:underline;text-decoration-thickness:.15em"
     return f'<span style="{style}" title="{word.distance:.4f}">{escape(word.text)}</span>'
 
 

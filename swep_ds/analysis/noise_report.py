@@ -14,6 +14,7 @@ from scipy.special import stdtrit
 ANSWERS = {"gold": "gold answer", "guess": "model's own guess"}
 NOISES = ("learned", "shuffled", "prior")
 MIN_LINES = 4  # lines of metrics.jsonl; with fewer the interval is too wide to say anything
+Lines = Sequence[Mapping[str, Any]]  # metrics.jsonl
 
 
 class NllChange(NamedTuple):
@@ -43,15 +44,14 @@ class NoiseEffect(NamedTuple):
     statement: str
 
 
-def noise_effect(lines: Sequence[Mapping[str, Any]], *, trained_shuffled: bool = False) -> NoiseEffect | None:
+def noise_effect(lines: Lines, *, trained_shuffled: bool = False) -> NoiseEffect | None:
     """From metrics.jsonl; None where fewer than `MIN_LINES` lines of the second half hold the comparison.
 
     Args:
         trained_shuffled: the run trained with the shuffled noise, so the statement begins with that.
     """
     names = [f"{answer}_nll_{noise}" for answer in ANSWERS for noise in NOISES]
-    known = [line for line in lines if all(_is_finite(line.get(name)) for name in names)]
-    known = [line for line in known if 2 * line["update"] > lines[-1]["update"]]
+    known = [line for line in lines if _has(line, names) and 2 * line["update"] > lines[-1]["update"]]
     if len(known) < MIN_LINES:
         return None
     nll = {name: np.array([line[name] for line in known]) for name in names}
@@ -64,45 +64,22 @@ def noise_effect(lines: Sequence[Mapping[str, Any]], *, trained_shuffled: bool =
         for answer, title in ANSWERS.items()
     ]
     if trained_shuffled:
-        statement = _statement(
-            shuffled, learned, "The shuffled noise that this run trained with", "The same noise, unshuffled,"
-        )
+        name, otherwise = "The shuffled noise that this run trained with", "The same noise, unshuffled,"
+        statement = _statement(shuffled, learned, name, otherwise)
     else:
         statement = _statement(learned, shuffled, "Learned noise", "Shuffled, it")
     return NoiseEffect(len(known), rows, statement)
 
 
-def noise_size(lines: Sequence[Mapping[str, Any]], prior_mean: float, prior_variance: float | None) -> str:
-    """Describes the noise at the last line of metrics.jsonl that has its statistics; "" without one.
-
-    Args:
-        prior_mean: the prior's mean of mu: 0 for noise that is added.
-        prior_variance: alpha; None if the method has no prior.
-    """
-    sentences = []
-    if last := _last(lines, "mu", "sigma"):
-        act = "added to embeddings" if prior_mean == 0 else "by which embeddings are multiplied"
-        priors = f" (the prior has {prior_mean:g} and {math.sqrt(prior_variance):.3f})" if prior_variance else ""
-        sentences.append(
-            f"At update {last['update']} the noise {act} had a mean of {last['mu']:.3f} and a standard deviation of "
-            f"{last['sigma']:.3f}{priors}, averaged over tokens and dimensions."
-        )
-    if last := _last(lines, "kl_per_window"):
-        sentences.append(f"It was {last['kl_per_window']:.3g} nats per window away from the prior.")
-    if last := _last(lines, "words_changed", "words_changed_clean"):
-        sentences.append(
-            f"{100 * last['words_changed']:.1f} % of the perturbed tokens were nearest to another word, and "
-            f"{100 * last['words_changed_clean']:.1f} % of the same tokens without noise."
-        )
-    return " ".join(sentences)
+def noise_size(lines: Lines) -> dict[str, Mapping[str, Any] | None]:
+    """The last line that has the noise's mean and deviation ("size"), its KL ("kl"), and the words that it changed
+    ("words"); None where there is no such line."""
+    names = {"size": ("mu", "sigma"), "kl": ("kl_per_window",), "words": ("words_changed", "words_changed_clean")}
+    return {key: next((line for line in reversed(lines) if _has(line, needed)), None) for key, needed in names.items()}
 
 
-def _last(lines: Sequence[Mapping[str, Any]], *names: str) -> Mapping[str, Any] | None:
-    return next((line for line in reversed(lines) if all(_is_finite(line.get(name)) for name in names)), None)
-
-
-def _is_finite(value: Any) -> bool:
-    return type(value) in (float, int) and math.isfinite(value)
+def _has(line: Mapping[str, Any], names: Sequence[str]) -> bool:
+    return all(name in line and math.isfinite(line[name]) for name in names)
 
 
 def _statement(trained: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], name: str, otherwise: str) -> str:
@@ -111,10 +88,11 @@ def _statement(trained: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray
     clear = {answer: change for answer, change in changes.items() if change.is_clear}
     if not clear:
         return f"{name} does to the answer what noise from the prior does, as far as these updates can tell."
-    effect = " and ".join(
-        f"{'lowers' if change.mean < 0 else 'raises'} the nll of the {ANSWERS[answer]} by {abs(change.mean):.3f} nats"
-        for answer, change in clear.items()
-    )
+    effects = []
+    for answer, change in clear.items():
+        verb = "lowers" if change.mean < 0 else "raises"
+        effects.append(f"{verb} the nll of the {ANSWERS[answer]} by {abs(change.mean):.3f} nats")
+    effect = " and ".join(effects)
     favour = NllChange.of(trained["guess"] - trained["gold"])
     if favour.is_clear and favour.mean < 0:
         effect += ", which favours what the model believes already over the gold answer"

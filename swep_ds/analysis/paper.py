@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-FILE = Path(__file__).with_name("paper.yaml")
 Names = dict[str, str]  # `plain` name, as people may write it -> name in the file
 
 
@@ -39,8 +38,8 @@ def plain(name: str) -> str:
 
 def paper_model(name: str) -> PaperModel | None:
     """The model of this label, hub id or local folder of that name; None if the paper has no such model."""
-    models, names = _models()
-    return models.get(names.get(plain(name), names.get(plain(Path(name).name), "")))
+    models = _models()
+    return models.get(plain(name)) or models.get(plain(Path(name).name))
 
 
 def trained_on() -> str:
@@ -65,12 +64,12 @@ def frequency_table() -> dict[str, Any]:
 
 @cache
 def _tree() -> dict[str, Any]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))
 
 
 @cache
-def _models() -> tuple[dict[str, PaperModel], Names]:
-    """The models by label, and their labels by name."""
+def _models() -> dict[str, PaperModel]:
+    """The models by each of their `plain` names."""
     tree = _tree()
     methods = {method for model in tree["models"].values() for table in model["tables"] for method in table["rows"]}
     method_names = _names({method: tree["methods"].get(method, []) for method in methods})
@@ -81,8 +80,9 @@ def _models() -> tuple[dict[str, PaperModel], Names]:
             for method, row in table["rows"].items():
                 for data_set, em_f1 in zip(table["columns"], row, strict=True):
                     scores.setdefault((method, data_set), tuple(em_f1))
-        models[label] = PaperModel(label, scores, method_names, _names(tree["data_sets"]))
-    return models, _names({label: model["also"] for label, model in tree["models"].items()})
+        for name in (label, *model["also"]):
+            models[plain(name)] = PaperModel(label, scores, method_names, _names(tree["data_sets"]))
+    return models
 
 
 def _names(aliases: dict[str, list[str]]) -> Names:

@@ -13,8 +13,8 @@ from swep_ds.analysis.runs import Run
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters
-from swep_ds.evaluation.results import read_predictions
-from swep_ds.evaluation.scores import SQUAD, Golds, Scorer
+from swep_ds.evaluation.results import METRICS, read_predictions
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 
 ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
@@ -25,21 +25,11 @@ class Questions:
     """The questions of a test set: accepted answers by id, and each question's cluster by number."""
 
     golds: dict[str, tuple[str, ...]]
-    clusters: pd.Series  # by id
+    clusters: np.ndarray
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> "Questions":
-        ids = [example.id for example in examples]
-        return cls(
-            dict(zip(ids, (example.answers for example in examples), strict=True)),
-            pd.Series(clusters(examples), index=ids),
-        )
-
-
-def per_question(predictions: Mapping[str, str], golds: Golds, scorer: Scorer = SQUAD) -> pd.DataFrame:
-    """Columns exact_match and f1, in percent, by question id in the order of `golds`; 0 without a prediction."""
-    scores = scorer.by_question(predictions, golds)
-    return pd.DataFrame(100 * np.array([*scores.values()]), index=list(scores), columns=["exact_match", "f1"])
+        return cls({example.id: example.answers for example in examples}, clusters(examples))
 
 
 def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
@@ -48,17 +38,16 @@ def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
     Args:
         ids: of the questions, by data set, of sets whose mean has an interval.
     """
-    parallel = dict.fromkeys(
-        name
-        for pair in combinations(ids, 2)
-        if 2 * len(set(ids[pair[0]]) & set(ids[pair[1]])) > min(len(ids[name]) for name in pair)
-        for name in pair
-    )
+    parallel = []
+    for name, other in combinations(ids, 2):
+        shared = len(set(ids[name]) & set(ids[other]))
+        if 2 * shared > min(len(ids[name]), len(ids[other])):
+            parallel += [name, other]
     if not parallel:
         return []
     return [
-        f"{', '.join(parallel)} share question ids. The interval of the mean over data sets takes their questions as "
-        "unrelated: if they are the same questions, it is too narrow, so read one of these sets."
+        f"{', '.join(dict.fromkeys(parallel))} share question ids. The interval of the mean over data sets takes their "
+        "questions as unrelated: if they are the same questions, it is too narrow, so read one of these sets."
     ]
 
 
@@ -72,13 +61,19 @@ class QuestionScores:
         self.notes: list[str] = []
         self._questions: dict[str, Questions | None] = {}  # by data set and the settings that decide its questions
         self._scores: dict[tuple[Path, str], pd.DataFrame | None] = {}
-        self._checksums: dict[tuple[str, str], str | None] = {}  # of today's files, by field and source
 
     def of(self, run: Run, data_set: str) -> pd.DataFrame | None:
-        """`per_question`, or None if data or predictions cannot be read or do not give the scores in the results."""
+        """Columns exact_match and f1, in percent, by question id; 0 without a prediction.
+
+        None if data or predictions cannot be read, have changed since the run, or do not give the scores in the
+        results.
+        """
         key = (run.ref.folder, data_set)
         if key not in self._scores:
-            self._scores[key] = self._read(run, data_set)
+            try:
+                self._scores[key] = self._read(run, data_set)
+            except InputError as error:
+                self._scores[key] = self.note(f"No interval with {error}.")
         return self._scores[key]
 
     def questions(self, recipe: Recipe, data_set: str) -> Questions | None:
@@ -99,40 +94,29 @@ class QuestionScores:
         return self._questions[key]
 
     def _read(self, run: Run, data_set: str) -> pd.DataFrame | None:
+        from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set  # takes seconds
+
         questions = self.questions(run.recipe, data_set)
         if questions is None:
             return None
-        if self._has_changed(run, data_set):
-            return self.note(f"No interval with {run.ref.folder} on {data_set}: its data have changed since the run.")
-        try:
-            predictions = read_predictions(run.ref.folder, data_set)
-        except InputError as error:
-            return self.note(f"No interval with {error}.")
+        check_unchanged(run.recipe, run.ref.folder, [source_of_test_set(data_set)])
+        predictions = read_predictions(run.ref.folder, data_set)
         file = run.ref.folder / "predictions" / f"{data_set}.json"
         if unanswered := [id_ for id_ in questions.golds if id_ not in predictions]:
             self.note(
                 f"{file}: no answer to {len(unanswered)} of {len(questions.golds)} questions, such as {unanswered[0]}: "
                 "they count as wrong."
             )
-        scores = per_question(predictions, questions.golds, Scorer(run.recipe.eval.answer_language(data_set)))
+        scorer = Scorer(run.recipe.eval.answer_language(data_set))
+        by_question = scorer.by_question(predictions, questions.golds)
+        scores = pd.DataFrame(100 * np.array([*by_question.values()]), index=list(by_question), columns=list(METRICS))
         means, reported = scores.mean(), run.results.eval[data_set]
         if not np.allclose(means, (reported.exact_match, reported.f1), atol=ROUNDING):
             return self.note(
-                f"No interval with {file}: it scores {' / '.join(f'{value:.2f}' for value in means)} on today's "
+                f"No interval with {file}: it scores {means['exact_match']:.2f} / {means['f1']:.2f} on today's "
                 f"data, and {reported.exact_match:.2f} / {reported.f1:.2f} in results.json."
             )
         return scores
-
-    def _has_changed(self, run: Run, data_set: str) -> bool:
-        """Whether the local files of the data set, read once for all runs, are not those that the run has read."""
-        from swep_ds.pipeline.inputs import input_checksums, source_of_test_set  # takes seconds
-
-        field, data = source_of_test_set(data_set), run.recipe.data
-        source = (field, data.train if data_set == HOLDOUT else data.eval[data_set])
-        if source not in self._checksums:
-            self._checksums[source] = input_checksums(run.recipe, [field]).get(field)
-        today = self._checksums[source]
-        return today is not None and run.results.inputs.get(field, today) != today
 
     def note(self, line: str) -> None:
         if line not in self.notes:

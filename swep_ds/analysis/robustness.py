@@ -5,23 +5,18 @@ line are what a method for robustness should add (Taori et al., NeurIPS 2020). T
 both axes. It is fitted to the base row's runs if there are enough with different F1 in domain, or read from a file.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pydantic import Field, field_validator
 
 from swep_ds.analysis.paper import data_set_name
-from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure, save
 from swep_ds.common.settings import Section, load
 from swep_ds.evaluation.results import Scores
 
 LINES = Path(__file__).parent / "lines"
 ABOVE = "above_line"  # a key of a set's scores, like exact_match and f1
 MIN_RUNS, MIN_SPREAD = 8, 10.0  # a fitted line takes as many runs, over as many points of F1 in domain
-PANEL = (3.4, 3.1)  # inches
 
 
 class Fit(Section):
@@ -40,14 +35,7 @@ class Line(Section):
     source: str  # what it was fitted to
     in_domain: str
     fitted_over: tuple[float, float]  # the lowest and the highest F1 in domain, in percent
-    shifted: dict[str, Fit] = Field(min_length=1)
-
-    @field_validator("fitted_over")
-    @classmethod
-    def _rises(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if value[0] > value[1]:
-            raise ValueError(f"{list(value)} is not a range: write it as [LOWEST, HIGHEST]")
-        return value
+    shifted: dict[str, Fit]
 
     def of(self, data_set: str) -> Fit | None:
         return self.shifted.get(_match(data_set, list(self.shifted)))
@@ -68,8 +56,7 @@ def _match(name: str, names: Sequence[str]) -> str | None:
 def published(name_or_path: str) -> Line:
     """Reads a shipped line (`lines/`), or a YAML file.
 
-    Raises:
-        InputError: no such file, an unknown or missing field, or a wrong value.
+    Raises InputError: no such file, an unknown or missing field, or a wrong value.
     """
     return load(Line, name_or_path, LINES, "--line")
 
@@ -90,8 +77,9 @@ def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
     [[(in_domain, _), *shifted]] = tested
     x = np.array([scores[in_domain]["f1"] for scores in runs])
     if len(x) < MIN_RUNS or np.ptp(x) < MIN_SPREAD:
+        count = "1 run" if len(x) == 1 else f"{len(x)} runs"
         needed = f"a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain"
-        return None, missing.format(f"{len(x)} {'run' if len(x) == 1 else 'runs'} of {row}, but {needed}")
+        return None, missing.format(f"{count} of {row}, but {needed}")
     fits = {}
     for name, _ in shifted:
         slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in runs], 1).tolist()
@@ -105,19 +93,20 @@ def add_points(scores: Scores, line: Line) -> Scores:
     in_domain = line.in_domain_of(list(scores))
     result = {}
     for name, score in scores.items():
-        fit = line.of(name) if in_domain and name != in_domain else None
-        above = {ABOVE: score["f1"] - fit.predict(scores[in_domain]["f1"])} if fit else {}
-        result[name] = score | above
+        result[name] = dict(score)
+        fit = line.of(name)
+        if in_domain and name != in_domain and fit:
+            result[name][ABOVE] = score["f1"] - fit.predict(scores[in_domain]["f1"])
     return result
 
 
 def line_notes(line: Line, runs: Sequence[Scores]) -> list[str]:
     """What the points are above; whether the line is extrapolated for some of these runs, or has nothing to predict."""
     known = [(scores, column) for scores in runs if (column := line.in_domain_of(list(scores)))]
-    x = [scores[column]["f1"] for scores, column in known]
     if not any(name != column and line.of(name) for scores, column in known for name in scores):
         sets = ", ".join(line.shifted)
         return [f"Points above the line: n/a (no run was tested both on {line.in_domain} and on one of {sets})."]
+    x = [scores[column]["f1"] for scores, column in known]
     fits = "; ".join(f"{name}: {fit.slope:.3f} x {fit.intercept:+.2f}" for name, fit in line.shifted.items())
     low, high = line.fitted_over
     about = f"{line.source}, with x from {low:.4g} to {high:.4g}"
@@ -125,44 +114,3 @@ def line_notes(line: Line, runs: Sequence[Scores]) -> list[str]:
     if min(x) < low or max(x) > high:
         notes.append(f"The line is extrapolated: here x is from {min(x):.2f} to {max(x):.2f}.")
     return notes
-
-
-def draw(blocks: Sequence[Mapping[str, Any]], line: Line, folder: Path) -> list[Path]:
-    """Writes `plot` as PNG and SVG; returns the files, none if no set of the blocks has a line.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
-    figure = plot(blocks, line)
-    return save(figure, folder, "robustness") if figure else []
-
-
-def plot(blocks: Sequence[Mapping[str, Any]], line: Line):
-    """A matplotlib figure with a panel per shifted set, F1 against F1 in domain with the line; None without a panel.
-
-    A point is the mean of a row's runs in a block of the table (`table.make`).
-    """
-    methods = dict.fromkeys(row["name"] for block in blocks for row in block["rows"])
-    looks = dict(zip(methods, zip(cycle(COLOURS), cycle(MARKS), strict=False), strict=False))
-    panels: dict[str, list[tuple[float, float, str]]] = {}
-    for block in blocks:
-        in_domain = line.in_domain_of(block["columns"])
-        for row in block["rows"]:
-            for name, cell in row["scores"].items():
-                if ABOVE in cell and line.of(name):
-                    x = row["scores"][in_domain]["f1"]["mean"]
-                    panels.setdefault(name, []).append((x, cell["f1"]["mean"], row["name"]))
-    if not panels:
-        return None
-    figure = new_figure(layout="constrained", figsize=(PANEL[0] * len(panels), PANEL[1] + 0.6))
-    points = {}
-    for axes, (name, places) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
-        for x, y, method in places:
-            colour, mark = looks[method]
-            [points[method]] = axes.plot([x], [y], mark, color=colour, markersize=5)
-        ends = np.array([min(x for x, _, _ in places) - 1, max(x for x, _, _ in places) + 1])
-        axes.plot(ends, line.of(name).predict(ends), color="black", linewidth=1, linestyle="--")
-        axes.set(title=name, xlabel=f"F1 on {line.in_domain} (%)", ylabel="F1 (%)")
-        axes.grid(alpha=0.25)
-    figure.legend(points.values(), points, loc="outside lower center", ncols=min(len(points), 6), frameon=False)
-    return figure

@@ -17,7 +17,7 @@ from swep_ds.data.splits import effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
 
 RESAMPLES = 10_000
-ELEMENTS = 2**22  # so many of the bootstrap's counts are in memory at a time
+ELEMENTS = 2**22  # of the bootstrap's counts that are in memory at a time
 Rows = Mapping[str, Sequence[Run]]
 
 
@@ -26,6 +26,14 @@ class Difference(NamedTuple):
 
     crossed: Estimate | None  # None: fewer than `MIN_SEEDS` seeds in common, or `MIN_TEXTS` paragraphs in a set
     bootstrap: np.ndarray | None  # [2, 2]: low and high; None: fewer than `MIN_CLUSTERS` paragraphs in a set
+
+
+class SetDifference(NamedTuple):
+    """Of one data set: values [S, Q, 2], each question's cluster [Q], and the resampled means [RESAMPLES, 2]."""
+
+    values: np.ndarray
+    clusters: np.ndarray
+    samples: np.ndarray
 
 
 def common_seeds(runs: Sequence[Run], base: Sequence[Run]) -> list[int]:
@@ -43,37 +51,39 @@ def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScore
         By row, then by data set (None: the mean over all but the first), a `Difference`. What could not be read or
         compared is missing, and named in the notes of `scores`.
     """
-    result: dict[str, dict[str | None, Difference]] = {name: {} for name in rows if name != base}
-    shifted: dict[str, list] = {name: [] for name in result}
-    for number, column in enumerate(columns):
+    by_row: dict[str, dict[str, SetDifference]] = {name: {} for name in rows if name != base}
+    for column in columns:
         differences = question_differences(rows, base, column, scores)
         if not differences:
             continue
-        clusters = scores.questions(rows[base][0].recipe, column).clusters.to_numpy()
+        clusters = scores.questions(rows[base][0].recipe, column).clusters
         means = np.concatenate([values_SQ2.mean(0) for values_SQ2 in differences.values()], axis=1)
         samples = np.split(resampled_means(means, clusters, column), len(differences), axis=1)
         for (name, values_SQ2), row_samples in zip(differences.items(), samples, strict=True):
-            result[name][column] = _difference([(values_SQ2, clusters)], row_samples)
-            if number:
-                shifted[name].append((values_SQ2, clusters, row_samples))
-    if any(shifted.values()):
-        questions = {column: scores.questions(rows[base][0].recipe, column) for column in columns[1:]}
+            by_row[name][column] = SetDifference(values_SQ2, clusters, row_samples)
+    shifted = list(columns[1:])
+    compared = {name: [column for column in shifted if column in sets] for name, sets in by_row.items()}
+    if any(compared.values()):
+        questions = {column: scores.questions(rows[base][0].recipe, column) for column in shifted}
         for note in note_on_shared_ids({name: found.golds for name, found in questions.items() if found}):
             scores.note(note)
-    for name, parts in shifted.items():
-        if parts and len(parts) == len(columns) - 1:
-            mean_samples = np.mean([samples for _, _, samples in parts], axis=0)
-            result[name][None] = _difference([part[:2] for part in parts], mean_samples)
+    result: dict[str, dict[str | None, Difference]] = {}
+    for name, sets in by_row.items():
+        result[name] = {column: _difference([difference]) for column, difference in sets.items()}
+        if shifted and compared[name] == shifted:
+            result[name][None] = _difference([sets[column] for column in shifted])
     return result
 
 
-def _difference(sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: np.ndarray) -> Difference:
-    """From the values [S, Q, 2] and the clusters of one data set or several, and the resampled means."""
-    fewest = min(effective_clusters(clusters) for _, clusters in sets)
-    crossed = None
-    if len(sets[0][0]) >= MIN_SEEDS and fewest >= MIN_TEXTS:
-        crossed = estimate([(np.moveaxis(values_SQ2, -1, 0), clusters) for values_SQ2, clusters in sets])
-    return Difference(crossed, interval(samples) if fewest >= MIN_CLUSTERS else None)
+def _difference(sets: Sequence[SetDifference]) -> Difference:
+    """The difference on one data set, or the mean over several."""
+    texts = min(effective_clusters(difference.clusters) for difference in sets)
+    crossed = bootstrap = None
+    if len(sets[0].values) >= MIN_SEEDS and texts >= MIN_TEXTS:
+        crossed = estimate([(np.moveaxis(difference.values, -1, 0), difference.clusters) for difference in sets])
+    if texts >= MIN_CLUSTERS:
+        bootstrap = interval(np.mean([difference.samples for difference in sets], axis=0))
+    return Difference(crossed, bootstrap)
 
 
 def question_differences(rows: Rows, base: str, column: str, scores: QuestionScores) -> dict[str, np.ndarray]:
@@ -83,16 +93,17 @@ def question_differences(rows: Rows, base: str, column: str, scores: QuestionSco
     common, or whose runs answered other questions than the base's, are missing; all are if a run of the base cannot be
     read.
     """
-    frames = {name: {run.ref.seed: scores.of(run, column) for run in runs} for name, runs in rows.items()}
-    if not rows[base] or any(frame is None for frame in frames[base].values()):
+    base_scores = {run.ref.seed: scores.of(run, column) for run in rows[base]}
+    if not base_scores or any(frame is None for frame in base_scores.values()):
         return {}
-    ids = frames[base][rows[base][0].ref.seed].index
+    ids = base_scores[rows[base][0].ref.seed].index
     differences = {}
     for name, runs in rows.items():
         seeds = common_seeds(runs, rows[base])
-        if name == base or not seeds or any(frames[name][seed] is None for seed in seeds):
+        row_scores = {run.ref.seed: scores.of(run, column) for run in runs}
+        if name == base or not seeds or any(row_scores[seed] is None for seed in seeds):
             continue
-        paired = [run for row in (name, base) for run in rows[row] if run.ref.seed in seeds]
+        paired = [run for run in (*runs, *rows[base]) if run.ref.seed in seeds]
         others = [run for run in paired if set(scores.of(run, column).index) != set(ids)]
         if others:
             scores.note(
@@ -100,9 +111,8 @@ def question_differences(rows: Rows, base: str, column: str, scores: QuestionSco
                 f"{rows[base][0].ref.folder}, so the difference would not be that of the methods alone."
             )
             continue
-        differences[name] = np.stack(
-            [(frames[name][seed].loc[ids] - frames[base][seed].loc[ids]).to_numpy() for seed in seeds]
-        )
+        by_seed = [row_scores[seed].loc[ids] - base_scores[seed].loc[ids] for seed in seeds]
+        differences[name] = np.stack([frame.to_numpy() for frame in by_seed])
     return differences
 
 

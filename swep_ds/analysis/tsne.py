@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from swep_ds.analysis.plotting import COLOURS, new_figure
-from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.analysis.windows import answer_windows
+from swep_ds.analysis.answer_windows import answer_windows
+from swep_ds.analysis.figures import COLOURS, new_figure
+from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 
@@ -21,14 +21,13 @@ PERPLEXITY = 30.0
 LABELLED = 12  # tokens with their text, at most: those that move farthest
 
 
-def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, seed: int) -> pd.DataFrame:
+def coordinates(run: TrainedRun, examples: Sequence[Example], max_tokens: int, seed: int) -> pd.DataFrame:
     """Two rows, "before" and "after", for each token and space: space, when, question, position, token, x, y.
 
     The tokens are those of question and context, without special ones; if there are more than `max_tokens`, a random
     part of them. The perplexity is 30, or a third of the points if that is less.
 
-    Raises:
-        InputError: scikit-learn is not installed, a method without perturbation, or fewer than `MIN_TOKENS` tokens.
+    Raises InputError: scikit-learn is not installed, a method without perturbation, or fewer than `MIN_TOKENS` tokens.
     """
     try:
         from sklearn.manifold import TSNE
@@ -38,7 +37,7 @@ def coordinates(run: SavedRun, examples: Sequence[Example], max_tokens: int, see
     for window in answer_windows(examples, run.tokenizer, run.windows):
         batch = run.batch([window])
         before, perturbed = run.perturb(batch)
-        positions = [position for word in window.words for position in word.positions]
+        positions = window.positions
         texts = run.tokenizer.convert_ids_to_tokens([window.input_ids[position] for position in positions])
         tokens += [(window.example.id, position, text) for position, text in zip(positions, texts, strict=True)]
         with torch.no_grad():

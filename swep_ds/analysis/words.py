@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from swep_ds.analysis.charts import is_number
-from swep_ds.analysis.plotting import COLOURS, MARKS, new_figure
+from swep_ds.analysis.figures import COLOURS, MARKS, new_figure
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, read_lines
 from swep_ds.pipeline.folder import METRICS_FILE, RunFolder
@@ -23,22 +22,19 @@ MAX_MARKS = 40  # a line with more points has no marks
 def curves(folders: Sequence[Path]) -> pd.DataFrame:
     """The shares, in [0, 1], that runs logged: a row per run and logged update, with the columns `COLUMNS`.
 
-    Raises:
-        InputError: a folder without a run, or a run that logged no such share.
+    Raises InputError: a folder without a run, or a run that logged no such share.
     """
     rows = []
     for folder in folders:
-        recipe, file = RunFolder(folder).read_recipe(), folder / METRICS_FILE
-        if not file.is_file():
-            raise InputError(f"{file}: no such file: name the folder of a run that has begun to train")
-        lines = [line for line in read_lines(file) if all(is_number(line.get(name)) for name in SHARES)]
+        recipe = RunFolder(folder).read_recipe()
+        about = {"run": str(folder), "method": recipe.method.name, "seed": recipe.seed}
+        lines = [line for line in read_lines(folder / METRICS_FILE) if all(name in line for name in SHARES)]
         if not lines:
             raise InputError(
-                f"{file}: holds no words_changed: {recipe.method.name} changes no embeddings, or an earlier version "
-                "trained it: name a run of swep, prior_aug, adv_aug or the like"
+                f"{folder / METRICS_FILE}: holds no words_changed: {recipe.method.name} changes no embeddings, or the "
+                "run has not begun to train: name a run of swep, prior_aug, adv_aug or the like"
             )
-        about = {"run": str(folder), "method": recipe.method.name, "seed": recipe.seed}
-        rows += [about | {name: line[name] for name in COLUMNS[3:]} for line in lines]
+        rows += [about | {name: line[name] for name in ("update", *SHARES)} for line in lines]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -47,15 +43,12 @@ def share_of_samples(file: Path) -> float:
 
     It counts the samples that came back unchanged, which the file leaves out.
 
-    Raises:
-        InputError: no such file, or one that `swep-ds augment` did not write.
+    Raises InputError: no such file, or one that `swep-ds augment` did not write.
     """
     content = read_json(file, f"--augmented {file}", unique_keys=False)
-    counts = content.get("ssmba") if isinstance(content, dict) else None
-    changed, tokens = (counts.get(key) if isinstance(counts, dict) else None for key in ("changed", "tokens"))
-    if not (type(changed) is int and type(tokens) is int and 0 <= changed <= tokens and tokens > 0):
+    if not isinstance(content, dict) or "ssmba" not in content:
         raise InputError(f"--augmented {file}: not written by `swep-ds augment`: name a file of its samples")
-    return changed / tokens
+    return content["ssmba"]["changed"] / content["ssmba"]["tokens"]
 
 
 def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> None:
@@ -64,13 +57,13 @@ def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> N
     axes = figure.subplots()
     labels = _labels(table)
     for number, (run, lines) in enumerate(table.groupby("run", sort=False)):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
-        marker = marker if len(lines) <= MAX_MARKS else None
-        for share, label, style in (
-            ("words_changed", labels[run], {"marker": marker, "markersize": 4, "lw": 1.8}),
-            ("words_changed_clean", f"{labels[run]}, before perturbation", {"ls": (0, (4, 3)), "lw": 1.2}),
-        ):
-            axes.plot(lines["update"], 100 * lines[share], color=colour, label=label, **style)
+        colour = COLOURS[number % len(COLOURS)]
+        marker = MARKS[number % len(MARKS)] if len(lines) <= MAX_MARKS else None
+        shares = {name: 100 * lines[name] for name in SHARES}
+        line = {"color": colour, "label": labels[run]}
+        axes.plot(lines["update"], shares["words_changed"], marker=marker, markersize=4, lw=1.8, **line)
+        line["label"] += ", before perturbation"
+        axes.plot(lines["update"], shares["words_changed_clean"], ls=(0, (4, 3)), lw=1.2, **line)
     if samples is not None:
         axes.axhline(100 * samples, color="#555555", ls=":", lw=1.8, label="SSMBA's texts")
     title = "Words changed by the perturbation, in training"

@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    from swep_ds.analysis.spreadsheet import to_csv
+    from swep_ds.analysis.formats import to_csv
     from swep_ds.analysis.words import curves, draw, share_of_samples
 
     table = curves(arguments.run)
@@ -76,10 +76,9 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    from swep_ds.analysis.changed import nearest_words
-    from swep_ds.analysis.heatmap import page, word_distances
-    from swep_ds.analysis.spreadsheet import to_csv
-    from swep_ds.analysis.windows import answer_windows
+    from swep_ds.analysis.answer_windows import answer_windows
+    from swep_ds.analysis.formats import to_csv
+    from swep_ds.analysis.heatmap import nearest_words, page, word_distances
 
     run, examples = load_questions(arguments)
     windows = answer_windows(examples, run.tokenizer, run.windows)
@@ -97,7 +96,7 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    from swep_ds.analysis.spreadsheet import to_csv
+    from swep_ds.analysis.formats import to_csv
     from swep_ds.analysis.tsne import coordinates, draw
 
     run, examples = load_questions(arguments)
@@ -110,9 +109,9 @@ def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.frequency import by_frequency, markdown
-    from swep_ds.analysis.saved_run import SavedRun
+    from swep_ds.analysis.trained_run import TrainedRun
 
-    run = SavedRun.load(arguments.run)
+    run = TrainedRun.load(arguments.run)
     table = by_frequency(run, run.training_examples(), arguments.windows)
     folder.mkdir(parents=True, exist_ok=True)
     text = markdown(table, run.recipe.title)
@@ -123,9 +122,9 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 def load_questions(arguments: argparse.Namespace):
     """The run and the chosen questions, by default the first that have an answer."""
-    from swep_ds.analysis.saved_run import SavedRun
+    from swep_ds.analysis.trained_run import TrainedRun
 
-    run = SavedRun.load(arguments.run)
+    run = TrainedRun.load(arguments.run)
     examples = run.test_examples(arguments.data)
     if not arguments.questions:
         answerable = [example for example in examples if example.answers]

@@ -126,7 +126,7 @@ def sweep() -> None:
         done = sum(cell.results() is not None for cell in cells)
         Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")
         sys.exit(EXIT_STOPPED)
-    from swep_ds.analysis.publish import publish
+    from swep_ds.analysis.formats import publish
     from swep_ds.analysis.runs import refs_of_cells
 
     table = publish(refs_of_cells(cells), folder)

@@ -33,7 +33,7 @@ def table() -> None:
     arguments = parser.parse_args()
     check_output_folder("--output", arguments.output)
 
-    from swep_ds.analysis.publish import publish  # takes seconds: after the arguments are checked
+    from swep_ds.analysis.formats import publish  # takes seconds: after the arguments are checked
     from swep_ds.analysis.robustness import published
     from swep_ds.analysis.runs import find_runs
 

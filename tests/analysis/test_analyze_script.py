@@ -1,15 +1,15 @@
-"""scripts/analyze.py itself, on a finished run: its commands, and what it refuses."""
+"""`swep-ds analyze` on a finished run: its commands, and what it refuses."""
 
 import json
 import re
 import shutil
-import subprocess
+import sys
 from argparse import Namespace
 
 import pandas as pd
 import pytest
 
-from swep_ds.commands.analyze import load_questions
+from swep_ds.commands import analyze as command
 from swep_ds.common.errors import InputError
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import change_json
@@ -27,29 +27,22 @@ def run(tmp_path_factory):
     return folder
 
 
-def analyze(*words) -> subprocess.CompletedProcess:
-    return run_script(ROOT / "scripts" / "analyze.py", *map(str, words), check=False)
+@pytest.fixture
+def analyze(monkeypatch, capsys):
+    def call(*words) -> str:
+        monkeypatch.setattr(sys, "argv", ["analyze", *map(str, words)])
+        capsys.readouterr()
+        command.analyze()
+        return capsys.readouterr().out
+
+    return call
 
 
-def refuse(*words) -> str:
-    """The error line, among what libraries print while they load the model."""
-    ended = analyze(*words)
-    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
-    [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    return line
-
-
-def succeed(*words) -> str:
-    ended = analyze(*words)
-    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
-    return ended.stdout
-
-
-def test_words(run, tmp_path):
+def test_the_script_draws_words(run, tmp_path):
     samples = tmp_path / "samples.json"
     samples.write_text(json.dumps({"data": [], "ssmba": {"tokens": 200, "corrupted": 50, "changed": 30}}))
-    said = succeed("words", run, "--augmented", samples, "--output", tmp_path / "out")
-    assert said == (
+    words = ["words", run, "--augmented", samples, "--output", tmp_path / "out"]
+    assert run_script(ROOT / "scripts" / "analyze.py", *map(str, words)).stdout == (
         f"{run}: 5.00% of the tokens at update 5, 1.00% before perturbation\nSSMBA's texts: 15.00%\n"
         f"written to {tmp_path / 'out'}\n"
     )
@@ -57,8 +50,8 @@ def test_words(run, tmp_path):
     assert pd.read_csv(tmp_path / "out" / "words.csv")["words_changed"].tolist() == [0.01, 0.05]
 
 
-def test_heatmap(run):
-    said = succeed("heatmap", run, "--questions", "q1-3", "q1-0")
+def test_heatmap(run, analyze):
+    said = analyze("heatmap", run, "--questions", "q1-3", "q1-0")
     table = pd.read_csv(run / "analysis" / "changed_words.csv", keep_default_na=False)
     assert (table["token"] != table["nearest_after"]).all()
     first, second, last = said.splitlines()
@@ -82,50 +75,37 @@ def test_the_first_questions_are_those_that_have_an_answer(tmp_path):
     change_json(folder / "results.json", inputs={})  # of files without a checksum
     (folder / "recipe.yaml").write_text(Recipe.load(str(folder / "recipe.yaml"), overrides).dump())
     chosen = Namespace(run=folder, data=None, questions=None, first=3)
-    assert [example.id for example in load_questions(chosen)[1]] == [qa["id"] for qa in asked[1:6:2]]
+    assert [example.id for example in command.load_questions(chosen)[1]] == [qa["id"] for qa in asked[1:6:2]]
     for qa in asked:
         qa |= {"answers": []}
     (folder / "test.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match="no question of its source domain has an answer"):
-        load_questions(chosen)
+        command.load_questions(chosen)
 
 
-@pytest.mark.slow
-def test_tsne(run, tmp_path):
-    pytest.importorskip("sklearn")
-    succeed("tsne", run, "--data", "test", "--first", "2", "--max_tokens", "12", "--output", tmp_path)
-    assert len(pd.read_csv(tmp_path / "tsne.csv")) == 12 * 2 * 2
-    assert (tmp_path / "tsne.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "tsne.svg").read_text().startswith("<?xml")
-
-
-def test_frequency(run, tmp_path):
-    said = succeed("frequency", run, "--windows", "5", "--output", tmp_path)
+def test_frequency(run, tmp_path, analyze):
+    said = analyze("frequency", run, "--windows", "5", "--output", tmp_path)
     text = (tmp_path / "frequency.md").read_text()
     assert said == f"{text.rstrip()}\nwritten to {tmp_path}\n"
     assert text.startswith("# By word frequency: swep, ")
     assert json.loads((tmp_path / "frequency.json").read_text())["windows"] == 5
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["heatmap", "RUN", "--data", "news"], "was not tested on a data set 'news'; known are test"),
-        (["heatmap", "RUN", "--questions", "q7"], "--questions q7: no such question; there is, for example, q1-0"),
-        (["heatmap", "RUN", "--first", "0"], "--first: 0 must be at least 1"),
-        (["frequency", "RUN", "--windows", "0"], "--windows: 0 must be at least 1"),
-        (["words", "RUN", "--output", "RUN/recipe.yaml"], "is not a folder: name another one"),
-        (["words", "RUN/model"], "holds no recipe.yaml, so no run"),
-    ],
-)
-def test_bad_input_is_one_line(run, words, said):
-    assert said in refuse(*(word.replace("RUN", str(run)) for word in words))
-
-
-def test_a_method_without_perturbation_is_refused(run, tmp_path):
+def test_bad_input(run, tmp_path, analyze):
     folder = tmp_path / "mle"
     folder.mkdir()
     (folder / "model").symlink_to(run / "model")
     shutil.copy(run / "results.json", folder)
     (folder / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
-    assert "trained by mle: it perturbs nothing" in refuse("heatmap", folder)
+    for words, said in (
+        (["heatmap", run, "--data", "news"], "was not tested on a data set 'news'; known are test"),
+        (["heatmap", run, "--questions", "q7"], "--questions q7: no such question; there is, for example, q1-0"),
+        (["heatmap", folder], "trained by mle: it perturbs nothing"),
+        (["heatmap", run, "--first", 0], "--first: 0 must be at least 1"),
+        (["frequency", run, "--windows", 0], "--windows: 0 must be at least 1"),
+        (["words", run, "--output", run / "recipe.yaml"], "is not a folder: name another one"),
+        (["words", run / "model"], "holds no recipe.yaml, so no run"),
+    ):
+        with pytest.raises(InputError, match=said) as raised:
+            analyze(*words)
+        assert "\n" not in str(raised.value)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swep_ds.analysis.answers import Answered
+from swep_ds.analysis.answered import Answered
 from swep_ds.analysis.domains import MEAN, changes, domains
 from swep_ds.data.example import Example
 from swep_ds.evaluation.results import Results

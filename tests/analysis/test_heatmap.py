@@ -1,20 +1,20 @@
-"""Distances per word against a loop; pages that any browser reads."""
+"""Distances per word against a loop, nearest words against products with the whole table; pages for any browser."""
 
 import re
 
 import numpy as np
 import pytest
 
-from swep_ds.analysis.heatmap import Word, fragment, legend, limits, page, word_distances
-from swep_ds.analysis.windows import answer_windows
+from swep_ds.analysis.answer_windows import answer_windows
+from swep_ds.analysis.heatmap import COLUMNS, Word, fragment, legend, limits, nearest_words, page, word_distances
 from swep_ds.data.example import Example
 from tests.support.finished import load
 
 WORDS = [
-    Word("Who", True, False, 0.1),
-    Word("<b>&", True, False, 0.3),
-    Word("In", False, False, 0.2),
-    Word("1998", False, True, 0.5),
+    Word("Who", "question", 0.1),
+    Word("<b>&", "question", 0.3),
+    Word("In", "context", 0.2),
+    Word("1998", "answer", 0.5),
 ]
 
 
@@ -26,9 +26,9 @@ def test_a_words_distance_is_the_mean_over_its_tokens_and_over_draws(tmp_path, m
     for example, window, words in zip(examples, windows, word_distances(run, windows), strict=True):
         before, draws = run.perturb_often(run.batch([window]), run.draws)
         moved = np.mean([np.sqrt(((draw.embeddings - before)[0].numpy() ** 2).sum(-1)) for draw in draws], axis=0)
-        assert [word.text for word in words if word.question] == example.question.split()
-        assert {word.text for word in words if not word.question} <= set(example.context.split())
-        assert any(word.answer for word in words)
+        assert [word.text for word in words if word.part == "question"] == example.question.split()
+        assert {word.text for word in words if word.part != "question"} <= set(example.context.split())
+        assert any(word.part == "answer" for word in words)
         position = 1  # after [CLS]
         for word in words[: len(example.question.split())]:
             pieces = len(run.tokenizer(word.text, add_special_tokens=False)["input_ids"])
@@ -41,7 +41,29 @@ def test_generated_answers_have_a_heat_map_too(tmp_path):
     example = Example("q", "When was it opened?", "The old bridge was opened in 1998.", ("1998",), None, "a")
     [words] = word_distances(run, answer_windows([example], run.tokenizer, run.windows))
     assert [word.text for word in words] == [*example.question.split(), *example.context.split()]
-    assert [word.text for word in words if word.answer] == ["1998."]
+    assert [word.text for word in words if word.part == "answer"] == ["1998."]
+
+
+@pytest.mark.parametrize("method", ["swep", "adv_aug"])
+def test_nearest_words_of_every_token(tmp_path, method):
+    settings = {"initialisation": "default"} if method == "swep" else {"step_size": 0.5}
+    run = load(tmp_path, method, **settings)
+    windows = answer_windows(run.test_examples()[:3], run.tokenizer, run.windows)
+    table = run.qa.model.get_input_embeddings().weight.numpy()
+    expected = []
+    for window in windows:
+        before, perturbed = run.perturb(run.batch([window]))
+        ids = [window.input_ids, *((e[0].numpy() @ table.T).argmax(-1) for e in (before, perturbed.embeddings))]
+        for word in window.words:
+            for at in word.positions:
+                names = run.tokenizer.convert_ids_to_tokens([int(row[at]) for row in ids])
+                expected.append([window.example.id, word.part, word.text, *names])
+    rows = nearest_words(run, windows)
+    assert rows.columns.tolist() == COLUMNS
+    assert rows.to_numpy().tolist() == expected
+    assert set(rows["part"]) == {"question", "context", "answer"}
+    changed = rows["token"] != rows["nearest_after"]
+    assert 0 < np.mean(rows["token"] != rows["nearest_before"]) < np.mean(changed) < 1
 
 
 def test_a_fragment_is_escaped_coloured_and_labelled():
@@ -58,10 +80,15 @@ def test_a_fragment_is_escaped_coloured_and_labelled():
     assert "≤ 0.1 <span" in scale  # what lies beyond the ends has their colours
     assert "</span> ≥ 0.5;" in scale
     assert "over 16 draws" in scale
+    html = page(["q<1>", "q2"], [WORDS, WORDS], "swep, seed 0", 1)
+    assert html.startswith("<!DOCTYPE html>")
+    assert "q&lt;1&gt;" in html
+    assert html.count('class="heatmap"') == 2
 
 
 def test_a_fragment_may_be_cut_around_the_answer():
-    words = [Word("Who", True, False, 0.1), *(Word(f"w{k}", False, k in (5, 6), 0.1) for k in range(12))]
+    words = [Word("Who", "question", 0.1)]
+    words += [Word(f"w{k}", "answer" if k in (5, 6) else "context", 0.1) for k in range(12)]
     shown = re.sub("<[^>]*>", "", fragment(words, (0.0, 1.0), around=2))
     assert shown == "Question: WhoContext: … w3 w4 w5 w6 w7 w8 …"
     assert "…" not in fragment(words, (0.0, 1.0), around=6)
@@ -69,7 +96,7 @@ def test_a_fragment_may_be_cut_around_the_answer():
 
 def test_black_text_is_readable_on_every_colour():
     """WCAG 2: a contrast of at least 4.5."""
-    words = [Word("x", True, False, share / 20) for share in range(21)]
+    words = [Word("x", "question", share / 20) for share in range(21)]
     for colour in re.findall(r"background:#(\w{6})", fragment(words, (0.0, 1.0))):
         channels = (int(colour[k : k + 2], 16) / 255 for k in (0, 2, 4))
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -78,15 +105,8 @@ def test_black_text_is_readable_on_every_colour():
 
 
 def test_the_scale_leaves_outliers_out():
-    words = [Word("x", True, False, 1 + k / 100) for k in range(100)] + [Word("x", True, False, 50.0)]
+    words = [Word("x", "question", 1 + k / 100) for k in range(100)] + [Word("x", "question", 50.0)]
     low, high = limits([words])
     assert 1.0 <= low < 1.1
     assert 1.9 < high < 3
-    assert limits([[Word("x", True, False, 0.0)]]) == (0.0, 1.0)
-
-
-def test_a_page_of_several_examples():
-    html = page(["q<1>", "q2"], [WORDS, WORDS], "swep, seed 0", 1)
-    assert html.startswith("<!DOCTYPE html>")
-    assert "q&lt;1&gt;" in html
-    assert html.count('class="heatmap"') == 2
+    assert limits([[Word("x", "question", 0.0)]]) == (0.0, 1.0)

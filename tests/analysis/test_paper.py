@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swep_ds.analysis.paper import _models, paper_model, plain, was_trained_on
+from swep_ds.analysis.paper import paper_model, plain, was_trained_on
 
 SPOTS = [
     ("google-bert/bert-base-uncased", "MLE", "squad", (81.32, 88.62)),
@@ -21,11 +21,22 @@ SPOTS = [
     ("T5-small", "SWEP", "bioasq", (43.01, 55.80)),
     ("t5-small", "Gaussian-Dropout", "wiki", (72.56, 83.69)),
 ]
+TRAINED_ON = ("rajpurkar/squad", "squad:plain_text@train", "data/SQuAD.train.jsonl.gz", "train-v1.1.json")
+NOT_TRAINED_ON = ("train-v2.0.json", "squad_v2", "squadshifts:nyt", "data/new_wiki_v1.0.json")
 
 
-@pytest.mark.parametrize(("model", "method", "data_set", "both"), SPOTS)
-def test_numbers_are_the_papers(model, method, data_set, both):
-    assert paper_model(model).score(method, data_set) == both
+def test_numbers_are_the_papers():
+    for model, method, data_set, both in SPOTS:
+        assert paper_model(model).score(method, data_set) == both
+    sizes = {name: len(paper_model(name).scores) for name in ("BERT-base", "ELECTRA-small", "T5-small")}
+    assert sizes == {"BERT-base": 48, "ELECTRA-small": 48 + 6 * 3, "T5-small": 48}
+    for name in sizes:
+        em, f1 = np.array(list(paper_model(name).scores.values())).T
+        assert (em < f1).all()
+    # sums of BERT-base's columns MLE and SWEP, added up by hand
+    bert = paper_model("BERT-base").scores
+    total = {method: sum(em for (name, _), (em, _) in bert.items() if name == method) for method in ("MLE", "SWEP")}
+    assert total == {"MLE": pytest.approx(405.30), "SWEP": pytest.approx(414.57)}
 
 
 def test_what_the_paper_does_not_have():
@@ -36,37 +47,9 @@ def test_what_the_paper_does_not_have():
     assert (electra.knows_method("R-Drop"), electra.knows_method("SWEP, no KL")) == (False, True)
     assert not paper_model("BERT-base").knows_method("SWEP, no KL")
     assert (electra.knows_data_set("New-Wikipedia"), electra.knows_data_set("hotpot")) == (True, False)
+    assert plain("模型 1") != plain("数据 1") != plain("1")  # names in other scripts stay apart
 
 
-@pytest.mark.parametrize(
-    ("source", "known"),
-    [
-        ("rajpurkar/squad", True),
-        ("squad:plain_text@train", True),
-        ("data/SQuAD.train.jsonl.gz", True),
-        ("train-v1.1.json", True),
-        ("train-v2.0.json", False),
-        ("squad_v2", False),
-        ("squadshifts:nyt", False),
-        ("data/new_wiki_v1.0.json", False),
-    ],
-)
-def test_what_the_papers_training_data_is_called(source, known):
-    assert was_trained_on(source) == known
-
-
-def test_names_in_other_scripts_stay_apart():
-    assert plain("模型 1") != plain("数据 1") != plain("1")
-
-
-def test_the_tables_are_whole():
-    models, _ = _models()
-    sizes = {name: len(model.scores) for name, model in models.items()}
-    assert sizes == {"BERT-base": 48, "ELECTRA-small": 48 + 6 * 3, "T5-small": 48}
-    for model in models.values():
-        em, f1 = np.array(list(model.scores.values())).T
-        assert (em < f1).all()
-    # sums of BERT-base's columns MLE and SWEP, added up by hand
-    bert = models["BERT-base"].scores
-    total = {method: sum(em for (name, _), (em, _) in bert.items() if name == method) for method in ("MLE", "SWEP")}
-    assert total == {"MLE": pytest.approx(405.30), "SWEP": pytest.approx(414.57)}
+def test_what_the_papers_training_data_is_called():
+    assert all(map(was_trained_on, TRAINED_ON))
+    assert not any(map(was_trained_on, NOT_TRAINED_ON))

@@ -1,11 +1,9 @@
 """Points above the line of in-domain F1: fitted, published, drawn."""
 
-import xml.etree.ElementTree as ElementTree
-
 import numpy as np
 import pytest
 
-from swep_ds.analysis import robustness, table
+from swep_ds.analysis import figures, table
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes, published
 from swep_ds.analysis.runs import find_runs
 from swep_ds.common.errors import InputError
@@ -77,22 +75,13 @@ def test_sets_that_are_the_same_by_another_name_keep_their_lines_apart():
     assert line.of("New-York-Times") is None  # either could be meant
 
 
-def test_bad_lines_are_one_line(tmp_path):
+def test_a_bad_line_is_one_line(tmp_path):
     with pytest.raises(InputError, match=r"--line nope: no such line; known are squadshifts, or give a YAML file"):
         published("nope")
     file = tmp_path / "line.yaml"
-    for fitted_over, shifted, said in (
-        ("[1, 2]", "{nyt: {slope: steep}}", r"slope.*shifted\.nyt\.intercept is required: set it$"),
-        (
-            "[2, 1]",
-            "{nyt: {slope: 1, intercept: 0}}",
-            r"fitted_over: \[2\.0, 1\.0\] is not a range: write it as \[LOW",
-        ),
-        ("[1, 2]", "{}", "shifted: .*should have at least 1 item"),
-    ):
-        file.write_text(f"source: s\nin_domain: squad\nfitted_over: {fitted_over}\nshifted: {shifted}")
-        with pytest.raises(InputError, match=rf"line\.yaml: .*{said}"):
-            published(str(file))
+    file.write_text("source: s\nin_domain: squad\nfitted_over: [1, 2]\nshifted: {nyt: {slope: steep}}")
+    with pytest.raises(InputError, match=r"line\.yaml: .*slope.*shifted\.nyt\.intercept is required"):
+        published(str(file))
 
 
 def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path):
@@ -119,14 +108,12 @@ def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path):
     assert np.mean(above["MLE"]) == pytest.approx(0, abs=1e-9)
     assert np.array(above["SWEP"]) - np.array(above["MLE"]) == pytest.approx([10] * 4)  # 2 of 20 questions
     assert any(f"nyt: {line.shifted['nyt'].slope:.3f} x" in note for note in result["notes"])
-    [panel] = robustness.plot(result["blocks"], line).axes
+    [panel] = figures.plot_line(result["blocks"], line).axes
     *points, drawn = [drawn.get_xydata() for drawn in panel.lines]
     means = [row["scores"] for block in result["blocks"] for row in block["rows"]]
     expected = [[[row["squad"]["f1"]["mean"], row["nyt"]["f1"]["mean"]]] for row in means]
     assert np.array(points) == pytest.approx(np.array(expected))
     assert drawn[:, 1] == pytest.approx(line.shifted["nyt"].predict(drawn[:, 0]))
-    files = robustness.draw(result["blocks"], line, tmp_path)
-    assert [file.name for file in files] == ["robustness.png", "robustness.svg"]
-    assert ElementTree.parse(files[1]).getroot().tag.endswith("svg")
+    assert {"robustness.png", "robustness.svg"} <= {file.name for file in figures.draw(result, tmp_path)}
     with_published = table.make(find_runs([tmp_path / "runs"]), line=published("squadshifts"))
     assert not any(ABOVE in row["scores"]["nyt"] for block in with_published["blocks"] for row in block["rows"])

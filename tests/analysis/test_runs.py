@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -84,35 +82,14 @@ def test_sweeps_beside_a_run_are_found(cells, tmp_path):
     assert len(runs.find_runs([tmp_path / "all"])) == len(cells) + 1
 
 
-def test_a_sweep_whose_source_domain_changes_is_not_done(cells):
-    sets = cells[0].recipe.data.eval
-    other = Recipe.make(cells[0].recipe, data={"eval": dict(reversed(sets.items()))})
-    assert cells[0].results() is not None
-    assert replace(cells[0], recipe=other).results() is None
-
-
-def test_failed_and_half_written_runs_and_those_of_another_version_are_named(cells, tmp_path):
-    file = cells[0].folder / "results.json"
-    file.write_text(file.read_text()[:50])
-    (cells[1].folder / "results.json").unlink()
+def test_failed_and_unfinished_runs_are_named(cells, tmp_path):
+    for cell in cells[1:3]:
+        (cell.folder / "results.json").unlink()
     cells[1].log.write_text("$ train.py\nerror: no room\n# exit code 2\n")
-    (cells[2].folder / "results.json").unlink()
-    change(cells[3], "eval", "squad", "f1")
-    change(cells[4], "versions", to=["torch"])
-    (cells[5].folder / "ds_config.json").unlink()
-    by_folder = reasons(tmp_path)
-    assert by_folder["mle-seed0"].startswith(f"{file}: not JSON: ")
-    assert "not JSON" in by_folder["mle-seed0"]
-    assert by_folder["swep-seed0"] == "exit code 2: error: no room"
-    assert by_folder["mle-seed1"] == "not finished"
-    assert by_folder["swep-seed1"] == (
-        f"{cells[3].folder}/results.json: not of this version (eval.squad.f1: field required): run it again"
-    )
-    assert "not of this version (versions: input should be a valid dictionary)" in by_folder["mle-seed2"]
-    assert by_folder["swep-seed2"].startswith(f"{cells[5].folder}/ds_config.json: no such file: delete the run's")
+    assert reasons(tmp_path) == {"swep-seed0": "exit code 2: error: no room", "mle-seed1": "not finished"}
     _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    assert missing[1].line == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
-    assert missing[2].line == f"MLE, seed 1: not finished ({cells[2].folder})"
+    assert missing[0].line == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
+    assert missing[1].line == f"MLE, seed 1: not finished ({cells[2].folder})"
 
 
 def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
@@ -231,14 +208,6 @@ def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path,
     assert runs.settings_notes(dict([*by_row.items()][:2])) == []  # its row's name says it
 
 
-def test_a_run_whose_recipe_is_gone_says_so(cells):
-    file = cells[1].folder / "recipe.yaml"
-    file.unlink()
-    for places in (runs.refs_of_cells(cells), runs.find_runs([file.parent.parent])):
-        _, [missing] = runs.read_runs(places)
-        assert missing.reason == f"{file}: no such file: delete the run's folder and run it again"
-
-
 def test_a_first_duplicate_that_is_left_out_does_not_take_the_good_one_along(cells, tmp_path):
     fake_runs.finish(tmp_path / "twice", cells[0].recipe, {"squad": 3, "nyt": 3})
     (tmp_path / "runs" / "sweep.json").unlink()
@@ -311,26 +280,6 @@ def test_folders_without_runs_are_refused(cells, tmp_path):
     for folder, said in ((tmp_path / "none", "no such folder"), (cells[0].folder / "predictions", "holds no run")):
         with pytest.raises(InputError, match=said):
             runs.find_runs([folder])
-    fix = r": write it again with `swep-ds sweep SWEEP --table`$"
-    lacks = r"runs\.a\.variant: field required; runs\.a\.seed: input should be a valid integer; runs\.a\.model: field"
-    for content, fault in (('{"runs": {"a": {"seed": "x"}}}', rf"{lacks} required"), ("{", ".*Expecting.*")):
-        (tmp_path / "runs" / "sweep.json").write_text(content)
-        with pytest.raises(InputError, match=rf"sweep\.json: damaged \({fault}\){fix}"):
-            runs.find_runs([tmp_path / "runs"])
-
-
-def test_a_folder_that_cannot_be_searched_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "locked").mkdir()
-    is_file = Path.is_file
-
-    def refuse(path: Path) -> bool:
-        if path.parent.name == "locked":
-            raise PermissionError(13, "Permission denied")
-        return is_file(path)
-
-    monkeypatch.setattr(Path, "is_file", refuse)
-    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\): name another folder"):
-        runs.find_runs([tmp_path])
 
 
 def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):
@@ -350,6 +299,3 @@ def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):
     assert conditions(2, recipe.model_copy(update={"train": train}), 1, micro_steps=1, hidden_size=64) == usual
     assert conditions(0, recipe, 1, micro_steps=2, hidden_size=32) != usual
     assert conditions(2, recipe, 2, micro_steps=2, hidden_size=32) == usual
-    (tmp_path / "ds_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"ds_config\.json: not JSON: .*: delete the run's folder"):
-        runs.conditions(tmp_path)

@@ -1,7 +1,6 @@
 """The question bootstrap against a plain loop and the binomial distribution; what rows are compared over."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import find_runs, read_runs
 from swep_ds.pipeline.recipe import Recipe
 from tests.support import fake_runs
+from tests.support.bad_input import change_json
 
 
 def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
@@ -142,11 +142,14 @@ def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
 
 def test_data_that_changed_since_a_run_give_it_no_interval(runs, tmp_path):
     [run, *_] = runs["MLE"]
-    changed = replace(run, results=run.results.model_copy(update={"inputs": {"data.eval.nyt": "of other bytes"}}))
+    change_json(run.ref.folder / "results.json", inputs={"data.eval.nyt": "of other bytes"})
     scores = QuestionScores()
-    assert scores.of(changed, "nyt") is None
-    assert scores.of(changed, "squad") is not None
-    assert scores.notes == [f"No interval with {run.ref.folder} on nyt: its data have changed since the run."]
+    assert scores.of(run, "nyt") is None
+    assert scores.of(run, "squad") is not None
+    [note] = scores.notes
+    assert note.startswith(
+        f"No interval with data.eval.nyt {tmp_path / 'nyt.json'}: has changed since {run.ref.folder}"
+    )
 
 
 def asked_on(run, nyt: Path, right: int):

@@ -54,10 +54,6 @@ def test_means_and_deviations_are_numpys(runs):
             assert cell["std"] == pytest.approx(expected[:, column, metric].std(ddof=1), abs=1e-9)
 
 
-def test_no_run_at_all_still_makes_a_table():
-    assert table.aggregate({"MLE": []}) == {"columns": [], "rows": [{"name": "MLE", "scores": {}}]}
-
-
 def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     across = {"model": {"ELECTRA-small": {}, "Mine": {"model.name": "mine"}}}
     variants = {"mle": {}, "SWEP": {"method.name": "swep"}, "R-Drop": {"method.name": "r_drop"}}

@@ -7,8 +7,8 @@ import json
 import datasets
 import pytest
 
-from swep_ds.analysis.answers import read_answered
-from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.analysis.answered import read_answered
+from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.data.readers import read_examples
 from swep_ds.models.hub import model_checksum
 from swep_ds.pipeline.examples import validation_examples
@@ -57,7 +57,7 @@ def test_what_a_run_read_is_compared_before_anything_is_computed_from_it_again(t
     folder = finished(tmp_path)
     recipe = Recipe.load(str(folder / "recipe.yaml"))
     selecting = Recipe.load(str(folder / "recipe.yaml"), ["eval.select_on=test"])
-    run = SavedRun.load(folder)
+    run = TrainedRun.load(folder)
     assert run.test_examples()
     assert run.training_examples()
 

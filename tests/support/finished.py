@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from swep_ds.analysis.saved_run import SavedRun
+from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.evaluation.results import Results, write_results
 from swep_ds.methods import build
 from swep_ds.pipeline.export import NOISE
@@ -35,5 +35,5 @@ def finished(folder: Path, method: str = "swep", architecture: str = "bert", **s
     return folder
 
 
-def load(folder: Path, method: str = "swep", architecture: str = "bert", **settings) -> SavedRun:
-    return SavedRun.load(finished(folder, method, architecture, **settings))
+def load(folder: Path, method: str = "swep", architecture: str = "bert", **settings) -> TrainedRun:
+    return TrainedRun.load(finished(folder, method, architecture, **settings))

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
-from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.analysis.windows import AnswerWindow, windows_if_any
+from swep_ds.analysis.answer_windows import AnswerWindow, windows_if_any
+from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import write_atomically
 from swep_ds.data.batches import Batch
@@ -47,7 +47,7 @@ SAME_BETA = 1e-3  # relative: k differs in rounding from machine to machine, and
 MAX_GRAD_NORM = 1.0
 
 
-def sample_windows(run: SavedRun, examples: Sequence[Example], count: int, label: str) -> list[AnswerWindow]:
+def sample_windows(run: TrainedRun, examples: Sequence[Example], count: int, label: str) -> list[AnswerWindow]:
     """A seeded choice of `count` questions' windows, ordered by length; fewer if not enough hold their answer.
 
     Raises:
@@ -66,7 +66,7 @@ def sample_windows(run: SavedRun, examples: Sequence[Example], count: int, label
     return sorted(chosen, key=lambda window: len(window.input_ids))
 
 
-def curvature(run: SavedRun, windows: Sequence[AnswerWindow], draws: int = 2) -> pd.DataFrame:
+def curvature(run: TrainedRun, windows: Sequence[AnswerWindow], draws: int = 2) -> pd.DataFrame:
     """The means of k and of E[g]^2 over dimensions and tokens, by kind of token, under prior noise.
 
     k is the mean of g eps / sigma, over pairs of eps and -eps: the mean of g cancels, which makes k's error smaller.
@@ -112,13 +112,13 @@ def curvature(run: SavedRun, windows: Sequence[AnswerWindow], draws: int = 2) ->
     return table.groupby("kind", sort=False)[["k", "product", "tokens"]].apply(summary).reset_index()
 
 
-def _gradient(run: SavedRun, embeddings: Tensor, z_NTd: Tensor, batch: Batch) -> Tensor:
+def _gradient(run: TrainedRun, embeddings: Tensor, z_NTd: Tensor, batch: Batch) -> Tensor:
     """g of the module's docstring: [N, T, d]."""
     z_NTd = z_NTd.detach().requires_grad_()
     return torch.autograd.grad(run.qa(embeddings * z_NTd, batch).nll.sum(), z_NTd)[0]
 
 
-def learn(run: SavedRun, beta: float, learning_rate: float, updates: int) -> Swep:
+def learn(run: TrainedRun, beta: float, learning_rate: float, updates: int) -> Swep:
     """Trains a noise generator, which starts at the prior, on the run's training questions; the model stays as it is.
 
     AdamW at a constant learning rate, without dropout, on the run's batches and with its seed, in float32.
@@ -144,7 +144,7 @@ def learn(run: SavedRun, beta: float, learning_rate: float, updates: int) -> Swe
 
 
 @torch.no_grad()
-def effects(run: SavedRun, method: Swep, windows: Sequence[AnswerWindow], draws: int = 2) -> dict[str, float]:
+def effects(run: TrainedRun, method: Swep, windows: Sequence[AnswerWindow], draws: int = 2) -> dict[str, float]:
     """The noise of `method` against noise from its prior: means over windows and draws.
 
     Returns:
@@ -177,7 +177,7 @@ def effects(run: SavedRun, method: Swep, windows: Sequence[AnswerWindow], draws:
 
 
 def study(
-    run: SavedRun,
+    run: TrainedRun,
     sets: Mapping[str, Sequence[AnswerWindow]],
     k: float,
     *,
@@ -219,19 +219,19 @@ def study(
         yield table
 
 
-def prior_variance(run: SavedRun) -> float:
+def prior_variance(run: TrainedRun) -> float:
     """alpha of a run of prior_aug; raises InputError for another method."""
     if run.recipe.method.name != "prior_aug":
         raise InputError(f"{run.folder}: trained by {run.recipe.method.name}: name a run of prior_aug")
     return run.recipe.method.prior_variance
 
 
-def _inputs(run: SavedRun, embeddings: Tensor, batch: Batch, draw: int) -> Inputs:
+def _inputs(run: TrainedRun, embeddings: Tensor, batch: Batch, draw: int) -> Inputs:
     key, forward = NoiseKey(run.recipe.seed, draw), partial(run.qa, batch=batch, hidden=True)
     return Inputs(embeddings, batch, key, PassState(), forward)
 
 
-def _batches(run: SavedRun, windows: Sequence[AnswerWindow]) -> Iterator[tuple[Batch, Sequence[AnswerWindow]]]:
+def _batches(run: TrainedRun, windows: Sequence[AnswerWindow]) -> Iterator[tuple[Batch, Sequence[AnswerWindow]]]:
     for begin in range(0, len(windows), BATCH):
         chunk = windows[begin : begin + BATCH]
         yield run.batch(chunk), chunk
@@ -241,14 +241,14 @@ def _kinds(window: AnswerWindow) -> np.ndarray:
     """By token: "answer", "question", "context" or "special"."""
     kinds = np.full(len(window.input_ids), "special", dtype=object)
     for word in window.words:
-        kinds[word.positions] = "question" if word.question else "context"
+        kinds[word.positions] = "question" if word.part == "question" else "context"
     first, last = window.answer
     kinds[first : last + 1] = "answer"
     return kinds
 
 
 def measure(args: argparse.Namespace, folder: Path) -> None:
-    run = SavedRun.load(args.run)
+    run = TrainedRun.load(args.run)
     file, names = folder / FILE, args.data or run.recipe.test_sets
     done = pd.read_csv(file) if file.is_file() else None
     sets = {name: sample_windows(run, run.test_examples(name), args.windows, name) for name in names}

@@ -1,16 +1,15 @@
 """What is wrong with an answer, and where answers are in the text."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from swep_ds.analysis.answers import KINDS, Answered, by_kind, excerpt, read_confidences, read_spans
-from swep_ds.common.errors import InputError
+from swep_ds.analysis.answered import KINDS, Answered, by_kind, excerpt
 from swep_ds.data.example import Example
 from swep_ds.evaluation.scores import SQUAD
 
 TEXT = "The battle of Lund was fought in 1676. The battle of Narva was fought in 1700 by the king of Sweden."
+TWICE = "In 1700 nothing happened. The battle of Narva was fought in 1700."
 
 
 def item(predicted: str, *accepted: str, text: str = TEXT) -> Answered:
@@ -57,28 +56,13 @@ def marked(answer: Answered) -> str:
 
 
 def test_a_place_that_the_run_wrote_counts():
-    twice = "In 1700 nothing happened. The battle of Narva was fought in 1700."
-    pointed = replace(item("1700", "fought in 1700", text=twice), span=(3, 7))
+    pointed = replace(item("1700", "fought in 1700", text=TWICE), span=(3, 7))
     assert pointed.kind == "other"
     assert marked(pointed) == "In {1700} nothing happened. The battle of Narva was [fought in 1700]."
 
 
-def test_places_are_read_from_the_n_best_answers(tmp_path):
-    (tmp_path / "n_best").mkdir()
-    assert read_spans(tmp_path, "x") == {}
-    best = {"a": [{"text": "b", "start": 4, "end": 5}, {"text": "c", "start": 0, "end": 1}]}
-    best |= {"declined": [{"text": ""}], "generated": [{"text": "d"}], "none": []}
-    (tmp_path / "n_best" / "x.json").write_text(json.dumps(best))
-    assert read_spans(tmp_path, "x") == {"a": (4, 5)}
-    for content in ("[]", '{"a": 3}', '{"a": [{"start": 4}]}'):
-        (tmp_path / "n_best" / "x.json").write_text(content)
-        with pytest.raises(InputError, match=r"x\.json: is damaged"):
-            read_spans(tmp_path, "x")
-
-
 def test_both_answers_are_marked_where_they_are_nearest():
-    twice = "In 1700 nothing happened. The battle of Narva was fought in 1700."
-    assert marked(item("fought in 1700", "1700", text=twice)) == (
+    assert marked(item("fought in 1700", "1700", text=TWICE)) == (
         "In 1700 nothing happened. The battle of Narva was {fought in }{[1700]}."
     )
     assert marked(item("Lund", "Narva")) == TEXT.replace("Lund", "{Lund}").replace("Narva", "[Narva]")
@@ -90,25 +74,8 @@ def test_a_long_text_is_cut_around_both_answers():
     text = "start " + "word " * 200 + "Ada " + "word " * 200 + "Bob " + "word " * 200 + "end"
     shown = marked(item("Ada", "Bob", text=text))
     assert shown.count("…") == 3  # before, between and after
-    assert "{Ada}" in shown
-    assert "[Bob]" in shown
     assert len(shown) < 600
-    assert not {"start", "end"} & set(shown.split())
-    assert all(word in ("word", "{Ada}", "[Bob]") for word in shown.replace("…", " ").split())  # no word is cut
-
-
-def test_text_without_spaces_is_cut_too():
+    assert set(shown.replace("…", " ").split()) == {"word", "{Ada}", "[Bob]"}  # no word is cut
     shown = marked(item("上海", "北京", text="字" * 5000 + "北京在北方,上海在南方" + "字" * 5000))
     assert "[北京]在北方,{上海}在南方" in shown
     assert len(shown) < 400
-
-
-def test_damaged_confidences_are_refused(tmp_path):
-    (tmp_path / "confidence").mkdir()
-    assert read_confidences(tmp_path, "news") == {}
-    for content in ({"q": 1.5}, {"q": True}, ["q"], {"q": float("nan")}):
-        (tmp_path / "confidence" / "news.json").write_text(json.dumps(content))
-        with pytest.raises(InputError, match=r"news\.json: "):
-            read_confidences(tmp_path, "news")
-    (tmp_path / "confidence" / "news.json").write_text('{"q": 1, "p": 0.25}')
-    assert read_confidences(tmp_path, "news") == {"q": 1, "p": 0.25}

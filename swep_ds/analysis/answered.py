@@ -1,0 +1,219 @@
+"""A run's answers, question by question: with the accepted ones, another run's, and what is wrong with them."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, pairwise, product
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_json
+from swep_ds.data.example import Example
+from swep_ds.evaluation.results import read_predictions
+from swep_ds.evaluation.scores import Scorer
+from swep_ds.pipeline.examples import reported_examples
+from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
+from swep_ds.pipeline.recipe import Recipe
+
+# in this order: the answer overlaps an accepted one in the text; it does not; its question has no answer; the answer is
+# empty; its exact match is 1
+KINDS = {
+    "boundary": "Boundary wrong",
+    "other": "Another answer",
+    "unanswerable": "Should have been declined",
+    "none": "Not answered",
+    "right": "Right",
+}
+AROUND = 110  # characters of the text that are shown before and after an answer
+MAX_WORD = 30  # characters; text may have no spaces
+MAX_PLACES = 50  # occurrences of one text in another that are examined
+Span = tuple[int, int]  # characters [start, end) of a text
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question with its predicted answer, and another run's answer or None; F1 in percent.
+
+    confidence: the answer's probability in [0, 1]; None where the run wrote none.
+    calibrated: how likely the answer is exactly right, by the run's calibrator; None without one.
+    span: the place in the text that the run pointed at; None where it wrote none.
+    """
+
+    example: Example
+    predicted: str
+    right: bool
+    f1: float
+    confidence: float | None = None
+    other: str | None = None
+    other_right: bool = False
+    other_f1: float = 0.0
+    calibrated: float | None = None
+    span: Span | None = None
+
+    @property
+    def gain(self) -> float:
+        """F1 less that of the other run."""
+        return self.f1 - self.other_f1
+
+    @cached_property
+    def kind(self) -> str:
+        """A key of `KINDS`. Where an answer is not in the text, as a generated one may be, shared words decide."""
+        if self.right:
+            return "right"
+        if not self.example.answers:
+            return "unanswerable"
+        if not self.predicted.strip():
+            return "none"
+        (accepted_begin, accepted_end), (begin, end) = self.places
+        if accepted_begin == accepted_end or begin == end:
+            overlaps = self.f1 > 0
+        else:
+            overlaps = max(accepted_begin, begin) < min(accepted_end, end)
+        return "boundary" if overlaps else "other"
+
+    @cached_property
+    def places(self) -> tuple[Span, Span]:
+        """The places of the accepted and of the predicted answer in the text; (0, 0) if it is not there.
+
+        Accepted answers are texts without a place, and so is a predicted one without `span`. Where they occur more than
+        once, the two places nearest to each other count.
+        """
+        context = self.example.context
+        accepted = [span for answer in self.example.answers for span in _occurrences(answer, context)]
+        predicted = [self.span] if self.span else list(_occurrences(self.predicted, context))
+        if not accepted or not predicted:
+            return next(iter(accepted), (0, 0)), next(iter(predicted), (0, 0))
+
+        def distance(pair: tuple[Span, Span]) -> int:
+            (begin, end), (other_begin, other_end) = pair
+            return max(begin, other_begin) - min(end, other_end)
+
+        return min(product(accepted, predicted), key=distance)
+
+
+def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None = None) -> list[Answered]:
+    """The questions of a test set that the run in `folder` answered, in the order of their source, read again.
+
+    Args:
+        against: another run's folder.
+
+    Raises InputError: the questions or the answers cannot be read, or the questions have changed since the run.
+    """
+    check_unchanged(recipe, folder, [source_of_test_set(name)])
+    answers = read_predictions(folder, name)
+    others = _read_if_any(against, "predictions", name) if against else {}
+    confidences = _read_if_any(folder, "confidence", name)
+    calibrated = _read_if_any(folder, "calibrated", name)
+    n_best = _read_if_any(folder, "n_best", name)
+    examples = reported_examples(recipe, name)
+    golds = {example.id: example.answers for example in examples}
+    scorer = Scorer(recipe.eval.answer_language(name))
+    scores = scorer.by_question(answers, golds)
+    other_scores = scorer.by_question(others, golds)
+    answered = []
+    for example in examples:
+        id_ = example.id
+        if id_ in answers:
+            exact_match, f1 = scores[id_]
+            other_exact_match, other_f1 = other_scores[id_]
+            answered.append(
+                Answered(
+                    example,
+                    answers[id_],
+                    right=bool(exact_match),
+                    f1=100 * f1,
+                    confidence=confidences.get(id_),
+                    other=others.get(id_),
+                    other_right=bool(other_exact_match),
+                    other_f1=100 * other_f1,
+                    calibrated=calibrated.get(id_),
+                    span=_span_of(answers[id_], n_best.get(id_, []), example.context),
+                )
+            )
+    if not answered:
+        raise InputError("its source holds none of the questions that were answered")
+    return answered
+
+
+def _read_if_any(folder: Path, kind: str, name: str) -> dict[str, Any]:
+    """`<kind>/<name>.json`, by question id; empty for a run that wrote none."""
+    file = folder / kind / f"{name}.json"
+    return read_json(file, unique_keys=False) if file.is_file() else {}
+
+
+def _span_of(answer: str, n_best: Sequence[dict[str, Any]], context: str) -> Span | None:
+    """The place of the best answer, if the text there is the answer: the run may have read other data."""
+    if not n_best or n_best[0].get("start") is None:  # declined, or generated
+        return None
+    span = n_best[0]["start"], n_best[0]["end"]
+    return span if context[slice(*span)] == answer else None
+
+
+def in_fixed_order(answered: Sequence[Answered]) -> list[Answered]:
+    """All of them, ordered by a hash of their ids: the same questions come first in every run's report."""
+    return sorted(answered, key=lambda item: crc32(item.example.id.encode()))
+
+
+def by_kind(answered: Sequence[Answered]) -> dict[str, list[Answered]]:
+    """All of them by what is wrong (`KINDS`), in the order of `in_fixed_order`."""
+    ordered = in_fixed_order(answered)
+    return {kind: [item for item in ordered if item.kind == kind] for kind in KINDS}
+
+
+def most_changed(answered: Sequence[Answered], count: int) -> tuple[list[Answered], list[Answered]]:
+    """(gained, lost) against the other run, the largest difference in F1 first."""
+    both = [item for item in in_fixed_order(answered) if item.other is not None]
+    gained = sorted((item for item in both if item.gain > 0), key=lambda item: -item.gain)
+    lost = sorted((item for item in both if item.gain < 0), key=lambda item: item.gain)
+    return gained[:count], lost[:count]
+
+
+class Piece(NamedTuple):
+    """A stretch of a text; `cut` where text before it is left out."""
+
+    text: str
+    accepted: bool
+    predicted: bool
+    cut: bool = False
+
+
+def excerpt(item: Answered) -> list[Piece]:
+    """The text around the places of the accepted and of the predicted answer, cut where either begins or ends."""
+    context = item.example.context
+    accepted, predicted = item.places
+    marked = [span for span in item.places if span[0] < span[1]] or [(0, 0)]
+    pieces: list[Piece] = []
+    shown = sorted(_widened(span, context) for span in marked)
+    if len(shown) == 2 and shown[1][0] <= shown[0][1] + 1:
+        shown = [(shown[0][0], max(shown[0][1], shown[1][1]))]
+    for first, last in shown:
+        inner = {edge for edge in (*accepted, *predicted) if first < edge < last}
+        for left, right in pairwise([first, *sorted(inner), last]):
+            in_accepted = accepted[0] <= left and right <= accepted[1]
+            in_predicted = predicted[0] <= left and right <= predicted[1]
+            pieces.append(Piece(context[left:right], in_accepted, in_predicted, cut=left == first > 0))
+    if pieces and last < len(context):
+        pieces.append(Piece("", False, False, cut=True))
+    return pieces
+
+
+def _occurrences(text: str, context: str) -> Iterator[Span]:
+    if text.strip():
+        matches = re.finditer(re.escape(text.strip()), context, re.IGNORECASE)
+        yield from (match.span() for match in islice(matches, MAX_PLACES))
+
+
+def _widened(span: Span, context: str) -> Span:
+    """The span with `AROUND` characters on both sides, up to a space if there is one near."""
+    begin = max(0, span[0] - AROUND)
+    end = min(len(context), span[1] + AROUND)
+    after_space = context.rfind(" ", max(0, begin - MAX_WORD), begin) + 1
+    if after_space or begin <= MAX_WORD:
+        begin = after_space
+    space = context.find(" ", end, end + MAX_WORD)
+    if space < 0 and end + MAX_WORD >= len(context):
+        space = len(context)
+    return begin, max(end, space)
