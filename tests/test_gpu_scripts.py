@@ -239,15 +239,13 @@ def test_a_test_that_fails_stops_no_measurement(tmp_path):
     assert ended.returncode == 1
     states = dict(line.split()[:4:3] for line in ended.stdout.splitlines() if " s  " in line)
     assert states["test"] == "FAILED:"
-    assert states["bfloat16"] == states["host"] == states["report"] == "done"
+    assert states["bfloat16"] == states["report"] == "done"
 
 
 @pytest.mark.parametrize(
     "command",
     [
         "bench_kernels --dtype bfloat16 --width 768",
-        "bench_kernels --host",
-        "bench_kernels --noise_ablation",
         "tune_kernels --width 768",
     ],
 )
@@ -261,7 +259,7 @@ def test_a_wrong_kernel_stops_each_measurement(monkeypatch, command):
     for name, value in (("is_available", True), ("current_device", 0), ("get_device_name", "a GPU")):
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(bench, "check", wrong)
-    for name in ("seconds", "measure", "host_times", "noise_ablation"):
+    for name in ("seconds", "measure"):
         monkeypatch.setattr(bench, name, lambda *_, **__: pytest.fail("something was timed"))
     with pytest.raises(RuntimeError, match="is wrong at d = 768"):
         scripts.run(*command.split())
