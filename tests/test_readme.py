@@ -145,8 +145,9 @@ def test_there_is_something_to_check():
     assert {"README.md", "docs/README.md", "docs/protocol.md", "ds_configs/README.md"} <= PAGES.keys()
 
 
-def test_the_readme_is_short():
-    assert len(PAGES["README.md"].splitlines()) <= 140
+def test_the_pages_are_short():
+    assert len(PAGES["README.md"].splitlines()) <= 120
+    assert sum(len(text.splitlines()) for page, text in PAGES.items() if re.match(r"docs/\w+\.md", page)) <= 2000
 
 
 def test_the_readmes_code_does_not_scroll_sideways():
@@ -154,7 +155,7 @@ def test_the_readmes_code_does_not_scroll_sideways():
     text = PAGES["README.md"]
     blocks = [content for _, content in FENCED.findall(text)]
     indented = re.findall(r"^    .*", FENCED.sub("", text), re.MULTILINE)
-    assert len(blocks) > 2
+    assert len(blocks) > 1
     assert len(indented) > 6
     assert [line for line in [*"".join(blocks).splitlines(), *indented] if len(line) > 95] == []
 
@@ -168,11 +169,6 @@ def test_ci_runs_the_readmes_two_commands_in_their_order():
     ci = Path(ROOT, ".ci", "run").read_text()
     for text in (PAGES["README.md"], ci):
         assert re.search(r"make quickstart\b.*make test\b", text, re.DOTALL)
-
-
-def test_the_readme_shows_neftune_as_it_is():
-    [shown] = [content for language, content in FENCED.findall(PAGES["README.md"]) if language == "python"]
-    assert shown == Path(ROOT, "swep_ds", "methods", "neftune.py").read_text()
 
 
 def test_every_page_is_in_the_index():

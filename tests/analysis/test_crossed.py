@@ -151,7 +151,7 @@ def test_a_set_of_few_texts_may_be_one_of_two(seeds):
     "components",
     [
         {"seed": 0, "question": 6, "residual": 10},
-        {"seed": 0.21, "question": 0.4, "residual": 3.8},  # as in stage B of cpu-learned-noise.md
+        {"seed": 0.21, "question": 0.4, "residual": 3.8},  # as in stage B of cpu-learned-noise-appendix.md
     ],
 )
 def test_where_seeds_or_questions_do_not_differ_few_seeds_give_too_wide_intervals(components, seeds, most):
@@ -182,7 +182,7 @@ def test_a_true_difference_beyond_the_margin_rarely_counts_as_none():
     ],
 )
 def test_four_looks_keep_both_errors_of_the_registered_rule_near_5_percent(effects, percent, least, most):
-    """docs/measurements/cpu-learned-noise-plan.md: after 6, 8, 10 and 12 seeds stop at p < 0.01 (at the last 0.05) or
+    """docs/measurements/cpu-learned-noise-appendix.md: after 6, 8, 10 and 12 seeds stop at p < 0.01 (at the last 0.05) or
     where the 95 % interval lies within the margin. The second comparison takes half these levels. With 90 % intervals a
     true difference is missed three times as often."""
     [(values, clusters)] = draw(np.random.default_rng(0), 12, **effects)

@@ -32,9 +32,9 @@ def test_modules_are_found_without_an_installation_and_in_one(installed, tmp_pat
     if installed:
         path, modules = tmp_path / "site", tmp_path / "site" / "swep_ds" / "kernels"
         shutil.copytree(ROOT / "kernels", modules)
-        for name in ("__init__.py", "kernels.py"):
+        (modules.parent / "common").mkdir()
+        for name in ("__init__.py", "kernels.py", "common/__init__.py", "common/version.py"):
             shutil.copy(ROOT / "swep_ds" / name, modules.parent / name)
-        shutil.copytree(ROOT / "swep_ds" / "common", modules.parent / "common")
     assert ask(path, tmp_path)[:2] == [str(modules), str(modules / "tiles.py")]
 
 

@@ -4,7 +4,7 @@
     python docs/measurements/learned_noise/comparisons.py OUT/runs --plan gpu
 
 The runs are those that `sweep.json` names. The first command makes the tables of "The other comparisons" in
-cpu-learned-noise.md: two of the 20 registered differences have rules of their own, and Holm's adjusts the other 18. Of
+cpu-learned-noise-appendix.md: two of the 20 registered differences have rules of their own, and Holm's adjusts the other 18. Of
 learned_noise_gpu the shifted mean with the last weights is registered: the primary difference is tested alone, and
 Holm's rule adjusts the other five. Differences that were not registered, and all of calibration, have plain intervals.
 """
