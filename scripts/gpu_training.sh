@@ -6,16 +6,13 @@
 #     DATA     folder with new_wiki_v1.0.json.gz and amazon_reviews_v1.0.json.gz (SQuADShifts)
 #     OUT      folder for logs, figures and runs
 #     STEP     default: all, in this order
-#              base, large                  MLE and SWEP on models of BERT's shapes in bf16: time, FLOPs, memory, the loop
+#              base, large                  MLE and SWEP on models of BERT's shapes in bf16: time, FLOPs, memory
 #              profile-base, profile-large  the kernels that take a SWEP update's time
 #              operations                   what an update of the base model launches at each ZeRO stage, in bf16
 #              fp32, tf32                   the base model in float32, then with its matrix products in TF32
-#              stacked                      the passes of prior_aug one after the other, and as one batch
 #              mle, swep, quickstart, quickstart-zero3   four trainings with their scores
 #              deterministic-1, -2, deterministic   whether two runs with train.deterministic have the same weights
 #              undropped                    the base model without dropout of attention weights
-#              varlen                       a test: the kernel for packed windows beside attention window by window
-#              packing                      undropped, and without padding
 #              compile                      the base model, compiled
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
@@ -65,7 +62,7 @@ PY
 }
 
 begin "$3"
-pending base profile-base operations compile fp32 tf32 stacked undropped packing && shape base "${base[@]}"
+pending base profile-base operations compile fp32 tf32 undropped && shape base "${base[@]}"
 pending large profile-large && shape large "${large[@]}"
 bench base 240 base $updates  # beside the published procedure, which is in fp32
 bench large 240 large $updates --methods mle swep:split swep:joint
@@ -78,7 +75,6 @@ if rehearsing; then
 else
   bench tf32 120 base 10 --methods mle swep:split --set train.precision=tf32
 fi
-bench stacked 120 base $updates --methods prior_aug:split prior_aug:joint prior_aug:stacked
 train mle 2 "${new_wiki[@]}" --set method.name=mle
 train swep 2 "${new_wiki[@]}"
 train quickstart 2
@@ -93,12 +89,6 @@ else
   skip deterministic "its two runs are not done"
 fi
 bench undropped 120 base $updates --methods mle swep:split --set model.attention_dropout=0
-if rehearsing; then
-  skip varlen "it needs a GPU"
-else
-  step varlen 120 "$PYTHON" -m pytest tests/models/test_packing.py::test_the_varlen_kernel_equals_windows_one_by_one
-fi
-bench packing 120 base $updates --methods mle swep:split --set model.attention_dropout=0 --set train.packing=true
 bench compile 300 base $updates --set train.compile=true --methods mle swep:split
 scores
 finish

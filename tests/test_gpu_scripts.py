@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -272,17 +271,13 @@ def test_the_commands_of_training(tmp_path, inputs):
         ended = run([SCRIPTS / "gpu_training.sh", encoder, data, tmp_path / "out"], PYTHON=str(python))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     commands.check()
-    assert ended.stdout.count(" done") == 17
+    assert ended.stdout.count(" done") == 15
     skipped = [line.split()[0] for line in ended.stdout.splitlines() if "skipped: it needs a GPU" in line]
-    assert skipped == ["tf32", "varlen"]
+    assert skipped == ["tf32"]
     order = [Path(words[words.index("--json") + 1]).stem for words in commands.words if "--json" in words]
     assert (order[0], order[-1]) == ("base", "compile")
-    text = (SCRIPTS / "gpu_training.sh").read_text()
-    [file, test] = re.search(r"tests/\S+::\w+", text)[0].split("::")
-    assert f"\ndef {test}(" in (ROOT / file).read_text()
     measured = {Path(words[words.index("--json") + 1]).stem: words for words in commands.words if "--json" in words}
     assert "--operations" in measured["operations"]
-    assert [word for word in measured["stacked"] if word.startswith("prior_aug:")][-1] == "prior_aug:stacked"
 
 
 def test_the_commands_of_the_experiment(tmp_path, inputs):

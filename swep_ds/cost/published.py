@@ -43,8 +43,6 @@ class Published(nn.Module):
 class PlainTraining:
     """Whole updates with PyTorch alone."""
 
-    engine = None
-
     def __init__(self, objective: nn.Module, train: TrainSection):
         self.objective = objective.train()
         self.optimizer = torch.optim.AdamW(
