@@ -88,7 +88,6 @@ def cases() -> dict[str, list[Start]]:
     named["swep-no_mle"] = [Start({"method.mle_weight": 0})]
     named["swep-published"] = [Start({"method.separate_hidden_pass": True, "method.kl_reduction": "mean"})]
     named["joint"] = [Start({"train.execution": "joint"}, stage=3, ranks=2)]
-    named["packing"] = [Start({"train.packing": True})]
     named["max_tokens"] = [Start({"train.max_tokens": 200}, ranks=2)]
     named["adafactor"] = [Start({"train.optimizer": "adafactor"}, stage=0)]
     named["t5"] = [Start(recipe="t5")]
@@ -207,8 +206,7 @@ def make(case: list[Start], tree: Path, folder: Path) -> None:
 
 def launch(start: Start, tree: Path, folder: Path) -> list[int]:
     """The exit codes of a start's ranks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pids = []
     for rank in range(start.ranks):
