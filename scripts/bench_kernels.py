@@ -25,7 +25,7 @@ DEFAULTS = {
 }
 """Sizes up to those that fill a GPU, and sizes of a batch for training on a CPU."""
 COLUMNS = ("tokens", "d", "dtype", "implementation", "timed", "pass", "us, median", "10% to 90%", "GB/s")
-COLUMNS += ("of copy", "extra MiB")
+COLUMNS += ("of copy",)
 
 
 def show(record: dict) -> str:
@@ -35,7 +35,6 @@ def show(record: dict) -> str:
     low, high = (1e6 * s for s in record["seconds_10_90"])
     cells += [record["pass"], f"{1e6 * record['seconds']:.1f}", f"{low:.1f} to {high:.1f}", f"{record['gb_per_s']:.3g}"]
     cells.append(f"{record['share_of_copy']:.0%}" if "share_of_copy" in record else "")
-    cells.append("" if record["extra_bytes"] is None else f"{record['extra_bytes'] / 2**20:.1f}")
     return "| " + " | ".join(cells) + " |"
 
 

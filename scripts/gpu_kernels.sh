@@ -4,7 +4,7 @@
 #     OUT   folder for what the steps print (STEP.log) and measure (STEP.json); default: results/kernels
 #     STEP  default: all, in this order
 #           test        the kernel tests that use the GPU
-#           bfloat16    the benchmark at two widths and three sizes: speed beside a copy, memory, the aims
+#           bfloat16    the benchmark at two widths and three sizes: speed relative to a copy, the aims
 #           tune-768, -1024   entries for kernels/tiles.py, by width
 #           report      what this machine's Triton compiles
 # Each step that measures compares the kernel with float64 first and ends if it is wrong. The others run whatever `test`

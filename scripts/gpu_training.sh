@@ -64,7 +64,7 @@ PY
 begin "$3"
 pending base profile-base operations compile fp32 tf32 undropped && shape base "${base[@]}"
 pending large profile-large && shape large "${large[@]}"
-bench base 240 base $updates  # beside the published procedure, which is in fp32
+bench base 240 base $updates  # with the published procedure, which is in fp32
 bench large 240 large $updates --methods mle swep:split swep:joint
 bench profile-base 120 base 10 --profile --methods swep:split
 bench profile-large 120 large 10 --profile --methods swep:split

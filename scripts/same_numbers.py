@@ -443,9 +443,9 @@ def check(chosen: dict[str, list[Start]], trees: list[Path], runs: list[Path], j
                 left.remove(running.pop(pid))
                 if status:
                     raise SystemExit("a process that makes runs failed")
-            alike, text = compare(*(folder / places[name] for folder in runs), tolerance)
+            equal_case, text = compare(*(folder / places[name] for folder in runs), tolerance)
             print(f"{name:{max(map(len, chosen))}}  {text}", flush=True)
-            equal &= alike
+            equal &= equal_case
     finally:
         for pid in running:
             with suppress(ProcessLookupError):

@@ -28,7 +28,7 @@ BITS = {"fp32": 32, "bf16": 16, "fp16": 16}
 BUDGET = {"forward": 44, "backward": 56}
 """Instructions per element at most, in bf16 on sm_90."""
 AMD_ISSUED = r"v_|global_|buffer_|ds_|s_load|flat_|scratch_"
-"""AMD's instructions that compete for issue: the scalar unit's issue beside them."""
+"""AMD's instructions that compete for issue: those of the scalar unit do not."""
 Code = list[tuple[str, int | None]]
 """Instructions in order: opcode, and for a backward branch the index it jumps to."""
 

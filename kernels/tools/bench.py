@@ -8,6 +8,7 @@ A cold call includes the host's time to launch it; warm calls overlap, and show 
 
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -146,21 +147,22 @@ def seconds(
             some 0.1 ms of its time.
         host: waits for the GPU before a cold call, so that the host's time counts.
     """
-    if device != "cpu":
-        return _gpu_seconds(call, cold, host)
-    from torch.utils.benchmark import Timer
-
-    # one call a block, so that the quantiles are those of calls
-    call()
-    times = [
-        Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads()).timeit(1).mean for _ in range(20)
-    ]
+    times = _gpu_seconds(call, cold, host) if device != "cpu" else _cpu_seconds(call)
     return tuple(torch.tensor(times).quantile(torch.tensor(QUANTILES)).tolist())
 
 
-def _gpu_seconds(call: Callable[[], object], cold: bool, host: bool, repeats: int = 60) -> tuple[float, float, float]:
+def _cpu_seconds(call: Callable[[], object]) -> list[float]:
+    times = []
+    for _ in range(21):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return times[1:]
+
+
+def _gpu_seconds(call: Callable[[], object], cold: bool, host: bool) -> list[float]:
     l2 = torch.empty(2**28, dtype=torch.uint8, device="cuda") if cold else None
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(60)]
     for _ in range(3):
         call()
     for start, end in events:
@@ -172,8 +174,7 @@ def _gpu_seconds(call: Callable[[], object], cold: bool, host: bool, repeats: in
         call()
         end.record()
     torch.cuda.synchronize()
-    times = torch.tensor([start.elapsed_time(end) * 1e-3 for start, end in events])
-    return tuple(times.quantile(torch.tensor(QUANTILES)).tolist())
+    return [start.elapsed_time(end) * 1e-3 for start, end in events]
 
 
 def graphed(make: Callable[[], dict]) -> dict[str, Callable[[], object]]:
@@ -202,16 +203,6 @@ def _replay(graph: torch.cuda.CUDAGraph, functions: dict) -> None:
     graph.replay()
 
 
-def extra_memory(call: Callable[[], object]) -> int:
-    """Bytes that a call allocates on the GPU at its peak."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
     """One record for each implementation, pass and way to time it; one that runs out of memory has one that says so."""
     batch = inputs(*shape(tokens), d, dtype, device)
@@ -226,9 +217,6 @@ def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
             try:
                 functions = graphed(make) if way == "graph" else make()
                 for name_of_pass, function in functions.items():
-                    memory = None
-                    if way == "call" and device != "cpu":
-                        memory = extra_memory(function)
                     for cold in caches:
                         median, low, high = seconds(function, device, cold, host=way == "call")
                         measured = {
@@ -238,7 +226,6 @@ def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
                             "seconds": median,
                             "seconds_10_90": (low, high),
                             "gb_per_s": moved[name_of_pass] / median * 1e-9,
-                            "extra_bytes": memory,
                         }
                         records.append(about | measured)
                 del functions, function

@@ -110,12 +110,12 @@ def write_pair(world: World, left_out_rate: float, brief: bool = False, filler: 
 
 
 def _recurrence(mention: Mention, statement: Passage, passage: Passage) -> tuple[int, int]:
-    """The span in the passage of a name or value of the statement; of a name, the one in the sentence of a fact that both state."""
+    """The span in the passage of a name or value of the statement; a name's stands in the sentence of a stated fact."""
     same = [m for m in passage.mentions if (m.record, m.field) == (mention.record, mention.field)]
     if mention.field == "name":
         stated = {m.field for m in statement.mentions} - {"name"}
-        beside = {m.sentence for m in passage.mentions if m.record == mention.record and m.field in stated}
-        same = [m for m in same if m.sentence in beside]
+        stating = {m.sentence for m in passage.mentions if m.record == mention.record and m.field in stated}
+        same = [m for m in same if m.sentence in stating]
     return same[0].start, same[0].end
 
 

@@ -66,7 +66,7 @@ def engine_update(engine, execution: str) -> Update:
 
 
 class EngineTraining:
-    """Whole updates of a method under DeepSpeed's engine; `PlainTraining` is its counterpart in PyTorch alone."""
+    """Whole updates of a method under DeepSpeed's engine; `PlainTraining` is its counterpart in plain PyTorch."""
 
     def __init__(self, engine, execution: str):
         engine.train()

@@ -115,7 +115,7 @@ def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
 
 @without_cudnn_attention()
 def count_plain_launches(objective: Objective, batch: Batch, train: TrainSection) -> dict[str, int]:
-    """The same passes in PyTorch alone: clip_grad_norm_ and fused AdamW, in bf16 on weights of bf16."""
+    """The same passes in plain PyTorch: clip_grad_norm_ and fused AdamW, in bf16 on weights of bf16."""
     if train.precision == "bf16":
         objective.bfloat16()
     objective.train()

@@ -143,7 +143,7 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
 
 
 def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
-    """Counts the operations of an update of each, at every ZeRO stage and in a loop of PyTorch's alone.
+    """Counts the operations of an update of each, at every ZeRO stage and in a loop of plain PyTorch.
 
     Args:
         ds_config: its other settings hold at every stage; offload is left out.

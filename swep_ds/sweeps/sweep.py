@@ -13,7 +13,7 @@
 
 With `extends: NAME_OR_PATH` a sweep gives only the fields, and in `set` only the settings, that differ from another's;
 a variant without settings, `NAME:`, is the other's.
-All recipes are validated before the first run starts. The folders alone say which runs are done, so a stopped sweep
+All recipes are validated before the first run starts. Only the folders say which runs are done, so a stopped sweep
 resumes, and a table can be made at any time: `sweep.json` says what each folder holds.
 """
 
@@ -174,7 +174,7 @@ def saved_recipe(folder: Path) -> Recipe:
 
 
 def log_of(folder: Path) -> Path:
-    """The log of a sweep's run: a file beside its folder."""
+    """The log of a sweep's run: a file next to its folder."""
     return folder.with_name(f"{folder.name}.log")
 
 

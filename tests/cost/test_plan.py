@@ -39,10 +39,8 @@ def gpus(count: int, mib: float) -> Devices:
     return Devices(count, int(mib * 2**20), True, None)
 
 
-@pytest.mark.parametrize("grouped", ["true", "false"])
-def test_parameters_updates_and_tokens(capsys, folder, grouped):
+def test_parameters_updates_and_tokens(capsys, folder):
     overrides = ["train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"]
-    overrides.append(f"train.group_by_length={grouped}")
     text = printed(capsys, folder, gpus(2, 1000), *overrides)
     recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
     d = 16
@@ -118,14 +116,6 @@ def test_what_does_not_fit_is_marked_and_what_would_help_is_named(capsys, folder
     assert "set train.activation_checkpointing=true" in text
 
 
-def test_what_fits_is_marked(capsys, folder):
-    text = printed(capsys, folder, gpus(2, 5))  # the buckets of the other ds_configs are larger
-    marks = {line.split()[1]: line.split("│")[-2].strip() for line in text.splitlines() if line.startswith("│")}
-    assert marks == {name: "fits" if peak < 0.9 * 5 else "too much" for name, peak in peaks(text).items()}
-    assert set(marks.values()) == {"fits", "too much"}
-    assert "use zero0, the simplest that fits" in text
-
-
 @pytest.mark.parametrize(
     ("setting", "planned"),
     [
@@ -190,9 +180,7 @@ def test_on_a_cpu_offloaded_states_are_in_the_same_memory():
     assert not Devices(2, 100, True, 106).hold(states, 50)
     assert not Devices(1, 153, False, 153).hold(states, 50)
     assert Devices(1, 154, False, 154).hold(states, 50)
-
-
-def test_below_zero_3_every_rank_passes_its_weights_through_cpu_memory():
+    # below ZeRO-3 every rank passes its weights through CPU memory
     states = States(parameters=10, optimizer=20, buffers=0, gradients=10, transient=0, step=5, loading=40)
     assert Devices(2, 100, True, 89).hold(states, 0)
     assert not Devices(2, 100, True, 88).hold(states, 0)
@@ -203,28 +191,23 @@ def test_devices():
     assert Devices.parse("8x80") == Devices(8, 80 * GIB, True, None)
     assert Devices.parse("1x22.5").memory == int(22.5 * GIB)
     assert Devices.parse("").memory > GIB
-
-
-@pytest.mark.parametrize("text", ["8x", "x80", "80", "0x80", "8x0", "8x80GB", "-1x80", "1.5x80"])
-def test_devices_that_are_none(text):
-    with pytest.raises(InputError, match=r"--plan .*: write it as NUMBERxGIB"):
-        Devices.parse(text)
+    for text in ("8x", "x80", "80", "0x80", "8x0", "8x80GB", "-1x80", "1.5x80"):
+        with pytest.raises(InputError, match=r"--plan .*: write it as NUMBERxGIB"):
+            Devices.parse(text)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--plan", "8x"], "error: --plan 8x: write it as NUMBERxGIB"),
-        (["--plan", "8x80", "--set", "model.name=no/such"], "error: model.name no/such: not a folder, and not in the"),
-        (["--plan", "8x80", "--ds_config", "none.json"], "error: --ds_config none.json: no such file: give a path"),
+        (["--set", "model.name=no/such"], "error: model.name no/such: not a folder, and not in the"),
+        (["--ds_config", "none.json"], "error: --ds_config none.json: no such file: give a path"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
-    ended = run_script(TRAIN, *arguments, check=False)
+    ended = run_script(TRAIN, "--plan", "8x80", *arguments, check=False)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "usage" not in ended.stderr
 
 
 # scripts/train.py, with one more line: the process's peak memory in KiB.
