@@ -241,7 +241,7 @@ def figures(candidates: list[Candidate], warmup: int, precision: str) -> list[di
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows of `figures`, a column for each candidate."""
-    frame = pandas.DataFrame(rows).set_index("name")
+    frame = pandas.DataFrame(rows).set_index("name").dropna(axis=1, how="all")
     frame["ms/update"] = 1000 * frame.pop("median_update_seconds")
     frame["TFLOP/s"] = frame.pop("flops_per_second") / 1e12
     for kind in ("state", "peak"):
