@@ -30,7 +30,7 @@ POLL_SECONDS = 0.2
 LAST_LINES = 5  # lines of a failed run's log that are shown
 
 
-class Job:
+class RunningCell:
     """A started cell: a process group whose output is appended to the cell's log."""
 
     def __init__(self, cell: Cell, command: Sequence[str], environment: dict[str, str]):
@@ -73,7 +73,7 @@ class Queue:
     def __init__(self, cells: Sequence[Cell], command: Sequence[str], environments: list[dict[str, str]], ranks):
         self.command, self.free, self.ranks = command, environments, ranks
         self.waiting = deque(cell for cell in cells if cell.results() is None)
-        self.running: list[Job] = []
+        self.running: list[RunningCell] = []
         self.failed: list[Cell] = []
         self.refused: Cell | None = None
         self.ended = 0
@@ -88,18 +88,19 @@ class Queue:
             if cell.still_running() and slurm_restarts() == 0:  # else the run waits for its dead node's lock
                 self.console.print(f"{cell.name}: skipped, {cell.fault()}")
                 continue
-            self.running.append(Job(cell, [*launcher(self.ranks), *self.command, *cell.options()], self.free.pop()))
+            command = [*launcher(self.ranks), *self.command, *cell.options()]
+            self.running.append(RunningCell(cell, command, self.free.pop()))
             self.console.print(f"{cell.name}: started, its log is {cell.log}")
 
     def collect(self) -> None:
         """Reports the runs that have ended."""
-        for job in [job for job in self.running if job.process.poll() is not None]:
-            self.running.remove(job)
-            self.free.append(job.environment)
-            code, cell = job.close(), job.cell
+        for run in [run for run in self.running if run.process.poll() is not None]:
+            self.running.remove(run)
+            self.free.append(run.environment)
+            code, cell = run.close(), run.cell
             self.ended += 1
             if cell.results() is not None:
-                seconds = round(time.monotonic() - job.began)
+                seconds = round(time.monotonic() - run.began)
                 after = f", exit code {code} after its results" if code else ""
                 self.console.print(f"{cell.name}: done in {timedelta(seconds=seconds)}{after}")
             elif cell.still_running():  # by another process, which took the lock after `still_running` above
@@ -141,7 +142,7 @@ def run_queue(
             while (queue.running or (queue.waiting and not queue.refused)) and not requests:
                 queue.start()
                 queue.collect()
-                names = ", ".join(job.cell.name for job in queue.running)
+                names = ", ".join(run.cell.name for run in queue.running)
                 progress.update(len(cells) - len(queue.waiting) - len(queue.running), names)
                 time.sleep(POLL_SECONDS)
             if queue.refused and queue.waiting and not requests:
@@ -175,12 +176,12 @@ def _requests() -> Iterator[list[float]]:
             signal.signal(number, handler)
 
 
-def _end(running: Sequence[Job], requests: Sequence[float]) -> None:
+def _end(running: Sequence[RunningCell], requests: Sequence[float]) -> None:
     """Stops runs: SIGTERM, on which they save; SIGKILL after `GRACE_SECONDS` or at the user's second signal."""
-    for job in running:
-        job.send(signal.SIGTERM)
+    for run in running:
+        run.send(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
-    while any(job.alive() for job in running) and time.monotonic() < deadline and len(requests) < 2:
+    while any(run.alive() for run in running) and time.monotonic() < deadline and len(requests) < 2:
         time.sleep(POLL_SECONDS)
-    for job in running:
-        job.close()
+    for run in running:
+        run.close()
