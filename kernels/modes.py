@@ -51,7 +51,7 @@ class Mode:
         return math.sqrt(alpha if self.fixed_variance is None else self.fixed_variance)
 
     def fixed_kl(self, alpha: float) -> float:
-        """What a dimension whose sigma is not learned adds to 2 KL, beside (mu - m)^2 / alpha."""
+        """What a dimension whose sigma is not learned adds to 2 KL, apart from (mu - m)^2 / alpha."""
         ratio = 1.0 if self.fixed_variance is None else self.fixed_variance / alpha
         return ratio - 1.0 - math.log(ratio)
 

@@ -32,7 +32,7 @@ def default(arch: str, direction: str, d: int, warp_size: int) -> Tile:
     instead.
 
     The forward of sm_80 and sm_90 takes at most 128 registers: 16 warps fit an SM, and the inner loop spills nothing.
-    Left alone, ptxas takes more and 12 fit. On sm_100 it spills under this cap.
+    Without the cap, ptxas takes more and 12 fit. On sm_100 it spills under this cap.
     """
     quarter = d // 4
     cols = quarter & -quarter
@@ -53,6 +53,6 @@ def tile(arch: str, direction: str, d: int, itemsize: int, warp_size: int) -> Ti
 
 
 def launch_options(shape: Tile) -> dict[str, int | bool]:
-    """What Triton takes to compile and launch a kernel with a tile, beside its constants."""
+    """What Triton takes to compile and launch a kernel with a tile, in addition to its constants."""
     options = {"num_warps": shape.warps, "enable_fp_fusion": True}  # fusion's default changed, and bits with it
     return options if shape.maxnreg is None else options | {"maxnreg": shape.maxnreg}

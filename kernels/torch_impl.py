@@ -14,7 +14,7 @@ from .modes import Mode
 from .philox import standard_normal
 
 CHUNK_ELEMENTS_CPU = 2**20
-"""Elements of a chunk on a CPU: temporaries of 4 MB in float32, small beside a cache of tens of MB."""
+"""Elements of a chunk on a CPU: temporaries of 4 MB in float32, which fit a cache of tens of MB."""
 CHUNK_ELEMENTS_ELSEWHERE = 2**24
 """Elements of a chunk on a device without Triton: few launches for bounded temporary memory."""
 

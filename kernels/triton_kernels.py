@@ -5,7 +5,7 @@ BLOCK_COLS. A counter yields four words, hence four dimensions d/4 apart, so no 
 What keeps the kernels at the memory limit, and what `scripts/kernel_report.py` holds to a budget:
 
 - one Philox call for four normals, its two 32 x 32 -> 64-bit products as one wide multiplication each; words that
-  depend on the row or the column alone stay [rows, 1] or [1, columns] through the first two rounds;
+  depend only on the row or the column stay [rows, 1] or [1, columns] through the first two rounds;
 - the hardware's own log2, sqrt, sin and cos: Box-Muller's arguments are bounded, so the range reduction and the
   denormal handling of the library versions would be dead weight;
 - `_tie`, which spares a trip of every normal through shared memory;

@@ -1,10 +1,8 @@
-"""Compares methods and the published procedure on the same windows: time per update, peak memory, and where the
-training loop's time goes.
+"""Compares methods and the published procedure on the same windows: time per update and peak memory.
 
     python scripts/bench_training.py --recipe new_wikipedia --set model.name=ENCODER --set data.train=FILE.json.gz
     python scripts/bench_training.py --methods all --updates 20 --json FILE
-    torchrun --nproc_per_node 2 scripts/bench_training.py --loop
-    python scripts/bench_training.py --scaling --json FILE
+    torchrun --nproc_per_node 2 scripts/bench_training.py --methods mle swep:split
     python scripts/bench_training.py --profile --methods swep:split
     python scripts/bench_training.py --operations --set train.precision=bf16
 
@@ -24,8 +22,8 @@ from swep_ds.methods import METHODS
 from swep_ds.pipeline.recipe import Recipe
 
 PUBLISHED = "published"
-LOOPS = ("mle", "swep:split", "swep:joint")
-DEFAULT = (*LOOPS, PUBLISHED)
+WITH_ENGINE = ("mle", "swep:split", "swep:joint")
+DEFAULT = (*WITH_ENGINE, PUBLISHED)
 # SSMBA's updates are MLE's, on more data: leave it out
 ALL = [name for name in METHODS if name != "ssmba"]
 
@@ -45,42 +43,26 @@ def bench() -> None:
     parser.add_argument("--updates", type=at_least(2), default=30, help="measured updates per candidate (default: 30)")
     parser.add_argument("--warmup", type=at_least(0), default=3, help="warm-up updates per candidate (default: 3)")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--loop", action="store_true", help="the training loop alone, on any number of ranks")
-    what.add_argument("--scaling", action="store_true", help="the loop on 1 and 2 ranks, and a model of more ranks")
     what.add_argument("--profile", action="store_true", help="the operations or kernels that take the most time")
     what.add_argument("--operations", action="store_true", help="what an update launches, counted at each ZeRO stage")
     parser.add_argument("--json", type=path_of("--json"), help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
     check_output("--json", arguments.json)
-    if arguments.scaling and arguments.methods:
-        raise InputError("--scaling compares mle, swep:split and swep:joint: leave --methods out")
-    side_by_side = not (arguments.loop or arguments.scaling or arguments.profile or arguments.operations)
-    chosen = arguments.methods or (DEFAULT if side_by_side else LOOPS)
+    chosen = arguments.methods or (WITH_ENGINE if arguments.profile or arguments.operations else DEFAULT)
     names = [name for word in chosen for name in (ALL if word == "all" else [word])]
     recipes = {name: recipe_of(arguments, name) for name in names}
-    if arguments.scaling and recipes["mle"].train.precision == "autocast":
-        raise InputError(
-            "--scaling: with train.precision autocast some gradients are sent in bf16 and some in float32, which the "
-            "model of more ranks does not cover: take fp32 or bf16"
-        )
 
     from swep_ds.cost import suite  # after the arguments: these imports take seconds
 
-    options = {"updates": arguments.updates, "warmup": arguments.warmup}
-    if arguments.scaling:
-        given = ["--recipe", arguments.recipe, "--ds_config", arguments.ds_config]
-        given += [word for override in arguments.set for word in ("--set", override)]
-        given += [word for name, number in options.items() for word in (f"--{name}", str(number))]
-        figures = suite.rank_by_rank([__file__, "--loop", *given], [__file__, "--operations", *given])
-    elif arguments.operations:
+    if arguments.operations:
         figures = suite.operations(recipes, arguments.ds_config)
-    elif arguments.profile:
-        figures = suite.profiles(recipes, arguments.ds_config, **options)
-    elif arguments.loop:
-        figures = suite.loops(recipes, arguments.ds_config, **options)
     else:
-        figures = suite.side_by_side(recipes, arguments.ds_config, PUBLISHED, **options)
+        options = {"updates": arguments.updates, "warmup": arguments.warmup}
+        if arguments.profile:
+            figures = suite.profiles(recipes, arguments.ds_config, **options)
+        else:
+            figures = suite.side_by_side(recipes, arguments.ds_config, PUBLISHED, **options)
     if arguments.json and figures:
         write_atomically(arguments.json, json.dumps(figures, indent=2) + "\n")
 
@@ -90,8 +72,8 @@ def recipe_of(arguments: argparse.Namespace, name: str) -> Recipe:
     updates = arguments.warmup + arguments.updates
     fixed = [f"train.max_updates={updates}", "train.gradient_accumulation_steps=1", "tracking.to=off"]
     if name == PUBLISHED:
-        if arguments.loop or arguments.profile or arguments.operations:
-            raise InputError(f"--methods {name}: it has no engine: leave --loop, --profile and --operations out")
+        if arguments.profile or arguments.operations:
+            raise InputError(f"--methods {name}: it has no engine: leave --profile and --operations out")
         plain = ["method.name=mle", "train.precision=fp32", "train.compile=false"]
         return Recipe.load(arguments.recipe, [*arguments.set, *fixed, *plain])
     method, _, execution = name.partition(":")

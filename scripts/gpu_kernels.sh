@@ -3,12 +3,10 @@
 #   usage: scripts/gpu_kernels.sh [OUT [STEP ...]]
 #     OUT   folder for what the steps print (STEP.log) and measure (STEP.json); default: results/kernels
 #     STEP  default: all, in this order
-#           test            the kernel tests that use the GPU
-#           bfloat16        the benchmark at two widths and three sizes: speed beside a copy, memory, the aims
-#           tune-768, -1024 entries for kernels/tiles.py, by width
-#           host            host time of a call, launches included
-#           noise_ablation  the forward with other ways to draw, from a copy to tl.randn
-#           report          what this machine's Triton compiles
+#           test        the kernel tests that use the GPU
+#           bfloat16    the benchmark at two widths and three sizes: speed relative to a copy, the aims
+#           tune-768, -1024   entries for kernels/tiles.py, by width
+#           report      what this machine's Triton compiles
 # Each step that measures compares the kernel with float64 first and ends if it is wrong. The others run whatever `test`
 # says, because it also tests what has no influence on the numbers: compilations and memory.
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
@@ -16,14 +14,13 @@
 out=${1:-results/kernels}
 only "${@:2}"
 
-needs_gpu="it needs a GPU"
 right=(tests/kernels/test_{cuda,triton}.py -n 8)
 sizes=(--dtype bfloat16 --width 768 1024 --tokens 3072 32768 131072)
-host=() compiled=()
+compiled=()
 if rehearsing; then
   right=(tests/kernels/test_tiles.py)
   sizes=(--device cpu --dtype float32 --width 16 --tokens 64)
-  host=(--device cpu) compiled=(--width 128 --dtype fp32)
+  compiled=(--width 128 --dtype fp32)
 fi
 
 begin "$out"
@@ -31,16 +28,10 @@ step test 400 "$PYTHON" -m pytest "${right[@]}"
 step bfloat16 240 "$PYTHON" scripts/bench_kernels.py "${sizes[@]}" --output "$out/bfloat16"
 for width in 768 1024; do
   if rehearsing; then
-    skip tune-$width "$needs_gpu"
+    skip tune-$width "it needs a GPU"
   else
     step tune-$width 240 "$PYTHON" scripts/tune_kernels.py --width $width
   fi
 done
-step host 60 "$PYTHON" scripts/bench_kernels.py --host "${host[@]}" --output "$out/host"
-if rehearsing; then
-  skip noise_ablation "$needs_gpu"
-else
-  step noise_ablation 60 "$PYTHON" scripts/bench_kernels.py --noise_ablation --output "$out/noise_ablation"
-fi
 step report 120 "$PYTHON" scripts/kernel_report.py "${compiled[@]}"
 finish

@@ -43,7 +43,7 @@ for name, mode in MODES.items():
     assert batch["embeddings"].grad.isfinite().all()
     print(name, "forward and backward ran")
 '
-update='exec "$0" scripts/bench_training.py --loop --methods swep:split --ds_config "ds_configs/zero$1.json" \
+update='exec "$0" scripts/bench_training.py --methods swep:split --ds_config "ds_configs/zero$1.json" \
   --set train.precision=bf16 --set data.eval={} --set data.max_train_examples=256 --updates 2 --warmup 1'
 
 begin "$1"

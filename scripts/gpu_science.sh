@@ -7,7 +7,7 @@
 #     OUT      folder for the runs
 # All arms of a seed run before the next seed. The archive has results, predictions and logs of the finished runs, no
 # weights; unpacked in OUT, also on another machine, it lets the sweep resume there if ENCODER and DATA have the same
-# paths. Steps: runs (the table, over all runs, comes last). Environment, beside that of gpu_steps.sh:
+# paths. Steps: runs (the table, over all runs, comes last). Environment, in addition to that of gpu_steps.sh:
 #   JOBS  runs at a time (default: three for four cores)
 # NVIDIA's MPS is started for the runs if it is there: their kernels then share the GPU, and without it they take turns.
 # With MPS a GPU fault of one run ends the others, too; the next start repeats them. If CUDA_MPS_PIPE_DIRECTORY is set,

@@ -2,7 +2,7 @@
 #   begin OUT                  makes the folder of the results, and checks that there is a GPU
 #   step NAME SECONDS COMMAND  runs COMMAND unless OUT/NAME.done is there; OUT/NAME.log has its output, of all starts
 #   skip NAME REASON           reports a step that is not run
-#   only STEP ...              before the steps: runs these alone
+#   only STEP ...              before the steps: runs only these
 #   finish                     prints what became of the steps, packs OUT/archive.tar.xz and exits
 # A step that fails or exceeds its limit is reported, and the next one runs. Starting the script again runs what is not
 # done yet. To repeat a step, delete its mark.

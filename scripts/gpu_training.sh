@@ -6,7 +6,7 @@
 #     DATA     folder with new_wiki_v1.0.json.gz and amazon_reviews_v1.0.json.gz (SQuADShifts)
 #     OUT      folder for logs, figures and runs
 #     STEP     default: all, in this order
-#              base, large                  MLE and SWEP on models of BERT's shapes in bf16: time, FLOPs, memory, the loop
+#              base, large                  MLE and SWEP on models of BERT's shapes in bf16: time, FLOPs, memory
 #              profile-base, profile-large  the kernels that take a SWEP update's time
 #              operations                   what an update of the base model launches at each ZeRO stage, in bf16
 #              fp32, tf32                   the base model in float32, then with its matrix products in TF32
@@ -64,7 +64,7 @@ PY
 begin "$3"
 pending base profile-base operations compile fp32 tf32 undropped && shape base "${base[@]}"
 pending large profile-large && shape large "${large[@]}"
-bench base 240 base $updates  # beside the published procedure, which is in fp32
+bench base 240 base $updates  # with the published procedure, which is in fp32
 bench large 240 large $updates --methods mle swep:split swep:joint
 bench profile-base 120 base 10 --profile --methods swep:split
 bench profile-large 120 large 10 --profile --methods swep:split

@@ -27,7 +27,7 @@ def main() -> None:
     if arguments.updates is not None:
         settings = replace(settings, updates=arguments.updates)
     if settings.updates <= settings.warmup:
-        raise InputError(f"--updates {settings.updates}: the warm-up alone takes {settings.warmup}: give more")
+        raise InputError(f"--updates {settings.updates}: the warm-up takes {settings.warmup}: give more")
     module.pretrain(settings, arguments.folder)
 
 

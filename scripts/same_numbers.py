@@ -206,8 +206,7 @@ def make(case: list[Start], tree: Path, folder: Path) -> None:
 
 def launch(start: Start, tree: Path, folder: Path) -> list[int]:
     """The exit codes of a start's ranks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pids = []
     for rank in range(start.ranks):
@@ -444,9 +443,9 @@ def check(chosen: dict[str, list[Start]], trees: list[Path], runs: list[Path], j
                 left.remove(running.pop(pid))
                 if status:
                     raise SystemExit("a process that makes runs failed")
-            alike, text = compare(*(folder / places[name] for folder in runs), tolerance)
+            equal_case, text = compare(*(folder / places[name] for folder in runs), tolerance)
             print(f"{name:{max(map(len, chosen))}}  {text}", flush=True)
-            equal &= alike
+            equal &= equal_case
     finally:
         for pid in running:
             with suppress(ProcessLookupError):

@@ -18,7 +18,7 @@ from swep_ds.kernels.tools import bench
 
 CAPS = (128, 96, 80, 72)
 """Registers a thread at most: 12 warps an SM or so without a cap, then 16, 20, 24 and 28."""
-CAPPED = 4  # so many tiles are tried with each cap: a tile compiles for about a second
+CAPPED = 4  # tiles that are tried with each cap: a tile compiles for about a second
 
 
 def candidates(d: int, warp_size: int) -> list[tiles.Tile]:

@@ -6,16 +6,13 @@ restates one or two facts in other words, and a PASSAGE about two or three thing
 three self-supervised objectives, whose targets are tokens or spans of the text itself:
 
     span selection          (Glass et al., ACL 2020; the recurring spans of Ram et al., ACL 2021) The statement hides a
-                            name or value, and the model finds its place in the passage: a value by the name beside
-                            it, a name by its value. So it learns to match in both directions.
-    restated tokens         The model marks the passage tokens of all names and values that the statement restates,
-                            the hidden one included: a dense signal to compare the segments token by token.
+                            name or value, and the model finds its place in the passage.
+    restated tokens         The model marks the passage tokens of all names and values that the statement restates.
     masked language model   (Devlin et al., NAACL 2019) Tokens are masked at random; some values that the statement
                             restates are masked whole in the passage, to be recovered from the other segment.
 
-The first `brief_updates` updates see passages of one or two sentences: attention between equal tokens emerges much
-sooner there than among a hundred tokens. The initialisation helps: query and key projections start equal, so equal
-tokens attend to each other, and positions start as sinusoids (Vaswani et al., 2017).
+Attention between equal tokens emerges much sooner in brief passages, which the first `brief_updates` updates see, and
+if it is there from the start: query and key projections start equal, positions as sinusoids (Vaswani et al., 2017).
 
 Only the encoder is saved. The heads are discarded, and fine-tuning starts from a fresh one.
 """
@@ -113,12 +110,12 @@ def write_pair(world: World, left_out_rate: float, brief: bool = False, filler: 
 
 
 def _recurrence(mention: Mention, statement: Passage, passage: Passage) -> tuple[int, int]:
-    """The span in the passage of a name or value of the statement; of a name, the one beside a fact that both state."""
+    """The span in the passage of a name or value of the statement; a name's stands in the sentence of a stated fact."""
     same = [m for m in passage.mentions if (m.record, m.field) == (mention.record, mention.field)]
     if mention.field == "name":
         stated = {m.field for m in statement.mentions} - {"name"}
-        beside = {m.sentence for m in passage.mentions if m.record == mention.record and m.field in stated}
-        same = [m for m in same if m.sentence in beside]
+        stating = {m.sentence for m in passage.mentions if m.record == mention.record and m.field in stated}
+        same = [m for m in same if m.sentence in stating]
     return same[0].start, same[0].end
 
 
@@ -241,16 +238,26 @@ class PretrainingModel(nn.Module):
         hidden_BTd = self.masked_lm.bert(
             batch["input_ids"], batch["attention_mask"], batch["token_type_ids"]
         ).last_hidden_state
-        masked, in_passage = batch["labels"] != -100, batch["token_type_ids"] == 1
-        start, end, restated = self.token_head(hidden_BTd).unbind(-1)
-        start, end = start.masked_fill(~in_passage, -1e9), end.masked_fill(~in_passage, -1e9)
-        exact = (start.argmax(1) == batch["starts"]) & (end.argmax(1) == batch["ends"])
-        return {
-            "language": F.cross_entropy(self.masked_lm.cls(hidden_BTd[masked]), batch["labels"][masked]),
-            "selection": (F.cross_entropy(start, batch["starts"]) + F.cross_entropy(end, batch["ends"])) / 2,
-            "restated": F.binary_cross_entropy_with_logits(restated[in_passage], batch["restated"][in_passage].float()),
-            "exact": exact.float().mean(),
-        }
+        masked = batch["labels"] != -100
+        terms, exact = span_losses(self.token_head(hidden_BTd), batch, batch["token_type_ids"] == 1)
+        terms["language"] = F.cross_entropy(self.masked_lm.cls(hidden_BTd[masked]), batch["labels"][masked])
+        terms["exact"] = exact.float().mean()
+        return terms
+
+
+def span_losses(
+    logits_BT3: Tensor, batch: dict[str, Tensor], in_passage_BT: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The losses "selection" and "restated" of a head for start, end and restated; whether each span is found (B,)."""
+    start, end, restated = logits_BT3.unbind(-1)
+    start, end = start.masked_fill(~in_passage_BT, -1e9), end.masked_fill(~in_passage_BT, -1e9)
+    losses = {
+        "selection": (F.cross_entropy(start, batch["starts"]) + F.cross_entropy(end, batch["ends"])) / 2,
+        "restated": F.binary_cross_entropy_with_logits(
+            restated[in_passage_BT], batch["restated"][in_passage_BT].float()
+        ),
+    }
+    return losses, (start.argmax(1) == batch["starts"]) & (end.argmax(1) == batch["ends"])
 
 
 def pretrain(settings: Settings, folder: Path) -> None:

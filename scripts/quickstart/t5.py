@@ -1,6 +1,6 @@
 """Pretrains the quick-start T5: a small encoder-decoder, on the project's own generated text, without labels.
 
-The text is that of `pretrain.py`: a STATEMENT, which restates one or two facts in other words, and a PASSAGE, with
+The text is that of `encoder.py`: a STATEMENT, which restates one or two facts in other words, and a PASSAGE, with
 names of the `pretrain` pool and without questions. The main objective is T5's span corruption (Raffel et al., JMLR
 2020), with a span that can be recovered from the passage:
 
@@ -20,7 +20,7 @@ discarded:
     alignment           (guided alignment; Chen et al., AMTA 2016) to write a token of the span, the decoder's last
                         layer attends to that token in the passage
 
-As in `pretrain.py`, the first updates see brief passages, and query and key projections start equal.
+As in `encoder.py`, the first updates see brief passages, and query and key projections start equal.
 """
 
 import random
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from quickstart.encoder import draw_batches, tokenizer_texts, train
+from quickstart.encoder import draw_batches, span_losses, tokenizer_texts, train
 from swep_ds.data.quickstart.world import World
 
 _SPECIAL = ("<pad>", "</s>", "<unk>", "<extra_id_0>")
@@ -193,7 +193,7 @@ class PretrainingModel(nn.Module):
         "exact" is the share of targets that greedy decoding would write token for token.
         """
         ids_BT, real_BT, in_passage_BT = batch["input_ids"], batch["attention_mask"].bool(), batch["in_passage"]
-        labels_BS, first_B, last_B = batch["labels"], batch["starts"], batch["ends"]
+        labels_BS = batch["labels"]
         output = self.t5(
             input_ids=ids_BT,
             attention_mask=batch["attention_mask"],
@@ -201,8 +201,7 @@ class PretrainingModel(nn.Module):
             output_attentions=True,
             output_hidden_states=True,
         )
-        start, end, restated = self.token_head(output.encoder_last_hidden_state).unbind(-1)
-        start, end = start.masked_fill(~in_passage_BT, -1e9), end.masked_fill(~in_passage_BT, -1e9)
+        terms, _ = span_losses(self.token_head(output.encoder_last_hidden_state), batch, in_passage_BT)
         segment, shared = (
             head(hidden_BTd)[..., 0]
             for head, hidden_BTd in zip(self.early_heads, output.encoder_hidden_states[1:3], strict=True)
@@ -210,17 +209,13 @@ class PretrainingModel(nn.Module):
         other_BTT = (in_passage_BT[:, :, None] != in_passage_BT[:, None, :]) & real_BT[:, None, :]
         shared_BT = ((ids_BT[:, :, None] == ids_BT[:, None, :]) & other_BTT).any(-1)
         # Token s of the span is at first + s; </s> is not in the input.
-        source_BS = first_B[:, None] + torch.arange(labels_BS.shape[1])
+        source_BS = batch["starts"][:, None] + torch.arange(labels_BS.shape[1])
         aligned_BS = labels_BS > _SPECIAL.index("</s>")
         weight_BST = output.cross_attentions[-1].mean(1)
         weight_BS = weight_BST.gather(-1, source_BS.clamp(max=ids_BT.shape[1] - 1)[..., None])[..., 0]
         right_BS = (output.logits.argmax(-1) == labels_BS) | (labels_BS == -100)
-        return {
+        return terms | {
             "generation": output.loss,
-            "selection": (F.cross_entropy(start, first_B) + F.cross_entropy(end, last_B)) / 2,
-            "restated": F.binary_cross_entropy_with_logits(
-                restated[in_passage_BT], batch["restated"][in_passage_BT].float()
-            ),
             "alignment": -weight_BS[aligned_BS].clamp(min=1e-6).log().sum() / aligned_BS.sum().clamp(min=1),
             "segment": F.binary_cross_entropy_with_logits(segment[real_BT], in_passage_BT[real_BT].float()),
             "shared": F.binary_cross_entropy_with_logits(shared[real_BT], shared_BT[real_BT].float()),

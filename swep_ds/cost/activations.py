@@ -4,15 +4,12 @@ The model runs on fake tensors (shapes and dtypes, no data), through the same `O
 saved-tensor hooks see what each operation keeps. Parameters and the temporaries of operations and of the backward are
 not counted: measured peaks lie above.
 
-With activation checkpointing a layer keeps its inputs alone and runs again in the backward, one layer at a time:
+With activation checkpointing a layer keeps only its inputs and runs again in the backward, one layer at a time:
     held = saved outside of layers + inputs of all layers + the most that a layer saves inside
 
 Autocast copies every weight of a matrix product to bf16 and keeps the copy until the forward ends, whether autograd
 saves it or not. These copies are counted separately: they do not grow with the windows, and at ZeRO-3 there are none
 (DeepSpeed gathers such weights in bf16, and its linear layer gathers them again in the backward).
-
-`torch.distributed._tools.mem_tracker` cannot replace this: it refuses a module that runs twice in an update, as in
-every method of two passes, and it cannot tell these copies from activations.
 """
 
 from collections import Counter

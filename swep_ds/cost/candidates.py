@@ -1,34 +1,32 @@
 """What an update costs: methods and executions on the same batches, in turns, in one process.
 
 Time is the wall clock of whole updates (forward, backward, optimizer), measured in turns, so that a machine whose
-speed drifts slows all candidates alike. Memory is what tensors hold from the moment the model is loaded: weights,
-gradients and optimizer state after the first update (`state_bytes`), and the peak during the next ones (`peak_bytes`),
-on the largest batch of an epoch, which sets a run's peak; on a CPU from all tensors and the profiler's allocation
-events, on a GPU from the allocator. Memory of the interpreter and libraries is left out: it is the same for all and
+speed drifts slows all candidates equally. Memory is what tensors hold from the moment the model is loaded: weights,
+gradients and optimizer state after the first update (`state_bytes`), and the peak during a later one (`peak_bytes`),
+on the largest batch of an epoch, which sets a run's peak; on a CPU from all tensors and the results of PyTorch's
+operations, on a GPU from the allocator. Memory of the interpreter and libraries is left out: it is the same for all and
 would hide differences.
 """
 
 import gc
-import itertools
-import json
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from deepspeed.accelerator import get_accelerator
-from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from swep_ds import ranks
-from swep_ds.cost.flops import Flops, count, peak_flops
+from swep_ds.cost.flops import flops_per_token, peak_flops
 from swep_ds.cost.published import PlainTraining
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods.base import MicroStep
@@ -43,14 +41,14 @@ class Candidate:
     """One way to train.
 
     forwards: the model's forward passes in an update, those inside a perturbation included.
-    extra_parameters: the method's own, beside the model's.
+    extra_parameters: the method's own, in addition to the model's.
     """
 
     name: str
     training: "EngineTraining | PlainTraining"
     forwards: int
     extra_parameters: int
-    flops: Flops
+    flops_per_token: float
     state_bytes: int
     peak_bytes: int
     batches: list[Batch] = field(default_factory=list)
@@ -68,11 +66,11 @@ def engine_update(engine, execution: str) -> Update:
 
 
 class EngineTraining:
-    """Whole updates of a method under DeepSpeed's engine; `PlainTraining` is its counterpart in PyTorch alone."""
+    """Whole updates of a method under DeepSpeed's engine; `PlainTraining` is its counterpart in plain PyTorch."""
 
     def __init__(self, engine, execution: str):
         engine.train()
-        self.engine, self.objective, self.update = engine, engine.module, engine_update(engine, execution)
+        self.objective, self.update = engine.module, engine_update(engine, execution)
 
 
 def build_candidate(name: str, make: Callable[[], EngineTraining | PlainTraining], batch: Batch) -> Candidate:
@@ -80,7 +78,7 @@ def build_candidate(name: str, make: Callable[[], EngineTraining | PlainTraining
     training, state, peak = _memory(make, batch)
     root, forwards = training.objective, []
     hook = root.qa.register_forward_hook(lambda *_: forwards.append(1))
-    flops = count(root, root.qa, training.update, batch)
+    flops = flops_per_token(training.update, batch)
     hook.remove()
     extra = sum(getattr(p, "ds_numel", p.numel()) for p in root.method.parameters())  # ZeRO-3 partitions them
     return Candidate(name, training, len(forwards), extra, flops, state, peak)
@@ -116,7 +114,7 @@ def _positions(batches: TrainingBatches, update: int) -> int:
 
 
 def _memory(make: Callable[[], Any], batch: Batch) -> tuple[Any, int, int]:
-    """What `make` returns, bytes held after an update, and the most bytes held during the next ones."""
+    """What `make` returns, bytes held after an update, and the most bytes held during another one."""
     gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
     if accelerator.on_gpu():
         gpu = get_accelerator()
@@ -130,15 +128,15 @@ def _memory(make: Callable[[], Any], batch: Batch) -> tuple[Any, int, int]:
         gpu.synchronize()
         return training, state, gpu.max_memory_allocated() - before
     before = held_bytes()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        training = make()
-        training.update(batch, 0)
-        state = held_bytes() - before
-        with record_function("measured updates"):
-            for number in range(1, 4):
-                training.update(batch, number)
-        training.update(batch, 4)
-    return training, state, state + _recorded_rise(recorded)
+    training = make()
+    training.update(batch, 0)
+    state = held_bytes() - before
+    with _Allocations() as allocations:
+        training.update(batch, 1)  # so that what the next update frees is known
+        held = allocations.live
+        allocations.peak = held
+        training.update(batch, 2)
+    return training, state, state + allocations.peak - held
 
 
 def held_bytes() -> int:
@@ -154,42 +152,40 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
-def _recorded_rise(recorded: profile) -> int:
-    """The most bytes that tensors hold during the measured updates, beyond those held before.
+class _Allocations(TorchDispatchMode):
+    """Bytes of the live storages that were allocated under this mode, now and at their peak."""
 
-    Sometimes gloo's thread is the last holder of a reduction's bucket, and the profiler misses that it is freed. This
-    shows in the next update at the latest, when its address is allocated again. Such a block is left out altogether:
-    the same block of the other updates counts.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        recorded.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    blocks = [(e["ts"], e["args"]["Addr"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]"]
-    blocks.sort(key=lambda block: block[0])
-    if not blocks:
-        raise RuntimeError("the profiler recorded no allocation: this PyTorch build cannot measure memory on a CPU")
-    live: dict[int, int] = {}
-    unseen = set()
-    for number, (_, address, size) in enumerate(blocks):
-        if size < 0:
-            if live.pop(address, None) is None:  # allocated before the recording: not this candidate's
-                unseen.add(number)
-            continue
-        if address in live:
-            unseen.add(live[address])
-        live[address] = number
-    [span] = [e for e in events if e.get("name") == "measured updates" and e.get("cat") == "user_annotation"]
-    start, end = span["ts"], span["ts"] + span["dur"]
-    sizes = (size for n, (time_, _, size) in enumerate(blocks) if n not in unseen and start <= time_ < end)
-    return max(itertools.accumulate(sizes, initial=0))
+    def __init__(self):
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.live = self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in known and key not in self.sizes:
+                self.sizes[key] = storage.nbytes()
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._free, key)
+        return result
+
+    def _free(self, key: int) -> None:
+        self.live -= self.sizes.pop(key)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def measure(candidates: list[Candidate], warmup: int) -> None:
     """Runs each candidate over its batches, in turns; the first `warmup` batches do not count.
 
-    On a GPU each candidate first runs alone over those that count: the first update with a shape allocates its memory
-    and may plan its kernels, which would count as the first candidate's time.
+    On a GPU each candidate first runs by itself over those that count: the first update with a shape allocates its
+    memory and may plan its kernels, which would count as the first candidate's time.
     """
     if accelerator.on_gpu():
         for candidate in candidates:
@@ -210,61 +206,44 @@ def figures(candidates: list[Candidate], warmup: int, precision: str) -> list[di
     base, rows = candidates[0], []
     for candidate in candidates:
         counted = candidate.batches[warmup:]
-        lengths = [batch.attention_mask.sum(1).tolist() for batch in counted]
-        windows, tokens = sum(map(len, lengths)), sum(map(sum, lengths))
+        windows = sum(len(batch.input_ids) for batch in counted)
+        tokens = sum(int(batch.attention_mask.sum()) for batch in counted)
+        positions = sum(batch.input_ids.numel() for batch in counted)
         seconds, state, peak = sum(candidate.seconds), candidate.state_bytes, candidate.peak_bytes
         ratio = quartiles = None
         if candidate.batches is base.batches:
             ratios = [a / b for a, b in zip(candidate.seconds, base.seconds, strict=True)]
-            ratio, quartiles = statistics.median(ratios), statistics.quantiles(ratios, n=4)[::2]
-        row = {
-            "name": candidate.name,
-            "forwards": candidate.forwards,
-            "extra_parameters": candidate.extra_parameters,
-            "median_update_seconds": statistics.median(candidate.seconds),
-            "time_ratio": ratio,
-            "time_ratio_quartiles": quartiles,
-            "samples_per_second": windows / seconds,
-            "tokens_per_second": tokens / seconds,
-            "padding": 1 - tokens / sum(batch.input_ids.numel() for batch in counted),
-            "state_bytes": state,
-            "peak_bytes": peak,
-            "memory_ratio": peak / base.peak_bytes,
-            "activation_ratio": (peak - state) / (base.peak_bytes - base.state_bytes),
-        }
-        if name := accelerator.product_name():
-            limit = peak_flops(name, "fp32" if candidate.training.engine is None else precision)
-            flops = sum(map(candidate.flops.of, lengths)) / seconds
-            row |= {"flops_per_second": flops, "utilisation": limit and flops / limit}
-        rows.append(row)
+            ratio = statistics.median(ratios)
+            quartiles = [round(quantile, 3) for quantile in statistics.quantiles(ratios, n=4)[::2]]
+        flops = candidate.flops_per_token * tokens / seconds
+        computes_in = "fp32" if isinstance(candidate.training, PlainTraining) else precision
+        limit = peak_flops(accelerator.product_name() or "", computes_in)
+        rows.append(
+            {
+                "name": candidate.name,
+                "forwards": candidate.forwards,
+                "extra_parameters": candidate.extra_parameters,
+                "median_update_seconds": statistics.median(candidate.seconds),
+                "time_ratio": ratio,
+                "time_ratio_quartiles": quartiles,
+                "samples_per_second": ranks.world_size() * windows / seconds,
+                "tokens_per_second": ranks.world_size() * tokens / seconds,
+                "padding": 1 - tokens / positions,
+                "state_bytes": state,
+                "peak_bytes": peak,
+                "memory_ratio": peak / base.peak_bytes,
+                "flops_per_second": flops,
+                "utilisation": flops / limit if limit else None,
+            }
+        )
     return rows
 
 
-def table(rows: list[dict[str, Any]], updates: int, positions: Sequence[int]) -> Table:
-    """The rows of `figures`. positions: windows and tokens of the batch that memory was measured on."""
-    title = f"{updates} updates each, in turns; medians; peak memory on {positions[0]} windows of {positions[1]} tokens"
-    base = rows[0]["name"]
-    columns = {
-        "": lambda row: row["name"],
-        "forwards": lambda row: str(row["forwards"]),
-        "extra params": lambda row: f"{row['extra_parameters']:,}",
-        "ms/update": lambda row: f"{1000 * row['median_update_seconds']:.1f}",
-        f"time x {base}": lambda row: f"{row['time_ratio']:.3f}" if row["time_ratio"] else "",
-        "quartiles": lambda row: "-".join(f"{ratio:.2f}" for ratio in row["time_ratio_quartiles"] or ()),
-        "samples/s": lambda row: f"{row['samples_per_second']:.1f}",
-        "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
-        "padding": lambda row: f"{row['padding']:.1%}",
-        "state MiB": lambda row: f"{row['state_bytes'] / 2**20:.0f}",
-        "peak MiB": lambda row: f"{row['peak_bytes'] / 2**20:.0f}",
-        f"peak x {base}": lambda row: f"{row['memory_ratio']:.3f}",
-        "above state": lambda row: f"{row['activation_ratio']:.3f}",
-    }
-    if "utilisation" in rows[0]:
-        columns["TFLOP/s"] = lambda row: f"{row['flops_per_second'] / 1e12:.1f}"
-        columns["of peak"] = lambda row: "not known" if row["utilisation"] is None else f"{row['utilisation']:.1%}"
-    shown = Table(title=title)
-    for name in columns:
-        shown.add_column(name, no_wrap=not name, justify="right" if name else "left")
-    for row in rows:
-        shown.add_row(*(cell(row) for cell in columns.values()))
-    return shown
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows of `figures`, a column for each candidate."""
+    frame = pandas.DataFrame(rows).set_index("name").dropna(axis=1, how="all")
+    frame["ms/update"] = 1000 * frame.pop("median_update_seconds")
+    frame["TFLOP/s"] = frame.pop("flops_per_second") / 1e12
+    for kind in ("state", "peak"):
+        frame[f"{kind} MiB"] = frame.pop(f"{kind}_bytes") / 2**20
+    return frame.T.to_string(float_format="{:,.3f}".format)

@@ -9,7 +9,6 @@ all texts are different. Baselines, in the same run on the same cores:
 
 import dataclasses
 import itertools
-import json
 import tempfile
 import time
 from collections import defaultdict
@@ -18,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from datasets import Dataset
-from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds.common.console import Console
 from swep_ds.data.example import Example
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import read_examples
@@ -49,15 +47,13 @@ def measure_data(source: str, model: str, questions: int, answers: int) -> Figur
     tokenizer = load_tokenizer(model)
     examples = _repeat(read_examples(source, training=True), max(questions, answers))
     with tempfile.TemporaryDirectory() as folder:
-        figures = {
-            "data": source,
-            "model": model,
-            "threads": torch.get_num_threads(),
-            "preparation": _prepare(examples[:questions], tokenizer, Path(folder)),
-            "decoding": _decode(examples[:answers], tokenizer, Path(folder)),
-        }
-    _show(figures)
-    return figures
+        windows, preparation = _prepare(examples[:questions], tokenizer, Path(folder))
+        same, decoding = _decode(examples[:answers], tokenizer, Path(folder))
+    seconds = preparation | decoding
+    print(f"{model}, {source}: {questions:,} questions, {windows:,} windows; {answers:,} questions decoded")
+    print(pandas.DataFrame(seconds).T.to_string(float_format="{:,.2f}".format))
+    about = {"data": source, "model": model, "threads": torch.get_num_threads(), "questions": questions}
+    return about | {"windows": windows, "answers": answers, "same_answers": same, "seconds": seconds}
 
 
 def _repeat(examples: list[Example], count: int) -> list[Example]:
@@ -71,26 +67,20 @@ def _repeat(examples: list[Example], count: int) -> list[Example]:
             repeated.append(dataclasses.replace(example, context=contexts[example.context], **changes))
 
 
-def _timed(work: Callable[[], Any]) -> tuple[Any, Figures]:
-    """What `work` returns, its wall-clock seconds, and its CPU seconds on all cores."""
+def _timed(work: Callable[[], Any], times: int = 1) -> tuple[Any, dict[str, float]]:
+    """What `work` returns, `times` its wall-clock seconds, and `times` its CPU seconds on all cores."""
     began, cpu = time.perf_counter(), time.process_time()
     result = work()
-    return result, {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+    wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return result, {"seconds": times * wall, "CPU seconds": times * cpu}
 
 
-# Preparation
-
-
-def _prepare(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder: Path) -> Figures:
-    """From a SQuAD file to training windows; again, from the cache; and the baselines."""
-    settings, file = WindowSettings(), folder / "train.json"
-    _write_squad(examples, file)
+def _prepare(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder: Path) -> tuple[int, Figures]:
+    """The number of training windows, and seconds; again from the cache; and the baselines."""
+    settings = WindowSettings()
     contexts, questions = list(dict.fromkeys(e.context for e in examples)), [e.question for e in examples]
 
-    def read() -> list[Example]:
-        return read_examples(str(file), training=True)
-
-    def windows(examples: list[Example]):
+    def windows():
         return build_features(examples, tokenizer, settings, training=True, cache_dir=folder / "cache")
 
     def pairs() -> None:
@@ -113,61 +103,30 @@ def _prepare(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder
         for chunk in _chunks(questions):
             _ = [text.ids for text in backend.encode_batch_fast(chunk, add_special_tokens=False)]
 
-    loaded, reading = _timed(read)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
-    before = _peak_memory()
-    features, building = _timed(lambda: windows(loaded))
-    growth = _peak_memory() - before
-    _, again = _timed(lambda: windows(read()))
-    _, tokenising = _timed(bare)
-    _, pairing = _timed(pairs)
-    return {
-        "questions": len(examples),
-        "contexts": len(contexts),
-        "windows": len(features.dataset),
-        "reading": reading,
-        "building": building,
-        "peak_memory_growth_bytes": growth,
-        "second_start": again,
-        "bare_tokenizer": tokenising,
-        "usual_pairs": {name: value * PAIRS for name, value in pairing.items()},
+    features, building = _timed(windows)
+    seconds = {
+        "the bare tokenizer": _timed(bare)[1],
+        f"the usual call on pairs (one of {PAIRS}, times {PAIRS})": _timed(pairs, PAIRS)[1],
+        "windows": building,
+        "windows from the cache": _timed(windows)[1],
     }
+    return len(features.dataset), seconds
 
 
 def _chunks(items: list) -> Iterator[list]:
     return (items[at : at + CHUNK] for at in range(0, len(items), CHUNK))
 
 
-def _write_squad(examples: list[Example], file: Path) -> None:
-    paragraphs = []
-    for context, group in itertools.groupby(examples, key=lambda example: example.context):
-        qas = []
-        for example in group:
-            begin, end = example.span
-            answers = [{"text": context[begin:end], "answer_start": begin}]
-            qas.append({"id": example.id, "question": example.question, "answers": answers})
-        paragraphs.append({"context": context, "qas": qas})
-    file.write_text(json.dumps({"data": [{"title": "all", "paragraphs": paragraphs}]}), encoding="utf-8")
-
-
-def _peak_memory() -> int:
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
-# Decoding
-
-
-def _decode(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder: Path) -> Figures:
-    """Decoding and scoring of logits like a trained model's, vectorised and by loops."""
+def _decode(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder: Path) -> tuple[bool, Figures]:
+    """Whether the loops give the same answers, and seconds: random logits, decoded vectorised and by loops."""
     settings = SpanSettings()
     windows = build_features(examples, tokenizer, WindowSettings(), training=False, cache_dir=folder / "cache").dataset
     order = np.argsort(-np.asarray(windows["length"][:]), kind="stable")
     rng = np.random.default_rng(0)
-    batches = [
-        (rows, *_trained_logits(examples, windows[rows.tolist()], rng))
-        for rows in np.split(order, range(BATCH, len(order), BATCH))
-    ]
+    batches = []
+    for rows in np.split(order, range(BATCH, len(order), BATCH)):
+        logits = rng.normal(size=(2, len(rows), int(windows["length"][rows[0]])))
+        batches.append((rows, *torch.from_numpy(logits.astype(np.float32))))
     spans = ("offset_start", "offset_end", "context_begin", "context_end", "own_begin", "own_end")
     windows = windows.select_columns(["example", *spans])
     stored = windows.with_format("arrow")
@@ -179,39 +138,14 @@ def _decode(examples: list[Example], tokenizer: PreTrainedTokenizerFast, folder:
         return decoder
 
     answers, fast = _timed(lambda: Predictions(vectorised(best_only=True).n_best(), {}).texts)  # as validation does
-    _, with_all = _timed(lambda: vectorised(best_only=False).n_best())
     usual, loops = _timed(lambda: _answers_by_loops(examples, windows, batches, settings))
-    scores, scoring = _timed(lambda: SQUAD.score(answers, {example.id: example.answers for example in examples}))
-    return {
-        "questions": len(examples),
-        "windows": len(windows),
-        "exact_match": scores["exact_match"],
-        "same_answers": answers == usual,
-        "vectorised": fast,
-        "vectorised_n_best": with_all,
-        "loops": loops,
-        "scoring": scoring,
+    accepted = {example.id: example.answers for example in examples}
+    return answers == usual, {
+        "n best by loops": loops,
+        "decoding, as validation does": fast,
+        "decoding, n best with probabilities": _timed(lambda: vectorised(best_only=False).n_best())[1],
+        "EM and F1": _timed(lambda: SQUAD.score(answers, accepted))[1],
     }
-
-
-def _trained_logits(examples: list[Example], columns: dict[str, list], rng: np.random.Generator) -> tuple:
-    """Start and end logits [B, T] like a trained model's: little noise, and a bump around the answer's two ends.
-
-    A window without the answer gets a lower bump around other words.
-    """
-    positions = np.arange(max(columns["length"]))
-    logits = rng.normal(-8, 1, (2, len(columns["length"]), len(positions)))
-    for row, example in enumerate(columns["example"]):
-        begin, end = examples[example].span
-        context_begin, size = columns["context_begin"][row], len(columns["offset_start"][row])
-        touched = (np.array(columns["offset_end"][row]) > begin) & (np.array(columns["offset_start"][row]) < end)
-        [inside], height = touched.nonzero(), 14
-        if len(inside) == 0:
-            first = rng.integers(size)
-            inside, height = np.arange(first, min(first + 3, size)), 7
-        for kind, peak in enumerate(context_begin + inside[[0, -1]]):
-            logits[kind, row] += height * np.exp(-np.abs(positions - peak) / 4)
-    return tuple(torch.from_numpy(logits.astype(np.float32)))
 
 
 def _answers_by_loops(
@@ -246,26 +180,3 @@ def _answers_by_loops(
             record |= {"text": examples[number].context[begin:end].strip(), "probability": probability}
         answers[examples[number].id] = best[0]["text"]
     return answers
-
-
-def _show(figures: Figures) -> None:
-    data, answers = figures["preparation"], figures["decoding"]
-    tokenizer, pairs, loops = data["bare_tokenizer"], data["usual_pairs"], answers["loops"]
-    table = Table("", "seconds", "CPU seconds", "x baseline", title=f"{figures['model']}, {figures['data']}")
-    for name, figure, baseline in (
-        (f"read {data['questions']:,} questions, {data['contexts']:,} contexts", data["reading"], None),
-        ("baseline: the bare tokenizer", tokenizer, None),
-        (f"baseline: the usual call on pairs (one of {PAIRS}, times {PAIRS})", pairs, None),
-        ("windows, against the bare tokenizer", data["building"], tokenizer),
-        ("windows, against the usual call", data["building"], pairs),
-        ("second start, reading included", data["second_start"], None),
-        (f"baseline: {answers['questions']:,} questions, n best by loops", loops, None),
-        (f"decoding (exact match {answers['exact_match']:.1f})", answers["vectorised"], loops),
-        ("the n best with probabilities", answers["vectorised_n_best"], loops),
-        ("scoring", answers["scoring"], None),
-    ):
-        ratio = f"{figure['seconds'] / baseline['seconds']:.3g}" if baseline else ""
-        table.add_row(name, f"{figure['seconds']:.2f}", f"{figure['cpu_seconds']:.2f}", ratio)
-    console = Console(width=110)
-    console.print(table)
-    console.print(f"peak memory grew by {data['peak_memory_growth_bytes'] / 2**20:,.0f} MiB while windows were made")

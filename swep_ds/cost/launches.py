@@ -1,12 +1,11 @@
 """How many operations an update gives the device, in its forwards, its backwards and its step.
 
-Where an update is small, a GPU waits for the host, which needs some microseconds for each operation: their number then
-decides the speed. It depends on the depth of the model and not on its width or the batch, so that a narrow model on a
-CPU counts what a GPU would get.
+Where an update is small, a GPU waits for the host, which needs some microseconds for each operation. Their number
+depends on the depth of the model and not on its width or the batch, so a narrow model on a CPU tells it.
 
-What counts: each operation of PyTorch that its dispatcher hands to the device. Views, detached aliases and allocations
-launch nothing. A foreach or fused operation and a collective count once; on a GPU foreach operations need one launch
-per some hundred blocks of their tensors. The perturbation counts once in either direction, as its Triton kernel does.
+Each operation counts that PyTorch's dispatcher hands to the device, but no view, detached alias or allocation. A
+foreach or fused operation and a collective count once; on a GPU foreach operations need one launch per some hundred
+blocks of their tensors. The perturbation counts once in either direction, as its Triton kernel does.
 """
 
 from collections import Counter
@@ -17,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from rich.table import Table
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -31,7 +29,6 @@ from swep_ds.training.metrics import Meter
 from swep_ds.training.settings import TrainSection
 
 WARMUP = 3  # updates before the counted one; at ZeRO-3 they record the order of the modules
-HOST_SECONDS = 5e-6  # an assumption: what the host needs for an operation under PyTorch on a current server CPU
 PLAIN = "PyTorch"  # the stage of the loop without an engine
 PHASES = ("forward", "backward", "step", "statistics")
 ALLOCATIONS = ("empty", "new_empty", "record_stream", "set_", "resize_", "is_pinned", "is_same_size")
@@ -61,8 +58,8 @@ class Launches(TorchDispatchMode):
             self.operations[self._phase][func._schema.name] += 1
         return func(*args, **(kwargs or {}))
 
-    def counting(self, name: str, run: Callable) -> Callable:
-        """`run` as an operation by itself."""
+    def as_one(self, name: str, run: Callable) -> Callable:
+        """`run`, which counts as one operation of this name."""
 
         def call(*args, **kwargs) -> Any:
             self.operations[self._phase][name] += 1
@@ -94,8 +91,8 @@ def watch_launches() -> Iterator[Launches]:
     def counted(*args) -> SimpleNamespace:
         run = real(*args)
         return SimpleNamespace(
-            forward=launches.counting("swep_ds::perturb", run.forward),
-            backward=launches.counting("swep_ds::perturb_backward", run.backward),
+            forward=launches.as_one("swep_ds::perturb", run.forward),
+            backward=launches.as_one("swep_ds::perturb_backward", run.backward),
         )
 
     with mock.patch.object(op, "implementation", counted), launches:
@@ -118,7 +115,7 @@ def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
 
 @without_cudnn_attention()
 def count_plain_launches(objective: Objective, batch: Batch, train: TrainSection) -> dict[str, int]:
-    """The same passes in PyTorch alone: clip_grad_norm_ and fused AdamW, in bf16 on weights of bf16."""
+    """The same passes in plain PyTorch: clip_grad_norm_ and fused AdamW, in bf16 on weights of bf16."""
     if train.precision == "bf16":
         objective.bfloat16()
     objective.train()
@@ -146,14 +143,3 @@ def _count(update: Callable) -> dict[str, int]:
     with watch_launches() as launches:
         update(WARMUP, launches.phase)
     return launches.totals()
-
-
-def table(rows: list[dict[str, Any]], precision: str) -> Table:
-    """`rows`: "name" and "stage" (a ZeRO stage, or PLAIN) beside the totals."""
-    shown = Table(title=f"operations of an update on the device, {precision}; host: at {1e6 * HOST_SECONDS:g} us each")
-    for title in ("", "ZeRO", *PHASES, "all", "reads", "host, ms"):
-        shown.add_column(title, justify="left" if not title else "right", no_wrap=True)
-    for row in rows:
-        counts = [f"{row[name]:,}" for name in (*PHASES, "all", "reads")]
-        shown.add_row(row["name"], str(row["stage"]), *counts, f"{1000 * HOST_SECONDS * row['all']:.1f}")
-    return shown

@@ -7,7 +7,7 @@ Notable (n parameters, b bytes each in computation, w ranks; each formula names 
   part twice, what is accumulated and what arrives.
 - `train.coalesce_grad_reduction` leaves whole gradients on every rank until the last micro-step: ZeRO 2 holds what
   ZeRO 1 does.
-- The gradient of a parameter larger than `reduce_bucket_size` does not go through the bucket: it exists beside it.
+- The gradient of a parameter larger than `reduce_bucket_size` does not go through the bucket: it comes on top.
 - The method's parameters are flat by themselves. Here they are counted in one buffer with the model's, which differs by
   a few elements of padding, and in the step, which takes one after the other.
 - The step needs room: the gradients as one flat float32 piece, and Adafactor's temporaries.
@@ -31,7 +31,7 @@ class States:
     parameters, optimizer: always there; optimizer is the float32 copy, the moments and the mean of the weights.
     buffers: always there: ZeRO-3's bucket, the small weights that it never partitions, the staging buffer of offload.
     gradients: this rank's, when the backward of an update is over.
-    transient: what else is there beside the activations: gradients on their way, buckets, gathered weights.
+    transient: gradients on their way, buckets and gathered weights, while the activations are held.
     step: gradients and working room of the optimizer's step, when the activations are gone.
     host, host_step: what is offloaded, and what its step takes on top.
     evaluating: the share of gradients and transient that is there during evaluation.
@@ -82,67 +82,96 @@ def model_states(
     Raises:
         NotImplementedError: the config offloads to disk, or takes an optimizer of DeepSpeed's.
     """
-    sizes = [math.prod(shape) for shape in shapes]
-    numel, largest = sum(sizes), max(sizes)
-    width = 2 if precision in ("bf16", "fp16") else 4
     zero = DeepSpeedZeroConfig(**config["zero_optimization"])
-    offloads = zero.offload_optimizer is not None
     if any(block is not None and block.device == "nvme" for block in (zero.offload_optimizer, zero.offload_param)):
         raise NotImplementedError("offload to disk")
     if "optimizer" in config:
         raise NotImplementedError("DeepSpeed's own optimizers")
+    sizes = [math.prod(shape) for shape in shapes]
+    width = 2 if precision in ("bf16", "fp16") else 4
     if zero.stage == 0:
-        states = _stage_0(shapes, numel, largest, width, optimizer)
-        return replace(states, optimizer=states.optimizer + 4 * averaged, loading=4 * numel)
-
-    def working(elements: int) -> int:
-        """Temporaries of a step: fused AdamW has none, Adafactor two pieces of the size it works on."""
-        return 8 * elements if optimizer == "adafactor" else 0
-
+        states = _stage_0(shapes, sum(sizes), max(sizes), width, optimizer)
+        return replace(states, optimizer=states.optimizer + 4 * averaged, loading=4 * sum(sizes))
     # one bucket for each dtype of gradients; autocast's have two
-    bucket = zero.reduce_bucket_size * (width + 2 * (precision == "autocast"))
+    bucket = zero.reduce_bucket_size * (width + (2 if precision == "autocast" else 0))
+    # temporaries of a step, for each element: fused AdamW has none, Adafactor two pieces of the size it works on
+    working = 8 if optimizer == "adafactor" else 0
     if zero.stage == 3:
-        # partition_parameters.py: every parameter is padded to w equal pieces
-        part = sum(math.ceil(size / world_size) for size in sizes)
-        # stage3.py: _create_fp16_sub_groups; the step goes through them one by one
-        kept = 12 * part + 4 * min(part, averaged)  # training/average.py: the mean is beside the float32 copy
-        group = min(part, zero.sub_group_size + math.ceil(largest / world_size))
-        step = 4 * group + working(group)
-        # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
-        # are copied out of one buffer; a single rank gathers nothing
-        gathered = width * min(numel, zero.max_live_parameters) if world_size > 1 else 0
-        prefetched = width * min(numel, zero.prefetch_bucket_size) if world_size > 1 else 0
-        transient = gathered + max(prefetched, 2 * width * largest) + (width * numel if coalesces else 0)
-        persistent = width * sum(s for s in sizes if s <= zero.param_persistence_threshold) if world_size > 1 else 0
-        # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer beside the float32 copy
-        buffers = persistent + bucket
-        forward = {"evaluating": gathered + prefetched, "partitioned": True}
-        if not offloads:
-            forward["evaluating"] += width * part
-            return States(width * part, kept, buffers, width * part, transient, width * part + step, **forward)
-        # _setup_for_real_optimizer: a float32 gradient is kept beside the float32 copy
-        host = kept + (4 + width) * part
-        if zero.offload_param is None:
-            return States(width * part, 0, buffers, 0, transient, 0, host, working(group), **forward)
-        return States(0, 0, buffers, 0, transient, 0, host + width * part, working(group), **forward)
-
+        return _stage_3(sizes, zero, width, bucket, working, world_size, averaged, coalesces)
     accumulates = config["gradient_accumulation_steps"] > 1
+    return _stages_1_and_2(sizes, zero, width, bucket, working, world_size, averaged, coalesces, accumulates)
+
+
+def _stage_3(
+    sizes: Sequence[int],
+    zero: DeepSpeedZeroConfig,
+    width: int,
+    bucket: int,
+    working: int,
+    world_size: int,
+    averaged: int,
+    coalesces: bool,
+) -> States:
+    numel, largest = sum(sizes), max(sizes)
+    # partition_parameters.py: every parameter is padded to w equal pieces
+    part = sum(math.ceil(size / world_size) for size in sizes)
+    # stage3.py: _create_fp16_sub_groups; the step goes through them one by one
+    kept = 12 * part + 4 * min(part, averaged)  # training/average.py: the mean has the float32 copy's pieces
+    group = min(part, zero.sub_group_size + math.ceil(largest / world_size))
+    step = 4 * group + working * group
+    gathered = prefetched = persistent = 0
+    if world_size > 1:  # a single rank gathers nothing
+        # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
+        # are copied out of one buffer
+        gathered = width * min(numel, zero.max_live_parameters)
+        prefetched = width * min(numel, zero.prefetch_bucket_size)
+        persistent = width * sum(size for size in sizes if size <= zero.param_persistence_threshold)
+    transient = gathered + max(prefetched, 2 * width * largest)
+    if coalesces:
+        transient += width * numel
+    # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
+    buffers = persistent + bucket
+    forward = {"evaluating": gathered + prefetched, "partitioned": True}
+    if zero.offload_optimizer is None:
+        forward["evaluating"] += width * part
+        return States(width * part, kept, buffers, width * part, transient, width * part + step, **forward)
+    # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
+    host = kept + (4 + width) * part
+    if zero.offload_param is None:
+        return States(width * part, 0, buffers, 0, transient, 0, host, working * group, **forward)
+    return States(0, 0, buffers, 0, transient, 0, host + width * part, working * group, **forward)
+
+
+def _stages_1_and_2(
+    sizes: Sequence[int],
+    zero: DeepSpeedZeroConfig,
+    width: int,
+    bucket: int,
+    working: int,
+    world_size: int,
+    averaged: int,
+    coalesces: bool,
+    accumulates: bool,
+) -> States:
+    numel, largest = sum(sizes), max(sizes)
     oversized = width * largest if largest > zero.reduce_bucket_size else 0
     # stage_1_and_2.py: the flat buffer is padded to 2 w elements
     part = 2 * math.ceil(numel / (2 * world_size))
     kept = 12 * part + 4 * min(part, averaged)
     whole = _parameters_in_a_part(sizes, part, world_size)
-    if offloads:  # always through the hooks of stage 2
+    accumulated = width * whole if accumulates else 0
+    if zero.offload_optimizer is not None:  # always through the hooks of stage 2
         # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
-        host = kept + (4 + width) * part + width * largest + (width * whole if accumulates else 0)
-        transient = bucket + 2 * oversized + 4 * largest + (width * numel if coalesces else 0)
-        return States(width * numel, 0, width * largest, 0, transient, 0, host, working(part), loading=4 * numel)
+        host = kept + (4 + width) * part + width * largest + accumulated
+        transient = bucket + 2 * oversized + 4 * largest
+        if coalesces:
+            transient += width * numel
+        return States(width * numel, 0, width * largest, 0, transient, 0, host, working * part, loading=4 * numel)
     # step(): averaged gradients, flat, then float32; then Adam
-    step = max(width * (whole + part) + (4 * part if width < 4 else 0), 4 * part + working(part))
+    step = max(width * (whole + part) + (4 * part if width < 4 else 0), 4 * part + working * part)
+    transient = bucket + oversized + accumulated
     if zero.stage == 1 or coalesces:  # grads_in_partition is filled while all gradients still exist
         transient = width * numel + bucket
-    else:
-        transient = bucket + oversized + (width * whole if accumulates else 0)
     return States(width * numel, kept, 0, width * whole, transient, step, loading=4 * numel)
 
 

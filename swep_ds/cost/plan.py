@@ -2,7 +2,7 @@
 
 Nothing is trained, and no weights are read: the model is built from its config on the meta device. Tokenizer and
 training data are read as in a run. All bytes are estimates: model states follow DeepSpeed's allocations
-(`planning.memory`), activations are counted in a forward without data (`planning.activations`). Without a tokenizer or
+(`cost.memory`), activations are counted in a forward without data (`cost.activations`). Without a tokenizer or
 data, which may be on another machine, the plan says what is not known, and continues.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 from rich.table import Table
@@ -21,12 +20,10 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError, printable
-from swep_ds.common.files import user_path
+from swep_ds.common.errors import InputError
 from swep_ds.cost.activations import Activations, Generation, count_activations
 from swep_ds.cost.memory import States, model_states
 from swep_ds.data.batches import Batch
-from swep_ds.data.readers import QUICKSTART
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import load_config
@@ -36,7 +33,6 @@ from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
-from swep_ds.training.average import last_k
 
 # the simplest first: partitioning costs communication, offload waits for the bus
 ORDER = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
@@ -49,7 +45,7 @@ Say = Callable[..., None]
 
 @dataclass(frozen=True)
 class Devices:
-    """`count` devices with `memory` bytes each, and `host` bytes of CPU memory beside them (None = not known)."""
+    """`count` devices with `memory` bytes each, and `host` bytes of CPU memory for all (None = not known)."""
 
     count: int
     memory: int
@@ -64,10 +60,9 @@ class Devices:
             ram = psutil.virtual_memory().total
             sizes = accelerator.total_memory()
             return Devices(len(sizes), min(sizes), True, ram) if sizes else Devices(1, ram, False, ram)
-        match = re.fullmatch(r"(\d{1,6})x(\d{1,6}(?:\.\d{1,6})?)", text, re.ASCII)
-        if not match or not int(match[1]) or float(match[2]) < 0.001:
-            value = printable(text[:100])
-            raise InputError(f"--plan {value}: write it as NUMBERxGIB, such as 8x80 for 8 GPUs of 80 GiB each")
+        match = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", text)
+        if not match or float(match[2]) == 0:
+            raise InputError(f"--plan {text}: write it as NUMBERxGIB, such as 8x80 for 8 GPUs of 80 GiB each")
         return Devices(int(match[1]), int(float(match[2]) * GIB), True, None)
 
     def host_bytes(self, states: States) -> int:
@@ -82,10 +77,6 @@ class Devices:
             return peak + host <= USABLE * self.memory
         return peak <= USABLE * self.memory and (self.host is None or host <= USABLE * self.host)
 
-    def __str__(self) -> str:
-        kind = "GPU(s)" if self.on_gpu else "CPU process(es)"
-        return f"{self.count} {kind} of {gib(self.memory)}"
-
 
 def gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
@@ -99,8 +90,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         command: the options of `swep-ds train` that name the recipe and change it.
 
     Raises:
-        InputError: the model does not exist, every ds_config contradicts the recipe, one offloads to disk, or the
-            updates are too few for `train.average_last`.
+        InputError: the model does not exist, every ds_config contradicts the recipe, or one offloads to disk.
     """
     # in bf16 DeepSpeed's ZeRO-0 steps one weight tensor after the other: `build_engine` advises against it
     order = (*ORDER[1:], ORDER[0]) if recipe.train.precision == "bf16" else ORDER
@@ -109,42 +99,42 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     fitting = configs  # both stages run under one command
     if recipe.pretrain:
         say("first stage (pretrain)")
-        fitting, _ = _plan_stage(recipe.first_stage(), devices, configs, say, "pretrain.train")
+        fitting = _plan_stage(recipe.first_stage(), devices, configs, say, "pretrain.train")
         say("\nsecond stage")
-    both, supported = _plan_stage(recipe, devices, configs, say)
+    both = _plan_stage(recipe, devices, configs, say)
     fitting = [name for name in fitting if name in both]
     if fitting:
         ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
         say(f"use {Path(fitting[0]).name}, the simplest that fits:")
         say(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
         return
-    # a method that runs the model inside its perturbation refuses activation checkpointing
-    can_checkpoint = supported and not (recipe.train.activation_checkpointing or recipe.method.uses_model)
+    size = "max_tokens" if recipe.train.max_tokens else "micro_batch_size"
     say(
-        f"none fits: lower train.{'max_tokens' if recipe.train.max_tokens else 'micro_batch_size'} and raise "
-        "train.gradient_accumulation_steps, "
-        f"{'set train.activation_checkpointing=true, ' * can_checkpoint}lower eval.batch_size where evaluation takes "
-        "the most, or use more or larger devices; zero3_offload_nvme keeps the weights on disk"
+        f"none fits: lower train.{size} and raise train.gradient_accumulation_steps, set "
+        "train.activation_checkpointing=true, lower eval.batch_size where evaluation takes the most, or use more or "
+        "larger devices; zero3_offload_nvme keeps the weights on disk"
     )
 
 
 def _plan_stage(
     recipe: Recipe, devices: Devices, configs: Sequence[str], say: Say, training_source: str = "data.train"
-) -> tuple[list[str], bool]:
-    """Prints what one training takes; returns the ds_configs that fit, and whether the model can checkpoint."""
+) -> list[str]:
+    """Prints what one training takes; returns the ds_configs that fit."""
     train = recipe.train
     load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
+    tokenizer, missing = None, ""
     try:
-        tokenizer, missing = prepare.run_tokenizer(recipe), ""
+        tokenizer = prepare.run_tokenizer(recipe)
     except InputError as error:
-        tokenizer, missing = None, str(error)
+        missing = str(error)
     objective = _objective(recipe, tokenizer)
-    model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     states, refused = _states(recipe, objective, configs, devices)
-    settings = f"{train.precision}, {train.optimizer}, {train.execution} execution"
-    settings += f", average {train.average}" if train.average != "none" else ""
-    say(f"{recipe.method.name} on {recipe.model.name}: {settings}")
-    say(f"devices: {devices}")
+    average = f", average {train.average}" if train.average != "none" else ""
+    say(
+        f"{recipe.method.name} on {recipe.model.name}: {train.precision}, {train.optimizer}, {train.execution}{average}"
+    )
+    say(f"devices: {devices.count} {'GPU(s)' if devices.on_gpu else 'CPU process(es)'} of {gib(devices.memory)}")
+    model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     say(f"parameters: {model:,} of the model, {method:,} of the method")
     size, steps = train.max_tokens or train.micro_batch_size, train.gradient_accumulation_steps
     unit, total = "positions" if train.max_tokens else "windows", size * steps * devices.count
@@ -152,24 +142,7 @@ def _plan_stage(
     length = _say_data(recipe, tokenizer, missing, devices.count, say, training_source)
     # with max_tokens the windows of the longest length are the widest: attention grows with its square
     width = math.ceil(train.max_tokens / length) if train.max_tokens else train.micro_batch_size
-    supported = objective.qa.model.supports_gradient_checkpointing
-    generation = None
-    if recipe.task == "generative" and (recipe.data.eval or recipe.data.holdout_fraction):
-        generation = Generation(recipe.data.max_length, recipe.eval.max_answer_tokens, recipe.eval.beams)
-    try:
-        counted = count_activations(
-            objective, _batch(recipe, width, length), train, on_gpu=devices.on_gpu, generation=generation
-        )
-    except RuntimeError as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        say(f"activations: not known, because the model cannot be run without data ({reason}); they come on top")
-        counted = Activations(0, 0)
-    else:
-        checkpointed = f"; {gib(counted.checkpointed)} with activation checkpointing" if supported else ""
-        windows = f"{width} x {length:,} tokens"
-        say(f"activations of the widest micro-batch, {windows} (estimate): {gib(counted.plain)}{checkpointed}")
-        if counted.casts:
-            say(f"autocast's copies of the weights, below ZeRO-3: {gib(counted.casts)}")
+    counted = _say_activations(recipe, objective, _batch(recipe, width, length), devices, say)
     answers = recipe.eval.batch_size * counted.answer
     if answers:
         windows = f"{recipe.eval.batch_size} windows x {recipe.eval.beams} beams"
@@ -177,7 +150,7 @@ def _plan_stage(
     for error in refused:
         say(f"left out: {error}")
     activations = counted.checkpointed if train.activation_checkpointing else counted.plain
-    return _say_table(states, activations, answers, counted.casts, devices, say), supported
+    return _say_table(states, activations, answers, counted.casts, devices, say)
 
 
 def _states(
@@ -219,14 +192,10 @@ def _states(
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:
     """On the meta device, without activation checkpointing, which `count_activations` counts by layer."""
     model, train = recipe.model, recipe.train.model_copy(update={"activation_checkpointing": False})
-    flash = model.attention == "flash_attention_2"
-    if flash:  # it may not be installed on this machine; it saves what SDPA's fused kernels save
+    if model.attention == "flash_attention_2":  # may not be installed here; it saves what SDPA's fused kernels save
         model = model.model_copy(update={"attention": "auto"})
     recipe = recipe.model_copy(update={"model": model, "train": train})
     qa = prepare.load_model(recipe, tokenizer, model.name, weights=False)
-    if flash and not qa.model._supports_flash_attn:
-        kind = qa.model.config.model_type
-        raise InputError(f"model.attention flash_attention_2: transformers has none for {kind}: set it to auto")
     if recipe.task == "generative":
         _untie(qa.model, model.name)
     with torch.device("meta"):
@@ -252,37 +221,27 @@ def _say_data(
     say: Say,
     training_source: str,
 ) -> int:
-    """Prints what is known of the data; returns the tokens of the longest window.
-
-    Raises InputError: data that is on this machine is malformed, or `train.average_last` of these updates is not two.
-    """
+    """Prints what is known of the data; returns the tokens of the longest window."""
     try:
         if tokenizer is None:
             raise InputError(missing)
-        # training data alone: the test sets may be missing
+        # training data only: the test sets may be missing
         data = recipe.data.model_copy(update={"eval": {}})
         training, _ = load_examples(recipe.model_copy(update={"data": data}), training_source)
         features = prepare.training_features(recipe, tokenizer, training)
     except InputError as error:
-        if tokenizer is not None and all(map(_is_here, filter(None, (recipe.data.train, recipe.data.augmented)))):
-            raise
         say(f"updates and tokens: not known, because {error}")
         return recipe.data.max_length
     batches = prepare.training_batches(recipe, tokenizer, features, 0, world_size)
-    if recipe.train.average == "last_k":
-        last_k(recipe.train, batches.updates)  # checks the number, as the run will
     # an epoch's updates are made of the same windows
     seen = [batches.lengths[batches.windows(u)] for u in range(min(batches.updates, batches.updates_per_epoch))]
-    tokens, positions = sum(int(n.sum()) for n in seen), sum(int(n.max()) * len(n) for n in seen)
+    tokens = sum(int(lengths.sum()) for lengths in seen)
+    positions = sum(int(lengths.max()) * len(lengths) for lengths in seen)
     say(
         f"data: {len(training):,} questions, {len(features.dataset):,} windows; {batches.updates:,} updates of "
         f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}"
     )
-    return int(np.max([lengths.max() for lengths in seen]))
-
-
-def _is_here(source: str) -> bool:
-    return source.startswith(QUICKSTART) or user_path(source, "data source").exists()
+    return max(int(lengths.max()) for lengths in seen)
 
 
 def _batch(recipe: Recipe, count: int, length: int) -> Batch:
@@ -294,6 +253,27 @@ def _batch(recipe: Recipe, count: int, length: int) -> Batch:
     if recipe.task == "generative":
         return batch._replace(target_ids=torch.ones(count, recipe.data.max_target_length, dtype=torch.int64))
     return batch._replace(start_position=row, end_position=row)
+
+
+def _say_activations(recipe: Recipe, objective: Objective, batch: Batch, devices: Devices, say: Say) -> Activations:
+    generation = None
+    if recipe.task == "generative" and (recipe.data.eval or recipe.data.holdout_fraction):
+        generation = Generation(recipe.data.max_length, recipe.eval.max_answer_tokens, recipe.eval.beams)
+    can_checkpoint = objective.qa.model.supports_gradient_checkpointing
+    try:
+        counted = count_activations(objective, batch, recipe.train, on_gpu=devices.on_gpu, generation=generation)
+    except RuntimeError as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        say(f"activations: not known, because the model cannot be run without data ({reason}); they come on top")
+        return Activations(0, 0)
+    count, length = batch.input_ids.shape
+    sizes = gib(counted.plain)
+    if can_checkpoint:
+        sizes += f"; {gib(counted.checkpointed)} with activation checkpointing"
+    say(f"activations of the widest micro-batch, {count} x {length:,} tokens (estimate): {sizes}")
+    if counted.casts:
+        say(f"autocast's copies of the weights, below ZeRO-3: {gib(counted.casts)}")
+    return counted
 
 
 def _say_table(

@@ -12,8 +12,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -30,21 +28,18 @@ from swep_ds.common.files import PACKAGE, ds_config_path, shipped, user_path
 from swep_ds.data.reader_registry import find_reader
 from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART
 from swep_ds.evaluation.results import versions
-from swep_ds.models.folders import weight_files
 from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import check_ds_config, check_model
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
-from swep_ds.ranks.heartbeat import ranks_of
 from swep_ds.ranks.writing import find_fault
 
 Report = dict[str, str]  # subject -> what a rank sees
-FAULTS = ("missing", "unreadable", "not writable", "not shared")  # values that begin so are wrong on any rank
+FAULTS = ("missing", "not writable", "not shared")  # values that begin so are wrong on any rank
 ENDS = 2**16  # bytes at a file's head and tail that are compared
 SHOWN = 4  # hosts, or values of one subject
-MAX_LIST_CHARACTERS = 60  # characters of a list of ranks
-LATENCY_REPEATS, BANDWIDTH_REPEATS = 20, 5
+REPEATS = 10  # of a collective that is timed
 
 
 def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
@@ -71,7 +66,8 @@ def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     RunFolder(output_dir).check_owner(recipe)
     on_cpu = ranks.device().type == "cpu"
     stages = check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
-    if source := _model_folder(recipe.model.name):
+    source = resolve_model(recipe.model.name)
+    if Path(source).is_dir():
         for stage in stages:
             check_model(stage, ds_config, source)
 
@@ -80,40 +76,25 @@ def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
 
 
 def observe(recipe: Recipe, ds_config: str) -> Report:
-    """This rank's devices, versions, code, recipe, ds_config, model and data."""
-    report = {"device": _device(), **versions()}
-    with suppress(PackageNotFoundError):  # Triton does not exist for every system
-        report["triton"] = version("triton")
+    """This rank's devices, versions, code, recipe, ds_config, model and data. Nodes may differ in the number of cores
+    or devices."""
+    report = {"device": f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB", **versions()}
+    if accelerator.on_gpu():
+        report["device"] = f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"
     if get_accelerator().device_name() == "cuda":
         report["CUDA, NCCL"] = f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
-        # NVIDIA's driver; a container may hide the file
-        file = Path("/proc/driver/nvidia/version")
-        number = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text(encoding="utf-8")) if file.is_file() else None
-        report["driver"] = number[1] if number else "not known"
-    code = {*PACKAGE.rglob("*.py"), *shipped("kernels").rglob("*.py")}
-    report["code of this package"] = fingerprint(code, PACKAGE.parent)
+    report["code of this package"] = fingerprint([*PACKAGE.rglob("*.py"), *shipped("kernels").rglob("*.py")], PACKAGE)
     report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]
-    report[f"ds_config {ds_config}"] = _ds_config(ds_config)
+    try:
+        report[f"ds_config {ds_config}"] = _local(ds_config_path(ds_config)) or "missing"
+    except InputError:  # other ranks may have it, and all faults are listed together
+        report[f"ds_config {ds_config}"] = "missing"
     data, model = recipe.data, recipe.model.name
     report[f"model.name {model}"] = _local(user_path(resolve_model(model), "model.name")) or _cached(model, "model")
     sources = {"data.train": data.train, "data.augmented": data.augmented}
     sources |= {"pretrain.train": recipe.pretrain and recipe.pretrain.train}
     sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
     return report | {f"{field} {source}": _data(source) for field, source in sources.items() if source}
-
-
-def _device() -> str:
-    """Kind and memory. Nodes may differ in the number of cores or devices."""
-    if not accelerator.on_gpu():
-        return f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB"
-    return f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"
-
-
-def _ds_config(source: str) -> str:
-    try:
-        return _local(ds_config_path(source)) or "missing"
-    except InputError:  # other ranks may have it, and all faults are listed together
-        return "missing"
 
 
 def _data(source: str) -> str:
@@ -123,16 +104,15 @@ def _data(source: str) -> str:
         return "read by a registered reader"
     if files := _local(user_path(source, "data")):
         return files
-    return "missing" if DATA_SUFFIXES & set(Path(source).suffixes) else _cached(re.split("[:@]", source)[0], "dataset")
+    if DATA_SUFFIXES & set(Path(source).suffixes):
+        return "missing"
+    return _cached(re.split("[:@]", source)[0], "dataset")
 
 
 def _local(path: Path) -> str | None:
-    try:
-        if path.is_dir():
-            return fingerprint(path.rglob("*"), path)
-        return fingerprint([path], path.parent) if path.exists() else None
-    except OSError as error:  # a folder above it cannot be searched
-        return f"unreadable ({error.filename}: {error.strerror})"
+    if path.is_dir():
+        return fingerprint(path.rglob("*"), path)
+    return fingerprint([path], path.parent) if path.exists() else None
 
 
 def _cached(hub_id: str, kind: str) -> str:
@@ -147,35 +127,18 @@ def _cached(hub_id: str, kind: str) -> str:
     return f"cached, {fingerprint(folder.rglob('*'), folder)}"
 
 
-def _model_folder(name: str) -> str | None:
-    """The folder of a model, in the hub's cache if its name is a hub id; None if a start would still fetch files."""
-    folder = resolve_model(name)
-    if Path(folder).is_dir():
-        return folder
-    try:
-        folder = snapshot_download(name, local_files_only=True)
-    except (HFValidationError, LocalEntryNotFoundError):
-        return None
-    files = {file.name for file in Path(folder).iterdir()}
-    whole = {"config.json", "tokenizer_config.json"} <= files and weight_files(folder, f"model.name {name}")
-    return folder if whole else None
-
-
 def fingerprint(files: Iterable[Path], root: Path) -> str:
-    """Number, size and checksum of files, or why one cannot be read."""
-    digest, count, total = hashlib.sha256(), 0, 0
-    try:
-        for file in sorted(file for file in files if file.is_file()):
-            size = file.stat().st_size
-            digest.update(f"{file.relative_to(root)} {size} ".encode())
-            with file.open("rb") as opened:
-                digest.update(opened.read(ENDS))
-                opened.seek(max(0, size - ENDS))
-                digest.update(opened.read(ENDS))
-            count, total = count + 1, total + size
-    except OSError as error:
-        return f"unreadable ({error.filename}: {error.strerror})"
-    return f"{count} file(s), {total:,} bytes, {digest.hexdigest()[:8]}" if count else "missing (an empty folder)"
+    """Number, size and checksum of files. The paths below `root` count, not where it is."""
+    digest, sizes = hashlib.sha256(), []
+    for file in sorted(file for file in files if file.is_file()):
+        sizes.append(file.stat().st_size)
+        name = file.relative_to(root) if file.is_relative_to(root) else file.name
+        digest.update(f"{name} {sizes[-1]} ".encode())
+        with file.open("rb") as opened:
+            digest.update(opened.read(ENDS))
+            opened.seek(max(0, sizes[-1] - ENDS))
+            digest.update(opened.read(ENDS))
+    return f"{len(sizes)} file(s), {sum(sizes):,} bytes, {digest.hexdigest()[:8]}" if sizes else "missing"
 
 
 # What a collective costs
@@ -189,19 +152,17 @@ def time_collectives() -> str:
     device = ranks.device()
     size = 2**24 if device.type == "cpu" else 2**28
     small, large = torch.zeros(1, device=device), torch.zeros(size // 4, device=device)
-    latency = _median(lambda: dist.all_reduce(small), LATENCY_REPEATS)
-    seconds = _median(lambda: dist.all_reduce(large), BANDWIDTH_REPEATS)
-    barrier = _median(dist.barrier, LATENCY_REPEATS)
+    latency, seconds = _median(lambda: dist.all_reduce(small)), _median(lambda: dist.all_reduce(large))
     bus = 2 * (world - 1) / world * size / seconds / 1e9  # as nccl-tests counts it: comparable at any world size
     return (
         f"all-reduce over {world} ranks, {dist.get_backend()}: {latency * 1e6:,.0f} us of 4 bytes, "
-        f"{seconds * 1e3:,.2f} ms of {size >> 20} MiB ({bus:.2f} GB/s on the bus); barrier {barrier * 1e6:,.0f} us"
+        f"{seconds * 1e3:,.2f} ms of {size >> 20} MiB ({bus:.2f} GB/s on the bus)"
     )
 
 
-def _median(collective: Callable[[], object], repeats: int) -> float:
+def _median(collective: Callable[[], object]) -> float:
     seconds = []
-    for _ in range(repeats + 2):
+    for _ in range(REPEATS + 2):
         ranks.synchronize()
         began = time.perf_counter()
         collective()
@@ -218,7 +179,8 @@ def summary(hosts: Sequence[str], reports: Sequence[Report]) -> str:
     common, _ = Counter(tuple(report.items()) for report in reports).most_common(1)[0]
     group = [rank for rank, report in enumerate(reports) if tuple(report.items()) == common]
     width = max(len(subject) for subject, _ in common)
-    return "\n".join([f"{_ranks(group, hosts)}:", *(f"  {subject:{width}}  {value}" for subject, value in common)])
+    lines = [f"  {subject:{width}}  {value}" for subject, value in common]
+    return "\n".join([f"{_ranks(group, hosts)}:", *lines])
 
 
 def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
@@ -229,16 +191,16 @@ def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
         for rank, report in enumerate(reports):
             values.setdefault(report.get(subject, "missing"), []).append(rank)
         if len(values) > 1 or next(iter(values)).startswith(FAULTS):
-            shown = sorted(values.items(), key=lambda item: -len(item[1]))[:SHOWN]
+            most_first = sorted(values.items(), key=lambda item: -len(item[1]))
+            shown = [f"{value} on {_ranks(group, hosts)}" for value, group in most_first[:SHOWN]]
             more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
-            faults.append(f"{subject}: {', '.join(f'{v} on {_ranks(group, hosts)}' for v, group in shown)}{more}")
+            faults.append(f"{subject}: {', '.join(shown)}{more}")
     return faults
 
 
 def _ranks(group: Sequence[int], hosts: Sequence[str]) -> str:
     names = list(dict.fromkeys(hosts[rank] for rank in group))
-    shown = ", ".join(names[:SHOWN]) + (f", ... {len(names)} hosts" if len(names) > SHOWN else "")
-    numbers = ranks_of(group)
-    if len(numbers) > MAX_LIST_CHARACTERS:
-        numbers = f"{numbers[:MAX_LIST_CHARACTERS].rpartition(',')[0]}, ... {len(group)} in all"
-    return f"{numbers} ({shown})"
+    shown = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        shown += f", ... {len(names)} hosts"
+    return f"rank {group[0]} ({shown})" if len(group) == 1 else f"{len(group)} ranks ({shown})"

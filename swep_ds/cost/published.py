@@ -41,9 +41,7 @@ class Published(nn.Module):
 
 
 class PlainTraining:
-    """Whole updates with PyTorch alone."""
-
-    engine = None
+    """Whole updates in plain PyTorch."""
 
     def __init__(self, objective: nn.Module, train: TrainSection):
         self.objective = objective.train()

@@ -1,26 +1,22 @@
-"""The training benchmark: a recipe's methods side by side, their training loops, profiles, and how they scale."""
+"""The training benchmark: a recipe's methods side by side, their profiles, and their operations at each ZeRO stage."""
 
 import gc
-import itertools
 import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 import torch
 from deepspeed.accelerator import get_accelerator
-from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import profile
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
-from swep_ds.cost import breakdown, launches, profile, scaling
+from swep_ds.cost import launches
 from swep_ds.cost.candidates import (
     EngineTraining,
     build_candidate,
@@ -31,7 +27,6 @@ from swep_ds.cost.candidates import (
     sample,
     table,
 )
-from swep_ds.cost.flops import count
 from swep_ds.cost.published import PlainTraining, Published
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.evaluation.results import versions
@@ -42,108 +37,113 @@ from swep_ds.training.ds_config import OFFLOADS, read_ds_config, zero_stage
 from swep_ds.training.engine import build_engine
 
 WIDTH = 170  # characters of the printed tables
+SHOWN = 15  # rows of a profile's table
 RANDOM = ":random"  # suffix of the published procedure's name where it runs on its own random batches
 Figures = dict[str, Any]
 
 
-def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, updates: int, warmup: int) -> Figures:
-    """Compares updates in turns and peak memory, then each engine's training loop, on half of the updates.
+def side_by_side(
+    recipes: dict[str, Recipe], ds_config: str, plain: str, *, updates: int, warmup: int
+) -> Figures | None:
+    """Compares updates in turns, and peak memory; returns None except on rank 0.
 
     Args:
         recipes: by candidate name.
         plain: the name of the published procedure; `recipes` may contain it.
 
     Raises:
-        InputError: there are several ranks, or an epoch has fewer updates.
+        InputError: an epoch has fewer updates, or several ranks are to run the published procedure, which has one.
     """
     with ranks.process_group():
-        if ranks.world_size() > 1:
-            raise InputError("updates and their memory are compared on one rank: add --loop, or start one process")
+        if ranks.world_size() > 1 and plain in recipes:
+            raise InputError(f"{plain}: runs on one rank: name other --methods, or start one process")
         first = next(iter(recipes.values()))
         job = prepare(first, ds_config)
         _check(job, updates)
         largest = largest_batch(job.batches).to(ranks.device())
-        batches = sample(job.batches, warmup, updates)
-        common = _load(batches)
+        common = _load(sample(job.batches, warmup, updates))
         candidates = []
         for name, recipe in recipes.items():
-            make = _published if name == plain else _under_engine
-            candidates.append(build_candidate(name, partial(make, recipe, ds_config), largest))
+
+            def make(recipe: Recipe = recipe, published: bool = name == plain) -> EngineTraining | PlainTraining:
+                ready = prepare(recipe, ds_config)
+                if published:
+                    return PlainTraining(Published(ready.objective.qa).to(ranks.device()), recipe.train)
+                return EngineTraining(_engine(recipe, ready), recipe.train.execution)
+
+            candidates.append(build_candidate(name, make, largest))
+            candidates[-1].batches = common
             if name == plain:
                 random = _load(sample(_random_batches(first, job), warmup, updates))
                 candidates.append(replace(candidates[-1], name=name + RANDOM, batches=random, seconds=[]))
-        for candidate in candidates:
-            candidate.batches = candidate.batches or common
         measure(candidates, warmup)
         rows = figures(candidates, warmup, first.train.precision)
-        say = Console(width=WIDTH).print
-        say(table(rows, updates, largest.input_ids.shape))
+        say = Console(width=WIDTH, quiet=not ranks.is_main()).print
+        windows, tokens = largest.input_ids.shape
+        say(f"{updates} updates each, in turns; medians; peak memory on {windows} windows of {tokens} tokens")
+        say(table(rows))
         speeds = {row["name"]: row["samples_per_second"] for row in rows}
-        published = speeds.pop(plain + RANDOM, None)
-        ratios = {name: speed / published for name, speed in speeds.items()} if published else {}
+        ratios = {}
+        if published := speeds.pop(plain + RANDOM, None):
+            ratios = {name: speed / published for name, speed in speeds.items()}
         for name, ratio in ratios.items():
             say(f"{name}: {ratio:.2f} times the published procedure's samples per second, each on batches of its own")
-        loops = {}
-        for candidate in candidates:
-            if engine := candidate.training.engine:
-                recipe = recipes[candidate.name]
-                loops[candidate.name] = breakdown.break_down(engine, batches, recipe, max(1, updates // 2))
-        if loops:
-            say(breakdown.table(loops))
-        return {
-            **_about(first, job),
-            "peak_memory_on": list(largest.input_ids.shape),
+        compared = {
+            "ranks": ranks.world_size(),
+            "peak_memory_on": [windows, tokens],
             "rows": rows,
             "samples_per_second_to_published": ratios,
-            "loop": loops,
         }
-
-
-def loops(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures | None:
-    """Takes each training loop apart, one after the other, on all ranks; returns None except on rank 0.
-    Raises InputError: an epoch has fewer updates."""
-
-    def work(engine, job: Prepared, recipe: Recipe) -> tuple[Figures, float, Figures]:
-        batches = sample(job.batches, 1, updates)
-        flops = _warm_up(engine, recipe, _load(batches), warmup)
-        return breakdown.break_down(engine, batches, recipe, updates), flops, _sizes(engine.module, job)
-
-    with ranks.process_group():
-        about, results = _one_by_one(recipes, ds_config, updates, work)
-        if not ranks.is_main():
-            return None
-        rows, flops, sizes = ({name: result[k] for name, result in results.items()} for k in range(3))
-        Console(width=WIDTH).print(breakdown.table(rows))
-        largest = max(sizes.values(), key=lambda size: size["parameters"])
-        return {**about, **largest, "flops": flops, "loop": rows}
+        return _about(first, job) | compared if ranks.is_main() else None
 
 
 def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures | None:
     """Profiles each one's updates, one after the other; returns None except on rank 0.
-    Raises InputError: an epoch has fewer updates."""
 
-    def work(engine, job: Prepared, recipe: Recipe) -> list[Figures]:
-        batches = _load(sample(job.batches, 0, updates))
-        _warm_up(engine, recipe, batches, warmup)
-        update, numbered = engine_update(engine, recipe.train.execution), itertools.cycle(enumerate(batches))
+    The tables are PyTorch's, of all updates. The figures list, the slowest first, an update's kernels on a GPU and its
+    operations elsewhere, by name: `seconds` without what they call, and `calls`.
 
-        def next_update() -> None:
-            number, batch = next(numbered)
-            update(batch, number)
-
-        return profile.profile_updates(next_update, updates)
-
+    Raises:
+        InputError: an epoch has fewer updates, or the profiler may not read the GPU's counters.
+    """
+    on_gpu = accelerator.on_gpu()
+    clock, kind = ("self_device_time_total", DeviceType.CUDA) if on_gpu else ("self_cpu_time_total", DeviceType.CPU)
+    profiled = {}
     with ranks.process_group():
-        about, results = _one_by_one(recipes, ds_config, updates, work)
-        if not ranks.is_main():
-            return None
-        for name, rows in results.items():
-            Console(width=WIDTH).print(profile.table(name, rows))
-        return {**about, "updates": updates, "profile": results}
+        for name, recipe in recipes.items():
+            job = prepare(recipe, ds_config)
+            _check(job, updates)
+            engine = _engine(recipe, job)
+            engine.train()
+            update, batches = engine_update(engine, recipe.train.execution), _load(sample(job.batches, 0, updates))
+            for number in range(max(2, warmup)):  # at ZeRO-3 the first two record the order of the modules
+                update(batches[number % updates], number)
+            ranks.synchronize()
+            with profile() as recorded:
+                for number, batch in enumerate(batches):
+                    update(batch, number)
+                ranks.synchronize()
+            events = recorded.key_averages()
+            if ranks.is_main():
+                print(f"{name}\n{events.table(sort_by=clock, row_limit=SHOWN, max_name_column_width=WIDTH // 2)}")
+            rows = [
+                {"name": event.key, "seconds": getattr(event, clock) / 1e6 / updates, "calls": event.count / updates}
+                for event in events
+                if event.device_type == kind and not event.is_user_annotation
+            ]
+            if not rows:
+                raise InputError("the profiler recorded nothing: allow it to read this GPU's performance counters")
+            profiled[name] = sorted(rows, key=lambda row: -row["seconds"])
+            engine.destroy()
+            del engine, update  # one engine at a time is in memory
+            gc.collect()
+            get_accelerator().empty_cache()
+        about = _about(recipe, job) | {"updates": updates, "profile": profiled}
+        return about if ranks.is_main() else None
 
 
 def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
-    """Counts the operations of an update of each, at every ZeRO stage and in a loop of PyTorch's alone.
+    """Counts the operations of an update of each, at every ZeRO stage and in a loop of plain PyTorch.
 
     Args:
         ds_config: its other settings hold at every stage; offload is left out.
@@ -155,7 +155,7 @@ def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
     with ranks.process_group(), tempfile.TemporaryDirectory() as folder:
         if ranks.world_size() > 1:
             raise InputError("--operations counts on one rank: start one process")
-        for stage in (launches.PLAIN, *scaling.STAGES):  # ZeRO-3 last: it replaces PyTorch's linear for good
+        for stage in (launches.PLAIN, 0, 1, 2, 3):  # ZeRO-3 last: it replaces PyTorch's linear for good
             file = _at_stage(ds_config, 0 if stage == launches.PLAIN else stage, Path(folder))
             for name, recipe in recipes.items():
                 job = prepare(recipe, file)
@@ -163,14 +163,15 @@ def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
                 if stage == launches.PLAIN:
                     counts = launches.count_plain_launches(job.objective.to(ranks.device()), batch, recipe.train)
                 else:
-                    engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
+                    engine = _engine(recipe, job)
                     counts = launches.count_launches(engine, batch, recipe.train.execution)
                     engine.destroy()
                 rows.append({"name": name, "stage": stage, **counts})
         rows.sort(key=lambda row: [*recipes].index(row["name"]))
-        Console(width=WIDTH).print(launches.table(rows, recipe.train.precision))
-        about = {name: value for name, value in _about(recipe, job).items() if name != "zero_stage"}
-        return {**about, "operations": rows}
+        Console(width=WIDTH).print(pandas.DataFrame(rows).to_string(index=False))
+        about = _about(recipe, job)
+        del about["zero_stage"]
+        return about | {"operations": rows}
 
 
 def _at_stage(ds_config: str, stage: int, folder: Path) -> str:
@@ -182,83 +183,8 @@ def _at_stage(ds_config: str, stage: int, folder: Path) -> str:
     return str(file)
 
 
-def _one_by_one(
-    recipes: dict[str, Recipe], ds_config: str, updates: int, work: Callable
-) -> tuple[Figures, dict[str, Any]]:
-    """What was measured on, and what `work` returns for each engine; one engine at a time is in memory."""
-    results = {}
-    for name, recipe in recipes.items():
-        engine, job = _engine(recipe, ds_config)
-        _check(job, updates)
-        results[name] = work(engine, job, recipe)
-        about = {**_about(recipe, job), "ranks": ranks.world_size()}
-        engine.destroy()
-        del engine, job
-        gc.collect()  # the engine's reference cycles hold the device's memory
-        get_accelerator().empty_cache()
-    return about, results
-
-
-def _warm_up(engine, recipe: Recipe, batches: list[Batch], updates: int) -> float:
-    """At least two updates (at ZeRO-3 they record the order of the modules); returns a rank's FLOPs of a mean one."""
-    engine.train()
-    update = engine_update(engine, recipe.train.execution)
-    for number in range(max(2, updates)):
-        update(batches[number % len(batches)], number)
-    flops = count(engine.module, engine.module.qa, update, batches[0])
-    lengths = [batch.attention_mask.sum(1).tolist() for batch in batches]
-    return sum(map(flops.of, lengths)) / len(batches)
-
-
-def rank_by_rank(command: list[str], counting: list[str]) -> Figures:
-    """Runs `command` on 1 and 2 ranks; then models more ranks, with the operations that `counting` counts on one.
-
-    Both are scripts with arguments, and write to the --json file that they are given. On a machine with GPUs there are
-    at most as many ranks as GPUs; a CPU rank computes with one thread.
-    """
-    worlds = [world for world in (1, 2) if not accelerator.on_gpu() or accelerator.device_count() >= world]
-    measured = [_launch(command, world) for world in worlds]
-    rows = _launch(counting, 1)["operations"]
-    operations = [[row["stage"], row["name"], row["all"]] for row in rows if row["stage"] != launches.PLAIN]
-    say = Console(width=WIDTH).print
-    if len(measured) == 2:
-        alone, paired = (run["loop"] for run in measured)
-        for name, row in paired.items():
-            ratio = row["samples_per_second"] / alone[name]["samples_per_second"]
-            say(f"{name}: {ratio:.2f} times the samples per second of 1 rank on 2")
-    job = measured[0] | {"operations": operations}
-    rows = scaling.predict(job)
-    for shown in scaling.tables(job, rows):
-        say(shown)
-    about = {"operations": operations, "assumptions": asdict(scaling.cluster(job))}
-    return {"measured": measured, **about, "model": rows}
-
-
-def _launch(command: list[str], world: int) -> Figures:
-    """What a script with its arguments writes to --json on so many ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figures.json"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(world)]
-        launcher += ["--master_port", str(ranks.free_port())]
-        ended = subprocess.run(
-            [*launcher, *command, "--json", str(file)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
-        )
-        if ended.returncode:
-            raise SystemExit(f"error: the benchmark on {world} rank(s) failed: see above")
-        return json.loads(file.read_text(encoding="utf-8"))
-
-
-def _published(recipe: Recipe, ds_config: str) -> PlainTraining:
-    return PlainTraining(Published(prepare(recipe, ds_config).objective.qa).to(ranks.device()), recipe.train)
-
-
-def _under_engine(recipe: Recipe, ds_config: str) -> EngineTraining:
-    return EngineTraining(_engine(recipe, ds_config)[0], recipe.train.execution)
-
-
-def _engine(recipe: Recipe, ds_config: str) -> tuple[Any, Prepared]:
-    job = prepare(recipe, ds_config)
-    return build_engine(job.objective, job.config, recipe.train, job.batches.updates), job
+def _engine(recipe: Recipe, job: Prepared) -> Any:
+    return build_engine(job.objective, job.config, recipe.train, job.batches.updates)
 
 
 def _check(job: Prepared, updates: int) -> None:
@@ -287,14 +213,4 @@ def _about(recipe: Recipe, job: Prepared) -> Figures:
         "micro_batch_size": recipe.train.micro_batch_size,
         "precision": recipe.train.precision,
         "zero_stage": zero_stage(job.config),
-    }
-
-
-def _sizes(module: nn.Module, job: Prepared) -> Figures:
-    """What `scaling.predict` needs to know of a model."""
-    return {
-        "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters()),
-        "modules": sum(1 for m in module.modules() if any(True for _ in m.parameters(recurse=False))),
-        "width": 2 if job.config["bf16"]["enabled"] or job.config["fp16"]["enabled"] else 4,
-        "reduce_bucket": int(job.config["zero_optimization"].get("reduce_bucket_size", 5e8)),
     }

@@ -19,18 +19,11 @@ SIZES = ("_bucket_size", "_param_persistence_threshold", ".nvme_path")
 
 def conditions(folder: Path) -> dict[str, Any]:
     """What a run's ds_config decides for all runs of a table, flat.
-
-    Raises:
-        InputError: the run's `ds_config.json` is missing or is not JSON.
-    """
-    file = folder / DS_CONFIG
+    Raises InputError: the run's `ds_config.json` is missing or is not JSON."""
     try:
-        config = read_json(file)
-        if not isinstance(config, dict):
-            raise InputError(f"{file}: is not a JSON object")
+        return _decided(read_json(folder / DS_CONFIG))
     except InputError as error:
         raise InputError(f"{error}: delete the run's folder and run it again") from None
-    return _decided(config)
 
 
 def _decided(config: dict[str, Any]) -> dict[str, Any]:
@@ -100,20 +93,19 @@ def check_inputs(cells: Sequence[Cell]) -> None:
     sums: dict[tuple[Path, ...], str] = {}
     changed: dict[str, list[str]] = {}  # what changed -> the runs
     for cell in cells:
-        before = (cell.results() or {}).get("inputs")
-        if not wanted or not isinstance(before, dict):  # of an earlier version
-            continue
+        before = (cell.results() or {}).get("inputs", {})
         for name, files in input_files(cell.recipe).items():
             if name in before and files in wanted:
-                sums[files] = sums.get(files) or content_checksum(files)
+                if files not in sums:
+                    sums[files] = content_checksum(files)
                 if sums[files] != before[name]:
                     path = files[0] if len(files) == 1 else files[0].parent
                     changed.setdefault(f"{name} {path}", []).append(cell.name)
     if changed:
         what, names = next(iter(changed.items()))
         raise InputError(
-            f"{what}: has changed since {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)} "
-            "read it: restore it, name another --output_dir, or delete the folders of those runs"
+            f"{what}: has changed since {len(names)} run(s), such as {names[0]}, read it: restore it, name another "
+            "--output_dir, or delete the folders of those runs"
         )
 
 

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.2
 LAST_LINES = 5  # lines of a failed run's log that are shown
 
 
-class Job:
+class RunningCell:
     """A started cell: a process group whose output is appended to the cell's log."""
 
     def __init__(self, cell: Cell, command: Sequence[str], environment: dict[str, str]):
@@ -64,8 +64,54 @@ class Job:
 
     def _write(self, line: str) -> None:
         with suppress(OSError):  # a full disk ends no queue
-            # the output before it may end in the middle of a line
-            self.log.write(f"\n{line}\n".encode(errors="backslashreplace"))
+            self.log.write(f"\n{line}\n".encode())  # the output before it may end in the middle of a line
+
+
+class Queue:
+    """The cells that wait, run and have failed. `refused` is the first that ended, if it had bad input."""
+
+    def __init__(self, cells: Sequence[Cell], command: Sequence[str], environments: list[dict[str, str]], ranks):
+        self.command, self.free, self.ranks = command, environments, ranks
+        self.waiting = deque(cell for cell in cells if cell.results() is None)
+        self.running: list[RunningCell] = []
+        self.failed: list[Cell] = []
+        self.refused: Cell | None = None
+        self.ended = 0
+        self.console = Console()
+
+    def start(self) -> None:
+        """Starts the next cells, as many as there are free devices for."""
+        while self.waiting and self.free and not self.refused:
+            cell = self.waiting.popleft()
+            if cell.results() is not None:  # by another queue, since `waiting` was made
+                continue
+            if cell.still_running() and slurm_restarts() == 0:  # else the run waits for its dead node's lock
+                self.console.print(f"{cell.name}: skipped, {cell.fault()}")
+                continue
+            command = [*launcher(self.ranks), *self.command, *cell.options()]
+            self.running.append(RunningCell(cell, command, self.free.pop()))
+            self.console.print(f"{cell.name}: started, its log is {cell.log}")
+
+    def collect(self) -> None:
+        """Reports the runs that have ended."""
+        for run in [run for run in self.running if run.process.poll() is not None]:
+            self.running.remove(run)
+            self.free.append(run.environment)
+            code, cell = run.close(), run.cell
+            self.ended += 1
+            if cell.results() is not None:
+                seconds = round(time.monotonic() - run.began)
+                after = f", exit code {code} after its results" if code else ""
+                self.console.print(f"{cell.name}: done in {timedelta(seconds=seconds)}{after}")
+            elif cell.still_running():  # by another process, which took the lock after `still_running` above
+                self.console.print(f"{cell.name}: skipped, {cell.fault()}")
+            else:
+                self.failed.append(cell)
+                outcome = "stopped" if code == EXIT_STOPPED else "FAILED"
+                self.console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
+                self.console.print("\n".join([f"the end of {cell.log}:", *last_attempt(cell.folder)[-LAST_LINES:]]))
+                if code == EXIT_BAD_INPUT and self.ended == 1:
+                    self.refused = cell
 
 
 def run_queue(
@@ -79,7 +125,7 @@ def run_queue(
         cells: their folders are in one that exists (`describe`).
         jobs: how many cells run at a time.
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
-        sharing: at most so many cells share a device.
+        sharing: how many cells may share a device.
 
     Returns:
         (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell that an
@@ -89,70 +135,40 @@ def run_queue(
         InputError: there are fewer devices than processes; or the first run that ended did so for bad input, and others
             wait. Those that had started run to their end.
     """
-    console = Console()
-    free = environments(jobs, ranks, sharing)
-    waiting = deque(cell for cell in cells if cell.results() is None)
-    running: list[Job] = []
-    failed: list[Cell] = []
-    ended = 0
-    refused: Cell | None = None
-    bar = Progress(console, "runs", len(cells), len(cells) - len(waiting), line_seconds=math.inf)
+    queue = Queue(cells, command, environments(jobs, ranks, sharing), ranks)
+    bar = Progress(queue.console, "runs", len(cells), len(cells) - len(queue.waiting), line_seconds=math.inf)
     with _requests() as requests, bar as progress:
         try:
-            while (running or (waiting and not refused)) and not requests:
-                while waiting and free and not refused:
-                    cell = waiting.popleft()
-                    if cell.results() is not None:  # by another queue, since `waiting` was made
-                        continue
-                    if cell.still_running() and slurm_restarts() == 0:  # else the run waits for its dead node's lock
-                        console.print(f"{cell.name}: skipped, {cell.fault()}")
-                        continue
-                    words = [*launcher(ranks), *command, *cell.options()]
-                    try:
-                        running.append(Job(cell, words, free[-1]))
-                    except OSError as error:
-                        failed.append(cell)
-                        console.print(f"{cell.name}: FAILED, it cannot be started ({error})", style="bold red")
-                        continue
-                    free.pop()
-                    console.print(f"{cell.name}: started, its log is {cell.log}")
-                for job in [job for job in running if job.process.poll() is not None]:
-                    running.remove(job)
-                    free.append(job.environment)
-                    code, cell = job.close(), job.cell
-                    ended += 1
-                    if cell.results() is not None:
-                        seconds = round(time.monotonic() - job.began)
-                        after = f", exit code {code} after its results" if code else ""
-                        console.print(f"{cell.name}: done in {timedelta(seconds=seconds)}{after}")
-                    elif cell.still_running():  # by another process, which took the lock after `still_running` above
-                        console.print(f"{cell.name}: skipped, {cell.fault()}")
-                    else:
-                        failed.append(cell)
-                        _report_failure(console, cell, code)
-                        if code == EXIT_BAD_INPUT and ended == 1:
-                            refused = cell
-                names = ", ".join(job.cell.name for job in running)
-                progress.update(len(cells) - len(waiting) - len(running), names)
+            while (queue.running or (queue.waiting and not queue.refused)) and not requests:
+                queue.start()
+                queue.collect()
+                names = ", ".join(run.cell.name for run in queue.running)
+                progress.update(len(cells) - len(queue.waiting) - len(queue.running), names)
                 time.sleep(POLL_SECONDS)
-            if refused and waiting and not requests:
+            if queue.refused and queue.waiting and not requests:
                 raise InputError(
-                    f"{refused.name}: bad input, as the {len(waiting)} runs that wait may have: correct it, and start "
-                    "the sweep again"
+                    f"{queue.refused.name}: bad input, as the {len(queue.waiting)} runs that wait may have: correct "
+                    "it, and start the sweep again"
                 )
-            return failed, bool(requests)
+            return queue.failed, bool(requests)
         finally:
-            _end(running, requests)
+            _end(queue.running, requests)
 
 
 @contextmanager
 def _requests() -> Iterator[list[float]]:
     """The times at which signals asked the queue to stop; inside the block, `SIGNALS` do nothing else."""
     times: list[float] = []
+
+    def note(*_) -> None:
+        now = time.monotonic()
+        if not times or now - times[-1] > REPEAT_SECONDS:  # a terminal that closes sends several signals at once
+            times.append(now)
+
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, lambda *_: _note(times, time.monotonic()))
+            signal.signal(number, note)
     try:
         yield times
     finally:
@@ -160,23 +176,12 @@ def _requests() -> Iterator[list[float]]:
             signal.signal(number, handler)
 
 
-def _note(times: list[float], now: float) -> None:
-    if not times or now - times[-1] > REPEAT_SECONDS:  # a terminal that closes sends several signals at once
-        times.append(now)
-
-
-def _report_failure(console: Console, cell: Cell, code: int) -> None:
-    outcome = "stopped" if code == EXIT_STOPPED else "FAILED"
-    console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
-    console.print("\n".join([f"the end of {cell.log}:", *last_attempt(cell.folder)[-LAST_LINES:]]))
-
-
-def _end(running: Sequence[Job], requests: Sequence[float]) -> None:
+def _end(running: Sequence[RunningCell], requests: Sequence[float]) -> None:
     """Stops runs: SIGTERM, on which they save; SIGKILL after `GRACE_SECONDS` or at the user's second signal."""
-    for job in running:
-        job.send(signal.SIGTERM)
+    for run in running:
+        run.send(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
-    while any(job.alive() for job in running) and time.monotonic() < deadline and len(requests) < 2:
+    while any(run.alive() for run in running) and time.monotonic() < deadline and len(requests) < 2:
         time.sleep(POLL_SECONDS)
-    for job in running:
-        job.close()
+    for run in running:
+        run.close()

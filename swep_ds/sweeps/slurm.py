@@ -44,7 +44,7 @@ def check_time(time: str | None, sbatch_options: Sequence[str]) -> None:
     """
     seconds = LEAD_SECONDS
     if signals := _values(sbatch_options, "--signal"):
-        # `B:` would signal the batch script alone
+        # `B:` would signal only the batch script
         match = re.fullmatch(r"(?:R:)?(?:(?:SIG)?(?:USR1|TERM|INT)|10|15|2)(?:@([0-9]{1,5}))?", signals[-1], re.I)
         if not match:
             raise InputError(

@@ -13,7 +13,7 @@
 
 With `extends: NAME_OR_PATH` a sweep gives only the fields, and in `set` only the settings, that differ from another's;
 a variant without settings, `NAME:`, is the other's.
-All recipes are validated before the first run starts. The folders alone say which runs are done, so a stopped sweep
+All recipes are validated before the first run starts. Only the folders say which runs are done, so a stopped sweep
 resumes, and a table can be made at any time: `sweep.json` says what each folder holds.
 """
 
@@ -21,7 +21,6 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -29,11 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import is_locked, read_json, write_atomically
-from swep_ds.common.settings import Section, differences, flatten, inherit, read_settings, shown, validate, without
+from swep_ds.common.settings import Section, differences, flatten, inherit, read_settings, validate, without
 from swep_ds.evaluation.results import RESULTS
 from swep_ds.pipeline.folder import BATCH, RECIPE, UNAVERAGED
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
@@ -49,9 +48,7 @@ Settings = dict[str, Any]  # dotted name -> value
 # or, where that has train.average, "VARIANT, unaveraged": its last weights
 Primary = tuple[str, str, Literal["exact_match", "f1"], str]
 SHIFTED = "shifted"
-MAX_RUNS = 10_000
 MAX_NAMED = 6  # runs in a warning
-MAX_FOLDER_BYTES = 200  # bytes of a run's folder name; NAME.log is beside the folder
 
 
 class Sweep(Section):
@@ -66,17 +63,8 @@ class Sweep(Section):
     # by axis and label; "model" makes the table's blocks
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
     seeds: list[int] = Field([0], min_length=1)  # each variant is trained with each of them at each point
-    primary: Primary | None = None  # tested alone; the table adjusts all other comparisons for their number
-
-    @field_validator("primary", mode="before")
-    @classmethod
-    def _four_parts(cls, value: Any) -> Any:
-        if value is not None and not (isinstance(value, list) and len(value) == 4):
-            raise ValueError(
-                f"{shown(value)}: write it as [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET "
-                f"or {SHIFTED}]"
-            )
-        return value
+    # [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET or shifted]: tested by itself, without adjustment
+    primary: Primary | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
@@ -175,10 +163,7 @@ def digest_of(cells: Sequence[Cell]) -> str:
 
 
 def saved_recipe(folder: Path) -> Recipe:
-    """The recipe of the run in a folder.
-
-    Raises InputError: `recipe.yaml` is missing, damaged or from another version.
-    """
+    """The recipe of the run in a folder. Raises InputError: `recipe.yaml` is missing, or from another version."""
     file, fix = folder / RECIPE, "delete the run's folder and run it again"
     if not file.is_file():
         raise InputError(f"{file}: no such file: {fix}")
@@ -189,7 +174,7 @@ def saved_recipe(folder: Path) -> Recipe:
 
 
 def log_of(folder: Path) -> Path:
-    """The log of a sweep's run: a file beside its folder."""
+    """The log of a sweep's run: a file next to its folder."""
     return folder.with_name(f"{folder.name}.log")
 
 
@@ -201,49 +186,45 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
     """
     if is_locked(folder / ".lock"):
         return "still running, started earlier"
-    attempt, code, recipe_file = last_attempt(folder), exit_code_of(folder), folder / RECIPE
-    if code:
-        return _ending(attempt)
-    if recipe and recipe_file.is_file():
+    attempt, code, begun = last_attempt(folder), exit_code_of(folder), (folder / RECIPE).is_file()
+    if not code and recipe and begun:
         try:
             saved = saved_recipe(folder)
         except InputError as error:
             return str(error)
         if differing := differences(identity(saved), identity(recipe)):
             return f"holds a run with other settings ({differing})"
-    if not attempt:
-        return "not run" if recipe or not recipe_file.is_file() else "not finished"
-    return "not finished" if code is None else _ending(attempt)
+    if code is not None:
+        *output, exit_line = attempt
+        errors = [line for line in output if line.startswith(("error: ", "stopped: "))]
+        return f"{exit_line.lstrip('# ')}: {[*output, *errors][-1]}"
+    if attempt or (begun and not recipe):
+        return "not finished"
+    return "not run"
 
 
 def exit_code_of(folder: Path) -> int | None:
     """The exit code of the last attempt; None if there was none, it still runs, or it was killed with its queue."""
     attempt = last_attempt(folder)
-    code = re.fullmatch(re.escape(EXIT_LINE) + "(-?[0-9]{1,9})", attempt[-1]) if attempt else None
-    return int(code[1]) if code else None
+    if not attempt or not attempt[-1].startswith(EXIT_LINE):
+        return None
+    return int(attempt[-1].removeprefix(EXIT_LINE))
 
 
 def last_attempt(folder: Path) -> list[str]:
     """The lines of the last attempt in the log, without empty ones; none without a log."""
-    try:
-        lines = log_of(folder).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+    if not log_of(folder).is_file():
         return []
+    lines = log_of(folder).read_text(encoding="utf-8", errors="replace").splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
     return [line.strip() for line in lines[starts[-1] :] if line.strip()] if starts else []
-
-
-def _ending(attempt: Sequence[str]) -> str:
-    *output, exit_line = attempt
-    errors = [line for line in output if line.startswith(("error: ", "stopped: "))]
-    return f"{exit_line.lstrip('# ')}: {[*output, *errors][-1]}"
 
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:
     """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file: the variant, the labels
     by axis, the seed and the model of each run, by the name of its folder; and the primary comparison, if there is one.
 
-    Raises InputError: the folder is a run's, or cannot be written to.
+    Raises InputError: the folder is a run's.
     """
     file = folder / DESCRIPTION
     if (folder / BATCH).is_file():
@@ -252,28 +233,24 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
         cell.name: {"variant": cell.variant, "labels": cell.labels, "seed": cell.seed, "model": cell.recipe.model.name}
         for cell in cells
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tree = {"runs": runs} | ({"primary": cells[0].primary} if cells[0].primary else {})
-        text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
-        if not file.is_file() or file.read_bytes() != text.encode():  # every task of a Slurm array does this
-            warn_of_unnamed(folder, runs)
-            write_atomically(file, text)
-    except OSError as error:
-        raise InputError(f"--output_dir {folder}: cannot be written to ({error.strerror})") from None
+    tree: dict[str, Any] = {"runs": runs}
+    if cells[0].primary:
+        tree["primary"] = cells[0].primary
+    text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not file.is_file() or file.read_bytes() != text.encode():  # every task of a Slurm array does this
+        warn_of_unnamed(folder, runs)
+        write_atomically(file, text)
 
 
 def warn_of_unnamed(folder: Path, names: Collection[str]) -> None:
     """Warns of finished runs in a sweep's folder that are not among those that it names: a table leaves them out."""
-    unnamed = sorted(file.parent.name for file in folder.glob(f"*/{RESULTS}") if file.parent.name not in names)
+    unnamed = sorted({file.parent.name for file in folder.glob(f"*/{RESULTS}")} - set(names))
     if unnamed:
-        more = f" and {len(unnamed) - MAX_NAMED} more" if len(unnamed) > MAX_NAMED else ""
-        log.warning(
-            "%s: holds runs that the sweep does not name, and its table leaves out: %s%s",
-            folder,
-            ", ".join(unnamed[:MAX_NAMED]),
-            more,
-        )
+        shown = ", ".join(unnamed[:MAX_NAMED])
+        if len(unnamed) > MAX_NAMED:
+            shown += f" and {len(unnamed) - MAX_NAMED} more"
+        log.warning("%s: holds runs that the sweep does not name, and its table leaves out: %s", folder, shown)
 
 
 def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = ()) -> tuple[Sweep, list[Cell]]:
@@ -291,9 +268,6 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     sweep = validate(Sweep, inherit(path, tree, SWEEPS, Sweep, _lay_over), path)
     for override in overrides:
         _check_override(override, sweep, path)
-    count = math.prod(map(len, (sweep.seeds, sweep.variants, *sweep.across.values())))
-    if count > MAX_RUNS:
-        raise InputError(f"{path}: variants x across x seeds are {count:,} runs: leave at most {MAX_RUNS:,}")
     cells = []
     for seed, (labels, point), variant in itertools.product(sweep.seeds, list(sweep.points()), sweep.variants):
         settings = {"tracking.group": path.stem} | _merge(_merge(sweep.set, point), sweep.variants[variant])
@@ -304,25 +278,13 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         try:
             recipe = Recipe.load(sweep.recipe, options, "recipe", given_by="")
         except InputError as error:
-            if overrides and _loads(sweep.recipe, [*options[: len(settings)], f"seed={seed}"]):
-                given = " ".join(f"--set {override}" for override in overrides)
-                raise InputError(f"{given}: with {place}: {error}") from None
-            raise InputError(f"{place}: {error}") from None
+            given = "".join(f" with --set {override}" for override in overrides)
+            raise InputError(f"{place}{given}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
-        if len(name) > MAX_FOLDER_BYTES:
-            raise InputError(f"{place}: the folder {name} is too long a name: shorten them")
         cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, sweep.primary))
     _check_cells(cells, path)
     _check_primary(cells, path)
     return sweep, cells
-
-
-def _loads(recipe: str, options: Sequence[str]) -> bool:
-    try:
-        Recipe.load(recipe, options, "recipe", given_by="")
-    except InputError:
-        return False
-    return True
 
 
 def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -349,9 +311,9 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
 
     def test_settings(recipe: Recipe) -> tuple:
         data = recipe.data
-        chosen = data.holdout_fraction, data.max_eval_examples, data.unanswerable
+        chosen = [data.holdout_fraction, data.max_eval_examples, data.unanswerable]
         if data.holdout_fraction:
-            chosen += (data.repeated_answers,)  # it also decides which questions can be held out
+            chosen.append(data.repeated_answers)  # it also decides which questions can be held out
         return list(data.eval.items()), chosen, recipe.eval.model_copy(update={"batch_size": 1})
 
     for cell in cells:
@@ -365,26 +327,26 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
 
 def _check_primary(cells: Sequence[Cell], path: Path) -> None:
     """Raises InputError if the table will not have the rows or the data set of the primary comparison."""
-    primary, tests = cells[0].primary, cells[0].recipe.test_sets
-    if primary:
-        row, base = primary[:2]
-        averaged = [unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none"]
-        rows = list(dict.fromkeys([*(cell.variant for cell in cells), *averaged]))
-        if row == base or not {row, base} <= set(rows):
-            raise InputError(
-                f"{path}: primary compares {row!r} with {base!r}: name two of {'; '.join(rows)}, or write primary: null"
-            )
-        if primary[3] == SHIFTED and SHIFTED in tests:
-            raise InputError(
-                f"{path}: primary {SHIFTED!r}: is a data set here as well as the mean over all but the first: rename "
-                f"data.eval.{SHIFTED}"
-            )
-        known = [*tests, *([SHIFTED] if len(tests) > 1 else [])]
-        if primary[3] not in known:
-            raise InputError(
-                f"{path}: primary {primary[3]!r}: no such data set: name one of {', '.join(known)}, or write primary: "
-                "null"
-            )
+    if not cells[0].primary:
+        return
+    row, base, _, data_set = cells[0].primary
+    tests = list(cells[0].recipe.test_sets)
+    averaged = [unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none"]
+    rows = list(dict.fromkeys([*(cell.variant for cell in cells), *averaged]))
+    if row == base or not {row, base} <= set(rows):
+        raise InputError(
+            f"{path}: primary compares {row!r} with {base!r}: name two of {'; '.join(rows)}, or write primary: null"
+        )
+    if data_set == SHIFTED and SHIFTED in tests:
+        raise InputError(
+            f"{path}: primary {SHIFTED!r}: is a data set here as well as the mean over all but the first: rename "
+            f"data.eval.{SHIFTED}"
+        )
+    known = [*tests, SHIFTED] if len(tests) > 1 else tests
+    if data_set not in known:
+        raise InputError(
+            f"{path}: primary {data_set!r}: no such data set: name one of {', '.join(known)}, or write primary: null"
+        )
 
 
 def _check_override(override: str, sweep: Sweep, path: Path) -> None:

@@ -39,10 +39,8 @@ def gpus(count: int, mib: float) -> Devices:
     return Devices(count, int(mib * 2**20), True, None)
 
 
-@pytest.mark.parametrize("grouped", ["true", "false"])
-def test_parameters_updates_and_tokens(capsys, folder, grouped):
+def test_parameters_updates_and_tokens(capsys, folder):
     overrides = ["train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"]
-    overrides.append(f"train.group_by_length={grouped}")
     text = printed(capsys, folder, gpus(2, 1000), *overrides)
     recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
     d = 16
@@ -57,21 +55,6 @@ def test_parameters_updates_and_tokens(capsys, folder, grouped):
     assert f"{ranks[0].updates} updates of 8 windows, {tokens / ranks[0].updates_per_epoch:,.0f} tokens each" in text
     assert f"padding {1 - tokens / positions:.1%}" in text
     assert f"4 x {max(mask.shape[1] for mask in epoch)} tokens" in text
-
-
-def test_grouping_by_length_saves_padding(folder):
-    """And a recipe can do without, as the published code does."""
-    shares = []
-    for grouped in ("true", "false"):
-        overrides = ["train.micro_batch_size=4", "train.max_updates=null", f"train.group_by_length={grouped}"]
-        recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
-        tokenizer = load_tokenizer(recipe.model.name)
-        batches = training_batches(
-            recipe, tokenizer, training_features(recipe, tokenizer, load_examples(recipe)[0]), 0, 1
-        )
-        masks = [batches[update].attention_mask for update in range(batches.updates_per_epoch)]
-        shares.append(1 - sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks))
-    assert shares[0] < shares[1] - 0.05
 
 
 def test_a_config_alone_will_do(capsys, folder, tmp_path):
@@ -101,20 +84,12 @@ def test_in_bf16_zero_1_comes_before_zero_0(capsys, folder):
     assert "use zero1, the simplest that fits" in text
 
 
-def test_data_out_of_reach_is_said(capsys, folder):
-    text = printed(capsys, folder, gpus(1, 1000), "data.train=nowhere/to/be.json")
-    assert re.search(r"updates and tokens: not known, because .*nowhere", text)
-    assert "use zero0" in text
-
-
-@pytest.mark.parametrize("field", ["data.train", "data.augmented", "pretrain.train"])
-def test_data_that_is_here_and_malformed_is_refused(capsys, folder, tmp_path, field):
+def test_data_that_cannot_be_read_is_said(capsys, folder, tmp_path):
     (tmp_path / "bad.json").write_text("{")
-    sets = [f"{field}={tmp_path / 'bad.json'}", "method.name=ssmba"]
-    if field != "data.augmented":
-        sets.append(f"data.augmented={folder / 'train.json'}")
-    with pytest.raises(InputError, match=rf"^{field}: {tmp_path}/bad\.json: not JSON"):
-        printed(capsys, folder, gpus(1, 1000), *sets)
+    for file, said in (("nowhere/to/be.json", "nowhere"), (tmp_path / "bad.json", "not JSON")):
+        text = printed(capsys, folder, gpus(1, 1000), f"data.train={file}")
+        assert re.search(rf"updates and tokens: not known, because data\.train: .*{said}", text)
+        assert "use zero0" in text
 
 
 def peaks(text: str) -> dict[str, float]:
@@ -139,16 +114,6 @@ def test_what_does_not_fit_is_marked_and_what_would_help_is_named(capsys, folder
     assert "too much" in text
     assert " fits" not in text.replace("What fits", "").replace("none fits", "")
     assert "set train.activation_checkpointing=true" in text
-    refused = printed(capsys, folder, gpus(1, 0.01), "method={name: adv_aug}", "train.execution=split")
-    assert "train.activation_checkpointing" not in refused
-
-
-def test_what_fits_is_marked(capsys, folder):
-    text = printed(capsys, folder, gpus(2, 5))  # the buckets of the other ds_configs are larger
-    marks = {line.split()[1]: line.split("│")[-2].strip() for line in text.splitlines() if line.startswith("│")}
-    assert marks == {name: "fits" if peak < 0.9 * 5 else "too much" for name, peak in peaks(text).items()}
-    assert set(marks.values()) == {"fits", "too much"}
-    assert "use zero0, the simplest that fits" in text
 
 
 @pytest.mark.parametrize(
@@ -168,12 +133,6 @@ def test_only_ds_configs_that_the_recipe_allows_are_planned(capsys, folder, sett
 def test_a_recipe_that_no_ds_config_allows_is_refused(capsys, folder):
     with pytest.raises(InputError, match=r"train\.optimizer: adafactor factors whole weight matrices"):
         printed(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor", "train.precision=bf16")
-
-
-def test_a_mean_over_too_few_updates_is_refused_as_in_training(capsys, folder):
-    settings = ["train.average=last_k", "train.average_last=0.01", "train.max_updates=3"]
-    with pytest.raises(InputError, match=r"^train\.average_last 0\.01: that is 0 of 3 update\(s\), and a mean needs 2"):
-        printed(capsys, folder, gpus(1, 1e6), *settings)
 
 
 def test_both_stages_are_planned_with_one_command(capsys, folder):
@@ -213,12 +172,6 @@ def test_a_head_of_its_own_is_counted(capsys, tmp_path):
     assert counts[1] - counts[0] == config["vocab_size"] * config["d_model"]
 
 
-def test_flash_attention_is_refused_as_in_training(capsys, tmp_path):
-    prepare(tmp_path, architecture="t5")
-    with pytest.raises(InputError, match=r"model.attention flash_attention_2: transformers has none for t5"):
-        printed(capsys, tmp_path, gpus(1, 1000), "model.attention=flash_attention_2", "train.precision=bf16")
-
-
 def test_on_a_cpu_offloaded_states_are_in_the_same_memory():
     states = States(parameters=10, optimizer=20, buffers=0, gradients=10, transient=0, step=5, host=40, host_step=8)
     assert states.peak(50) == 90
@@ -227,9 +180,7 @@ def test_on_a_cpu_offloaded_states_are_in_the_same_memory():
     assert not Devices(2, 100, True, 106).hold(states, 50)
     assert not Devices(1, 153, False, 153).hold(states, 50)
     assert Devices(1, 154, False, 154).hold(states, 50)
-
-
-def test_below_zero_3_every_rank_passes_its_weights_through_cpu_memory():
+    # below ZeRO-3 every rank passes its weights through CPU memory
     states = States(parameters=10, optimizer=20, buffers=0, gradients=10, transient=0, step=5, loading=40)
     assert Devices(2, 100, True, 89).hold(states, 0)
     assert not Devices(2, 100, True, 88).hold(states, 0)
@@ -240,50 +191,23 @@ def test_devices():
     assert Devices.parse("8x80") == Devices(8, 80 * GIB, True, None)
     assert Devices.parse("1x22.5").memory == int(22.5 * GIB)
     assert Devices.parse("").memory > GIB
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "8x",
-        "x80",
-        "80",
-        "0x80",
-        "8x0",
-        "8x80GB",
-        "-1x80",
-        "8x-1",
-        "1e9x80",
-        "9" * 5000 + "x80",
-        "9999999x80",
-        "8x" + "9" * 5000,
-        "8x0.0001",
-        "8xNaN",
-        "\u0663x80",
-        "8x80\n",
-        "1_0x80",
-    ],
-    ids=lambda text: text[:10],
-)
-def test_devices_that_are_none(text):
-    with pytest.raises(InputError, match=r"--plan .*: write it as NUMBERxGIB"):
-        Devices.parse(text)
+    for text in ("8x", "x80", "80", "0x80", "8x0", "8x80GB", "-1x80", "1.5x80"):
+        with pytest.raises(InputError, match=r"--plan .*: write it as NUMBERxGIB"):
+            Devices.parse(text)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--plan", "8x"], "error: --plan 8x: write it as NUMBERxGIB"),
-        (["--plan", "8x80", "--set", "model.name=no/such"], "error: model.name no/such: not a folder, and not in the"),
-        (["--plan", "8x80", "--ds_config", "none.json"], "error: --ds_config none.json: no such file: give a path"),
+        (["--set", "model.name=no/such"], "error: model.name no/such: not a folder, and not in the"),
+        (["--ds_config", "none.json"], "error: --ds_config none.json: no such file: give a path"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
-    ended = run_script(TRAIN, *arguments, check=False)
+    ended = run_script(TRAIN, "--plan", "8x80", *arguments, check=False)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "usage" not in ended.stderr
 
 
 # scripts/train.py, with one more line: the process's peak memory in KiB.

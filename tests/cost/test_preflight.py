@@ -19,9 +19,6 @@ from tests.support.tiny_run import ds_config, prepare
 TRAIN = ROOT / "scripts" / "train.py"
 
 
-# Files
-
-
 def test_files_are_told_apart_by_names_sizes_heads_and_tails(tmp_path):
     big = bytes(3 * preflight.ENDS)
 
@@ -46,12 +43,10 @@ def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
     assert preflight._data("train.json").startswith("1 file(s), 2 bytes, ")
     assert preflight._data("dev.json.gz") == "missing"
     assert preflight._data("no such thing") == "missing"
-    assert preflight._data("empty").startswith("missing")
+    assert preflight._data("empty") == "missing"
     assert preflight._data("quickstart:news") == "in this package"
     monkeypatch.setitem(reader_registry._readers, "faq", iter)
     assert preflight._data("faq:questions.csv") == "read by a registered reader"
-    assert preflight._local(tmp_path / "none") is None
-    assert preflight._local(tmp_path / ("n" * 300)).startswith("unreadable (")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
     assert preflight._data("owner/squad:plain@train") == "not in the hub's cache, would be downloaded"
@@ -63,18 +58,6 @@ def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
     (kept / "snapshots" / ("0" * 40)).mkdir(parents=True)
     (kept / "snapshots" / ("0" * 40) / "data.parquet").write_bytes(b"PAR1")
     assert preflight._data("owner/squad:plain@train").startswith("cached, 1 file(s), 4 bytes, ")
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    def refuse(self, *_):
-        raise PermissionError(13, "Permission denied", str(self))
-
-    (tmp_path / "train.json").write_text("{}")
-    monkeypatch.setattr(Path, "open", refuse)
-    assert preflight._data(str(tmp_path / "train.json")) == f"unreadable ({tmp_path}/train.json: Permission denied)"
-
-
-# Comparing ranks
 
 
 def fleet(**changes: dict[int, str]) -> tuple[list[str], list[preflight.Report]]:
@@ -90,7 +73,7 @@ def fleet(**changes: dict[int, str]) -> tuple[list[str], list[preflight.Report]]
 def test_a_thousand_equal_ranks_are_four_lines():
     assert preflight.disagreements(*fleet()) == []
     assert preflight.summary(*fleet()).splitlines() == [
-        "ranks 0-1023 (node000, node001, node002, node003, ... 128 hosts):",
+        "1024 ranks (node000, node001, node002, node003, ... 128 hosts):",
         "  device  H200, 140 GiB",
         "  torch   2.13.0",
         "  data    1 file(s)",
@@ -101,33 +84,20 @@ def test_who_sees_something_else_is_named_with_it():
     node = dict.fromkeys(range(56, 64), "2.12.0")
     hosts, reports = fleet(torch=node, data={3: "missing", 9: "2 file(s)"})
     assert preflight.disagreements(hosts, reports) == [
-        "torch: 2.13.0 on ranks 0-55, 64-1023 (node000, node001, node002, node003, ... 127 hosts), "
-        "2.12.0 on ranks 56-63 (node007)",
-        "data: 1 file(s) on ranks 0-2, 4-8, 10-1023 (node000, node001, node002, node003, ... 128 hosts), "
+        "torch: 2.13.0 on 1016 ranks (node000, node001, node002, node003, ... 127 hosts), 2.12.0 on 8 ranks (node007)",
+        "data: 1 file(s) on 1022 ranks (node000, node001, node002, node003, ... 128 hosts), "
         "missing on rank 3 (node000), 2 file(s) on rank 9 (node001)",
     ]
-    first, *seen = preflight.summary(hosts, reports).splitlines()
-    assert first.startswith("ranks 0-2, 4-8, 10-55, 64-1023 (node000, ")
-    assert seen[1] == "  torch   2.13.0"
-
-
-def test_a_thousand_ranks_that_all_differ_are_still_few_lines():
+    assert preflight.summary(hosts, reports).splitlines()[2] == "  torch   2.13.0"
     hosts, reports = fleet(data={rank: f"{rank} file(s)" for rank in range(1024)})
     (line,) = preflight.disagreements(hosts, reports)
     assert line.endswith("3 file(s) on rank 3 (node000) and 1020 more")
-    every_second = [rank for rank in range(1024) if rank % 2]
-    hosts, reports = fleet(data=dict.fromkeys(every_second, "none"))
-    assert (
-        "none on ranks 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, ... 512 in all (node000"
-        in preflight.disagreements(hosts, reports)[0]
-    )
 
 
-@pytest.mark.parametrize("value", ["missing", "unreadable (x: y)", "not shared (z)", "not writable (Read-only)"])
+@pytest.mark.parametrize("value", ["missing", "not shared (z)", "not writable (Read-only)"])
 def test_what_is_wrong_everywhere_is_not_an_agreement(value):
-    hosts, reports = fleet(data=dict.fromkeys(range(1024), value))
-    (line,) = preflight.disagreements(hosts, reports)
-    assert line.startswith(f"data: {value} on ranks 0-1023 (")
+    (line,) = preflight.disagreements(*fleet(data=dict.fromkeys(range(1024), value)))
+    assert line.startswith(f"data: {value} on 1024 ranks (")
 
 
 # Real ranks
@@ -176,12 +146,6 @@ def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capf
     prepare(tmp_path, architecture="t5")
     cases = [
         (recipe, str(broken), "new", r"--ds_config .*broken\.json: .*JSON"),
-        (
-            Recipe.make(recipe, model={"name": "owner/absent-model"}),
-            str(contradictory),
-            "new",
-            r"gradient_clipping = 7, but the",
-        ),
         (recipe, str(contradictory), "new", r"other\.json: gradient_clipping = 7, but the recipe's"),
         (recipe, config, "other", r"--output_dir .*other: holds files that belong to no run \(notes\.txt\)"),
         (
@@ -239,7 +203,7 @@ def test_ranks_that_disagree_are_named_in_one_line(tmp_path):
     ended = run_script(tmp_path / "elsewhere.py", "--preflight", *settings, ranks=2, check=False, cwd=tmp_path)
     assert ended.returncode == 2
     output = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
-    assert re.search(r"all-reduce over 2 ranks, gloo: [\d,]+ us of 4 bytes, .* GB/s .*; barrier [\d,]+ us", output[0])
+    assert re.search(r"all-reduce over 2 ranks, gloo: [\d,]+ us of 4 bytes, .* GB/s", output[0])
     assert output[1] == ""
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     size = (tmp_path / "train.json").stat().st_size
@@ -251,9 +215,3 @@ def test_ranks_that_disagree_are_named_in_one_line(tmp_path):
         assert re.search(part, line), line
     assert "torch" not in line
     assert not [file.name for file in tmp_path.glob("place*/*") if not file.name.endswith(".json")]
-
-
-@pytest.mark.parametrize("source", ["~nobody-of-this-name/x.json", "x" * 300])
-def test_a_source_that_cannot_be_looked_up_is_bad_input(source):
-    with pytest.raises(InputError, match="cannot be looked up"):
-        preflight._data(source)

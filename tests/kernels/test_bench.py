@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -7,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.kernels import arguments, torch_impl
-from swep_ds.kernels.tools import bench, naive
+from swep_ds.kernels.tools import bench
 from tests.support import perturb_reference as reference
 
 
@@ -18,7 +16,7 @@ def test_the_naive_baseline_computes_the_same_thing(monkeypatch):
     monkeypatch.setattr(torch, "randn_like", lambda x: torch.from_numpy(eps))
     e, delta, v = (x.numpy() for x in (tensors[0], *tensors[1].chunk(2, -1)))
     expected = reference.perturb(e, 1 + delta, np.log(0.1) + v, tensors[2].numpy(), eps, 0.1, "learned")
-    for got, want in zip(naive.perturb(*tensors, 0.1), expected, strict=True):
+    for got, want in zip(bench.naive(*tensors, 0.1), expected, strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
 
 
@@ -53,16 +51,8 @@ def test_what_a_benchmark_says_of_the_aims():
 
     good = records(32768, 768, fused=1.0, copy=0.96, compiled=2.0, eager=8.0)
     worse = records(65536, 1024, fused=1.0, copy=0.9, compiled=1.4)  # eager ran out of memory
-    worse.append(
-        {
-            "tokens": 65536,
-            "d": 1024,
-            "dtype": "bfloat16",
-            "implementation": "eager",
-            "timed": "graph",
-            "out_of_memory": True,
-        }
-    )
+    worse.append(worse[0] | {"implementation": "eager", "timed": "graph", "out_of_memory": True})
+    del worse[-1]["pass"]
     elsewhere = records(512, 768, fused=9.0, copy=1.0) + records(32768, 768, "float32", fused=9.0, copy=1.0)
     for records_of_a_size in (good, worse, elsewhere):
         bench.compare_with_copies(records_of_a_size)
@@ -89,11 +79,3 @@ def test_a_graph_is_compared_with_the_faster_copy():
     ]
     bench.compare_with_copies(records)
     assert [r.get("share_of_copy") for r in records] == [1.0, 0.8, 1.0, 1.0, 0.5, 0.5, 0.375, 0.25, None]
-
-
-def test_host_times_of_every_entry_point():
-    times = bench.host_times("cpu", rounds=1, calls=1)
-    assert set(times) == {"least", "perturb", "operator"}
-    for row in times.values():
-        assert set(row) == {"empty, forward", "empty, both", "4 tokens, forward", "4 tokens, both"}
-        assert all(map(math.isfinite, row.values()))

@@ -36,18 +36,3 @@ def test_modules_are_found_without_an_installation_and_in_one(installed, tmp_pat
         for name in ("__init__.py", "kernels.py", "common/__init__.py", "common/version.py"):
             shutil.copy(ROOT / "swep_ds" / name, modules.parent / name)
     assert ask(path, tmp_path)[:2] == [str(modules), str(modules / "tiles.py")]
-
-
-def test_a_checkout_on_the_path_does_not_shadow_another_package_called_kernels(tmp_path):
-    other = tmp_path / "kernels" / "__init__.py"
-    other.parent.mkdir()
-    other.write_text("")
-    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    ended = subprocess.run(
-        [sys.executable, "-c", "import kernels; print(kernels.__file__)"],
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert ended.stdout.strip() == str(other), ended.stderr

@@ -18,24 +18,12 @@ WIDTH = "--width: must be a multiple of 4 from 4 to 8192; got "
     ("command", "message"),
     [
         ("bench_kernels --device cpu --tokens 0", TOKENS + "0"),
-        ("bench_kernels --device cpu --tokens 512 -5", TOKENS + "-5"),
         ("bench_kernels --device cpu --tokens 700", TOKENS + "700"),
         ("bench_kernels --device cpu --tokens many", "--tokens: must be an integer; got 'many'"),
         ("bench_kernels --device cpu --width 30", WIDTH + "30"),
-        ("bench_kernels --device cpu --width 0", WIDTH + "0"),
-        ("bench_kernels --device cpu --width 8196", WIDTH + "8196"),
-        ("bench_kernels --update --tokens 64", "--update takes no --tokens"),
-        ("bench_kernels --host --width 8", "--host takes no --width"),
-        ("bench_kernels --noise_ablation --device cpu", "--noise_ablation takes no --device"),
-        ("bench_kernels --noise_ablation --update", "not allowed with argument"),
-        ("tune_kernels --tokens 0", TOKENS + "0"),
-        ("tune_kernels --tokens -3", TOKENS + "-3"),
         ("tune_kernels --tokens 513", TOKENS + "513"),
-        ("tune_kernels --width 6", WIDTH + "6"),
         ("kernel_report --width -4", WIDTH + "-4"),
         ("kernel_report --arch sm_70", "invalid choice: 'sm_70'"),
-        ("kernel_report --noise_ablation --width 768", "leave out --width, --dtype and --mode"),
-        ("kernel_report --noise_ablation --check", "not allowed with argument"),
     ],
 )
 def test_a_bad_argument_is_one_line_and_exit_code_2(command, message):
@@ -49,12 +37,10 @@ def test_a_bad_argument_is_one_line_and_exit_code_2(command, message):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(
-    "command", ["bench_kernels", "bench_kernels --noise_ablation", "bench_kernels --host", "tune_kernels"]
-)
+@pytest.mark.parametrize("command", ["bench_kernels", "tune_kernels"])
 def test_what_needs_a_gpu_says_so(command):
     pytest.importorskip("triton")
-    code, _, complaint = scripts.run(*command.split())
+    code, _, complaint = scripts.run(command)
     assert code == 2
     assert "GPU" in complaint.splitlines()[-1]
 

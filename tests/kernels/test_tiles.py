@@ -37,13 +37,3 @@ def test_a_measured_tile_comes_first(monkeypatch):
     assert tile("sm_90", "backward", 768, 4, 32) == (8, 64, 2, None)
     for other in (("sm_90", "forward", 768), ("sm_90", "backward", 1024), ("sm_100", "backward", 768)):
         assert tile(*other, 2, 32) == default(*other, 32)
-
-
-def test_measured_tiles_are_tiles_a_kernel_can_run_with():
-    for (arch, direction, d), shape in tiles.MEASURED.items():
-        assert arch.startswith(("sm_", "gfx"))
-        assert direction in ("forward", "backward")
-        assert d % 4 == 0
-        for number in shape[:3]:
-            assert number >= 1
-            assert number & (number - 1) == 0

