@@ -1,5 +1,6 @@
 """What the documentation names exists: scripts, options, recipes, fields, files, links."""
 
+import ast
 import functools
 import importlib
 import io
@@ -169,6 +170,18 @@ def test_ci_runs_the_readmes_two_commands_in_their_order():
     ci = Path(ROOT, ".ci", "run").read_text()
     for text in (PAGES["README.md"], ci):
         assert re.search(r"make quickstart\b.*make test\b", text, re.DOTALL)
+
+
+def test_the_messages_of_the_trouble_page_are_those_of_the_code():
+    texts = []
+    for file in (ROOT / "swep_ds").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            if all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
+                texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts))
+    messages = re.findall(r'^\| "(.+?)" \|', PAGES["docs/trouble.md"], re.MULTILINE)
+    assert len(messages) > 20
+    assert [message for message in messages if message not in "\n".join(texts)] == []
 
 
 def test_every_page_is_in_the_index():

@@ -20,6 +20,11 @@ from swep_ds.common.errors import InputError, printable, reason
 from swep_ds.common.files import read_text, user_path
 from swep_ds.common.schema import add_meanings
 
+# the kinds of settings files: the command that takes one, the folder of the shipped ones, fields that only these have
+KINDS = {
+    "recipe": ("swep-ds train --recipe", "recipes", {"model", "data", "method", "train"}),
+    "sweep": ("swep-ds sweep", "sweeps", {"variants", "seeds", "across", "set"}),
+}
 CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
 
 
@@ -291,11 +296,16 @@ def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Sec
     path = user_path(name_or_path, option)
     if not path.suffix:
         path = shipped / f"{name_or_path}.yaml"
+    other, (command, folder, fields) = next((name, of) for name, of in KINDS.items() if name != kind)
     if not path.exists():
+        if (shipped.with_name(folder) / path.name).exists():
+            raise InputError(f"{option} {name_or_path}: is a {other}, not a {kind}: {command} {name_or_path}")
         known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
         or_file = "" if known.endswith("?") else ", or give a YAML file"
         raise InputError(f"{option} {name_or_path}: no such {kind}{known}{or_file}")
     tree = parse_yaml(read_text(path), str(path))
+    if isinstance(tree, dict) and fields & tree.keys() and not tree.keys() & model.model_fields.keys():
+        raise InputError(f"{path}: is a {other}, not a {kind}: {command} {path}")
     if not isinstance(tree, dict) or not tree.keys() & {*model.model_fields, "extends"}:
         raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
     return path, tree

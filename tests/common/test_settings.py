@@ -104,9 +104,14 @@ def test_a_recipe_with_a_similar_name_is_suggested(tmp_path):
 
 def test_a_file_of_another_kind_is_told(tmp_path):
     sections = "model, method, data, pretrain, train, eval, tracking"
-    for tree in ({"variants": {"MLE": {"method.name": "mle"}}, "seeds": [0]}, ["a"], "text"):
+    for tree in (["a"], "text"):
         file = write(tmp_path / "mine.yaml", tree)
         assert message(file) == f"{file}: a recipe is a mapping with the sections task, seed, {sections}"
+    for tree in ({"variants": {"MLE": {}}, "seeds": [0]}, {"extends": "quickstart", "set": {"train.epochs": 1}}):
+        file = write(tmp_path / "mine.yaml", tree)
+        assert message(file) == f"{file}: is a sweep, not a recipe: swep-ds sweep {file}"
+    file = write(tmp_path / "mine.yaml", {"extends": "paper_bert"})
+    assert message(file) == f"{file}: extends paper_bert: is a sweep, not a recipe: swep-ds sweep paper_bert"
     mixed = write(tmp_path / "mine.yaml", MINIMAL | {"variants": {}})
     assert message(mixed).startswith(f"{mixed}: variants is not a field")
 

@@ -1,0 +1,48 @@
+"""docs/window.md tells the life of a window by functions: they exist, and a run calls them in the page's order."""
+
+import re
+import sys
+import threading
+from pathlib import Path
+
+import swep_ds as sd
+from swep_ds.analysis import report  # noqa: F401 (imported before the trace, which slows every call)
+from swep_ds.pipeline import run  # noqa: F401
+from tests.support import tiny_run
+from tests.support.fork_server import ROOT
+
+PAGE = (ROOT / "docs" / "window.md").read_text()
+STEPS = [
+    (str((ROOT / "docs" / file).resolve()), function)
+    for file, function in re.findall(r"^\| \[[^]]+\]\(([^)]+)\) \| `(\w+)` \|", PAGE, re.MULTILINE)
+]
+
+
+def test_a_run_goes_the_way_of_the_page(tmp_path):
+    recipe = tiny_run.prepare(tmp_path)
+    called = []
+
+    def note(frame, event, _) -> None:
+        step = (frame.f_code.co_filename, frame.f_code.co_name)
+        if event == "call" and step in wanted:
+            called.append(step)
+
+    wanted = set(STEPS)
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        sd.train(str(recipe), output_dir=str(tmp_path / "run"), train={"max_updates": 1})
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert len(STEPS) > 20
+    assert [step for step in STEPS if step not in called] == []
+    rest = iter(called)
+    assert [step for step in STEPS if step not in rest] == []  # `in` goes on where the step before was found
+
+
+def test_the_functions_that_the_text_names_exist():
+    text = PAGE.split("|")[-1] + "".join(line for line in PAGE.splitlines() if not line.startswith("|"))
+    names = {name.split(".")[-1] for name in re.findall(r"`([A-Za-z_]+(?:\.[a-z_]+)?)`", text)} - {"cls", "noise"}
+    source = "".join(file.read_text() for room in ("swep_ds", "kernels") for file in Path(ROOT, room).rglob("*.py"))
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", source)] == []
