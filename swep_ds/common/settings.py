@@ -154,7 +154,8 @@ def _explain(fault: Any, location: list[str], kind: str, model: type[Section]) -
             return f"{field} is not a field{_suggest_field(location, model)}"
         case "missing":
             if len(location) == 1 and (sections := sections_of(model, field)):
-                field = f"{field}.{next(iter(sections[0].model_fields))}"  # a required section's required field
+                required = [name for name, part in sections[0].model_fields.items() if part.is_required()]
+                field = ".".join([field, *required[:1]])
             return f"{field} is required: set it"
         case "union_tag_not_found":
             return f"{field}.name is required: one of {', '.join(model.kinds[field])}"

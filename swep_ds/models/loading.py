@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from swep_ds.common.errors import InputError
-from swep_ds.models.folders import BAD_CONFIG, CORRECT, load_config, transformers_errors
+from swep_ds.models.folders import BAD_CONFIG, CORRECT, load_config, transformers_errors, weight_files
 from swep_ds.models.trial import check_mapped, check_takes_embeddings
 from swep_ds.models.weights import check_complete, check_files, check_finite
 
@@ -134,9 +134,9 @@ def load_weights(
     model._weight_conversions = [
         conversion for conversion in model._weight_conversions if not renamed.keys() & {*conversion.source_patterns}
     ]
-    names = check_files(source, label, unused=report["unexpected_keys"])
+    names = check_files(source, label, unused=report["unexpected_keys"], finite=mapped and _reads_mapped())
     check_complete(model, source, names, report, label, HEADS[auto_class][0], new_head=new_head)
-    if not mapped or _reads_mapped():
+    if not mapped or any(file.suffix == ".bin" for file in weight_files(source, label)):  # pickles are not mapped
         check_finite(model, label)
     return model
 

@@ -80,11 +80,13 @@ def _wrongly_tied(model: PreTrainedModel, source: str, names: set[str]) -> set[s
     return lacking
 
 
-def check_files(source: str, label: str, *, unused: Collection[str] = ()) -> set[str]:
+def check_files(source: str, label: str, *, unused: Collection[str] = (), finite: bool = False) -> set[str]:
     """Refuses files that are damaged, and quantised weights: transformers takes their codes for values.
 
     Args:
         unused: names of weights that the model does not take.
+        finite: also refuses NaN and infinity in safetensors, in one file at a time, so that no more of a mapped model
+            is in memory.
 
     Returns:
         The names of the weights in the files.
@@ -100,11 +102,13 @@ def check_files(source: str, label: str, *, unused: Collection[str] = ()) -> set
                         f"{label}: its {file.name} holds {name} as {tensor.dtype}, not in floating point: name a model "
                         "that is not quantised"
                     )
+                if finite and name not in unused and not tensor.is_meta and not is_finite(tensor):
+                    raise _damaged(label, name)
     return names
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The names and tensors of a file, whose values are not read."""
+    """The names and tensors of a file. Those of safetensors are memory-mapped: only what is used is read."""
     if file.suffix == ".safetensors":
         with safe_open(file, "pt") as content:
             for name in content.keys():  # noqa: SIM118
@@ -127,7 +131,10 @@ def check_finite(model: PreTrainedModel, label: str) -> None:
     buffers = dict(model.named_buffers())
     for name, tensor in model.state_dict().items():
         if not is_finite(tensor, mask=name in buffers):
-            raise InputError(
-                f"{label}: its weights are damaged: {name} holds NaN or infinity: fetch them again, or name another "
-                "model"
-            )
+            raise _damaged(label, name)
+
+
+def _damaged(label: str, name: str) -> InputError:
+    return InputError(
+        f"{label}: its weights are damaged: {name} holds NaN or infinity: fetch them again, or name another model"
+    )

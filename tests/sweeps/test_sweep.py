@@ -217,7 +217,7 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     ("fields", "said"),
     [
         ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
-        ({}, "variants names nothing to train"),
+        ({"seeds": [0]}, "variants names nothing to train"),
         ({"variants": {"MLE": None}}, "variants.MLE: None: must be a valid dictionary"),
         ({**MINIMAL, "seeds": 3}, "seeds: 3: must be a valid list"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
