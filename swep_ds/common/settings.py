@@ -154,8 +154,9 @@ def _explain(fault: Any, location: list[str], kind: str, model: type[Section]) -
             return f"{field} is not a field{_suggest_field(location, model)}"
         case "missing":
             if len(location) == 1 and (sections := sections_of(model, field)):
-                required = [name for name, part in sections[0].model_fields.items() if part.is_required()]
-                field = ".".join([field, *required[:1]])
+                first, part = next(iter(sections[0].model_fields.items()))
+                if part.is_required() or field in model.kinds:
+                    field = f"{field}.{first}"
             return f"{field} is required: set it"
         case "union_tag_not_found":
             return f"{field}.name is required: one of {', '.join(model.kinds[field])}"
