@@ -27,7 +27,7 @@ from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved_model import load_saved
+from swep_ds.pipeline.saved import load_saved
 
 DRAWS = 16  # over which means are taken
 

@@ -27,7 +27,7 @@ from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import Null, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
-from swep_ds.pipeline.saved_model import load_saved
+from swep_ds.pipeline.saved import load_saved
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ def evaluate() -> None:
     launch(arguments.ranks, "evaluate")
     check_new_folder("--output_dir", arguments.output_dir)
 
-    from swep_ds.pipeline.saved_model import evaluate_saved  # after the arguments: these imports take seconds
+    from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: these imports take seconds
     from swep_ds.ranks.group import process_group
 
     with process_group():

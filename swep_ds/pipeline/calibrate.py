@@ -10,7 +10,7 @@ from swep_ds.data.example import Example
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.folder import READING, RunFolder
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved_model import ReadingSettings, SavedModel, load_saved, validation_half
+from swep_ds.pipeline.saved import ReadingSettings, SavedModel, load_saved, validation_half
 from swep_ds.ranks.writing import write_on_rank0
 
 

@@ -20,7 +20,7 @@ from swep_ds.evaluation.results import METRICS, Evaluated, out_of_domain_mean, v
 from swep_ds.methods import summary
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved_model import ReadingSettings
+from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
 from swep_ds.training.sharding import full_weights
 

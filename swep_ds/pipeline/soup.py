@@ -28,7 +28,7 @@ from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved_model import WINDOWS, ReadingSettings, load_saved, validation_half
+from swep_ds.pipeline.saved import WINDOWS, ReadingSettings, load_saved, validation_half
 
 TOKENIZER = "tokenizer.json"
 # fields of a run's section `eval` that its answers and their scores depend on

@@ -11,7 +11,7 @@ from transformers.utils import import_utils
 
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import load_tokenizer, model_checksum, resolve_model
-from swep_ds.pipeline.saved_model import load_saved
+from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
 

@@ -22,7 +22,7 @@ from transformers import (
 from swep_ds.models import trial
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.saved_model import load_saved
+from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_batches, tiny_models
 from tests.support.bad_input import change_json, refused
 

@@ -12,7 +12,7 @@ from swep_ds.methods.ssmba_samples.masked_lm import load_masked_lm
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.saved_model import load_saved
+from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
 

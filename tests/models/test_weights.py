@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import BertForPreTraining, ElectraForPreTraining
 
 from swep_ds.models.weights import check_finite
-from swep_ds.pipeline.saved_model import load_saved
+from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
 from tests.support.tiny_models import load

@@ -22,7 +22,7 @@ from swep_ds.evaluation.scores import SQUAD
 from swep_ds.evaluation.spans import Answer, SpanDecoder
 from swep_ds.pipeline.examples import reported_examples, validation_examples
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved_model import load_saved
+from swep_ds.pipeline.saved import load_saved
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 

@@ -18,7 +18,7 @@ from swep_ds.data.splits import halves, hold_out_articles
 from swep_ds.evaluation.results import PACKAGES
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved_model import ReadingSettings
+from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.pipeline.soup import make_soup
 from swep_ds.ranks.group import process_group
 from tests.support import tiny

@@ -16,7 +16,7 @@ from swep_ds.evaluation.scores import SQUAD
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved_model import load_saved
+from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_batches
 from tests.support.tiny_objective import objective, split
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad

@@ -12,7 +12,7 @@ from swep_ds.evaluation.results import Evaluated
 from swep_ds.pipeline.export import model_card
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved_model import ReadingSettings, load_saved
+from swep_ds.pipeline.saved import ReadingSettings, load_saved
 from tests.support import tiny
 from tests.support.tiny_run import prepare
 

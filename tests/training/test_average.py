@@ -15,7 +15,7 @@ from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
-from swep_ds.pipeline.saved_model import load_saved, validation_half
+from swep_ds.pipeline.saved import load_saved, validation_half
 from swep_ds.ranks.group import process_group
 from swep_ds.training.average import WeightAverage, newest_share
 from swep_ds.training.engine import build_engine

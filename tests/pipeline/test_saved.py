@@ -15,7 +15,7 @@ from transformers import BertForQuestionAnswering, FNetConfig, FNetForQuestionAn
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import EvalSection
-from swep_ds.pipeline.saved_model import WINDOWS, _reading_file, load_saved
+from swep_ds.pipeline.saved import WINDOWS, _reading_file, load_saved
 from swep_ds.ranks import accelerator
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
@@ -74,7 +74,7 @@ def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch, caplog
 
 def test_a_hub_that_fails_is_not_taken_for_a_model_without_a_reading(monkeypatch):
     errors = [RemoteEntryNotFoundError("404", response=mock.MagicMock()), LocalEntryNotFoundError("503")]
-    monkeypatch.setattr("swep_ds.pipeline.saved_model.hf_hub_download", mock.Mock(side_effect=errors))
+    monkeypatch.setattr("swep_ds.pipeline.saved.hf_hub_download", mock.Mock(side_effect=errors))
     monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
     assert _reading_file("me/model") is None
     with pytest.raises(LocalEntryNotFoundError):
