@@ -178,7 +178,7 @@ def test_the_messages_of_the_trouble_page_are_those_of_the_code():
         for node in ast.walk(ast.parse(file.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             if all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
-                texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts))
+                texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "N" for part in parts))
     messages = re.findall(r'^\| "(.+?)" \|', PAGES["docs/trouble.md"], re.MULTILINE)
     assert len(messages) > 20
     assert [message for message in messages if message not in "\n".join(texts)] == []
