@@ -5,6 +5,7 @@
 Importing this costs next to nothing: each name below is imported when it is used.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from swep_ds.methods.settings import Settings as Settings
     from swep_ds.methods.swep import NoiseGenerator as NoiseGenerator
     from swep_ds.pipeline.recipe import Recipe as Recipe
+
+# Hugging Face's libraries read these when they are imported, and would take an empty one for the current folder.
+for _name in ("XDG_CACHE_HOME", *(f"HF_{kind}" for kind in ("HOME", "HUB_CACHE", "DATASETS_CACHE", "MODULES_CACHE"))):
+    if os.environ.get(_name) == "":
+        del os.environ[_name]
 
 # module -> the names that it gives
 _MODULES = {

@@ -80,7 +80,7 @@ def explain(name: str) -> None:
         kinds = sections_of(Recipe, section)
         if kinds and (info.is_required() or tree.get(section)):
             given = tree.setdefault(section, {})
-            for name, field in kinds[0].model_fields.items():
+            for name, field in kinds[0].model_fields.items() if isinstance(given, dict) else ():
                 if field.is_required() and name not in given:
                     given[name] = "required"
                     left_open.add(f"{section}.{name}")

@@ -190,7 +190,7 @@ def check_output(option: str, path: Path | None) -> None:
         return
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.parent}: make it first")
-    if path.is_dir():
+    if path.exists() and not path.is_file():  # a folder; or /dev/stdout, which would be replaced by a file
         raise InputError(f"{option} {path}: is not a file: name one")
     check_output_folder(option, path.parent)
 

@@ -17,7 +17,7 @@ def load_entry_points(group: str) -> None:
     for point in entry_points(group=group):
         try:
             point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # code 0 of a plug-in would look like a finished run
             raise InputError(
                 f"entry point {point.name} = {point.value}, group {group}: cannot be imported ({reason(error)}): "
                 "correct that package, or uninstall it"

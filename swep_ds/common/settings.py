@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from swep_ds.common.errors import InputError, printable, reason
 from swep_ds.common.files import read_text, user_path
@@ -47,13 +47,30 @@ class _Settings(type(BaseModel)):
 
 
 class Section(BaseModel, metaclass=_Settings):
-    """Settings by name. Unknown names and NaN are errors.
+    """Settings by name. Unknown names, NaN and a bool in place of a number are errors.
 
     `kinds` has, by section, the classes of a section that comes in several, by the `name` that selects each.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
     kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_bool_is_a_number(cls, tree: Any) -> Any:
+        """YAML reads yes and on as true, which pydantic would take for 1."""
+        faults = []
+        for name, value in tree.items() if isinstance(tree, dict) else ():
+            field = cls.model_fields.get(name)
+            if field and isinstance(value, bool) and _takes_numbers(field.annotation):
+                faults.append(f"{name}: {value} is not a number: write one")
+        if faults:
+            raise FieldFault(*faults)
+        return tree
+
+
+def _takes_numbers(annotation: Any) -> bool:
+    return annotation in (int, float) or any(_takes_numbers(part) for part in get_args(annotation))
 
 
 S = TypeVar("S", bound=Section)
@@ -231,7 +248,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"),
+    re.compile(r"[-+]?([0-9][0-9_]*\.[0-9]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$"),
     list("-+.0123456789"),
 )
 
@@ -335,9 +352,17 @@ def read_whole(
 
 
 def inherit(
-    path: Path, tree: dict[str, Any], shipped: Path, model: type[Section], lay_over: Callable[[dict, dict], dict]
+    path: Path,
+    tree: dict[str, Any],
+    shipped: Path,
+    model: type[Section],
+    lay_over: Callable[[dict, dict], dict],
+    files: Collection[Path] = (),
 ) -> dict[str, Any]:
-    """`tree`, read from `path`, laid over the file that it extends, if there is one."""
+    """`tree`, read from `path`, laid over the file that it extends, if there is one. `files` extend this one.
+
+    Raises InputError: as `read_settings`; or files extend each other in a circle.
+    """
     if "extends" not in tree:
         unknown = [str(key) for key in tree if key not in model.model_fields]
         if meant := difflib.get_close_matches("extends", unknown, 1, cutoff=0.8):
@@ -348,7 +373,10 @@ def inherit(
     if Path(name).suffix and not name.startswith("~"):
         name = str(path.parent / name)
     base_path, base = read_settings(name, shipped, f"{path}: extends", model)
-    return lay_over(inherit(base_path, base, shipped, model, lay_over), tree)
+    files = {*files, path.resolve()}
+    if base_path.resolve() in files:
+        raise InputError(f"{path}: extends {name}, which extends this one: files cannot go round in a circle")
+    return lay_over(inherit(base_path, base, shipped, model, lay_over, files), tree)
 
 
 def lay_sections(model: type[Section], tree: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _is_no_text(value: Any, context: str) -> bool:
 
 def _as_text(value: Any, context: str) -> str:
     """The text of a number. pandas makes numbers of a column of years, and of one with gaps 1852.0."""
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
         raise InputError(f"the answer {excerpt(value)} is not text; give a string")

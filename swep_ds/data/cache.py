@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,8 +28,9 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f"{UNFINISHED}*"):
-            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another process has finished it
+                if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as temporary:
             windows, facts = Path(temporary, "windows"), Path(temporary, "facts")
             rows = 0
@@ -56,7 +58,10 @@ def load(cached: Path) -> tuple[Dataset, dict[str, int]] | None:
     """The cached windows and their counts; None if there are none, or if a part of them is missing."""
     if not (cached.exists() and _facts(cached).exists()):
         return None
-    facts = json.loads(_facts(cached).read_text(encoding="utf-8"))
+    try:
+        facts = json.loads(_facts(cached).read_text(encoding="utf-8"))
+    except ValueError:  # a machine that went down had not written it to its disk
+        return None
     if facts.pop("bytes", None) != cached.stat().st_size:
         return None
     return Dataset.from_file(str(cached)), facts

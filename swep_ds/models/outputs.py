@@ -25,14 +25,6 @@ class QAOutput(NamedTuple):
     hidden: Tensor | None = None
     layers: tuple[Tensor, ...] = ()
 
-    def chunks(self, count: int) -> list["QAOutput"]:
-        """The outputs for each of `count` batches of N / count windows that were run as one, without `hidden`."""
-        first = (field.chunk(count) for field in (self.nll, self.logits, self.shares))
-        layers = [tuple(states) for states in zip(*(state.chunk(count) for state in self.layers), strict=True)]
-        return [
-            QAOutput(*fields, layers=states) for *fields, states in zip(*first, layers or [()] * count, strict=True)
-        ]
-
 
 class QAModel(nn.Module):
     """A Hugging Face model behind the interface that the methods use: `embed`, `forward`, and `predict` unperturbed."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
         return
     write()
     for file in files:
-        shutil.copymode(folder / CONFIG_NAME, file)  # safetensors lets only their owner read them
+        with suppress(OSError):  # a mount without permissions
+            shutil.copymode(folder / CONFIG_NAME, file)  # safetensors lets only their owner read them
     if len(files) == 1:
         files[0].rename(folder / SAFE_WEIGHTS_NAME)
         return

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 from collections.abc import Collection, Iterable
+from functools import cache
 from pathlib import Path
 
 from swep_ds.common.errors import InputError
@@ -87,8 +88,13 @@ def check_unchanged(
 
 def content_checksum(files: Iterable[Path]) -> str:
     """The first 32 digits of the SHA-256 over the files, one after the other, each unpacked if it is gzip."""
+    return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files))
+
+
+@cache  # a table of many runs asks for the same files
+def _checksum(files: tuple[tuple[Path, int], ...]) -> str:
     digest = hashlib.sha256()
-    for file in files:
+    for file, _ in files:
         with file.open("rb") as packed:
             is_gzip = packed.read(2) == b"\x1f\x8b"
             packed.seek(0)

@@ -150,7 +150,7 @@ def _read_weights(
     qa = load_model(recipe, tokenizer, start, mapped=zero_stage(read_ds_config(ds_config)) == 3)
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
     config = _config_of(recipe, ds_config, objective)
-    _check_environment(recipe, qa)
+    _check_environment(recipe)
     return objective, config
 
 
@@ -213,7 +213,7 @@ def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
     with torch.device("meta"):
         objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
     _config_of(recipe, ds_config, objective)
-    _check_environment(recipe, qa)
+    _check_environment(recipe)
 
 
 def _config_of(recipe: Recipe, ds_config: str, objective: Objective) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _config_of(recipe: Recipe, ds_config: str, objective: Objective) -> dict[str
     )
 
 
-def _check_environment(recipe: Recipe, qa: ExtractiveQA | GenerativeQA) -> None:
+def _check_environment(recipe: Recipe) -> None:
     """Raises InputError where this rank's machine cannot run what the recipe asks for."""
     if recipe.train.precision == "tf32" and not accelerator.has_tf32():
         raise InputError(

@@ -12,7 +12,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, P
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, reason
 from swep_ds.common.files import read_json
 from swep_ds.common.settings import Section, validate
 from swep_ds.data.example import Example
@@ -144,9 +144,12 @@ def _reading_file(source: str) -> Path | None:
         return Path(hf_hub_download(source, READING))
     except RemoteEntryNotFoundError:
         return None
-    except LocalEntryNotFoundError:
+    except LocalEntryNotFoundError as error:
         if not constants.is_offline_mode():
-            raise
+            raise InputError(
+                f"model {source}: the hub cannot give its {READING} ({reason(error)}): try again, or set "
+                "HF_HUB_OFFLINE=1"
+            ) from None
         if is_first_on_node():
             log.warning(
                 "model %s: offline, and its %s is not in the hub's cache: read with default windows", source, READING

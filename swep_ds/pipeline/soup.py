@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError, WriteFailed
+from swep_ds.common.errors import InputError, WriteFailed, as_input_error, reason
 from swep_ds.common.files import check_new_folder
 from swep_ds.common.settings import differences, flatten
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.models.folders import load_config, weight_files
+from swep_ds.models.weights import is_finite
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
@@ -53,7 +54,7 @@ class Ingredient:
         folder.check_finished()
         weights = {}
         for file in weight_files(str(folder.model), f"{run}: its model"):
-            with safe_open(file, "pt") as content:
+            with as_input_error(f"{file}: cannot be read", "run it again"), safe_open(file, "pt") as content:
                 weights |= dict.fromkeys(content.keys(), file)
         reading = ReadingSettings.load(folder.model / READING)
         return cls(run, folder.read_recipe(), read_results(folder.results), reading, weights)
@@ -85,8 +86,12 @@ class Ingredient:
         yield self.model, shapes
 
     def weight(self, name: str) -> Tensor:
+        """Raises InputError: it holds NaN or infinity."""
         with safe_open(self.weights[name], "pt") as content:
-            return content.get_tensor(name)
+            tensor = content.get_tensor(name)
+        if not is_finite(tensor):
+            raise InputError(f"{self.model}: {name} holds NaN or infinity: {FIX}")
+        return tensor
 
 
 def make_soup(runs: Sequence[Path], output: Path) -> None:
@@ -109,8 +114,8 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
         unfinished.mkdir(parents=True)
         _write(ingredients, unfinished, Console().print)
         unfinished.rename(output)
-    except OSError as error:
-        raise WriteFailed(f"--output {output}: cannot be written ({error.strerror})") from None
+    except (OSError, SafetensorError) as error:
+        raise WriteFailed(f"--output {output}: cannot be written ({reason(error)})") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -70,11 +70,13 @@ def process_group() -> Iterator[None]:
             _connect()
             yield
             _leave()
-        except RunExit as end:
+        except (RunExit, SystemExit) as end:
+            if isinstance(end, SystemExit):  # a plug-in's: its code 0 would look like a finished run
+                end = InputError(f"sys.exit({end.code!r}) was called during the run: remove it from the plug-in's code")
             if world_size() > 1:
                 report(end)  # before the launcher sees one rank end and kills the others
             _leave(end)
-            raise
+            raise end
         except BaseException as error:
             if _heartbeat:
                 _heartbeat.fail(error)

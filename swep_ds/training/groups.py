@@ -21,6 +21,7 @@ from deepspeed.runtime.utils import combine_grad_norm_groups
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from swep_ds.common.errors import InputError
 from swep_ds.methods.objective import Objective
 
 MODEL, METHOD = 0, 1  # the groups' numbers
@@ -58,6 +59,11 @@ class GroupNorms:
         # the group of each flat tensor
         self._groups = [*engine.optimizer.sub_group_to_group_id.values()] if stage == 3 else [MODEL, METHOD]
         self._norms = deque(maxlen=len(self._groups))  # one norm per flat tensor
+        if not hasattr(engine.optimizer, "get_grad_norm_direct"):
+            raise InputError(
+                "data_types.grad_accum_dtype: at ZeRO-1 in bf16 it leaves method.noise_max_grad_norm without a norm of "
+                "the noise generator's gradient: remove this field of the ds_config"
+            )
         # whichever DeepSpeed calls, without or with offload, it calls once for each flat tensor, in their order
         for name in ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload"):
             setattr(engine.optimizer, name, self._noting(getattr(engine.optimizer, name)))

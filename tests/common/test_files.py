@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -132,7 +133,8 @@ def test_an_output_is_checked_before_the_work(tmp_path, monkeypatch):
     for path in (None, tmp_path / "a" / "b" / "c"):
         check_output_folder("--output", path)
     assert "there is no folder" in refused(check_output, "--output", tmp_path / "a" / "file")
-    assert "is not a file" in refused(check_output, "--output", tmp_path)
+    for path in (tmp_path, Path("/dev/null")):
+        assert "is not a file" in refused(check_output, "--output", path)
     for path in (file, file / "below"):
         assert "is not a folder" in refused(check_output_folder, "--output", path)
     monkeypatch.setattr(os, "access", lambda *_: False)  # for root every folder can be written to

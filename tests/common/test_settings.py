@@ -128,3 +128,22 @@ def test_a_file_of_another_kind_is_told(tmp_path):
 def test_names_of_data_sets_become_files_in_one_folder(tmp_path, names, part):
     file = write(tmp_path / "r.yaml", MINIMAL | {"data": {"train": "t", "eval": dict.fromkeys(names, "y")}})
     assert part in message(file)
+
+
+@pytest.mark.parametrize("override", ["train.micro_batch_size=yes", "seed=on", "data.max_train_examples=true"])
+def test_a_truth_value_is_no_number(override):
+    name = override.partition("=")[0]
+    assert message("quickstart", override) == f"--set {name}: True is not a number: write one"
+
+
+def test_files_that_extend_each_other_are_told(tmp_path):
+    write(tmp_path / "one.yaml", {"extends": "two.yaml"})
+    file = write(tmp_path / "two.yaml", {"extends": "one.yaml"})
+    assert message(file).endswith("extends two.yaml, which extends this one: files cannot go round in a circle")
+
+
+def test_digits_that_are_no_number_stay_text(tmp_path):
+    recipe = Recipe.load("quickstart", ["tracking.group=0823", "train.learning_rate=3e-5", "train.weight_decay=.5"])
+    assert (recipe.tracking.group, recipe.train.learning_rate, recipe.train.weight_decay) == ("0823", 3e-5, 0.5)
+    (tmp_path / "r.yaml").write_text(recipe.dump())
+    assert Recipe.load(str(tmp_path / "r.yaml")) == recipe

@@ -126,3 +126,8 @@ def test_a_rank_that_ends_alone_ends_the_others(ended):
 
 if __name__ == "__main__":
     fork(Path(sys.argv[1]))
+
+
+def test_a_plug_in_that_exits_does_not_look_like_a_finished_run():
+    with pytest.raises(InputError, match=r"^sys.exit\(0\) was called during the run: "), process_group():
+        sys.exit(0)

@@ -71,4 +71,4 @@ def test_a_gpu_without_it_is_refused(monkeypatch):
     monkeypatch.setattr(accelerator, "has_tf32", lambda: False)
     monkeypatch.setattr(accelerator, "product_name", lambda: "Tesla T4")
     with pytest.raises(InputError, match=r"^train\.precision tf32: Tesla T4 has no TF32 .*: set it to fp32$"):
-        _check_environment(ds_configs.recipe(precision="tf32"), objective("mle").qa)
+        _check_environment(ds_configs.recipe(precision="tf32"))
