@@ -147,7 +147,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         InputError: DeepSpeed refuses a setting; on all ranks.
     """
     config, stage = dict(config), zero_stage(config)
-    to_disk = config["zero_optimization"].get("offload_param", {}).get("device") == "nvme"
+    to_disk = config.get("zero_optimization", {}).get("offload_param", {}).get("device") == "nvme"
     if to_disk and not AsyncIOBuilder().is_compatible():
         raise InputError(
             "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "

@@ -228,7 +228,9 @@ def test_an_installed_package_adds_methods_and_readers(registry, site):
         read_examples("silence:x", training=True)
 
 
-@pytest.mark.parametrize(("code", "said"), [("import there_is_no_such_module", "no_such_module"), ("raise SystemExit(0)", "Exit")])
+@pytest.mark.parametrize(
+    ("code", "said"), [("import there_is_no_such_module", "no_such_module"), ("raise SystemExit(0)", "SystemExit")]
+)
 def test_a_package_that_cannot_be_imported_is_named(site, code, said):
     installed(site, "quiet_package", code, reader_registry.GROUP)
     with pytest.raises(InputError, match=rf"^entry point silent = quiet_package, group .*{said}"):

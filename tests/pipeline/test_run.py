@@ -1,5 +1,6 @@
 """What a run trains on: the same questions for every method, nested fractions, samples of nothing else."""
 
+import copy
 import json
 from types import SimpleNamespace
 
@@ -151,9 +152,9 @@ def test_what_overflows_in_fp16_is_refused_by_its_config_alone(kind, tmp_path):
 
 def test_another_models_tokenizer_is_refused(tmp_path):
     tiny_models.model("t5", vocab_size=200).save_pretrained(tmp_path)
-    load_model(model_recipe(tmp_path), tiny.wordpiece(), str(tmp_path))
+    load_model(model_recipe(tmp_path), copy.deepcopy(tiny.wordpiece()), str(tmp_path))
     with pytest.raises(InputError, match=r"^model\.name .*: its tokenizer has more tokens than the model"):
-        load_model(model_recipe(tmp_path), tiny.byte_bpe(), str(tmp_path))
+        load_model(model_recipe(tmp_path), copy.deepcopy(tiny.byte_bpe()), str(tmp_path))
 
 
 def test_a_start_without_an_update_reports_the_memory_of_the_training(tmp_path):
