@@ -110,7 +110,7 @@ def write_pair(world: World, left_out_rate: float, brief: bool = False, filler: 
 
 
 def _recurrence(mention: Mention, statement: Passage, passage: Passage) -> tuple[int, int]:
-    """The span in the passage of a name or value of the statement; a name's stands in the sentence of a stated fact."""
+    """The span in the passage of the statement's name or value. That of a name is in the sentence of a stated fact."""
     same = [m for m in passage.mentions if (m.record, m.field) == (mention.record, mention.field)]
     if mention.field == "name":
         stated = {m.field for m in statement.mentions} - {"name"}

@@ -218,7 +218,7 @@ def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
 
     An error on the way, also in making the pieces of text, leaves the former file and no other.
     """
-    # see `is_leftover`; processes of other hosts and containers may have the same number
+    # processes of other hosts and containers may have the same number
     temporary = path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
     try:
         with temporary.open("wb") as file:
@@ -230,19 +230,6 @@ def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def is_leftover(name: str) -> bool:
-    """Whether this is the name of a temporary file of `write_atomically`."""
-    return re.fullmatch(r"\..+\.[0-9]+", name) is not None
-
-
-def open_lock(path: Path) -> BinaryIO:
-    """Opens a lock file: creates it if it is missing and never empties it. Raises InputError if it cannot be opened."""
-    try:
-        return path.open("ab")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be opened ({error.strerror}): change its permissions, or delete it") from None
 
 
 def is_locked(path: Path) -> bool:

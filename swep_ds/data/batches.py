@@ -105,7 +105,7 @@ def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 
 
         P  by `run_update`, each micro-step's loss, as the passes of a batch add up
         R A  by `TrainingBatches`, a window's weight R A / W, so that windows add up to their mean at any split
-        A P  is the gradient_accumulation_steps that DeepSpeed is told by `complete_ds_config`
+        A P  is the gradient_accumulation_steps that `complete_ds_config` gives DeepSpeed
     """
     return ranks * accumulation * micro_steps
 

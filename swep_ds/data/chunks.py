@@ -3,15 +3,16 @@
 The chunks are JSON files in the folder `<output>.chunks` until all are finished. Each is written atomically.
 """
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import open_lock, read_json, write_atomically
+from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.settings import differences
 from swep_ds.data.example import Example
 
@@ -23,6 +24,7 @@ class Chunks:
         self.output, self.count = output, count
         self.folder = output.with_name(f"{output.name}.chunks")
         self.settings = self.folder / "settings.json"
+        self._lock = FileLock(self.folder / ".lock", fallback_to_soft=False)
 
     def take(self, setup: dict[str, Any]) -> list[int]:
         """Locks the folder for this process and returns the missing chunks. `begin` must precede the first `write`.
@@ -37,9 +39,8 @@ class Chunks:
             raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open_lock(self.folder / ".lock")  # held until the process ends
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._lock.acquire(blocking=False)  # held until the process ends
+        except Timeout:
             raise InputError(f"--output {self.output}: another process is writing it: name another") from None
         except OSError as error:
             raise InputError(f"--output {self.output}: cannot be written ({error.strerror}): name another") from None
@@ -60,7 +61,7 @@ class Chunks:
     def leave(self) -> None:
         """Unlocks the folder, and removes it if nothing has begun there."""
         if self.settings.exists():
-            self._lock.close()
+            self._lock.release()
         else:
             self._remove()
 
@@ -80,7 +81,7 @@ class Chunks:
         self._remove()
 
     def _remove(self) -> None:
-        self._lock.close()  # first: NFS keeps an open file, and with it the folder
+        self._lock.release()  # first: NFS keeps an open file, and with it the folder
         # hidden: the lock, and what a killed process was writing; the settings last: they identify the others
         for file in (*self.folder.glob("0*.json"), *self.folder.glob(".*"), self.settings):
             file.unlink(missing_ok=True)

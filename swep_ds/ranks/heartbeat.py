@@ -33,7 +33,7 @@ from swep_ds.common.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, print
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}  # s, s, times, ms
 CONNECT_SECONDS = 60.0
 TICK_SECONDS = 0.5  # from one look at the clock to the next
-CAUSE_SECONDS = 1.0  # an exception waits so long to be told: a death may have caused it, and is told first
+CAUSE_SECONDS = 1.0  # before an exception is reported: the death that may have caused it is reported first
 ANSWER_SECONDS = 5.0  # for a live rank to say where it is
 LEAVE_SECONDS = 10.0  # for the other end to answer a rank that ends
 SHOWN = 8  # ranks that a message names

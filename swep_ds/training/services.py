@@ -102,8 +102,8 @@ def check_service(settings: TrackingSection) -> None:
 def start_service(
     settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int
 ) -> Wandb | TensorBoard | None:
-    """The run's service; None if there is none, or if it cannot start for a run that resumes: nobody may be there to
-    mend it, as a queue has started the run again.
+    """The run's service; None if there is none, or if it cannot start for a run that resumes. A queue may have resumed
+    it, with nobody there to repair the service.
 
     Args:
         updates: how many are done.
@@ -121,7 +121,7 @@ def start_service(
         service = Wandb(settings, method, config, folder, run_id or secrets.token_hex(4))
     except Exception as error:  # a broken installation and an absent server raise anything
         if not (run_id or updates):
-            fix = "log in to it or mend its installation, or set it to wandb_offline or off"
+            fix = "log in to it or repair its installation, or set it to wandb_offline or off"
             raise InputError(f"tracking.to: {settings.to} cannot start ({reason(error)}): {fix}") from None
         log.warning("%s cannot start: this run goes untracked (%s)", settings.to, reason(error))
         return None
