@@ -1,11 +1,10 @@
 """What an update costs: methods and executions on the same batches, in turns, in one process.
 
 Time is the wall clock of whole updates (forward, backward, optimizer), measured in turns, so that a machine whose
-speed drifts slows all candidates equally. Memory is what tensors hold from the moment the model is loaded: weights,
-gradients and optimizer state after the first update (`state_bytes`), and the peak during a later one (`peak_bytes`),
-on the largest batch of an epoch, which sets a run's peak; on a CPU from all tensors and the results of PyTorch's
-operations, on a GPU from the allocator. Memory of the interpreter and libraries is left out: it is the same for all and
-would hide differences.
+speed drifts slows all candidates equally. Memory is what tensors hold from the moment the model is loaded, without the
+interpreter and libraries, which are the same for all: weights, gradients and optimizer state after the first update
+(`state_bytes`), and the peak during a later one (`peak_bytes`), on the largest batch of an epoch. A CPU's comes from
+all tensors and the results of PyTorch's operations, a GPU's from the allocator.
 """
 
 import gc
@@ -24,9 +23,9 @@ from deepspeed.accelerator import get_accelerator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from swep_ds import ranks
-from swep_ds.cost.flops import flops_per_token, peak_flops
 from swep_ds.cost.published import PlainTraining
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods.base import MicroStep
@@ -34,20 +33,26 @@ from swep_ds.ranks import accelerator
 from swep_ds.training.loop import run_update
 
 Update = Callable[[Batch, int], None]
+# (name, bf16, tf32, fp32): dense FLOP/s from the vendors' data sheets; the first name that matches counts
+PEAKS = (
+    ("B200", 2250e12, 1100e12, 75e12),
+    ("H100 PCIe", 756e12, 378e12, 51e12),
+    ("H100 NVL", 835e12, 417e12, 60e12),
+    ("H100", 989e12, 494e12, 67e12),
+    ("H200", 989e12, 494e12, 67e12),
+    ("A100", 312e12, 156e12, 19.5e12),
+    ("L40S", 362e12, 183e12, 91.6e12),
+)
 
 
 @dataclass
 class Candidate:
-    """One way to train.
-
-    forwards: the model's forward passes in an update, those inside a perturbation included.
-    extra_parameters: the method's own, in addition to the model's.
-    """
+    """One way to train, and what it took."""
 
     name: str
     training: "EngineTraining | PlainTraining"
-    forwards: int
-    extra_parameters: int
+    forwards: int  # the model's forward passes in an update, those inside a perturbation included
+    extra_parameters: int  # the method's own, in addition to the model's
     flops_per_token: float
     state_bytes: int
     peak_bytes: int
@@ -70,18 +75,38 @@ class EngineTraining:
 
     def __init__(self, engine, execution: str):
         engine.train()
-        self.objective, self.update = engine.module, engine_update(engine, execution)
+        self.objective = engine.module
+        self.update = engine_update(engine, execution)
 
 
 def build_candidate(name: str, make: Callable[[], EngineTraining | PlainTraining], batch: Batch) -> Candidate:
     """Builds a candidate and measures its memory on a batch. `make` loads the model."""
     training, state, peak = _memory(make, batch)
-    root, forwards = training.objective, []
+    root = training.objective
+    forwards = []
     hook = root.qa.register_forward_hook(lambda *_: forwards.append(1))
-    flops = flops_per_token(training.update, batch)
+    flops = _flops_per_token(training.update, batch)
     hook.remove()
     extra = sum(getattr(p, "ds_numel", p.numel()) for p in root.method.parameters())  # ZeRO-3 partitions them
     return Candidate(name, training, len(forwards), extra, flops, state, peak)
+
+
+def _flops_per_token(update: Update, batch: Batch) -> float:
+    """FLOPs of an update on this batch as if it had no padding, as PyTorch counts them, by its tokens."""
+    N, T = batch.input_ids.shape
+    # a model may leave padding out
+    full = batch._replace(attention_mask=torch.ones_like(batch.attention_mask), lengths=(T,) * N)
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        update(full, 0)
+    return counter.get_total_flops() / (N * T)
+
+
+def peak_flops(device: str, precision: str) -> float | None:
+    """Peak FLOP/s of a GPU by its name, at a `train.precision`; None = not in the table."""
+    for name, half, tf32, single in PEAKS:
+        if name in device:
+            return {"fp32": single, "tf32": tf32}.get(precision, half)
+    return None
 
 
 def largest_batch(batches: TrainingBatches) -> Batch:
@@ -203,14 +228,16 @@ def measure(candidates: list[Candidate], warmup: int) -> None:
 
 def figures(candidates: list[Candidate], warmup: int, precision: str) -> list[dict[str, Any]]:
     """A row for each candidate, with ratios to the first one; times on other batches have no ratio."""
-    base, rows = candidates[0], []
+    base = candidates[0]
+    rows = []
     for candidate in candidates:
         counted = candidate.batches[warmup:]
         windows = sum(len(batch.input_ids) for batch in counted)
         tokens = sum(int(batch.attention_mask.sum()) for batch in counted)
         positions = sum(batch.input_ids.numel() for batch in counted)
-        seconds, state, peak = sum(candidate.seconds), candidate.state_bytes, candidate.peak_bytes
-        ratio = quartiles = None
+        seconds = sum(candidate.seconds)
+        ratio = None
+        quartiles = None
         if candidate.batches is base.batches:
             ratios = [a / b for a, b in zip(candidate.seconds, base.seconds, strict=True)]
             ratio = statistics.median(ratios)
@@ -229,9 +256,9 @@ def figures(candidates: list[Candidate], warmup: int, precision: str) -> list[di
                 "samples_per_second": ranks.world_size() * windows / seconds,
                 "tokens_per_second": ranks.world_size() * tokens / seconds,
                 "padding": 1 - tokens / positions,
-                "state_bytes": state,
-                "peak_bytes": peak,
-                "memory_ratio": peak / base.peak_bytes,
+                "state_bytes": candidate.state_bytes,
+                "peak_bytes": candidate.peak_bytes,
+                "memory_ratio": candidate.peak_bytes / base.peak_bytes,
                 "flops_per_second": flops,
                 "utilisation": flops / limit if limit else None,
             }

@@ -1,15 +1,15 @@
 """What a run would take, before it starts: parameters, updates, memory at each ZeRO stage, and which ds_configs fit.
 
 Nothing is trained, and no weights are read: the model is built from its config on the meta device. Tokenizer and
-training data are read as in a run. All bytes are estimates: model states follow DeepSpeed's allocations
-(`cost.memory`), activations are counted in a forward without data (`cost.activations`). Without a tokenizer or
-data, which may be on another machine, the plan says what is not known, and continues.
+training data are read as in a run; a model without a tokenizer is planned for windows of `data.max_length` tokens. All
+bytes are estimates: model states follow DeepSpeed's allocations (`cost.memory`), activations are counted in a forward
+without data (`cost.activations`).
 """
 
 import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,17 +30,17 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 
 # the simplest first: partitioning costs communication, offload waits for the bus
-ORDER = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
-COLUMNS = ("parameters", "optimizer", "buffers", "gradients", "transient")  # fields of `States`
-WIDTH = 160  # characters of a printed line
+ORDER = ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
 USABLE = 0.9  # share of a device's memory; its context, workspaces and fragmentation take the rest
 GIB = 2**30
-Say = Callable[..., None]
+CAPTION = f"""\
+peak = parameters + optimizer + buffers + the largest of gradients + transient + activations, step and evaluation.
+What fits takes at most {USABLE:.0%} of the memory. CPU: all ranks together, what they offload, or the float32 weights
+that each holds there until they are on its device (ZeRO-3 leaves them in their files)."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,11 @@ class Devices:
 
     def hold(self, states: States, activations: int, evaluation: int = 0) -> bool:
         """Whether all of it fits. CPU memory that is not known counts as enough."""
-        host, peak = self.host_bytes(states), states.peak(activations, evaluation)
+        host = self.host_bytes(states)
+        peak = states.peak(activations, evaluation)
         if not self.on_gpu:
             return peak + host <= USABLE * self.memory
         return peak <= USABLE * self.memory and (self.host is None or host <= USABLE * self.host)
-
-
-def gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB"
 
 
 def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Sequence[str]) -> None:
@@ -90,89 +87,94 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         command: the options of `swep-ds train` that name the recipe and change it.
 
     Raises:
-        InputError: the model does not exist, every ds_config contradicts the recipe, or one offloads to disk.
+        InputError: the model does not exist, the training data cannot be read, every ds_config contradicts the recipe,
+            or one offloads to disk.
     """
     # in bf16 DeepSpeed's ZeRO-0 steps one weight tensor after the other: `build_engine` advises against it
-    order = (*ORDER[1:], ORDER[0]) if recipe.train.precision == "bf16" else ORDER
-    configs = [ds_config] if ds_config else list(order)
-    say = Console(width=WIDTH).print
-    fitting = configs  # both stages run under one command
+    order = [*ORDER[1:], ORDER[0]] if recipe.train.precision == "bf16" else ORDER
+    names = [ds_config] if ds_config else order
+    fitting = names
+    console = Console(width=160)
     if recipe.pretrain:
-        say("first stage (pretrain)")
-        fitting = _plan_stage(recipe.first_stage(), devices, configs, say, "pretrain.train")
-        say("\nsecond stage")
-    both = _plan_stage(recipe, devices, configs, say)
-    fitting = [name for name in fitting if name in both]
+        console.print("first stage (pretrain)")
+        fitting = _plan_stage(recipe.first_stage(), devices, names, console, "pretrain.train")
+        console.print("\nsecond stage")
+    both = _plan_stage(recipe, devices, names, console, "data.train")
+    fitting = [name for name in fitting if name in both]  # one command runs both stages
     if fitting:
         ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
-        say(f"use {Path(fitting[0]).name}, the simplest that fits:")
-        say(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
+        console.print(f"use {Path(fitting[0]).name}, the simplest that fits:")
+        console.print(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
         return
     size = "max_tokens" if recipe.train.max_tokens else "micro_batch_size"
-    say(
+    console.print(
         f"none fits: lower train.{size} and raise train.gradient_accumulation_steps, set "
         "train.activation_checkpointing=true, lower eval.batch_size where evaluation takes the most, or use more or "
         "larger devices; zero3_offload_nvme keeps the weights on disk"
     )
 
 
-def _plan_stage(
-    recipe: Recipe, devices: Devices, configs: Sequence[str], say: Say, training_source: str = "data.train"
-) -> list[str]:
-    """Prints what one training takes; returns the ds_configs that fit."""
+def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console, source: str) -> list[str]:
+    """Prints what one training takes; returns the ds_configs that fit. `source` is the field of its training data."""
+    say = console.print
     train = recipe.train
     load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
-    tokenizer, missing = None, ""
+    tokenizer = None
     try:
         tokenizer = prepare.run_tokenizer(recipe)
     except InputError as error:
-        missing = str(error)
+        no_tokenizer = error
     objective = _objective(recipe, tokenizer)
-    states, refused = _states(recipe, objective, configs, devices)
+    states, refused = _states(recipe, objective, names, devices)
+
     average = f", average {train.average}" if train.average != "none" else ""
     say(
         f"{recipe.method.name} on {recipe.model.name}: {train.precision}, {train.optimizer}, {train.execution}{average}"
     )
-    say(f"devices: {devices.count} {'GPU(s)' if devices.on_gpu else 'CPU process(es)'} of {gib(devices.memory)}")
+    say(f"devices: {devices.count} {'GPU(s)' if devices.on_gpu else 'CPU process(es)'} of {_gib(devices.memory)}")
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     say(f"parameters: {model:,} of the model, {method:,} of the method")
-    size, steps = train.max_tokens or train.micro_batch_size, train.gradient_accumulation_steps
-    unit, total = "positions" if train.max_tokens else "windows", size * steps * devices.count
+    size = train.max_tokens or train.micro_batch_size
+    unit = "positions" if train.max_tokens else "windows"
+    steps = train.gradient_accumulation_steps
+    total = size * steps * devices.count
     say(f"global batch: {size:,} {unit} x {steps:,} accumulated x {devices.count:,} device(s) = {total:,}")
-    length = _say_data(recipe, tokenizer, missing, devices.count, say, training_source)
+
+    length = recipe.data.max_length
+    if tokenizer is None:
+        say(f"updates and tokens: not known, because {no_tokenizer}")
+    else:
+        text, length = _data(recipe, tokenizer, devices.count, source)
+        say(text)
     # with max_tokens the windows of the longest length are the widest: attention grows with its square
-    width = math.ceil(train.max_tokens / length) if train.max_tokens else train.micro_batch_size
-    counted = _say_activations(recipe, objective, _batch(recipe, width, length), devices, say)
-    answers = recipe.eval.batch_size * counted.answer
+    count = math.ceil(train.max_tokens / length) if train.max_tokens else train.micro_batch_size
+    activations = _activations(recipe, objective, _batch(recipe, count, length), devices.on_gpu, console)
+    answers = recipe.eval.batch_size * activations.answer
     if answers:
         windows = f"{recipe.eval.batch_size} windows x {recipe.eval.beams} beams"
-        say(f"evaluation: {windows} keep {gib(answers)} of keys and values (estimate)")
+        say(f"evaluation: {windows} keep {_gib(answers)} of keys and values (estimate)")
     for error in refused:
         say(f"left out: {error}")
-    activations = counted.checkpointed if train.activation_checkpointing else counted.plain
-    return _say_table(states, activations, answers, counted.casts, devices, say)
+    held = activations.checkpointed if train.activation_checkpointing else activations.plain
+    table, fitting = _table(states, held, answers, activations.casts, devices)
+    say(table)
+    return fitting
 
 
 def _states(
-    recipe: Recipe, objective: Objective, configs: Sequence[str], devices: Devices
+    recipe: Recipe, objective: Objective, names: Sequence[str], devices: Devices
 ) -> tuple[dict[str, States], list[InputError]]:
     """Model states by ds_config, and why the recipe contradicts the others. Raises InputError: it contradicts all."""
-    train, states, refused = recipe.train, {}, []
+    train = recipe.train
     shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
-    for name in configs:
+    averaged = sum(p.numel() for p in objective.qa.parameters()) if train.average != "none" else 0
+    setup = {"world_size": devices.count, "micro_steps": len(objective.parts(train.execution))}
+    setup |= {"hidden_size": objective.qa.hidden_size, "on_cpu": not devices.on_gpu}
+    states = {}
+    refused = []
+    for name in names:
         try:
-            config = resolve_ds_config(
-                name,
-                recipe,
-                world_size=devices.count,
-                micro_steps=len(objective.parts(train.execution)),
-                hidden_size=objective.qa.hidden_size,
-                on_cpu=not devices.on_gpu,
-            )
-        except InputError as error:
-            refused.append(error)
-            continue
-        try:
+            config = prepare.resolve_ds_config(name, recipe, **setup)
             states[name] = model_states(
                 shapes,
                 config,
@@ -180,8 +182,10 @@ def _states(
                 optimizer=train.optimizer,
                 world_size=devices.count,
                 coalesces=train.coalesce_grad_reduction,
-                averaged=sum(p.numel() for p in objective.qa.parameters()) if train.average != "none" else 0,
+                averaged=averaged,
             )
+        except InputError as error:
+            refused.append(error)
         except NotImplementedError as error:
             raise InputError(f"{name}: --plan does not know the memory of {error}: leave --ds_config out") from None
     if not states:
@@ -191,7 +195,8 @@ def _states(
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:
     """On the meta device, without activation checkpointing, which `count_activations` counts by layer."""
-    model, train = recipe.model, recipe.train.model_copy(update={"activation_checkpointing": False})
+    model = recipe.model
+    train = recipe.train.model_copy(update={"activation_checkpointing": False})
     if model.attention == "flash_attention_2":  # may not be installed here; it saves what SDPA's fused kernels save
         model = model.model_copy(update={"attention": "auto"})
     recipe = recipe.model_copy(update={"model": model, "train": train})
@@ -213,40 +218,27 @@ def _untie(model: PreTrainedModel, name: str) -> None:
         head.weight = nn.Parameter(torch.empty_like(head.weight))
 
 
-def _say_data(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerFast | None,
-    missing: str,
-    world_size: int,
-    say: Say,
-    training_source: str,
-) -> int:
-    """Prints what is known of the data; returns the tokens of the longest window."""
-    try:
-        if tokenizer is None:
-            raise InputError(missing)
-        # training data only: the test sets may be missing
-        data = recipe.data.model_copy(update={"eval": {}})
-        training, _ = load_examples(recipe.model_copy(update={"data": data}), training_source)
-        features = prepare.training_features(recipe, tokenizer, training)
-    except InputError as error:
-        say(f"updates and tokens: not known, because {error}")
-        return recipe.data.max_length
+def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, world_size: int, source: str) -> tuple[str, int]:
+    """A line about the training data, and the tokens of the longest window. The test sets may be missing."""
+    data = recipe.data.model_copy(update={"eval": {}})
+    training, _ = load_examples(recipe.model_copy(update={"data": data}), source)
+    features = prepare.training_features(recipe, tokenizer, training)
     batches = prepare.training_batches(recipe, tokenizer, features, 0, world_size)
     # an epoch's updates are made of the same windows
     seen = [batches.lengths[batches.windows(u)] for u in range(min(batches.updates, batches.updates_per_epoch))]
     tokens = sum(int(lengths.sum()) for lengths in seen)
     positions = sum(int(lengths.max()) * len(lengths) for lengths in seen)
-    say(
+    text = (
         f"data: {len(training):,} questions, {len(features.dataset):,} windows; {batches.updates:,} updates of "
         f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}"
     )
-    return max(int(lengths.max()) for lengths in seen)
+    return text, max(int(lengths.max()) for lengths in seen)
 
 
 def _batch(recipe: Recipe, count: int, length: int) -> Batch:
     """A micro-batch of `count` windows of this length; only its shapes count."""
-    ids, row = torch.ones(count, length, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
+    ids = torch.ones(count, length, dtype=torch.int64)
+    row = torch.zeros(count, dtype=torch.int64)
     shares = torch.ones(count)
     batch = Batch(input_ids=ids, attention_mask=ids, sample_id=row, weight=shares, token_weight=shares)
     batch = batch._replace(lengths=(length,) * count)
@@ -255,53 +247,64 @@ def _batch(recipe: Recipe, count: int, length: int) -> Batch:
     return batch._replace(start_position=row, end_position=row)
 
 
-def _say_activations(recipe: Recipe, objective: Objective, batch: Batch, devices: Devices, say: Say) -> Activations:
+def _activations(recipe: Recipe, objective: Objective, batch: Batch, on_gpu: bool, console: Console) -> Activations:
+    """Counts and prints the activations of a micro-batch; none if the model cannot be run without data."""
     generation = None
     if recipe.task == "generative" and (recipe.data.eval or recipe.data.holdout_fraction):
         generation = Generation(recipe.data.max_length, recipe.eval.max_answer_tokens, recipe.eval.beams)
     can_checkpoint = objective.qa.model.supports_gradient_checkpointing
     try:
-        counted = count_activations(objective, batch, recipe.train, on_gpu=devices.on_gpu, generation=generation)
+        counted = count_activations(objective, batch, recipe.train, on_gpu=on_gpu, generation=generation)
     except RuntimeError as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        say(f"activations: not known, because the model cannot be run without data ({reason}); they come on top")
+        reason = " ".join(str(error).split())[:160]
+        console.print(f"activations: not known, because the model cannot be run without data ({reason})")
         return Activations(0, 0)
     count, length = batch.input_ids.shape
-    sizes = gib(counted.plain)
+    sizes = _gib(counted.plain)
     if can_checkpoint:
-        sizes += f"; {gib(counted.checkpointed)} with activation checkpointing"
-    say(f"activations of the widest micro-batch, {count} x {length:,} tokens (estimate): {sizes}")
+        sizes += f"; {_gib(counted.checkpointed)} with activation checkpointing"
+    console.print(f"activations of the widest micro-batch, {count} x {length:,} tokens (estimate): {sizes}")
     if counted.casts:
-        say(f"autocast's copies of the weights, below ZeRO-3: {gib(counted.casts)}")
+        console.print(f"autocast's copies of the weights, below ZeRO-3: {_gib(counted.casts)}")
     return counted
 
 
-def _say_table(
-    states: dict[str, States], activations: int, answers: int, casts: int, devices: Devices, say: Say
-) -> list[str]:
-    """Prints a row for each ds_config; returns the names of those that fit."""
-    rows, fitting = [], []
+def _table(
+    states: dict[str, States], activations: int, answers: int, casts: int, devices: Devices
+) -> tuple[Table, list[str]]:
+    """A row for each ds_config, and the names of those that fit."""
+    rows = {}
+    fitting = []
     for name, state in states.items():
         copies = 0 if state.partitioned else casts
-        held, evaluation = activations + copies, answers + copies
-        parts = [getattr(state, column) for column in COLUMNS]
-        peak = state.peak(held, evaluation)
-        rows.append((*parts, held, state.step, state.evaluating + evaluation, peak, devices.host_bytes(state)))
+        held = activations + copies
+        evaluation = answers + copies
+        rows[name] = {
+            "parameters": state.parameters,
+            "optimizer": state.optimizer,
+            "buffers": state.buffers,
+            "gradients": state.gradients,
+            "transient": state.transient,
+            "activations": held,
+            "step": state.step,
+            "evaluation": state.evaluating + evaluation,
+            "peak": state.peak(held, evaluation),
+            "CPU": devices.host_bytes(state),
+        }
         if devices.hold(state, held, evaluation):
             fitting.append(name)
-    unit, word = (GIB, "GiB") if max(row[-2] for row in rows) >= GIB else (2**20, "MiB")
-    table = Table(title=f"memory per device, {word} (estimates)", title_justify="left", caption_justify="left")
+    in_gib = max(row["peak"] for row in rows.values()) >= GIB
+    unit = GIB if in_gib else 2**20
+    title = f"memory per device, {'GiB' if in_gib else 'MiB'} (estimates)"
+    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("ds_config", no_wrap=True)
-    for title in (*COLUMNS, "activations", "step", "evaluation", "peak", "CPU", ""):
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, row in zip(states, rows, strict=True):
-        verdict = "fits" if name in fitting else "too much"
-        table.add_row(Path(name).stem, *(f"{size / unit:,.1f}" for size in row), verdict)
-    table.caption = (
-        "peak = parameters + optimizer + buffers + the largest of gradients + transient + activations, step and "
-        "evaluation.\n"
-        f"What fits takes at most {USABLE:.0%} of the memory. CPU: all ranks together, what they offload, or the "
-        "float32 weights\nthat each holds there until they are on its device (ZeRO-3 leaves them in their files)."
-    )
-    say(table)
-    return fitting
+    for column in [*rows[next(iter(rows))], ""]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, row in rows.items():
+        sizes = [f"{size / unit:,.1f}" for size in row.values()]
+        table.add_row(Path(name).stem, *sizes, "fits" if name in fitting else "too much")
+    return table, fitting
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"

@@ -10,7 +10,6 @@ import platform
 import re
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -43,7 +42,7 @@ REPEATS = 10  # of a collective that is timed
 
 
 def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
-    """Collective. Prints what the ranks see and how fast they communicate.
+    """Collective. Prints what rank 0 sees and how fast the ranks communicate.
 
     Raises InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
     are missing, an output folder that is not writable or not shared by the ranks. Where all see the same: the folder is
@@ -51,11 +50,14 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
-    report |= {f"output_dir {output_dir}": find_fault(output_dir) or "writable, shared"}
-    hosts, reports = [ranks.host(rank) for rank in range(ranks.world_size())], ranks.gather(report)
-    say(summary(hosts, reports))
+    report[f"output_dir {output_dir}"] = find_fault(output_dir) or "writable, shared"
+    hosts = [ranks.host(rank) for rank in range(ranks.world_size())]
+    width = max(map(len, report))
+    say(f"{_ranks(range(len(hosts)), hosts)}; the first one sees:")
+    for subject, value in report.items():
+        say(f"  {subject:{width}}  {value}")
     say(time_collectives())
-    if faults := disagreements(hosts, reports):
+    if faults := disagreements(hosts, ranks.gather(report)):
         raise InputError(f"preflight: {'; '.join(faults)}")
     ranks.on_all_ranks(lambda: _check_start(recipe, ds_config, output_dir))
     say("preflight: all ranks see the same")
@@ -72,9 +74,6 @@ def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
             check_model(stage, ds_config, source)
 
 
-# What a rank sees
-
-
 def observe(recipe: Recipe, ds_config: str) -> Report:
     """This rank's devices, versions, code, recipe, ds_config, model and data. Nodes may differ in the number of cores
     or devices."""
@@ -86,14 +85,16 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
     report["code of this package"] = fingerprint([*PACKAGE.rglob("*.py"), *shipped("kernels").rglob("*.py")], PACKAGE)
     report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]
     try:
-        report[f"ds_config {ds_config}"] = _local(ds_config_path(ds_config)) or "missing"
+        report[f"ds_config {ds_config}"] = _local(ds_config_path(ds_config))
     except InputError:  # other ranks may have it, and all faults are listed together
         report[f"ds_config {ds_config}"] = "missing"
-    data, model = recipe.data, recipe.model.name
+    model = recipe.model.name
     report[f"model.name {model}"] = _local(user_path(resolve_model(model), "model.name")) or _cached(model, "model")
-    sources = {"data.train": data.train, "data.augmented": data.augmented}
-    sources |= {"pretrain.train": recipe.pretrain and recipe.pretrain.train}
-    sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
+    sources = {"data.train": recipe.data.train, "data.augmented": recipe.data.augmented}
+    if recipe.pretrain:
+        sources["pretrain.train"] = recipe.pretrain.train
+    for name, source in recipe.data.eval.items():
+        sources[f"data.eval.{name}"] = source
     return report | {f"{field} {source}": _data(source) for field, source in sources.items() if source}
 
 
@@ -129,19 +130,18 @@ def _cached(hub_id: str, kind: str) -> str:
 
 def fingerprint(files: Iterable[Path], root: Path) -> str:
     """Number, size and checksum of files. The paths below `root` count, not where it is."""
-    digest, sizes = hashlib.sha256(), []
+    digest = hashlib.sha256()
+    sizes = []
     for file in sorted(file for file in files if file.is_file()):
-        sizes.append(file.stat().st_size)
+        size = file.stat().st_size
+        sizes.append(size)
         name = file.relative_to(root) if file.is_relative_to(root) else file.name
-        digest.update(f"{name} {sizes[-1]} ".encode())
+        digest.update(f"{name} {size} ".encode())
         with file.open("rb") as opened:
             digest.update(opened.read(ENDS))
-            opened.seek(max(0, sizes[-1] - ENDS))
+            opened.seek(max(0, size - ENDS))
             digest.update(opened.read(ENDS))
     return f"{len(sizes)} file(s), {sum(sizes):,} bytes, {digest.hexdigest()[:8]}" if sizes else "missing"
-
-
-# What a collective costs
 
 
 def time_collectives() -> str:
@@ -151,8 +151,10 @@ def time_collectives() -> str:
         return "one rank: no collective to time"
     device = ranks.device()
     size = 2**24 if device.type == "cpu" else 2**28
-    small, large = torch.zeros(1, device=device), torch.zeros(size // 4, device=device)
-    latency, seconds = _median(lambda: dist.all_reduce(small)), _median(lambda: dist.all_reduce(large))
+    small = torch.zeros(1, device=device)
+    large = torch.zeros(size // 4, device=device)
+    latency = _median(lambda: dist.all_reduce(small))
+    seconds = _median(lambda: dist.all_reduce(large))
     bus = 2 * (world - 1) / world * size / seconds / 1e9  # as nccl-tests counts it: comparable at any world size
     return (
         f"all-reduce over {world} ranks, {dist.get_backend()}: {latency * 1e6:,.0f} us of 4 bytes, "
@@ -169,18 +171,6 @@ def _median(collective: Callable[[], object]) -> float:
         ranks.synchronize()
         seconds.append(time.perf_counter() - began)
     return max(ranks.gather(statistics.median(seconds[2:])))
-
-
-# Comparing
-
-
-def summary(hosts: Sequence[str], reports: Sequence[Report]) -> str:
-    """What the largest group of equal ranks sees, a line a subject; `disagreements` names what others see."""
-    common, _ = Counter(tuple(report.items()) for report in reports).most_common(1)[0]
-    group = [rank for rank, report in enumerate(reports) if tuple(report.items()) == common]
-    width = max(len(subject) for subject, _ in common)
-    lines = [f"  {subject:{width}}  {value}" for subject, value in common]
-    return "\n".join([f"{_ranks(group, hosts)}:", *lines])
 
 
 def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:

@@ -4,6 +4,7 @@ import gc
 import json
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,8 @@ from torch.profiler import profile
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
+from swep_ds.cost import candidates as bench
 from swep_ds.cost import launches
-from swep_ds.cost.candidates import (
-    EngineTraining,
-    build_candidate,
-    engine_update,
-    figures,
-    largest_batch,
-    measure,
-    sample,
-    table,
-)
 from swep_ds.cost.published import PlainTraining, Published
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.evaluation.results import versions
@@ -59,33 +51,26 @@ def side_by_side(
             raise InputError(f"{plain}: runs on one rank: name other --methods, or start one process")
         first = next(iter(recipes.values()))
         job = prepare(first, ds_config)
-        _check(job, updates)
-        largest = largest_batch(job.batches).to(ranks.device())
-        common = _load(sample(job.batches, warmup, updates))
+        largest = bench.largest_batch(job.batches).to(ranks.device())
+        common = _sample(job.batches, warmup, updates)
         candidates = []
         for name, recipe in recipes.items():
-
-            def make(recipe: Recipe = recipe, published: bool = name == plain) -> EngineTraining | PlainTraining:
-                ready = prepare(recipe, ds_config)
-                if published:
-                    return PlainTraining(Published(ready.objective.qa).to(ranks.device()), recipe.train)
-                return EngineTraining(_engine(recipe, ready), recipe.train.execution)
-
-            candidates.append(build_candidate(name, make, largest))
+            make = _published if name == plain else _trained
+            candidates.append(bench.build_candidate(name, partial(make, recipe, ds_config), largest))
             candidates[-1].batches = common
             if name == plain:
-                random = _load(sample(_random_batches(first, job), warmup, updates))
-                candidates.append(replace(candidates[-1], name=name + RANDOM, batches=random, seconds=[]))
-        measure(candidates, warmup)
-        rows = figures(candidates, warmup, first.train.precision)
+                random = _sample(_random_batches(first, job), warmup, updates)
+                candidates.append(replace(candidates[-1], name=plain + RANDOM, batches=random, seconds=[]))
+        bench.measure(candidates, warmup)
+        rows = bench.figures(candidates, warmup, first.train.precision)
+
         say = Console(width=WIDTH, quiet=not ranks.is_main()).print
         windows, tokens = largest.input_ids.shape
         say(f"{updates} updates each, in turns; medians; peak memory on {windows} windows of {tokens} tokens")
-        say(table(rows))
+        say(bench.table(rows))
         speeds = {row["name"]: row["samples_per_second"] for row in rows}
-        ratios = {}
-        if published := speeds.pop(plain + RANDOM, None):
-            ratios = {name: speed / published for name, speed in speeds.items()}
+        published = speeds.pop(plain + RANDOM, None)
+        ratios = {name: speed / published for name, speed in speeds.items()} if published else {}
         for name, ratio in ratios.items():
             say(f"{name}: {ratio:.2f} times the published procedure's samples per second, each on batches of its own")
         compared = {
@@ -97,6 +82,15 @@ def side_by_side(
         return _about(first, job) | compared if ranks.is_main() else None
 
 
+def _trained(recipe: Recipe, ds_config: str) -> bench.EngineTraining:
+    return bench.EngineTraining(_engine(recipe, prepare(recipe, ds_config)), recipe.train.execution)
+
+
+def _published(recipe: Recipe, ds_config: str) -> PlainTraining:
+    job = prepare(recipe, ds_config)
+    return PlainTraining(Published(job.objective.qa).to(ranks.device()), recipe.train)
+
+
 def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures | None:
     """Profiles each one's updates, one after the other; returns None except on rank 0.
 
@@ -106,16 +100,16 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
     Raises:
         InputError: an epoch has fewer updates, or the profiler may not read the GPU's counters.
     """
-    on_gpu = accelerator.on_gpu()
-    clock, kind = ("self_device_time_total", DeviceType.CUDA) if on_gpu else ("self_cpu_time_total", DeviceType.CPU)
+    clock = "self_device_time_total" if accelerator.on_gpu() else "self_cpu_time_total"
+    kind = DeviceType.CUDA if accelerator.on_gpu() else DeviceType.CPU
     profiled = {}
     with ranks.process_group():
         for name, recipe in recipes.items():
             job = prepare(recipe, ds_config)
-            _check(job, updates)
+            batches = _sample(job.batches, 0, updates)
             engine = _engine(recipe, job)
             engine.train()
-            update, batches = engine_update(engine, recipe.train.execution), _load(sample(job.batches, 0, updates))
+            update = bench.engine_update(engine, recipe.train.execution)
             for number in range(max(2, warmup)):  # at ZeRO-3 the first two record the order of the modules
                 update(batches[number % updates], number)
             ranks.synchronize()
@@ -159,7 +153,7 @@ def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
             file = _at_stage(ds_config, 0 if stage == launches.PLAIN else stage, Path(folder))
             for name, recipe in recipes.items():
                 job = prepare(recipe, file)
-                batch = largest_batch(job.batches).to(ranks.device())
+                batch = bench.largest_batch(job.batches).to(ranks.device())
                 if stage == launches.PLAIN:
                     counts = launches.count_plain_launches(job.objective.to(ranks.device()), batch, recipe.train)
                 else:
@@ -187,22 +181,20 @@ def _engine(recipe: Recipe, job: Prepared) -> Any:
     return build_engine(job.objective, job.config, recipe.train, job.batches.updates)
 
 
-def _check(job: Prepared, updates: int) -> None:
-    if job.batches.updates_per_epoch < updates:
-        raise InputError(
-            f"an epoch has {job.batches.updates_per_epoch} updates, and {updates} are asked for: lower --updates, or "
-            "name more data"
-        )
-
-
 def _random_batches(recipe: Recipe, job: Prepared) -> TrainingBatches:
     """The job's windows as the published procedure batches them, whatever their lengths."""
     train = recipe.train.model_copy(update={"group_by_length": False})
     return training_batches(recipe.model_copy(update={"train": train}), job.tokenizer, job.features, 0, 1)
 
 
-def _load(batches: TrainingBatches) -> list[Batch]:
-    return [batches[number].to(ranks.device()) for number in range(len(batches))]
+def _sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
+    if batches.updates_per_epoch < updates:
+        raise InputError(
+            f"an epoch has {batches.updates_per_epoch} updates, and {updates} are asked for: lower --updates, or "
+            "name more data"
+        )
+    sampled = bench.sample(batches, warmup, updates)
+    return [sampled[number].to(ranks.device()) for number in range(len(sampled))]
 
 
 def _about(recipe: Recipe, job: Prepared) -> Figures:
