@@ -5,7 +5,6 @@
 Importing this costs next to nothing: each name below is imported when it is used.
 """
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +33,6 @@ if TYPE_CHECKING:
     from swep_ds.methods.swep import NoiseGenerator as NoiseGenerator
     from swep_ds.pipeline.recipe import Recipe as Recipe
 
-# Hugging Face's libraries read these when they are imported, and would take an empty one for the current folder.
-for _name in ("XDG_CACHE_HOME", *(f"HF_{kind}" for kind in ("HOME", "HUB_CACHE", "DATASETS_CACHE", "MODULES_CACHE"))):
-    if os.environ.get(_name) == "":
-        del os.environ[_name]
-
 # module -> the names that it gives
 _MODULES = {
     "swep_ds.api.answerer": ["QuestionAnswerer"],
@@ -60,18 +54,20 @@ __all__ = ["__version__", "hf", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    is_method = name[:1].isupper() and name not in _NAMES  # its settings: `sd.AdvAug` is AdvAugSettings
-    if not (is_method or name in __all__):
+    if name == "hf":
+        module, attribute = "swep_ds.api.hf", None
+    elif name in _NAMES:
+        module, attribute = _NAMES[name], name
+    elif name[:1].isupper():  # a method's settings: `sd.AdvAug` is AdvAugSettings
+        module, attribute = "swep_ds.methods.settings", f"{name}Settings"
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from swep_ds.common.console import hide_cpu_notice
 
     hide_cpu_notice()
-    if name == "hf":
-        value = import_module("swep_ds.api.hf")
-    elif is_method:
-        value = getattr(import_module("swep_ds.methods.settings"), f"{name}Settings")
-    else:
-        value = getattr(import_module(_NAMES[name]), name)
+    value = import_module(module)
+    if attribute:
+        value = getattr(value, attribute)
     globals()[name] = value
     return value
 

@@ -1,6 +1,5 @@
 """The command `swep-ds`: `swep-ds COMMAND ...` runs the function COMMAND of `swep_ds/commands/COMMAND.py`."""
 
-import argparse
 import importlib
 import shlex
 import sys
@@ -26,38 +25,28 @@ COMMANDS = {
     "submit": "submit a training or a sweep to Slurm",
     "recipes": "list recipes and sweeps, and explain their fields",
 }
-NOTES = [
-    "`swep-ds COMMAND --help` explains a command. Exit codes: 0: done. 2: bad input (one line says what and how to fix",
-    "it). Any other code: the command failed, unless its help says otherwise.",
-]
-
-
-def parser() -> argparse.ArgumentParser:
-    width = max(map(len, COMMANDS))
-    lines = [f"    {name:{width}}  {text}" for name, text in COMMANDS.items()]
-    options = cli.Parser(
-        prog="swep-ds",
-        usage="swep-ds COMMAND ...",
-        description="\n".join(["commands:", *lines, "", *NOTES]),
-    )
-    options.add_argument("--version", action="version", version=f"swep-ds {__version__}")
-    return options
+NOTES = """\
+`swep-ds COMMAND --help` explains a command. Exit codes: 0: done. 2: bad input (one line says what and how to fix
+it). Any other code: the command failed, unless its help says otherwise."""
 
 
 def without_command() -> None:
     """Prints the help or the version, or raises InputError: the words begin with no command."""
     words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help", "--version"):
-        parser().parse_args()
-        parser().print_help()
-    elif words[0].startswith("-"):
-        command = next((word for word in words if word in COMMANDS), "train")
-        others = [word for word in words if word != command]
-        raise InputError(f"options follow a command: swep-ds {command} {shlex.join(others)}")
-    else:
+    if words and not words[0].startswith("-"):
         from swep_ds.common.settings import suggest  # imports pydantic, which takes time
 
         raise InputError(f"{words[0]}: no such command{suggest(words[0], COMMANDS)}")
+    if words and words[0] not in ("-h", "--help", "--version"):
+        command = next((word for word in words if word in COMMANDS), "train")
+        others = [word for word in words if word != command]
+        raise InputError(f"options follow a command: swep-ds {command} {shlex.join(others)}")
+    lines = [f"    {name:9}  {text}" for name, text in COMMANDS.items()]
+    description = "\n".join(["commands:", *lines, "", NOTES])
+    parser = cli.Parser(prog="swep-ds", usage="swep-ds COMMAND ...", description=description)
+    parser.add_argument("--version", action="version", version=f"swep-ds {__version__}")
+    parser.parse_args()
+    parser.print_help()
 
 
 def main() -> None:

@@ -27,33 +27,27 @@ def parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(command.__name__)
         sub.set_defaults(command=command)
         sub.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **runs)
-        sub.add_argument(
-            "--output", type=path_of("--output"), help="folder to write to (default: analysis/ in the first RUN)"
-        )
+        text = "folder to write to (default: analysis/ in the first RUN)"
+        sub.add_argument("--output", type=path_of("--output"), help=text)
         return sub
 
     def add_questions(sub: argparse.ArgumentParser, first: int) -> None:
         sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
         chosen = sub.add_mutually_exclusive_group()
         chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
-        chosen.add_argument(
-            "--first",
-            type=at_least(1),
-            default=first,
-            help=f"the first N questions that have an answer (default: {first})",
-        )
+        text = "the first N questions that have an answer"
+        chosen.add_argument("--first", type=at_least(1), metavar="N", default=first, help=text)
 
-    add(words, nargs="+").add_argument(
-        "--augmented", type=path_of("--augmented"), help="samples of `swep-ds augment`, to show SSMBA's share"
-    )
+    sub = add(words, nargs="+")
+    text = "samples of `swep-ds augment`, to show SSMBA's share"
+    sub.add_argument("--augmented", type=path_of("--augmented"), help=text)
     add_questions(add(heatmap), first=3)
     sub = add(tsne)
     add_questions(sub, first=5)
-    sub.add_argument("--max_tokens", type=at_least(10), default=500, help="most tokens to plot (default: 500)")
-    sub.add_argument("--seed", type=at_least(0), default=0, help="seed of the sample and of t-SNE (default: 0)")
-    add(frequency).add_argument(
-        "--windows", type=at_least(1), default=200, help="training windows to perturb (default: 200)"
-    )
+    sub.add_argument("--max_tokens", type=at_least(10), default=500, help="most tokens to plot")
+    sub.add_argument("--seed", type=at_least(0), default=0, help="seed of the sample and of t-SNE")
+    sub = add(frequency)
+    sub.add_argument("--windows", type=at_least(1), default=200, help="training windows to perturb")
     return options
 
 
@@ -66,13 +60,13 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     draw(table, samples, [folder / "words.png", folder / "words.svg"])
     write_atomically(folder / "words.csv", to_csv(table))
-    last = table.groupby("run", sort=False).last()
-    lines = [
-        f"{run}: {row.words_changed:.2%} of the tokens at update {row['update']}, {row.words_changed_clean:.2%} before "
-        "perturbation"
-        for run, row in last.iterrows()
-    ]
-    return lines + ([f"SSMBA's texts: {samples:.2%}"] if samples is not None else [])
+    lines = []
+    for run, row in table.groupby("run", sort=False).last().iterrows():
+        changed = f"{row.words_changed:.2%} of the tokens at update {row['update']}"
+        lines.append(f"{run}: {changed}, {row.words_changed_clean:.2%} before perturbation")
+    if samples is not None:
+        lines.append(f"SSMBA's texts: {samples:.2%}")
+    return lines
 
 
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
@@ -126,15 +120,15 @@ def load_questions(arguments: argparse.Namespace):
 
     run = TrainedRun.load(arguments.run)
     examples = run.test_examples(arguments.data)
-    if not arguments.questions:
-        answerable = [example for example in examples if example.answers]
-        if not answerable:
-            raise InputError(f"{arguments.run}: no question of {arguments.data or 'its source domain'} has an answer")
-        return run, answerable[: arguments.first]
-    by_id = {example.id: example for example in examples}
-    if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
-        raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")
-    return run, [by_id[id_] for id_ in arguments.questions]
+    if arguments.questions:
+        by_id = {example.id: example for example in examples}
+        if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
+            raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")
+        return run, [by_id[id_] for id_ in arguments.questions]
+    answerable = [example for example in examples if example.answers]
+    if not answerable:
+        raise InputError(f"{arguments.run}: no question of {arguments.data or 'its source domain'} has an answer")
+    return run, answerable[: arguments.first]
 
 
 def analyze() -> None:

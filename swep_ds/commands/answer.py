@@ -18,7 +18,6 @@ import json
 import math
 import time
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -37,21 +36,13 @@ def parser() -> Parser:
     options.add_argument("--text", help="the text that --question is about")
     options.add_argument("--text_file", type=path_of("--text_file"), help="file with that text")
     options.add_argument("--output", type=path_of("--output"), help="new file for the answers to --questions")
-    options.add_argument(
-        "--n_best", type=at_least(1), default=1, help="answers to a question (default: 1; a generative model has one)"
-    )
-    options.add_argument("--batch_size", type=at_least(1), default=32, help="windows in a forward pass (default: 32)")
-    options.add_argument(
-        "--null_threshold",
-        type=float,
-        help="decline a question whose null odds are above it (default: the model's; if it has none, never)",
-    )
-    options.add_argument(
-        "--min_confidence",
-        type=float,
-        default=0.0,
-        help="decline if the best answer's confidence is lower (default: 0)",
-    )
+    text = "answers to a question; a generative model has one"
+    options.add_argument("--n_best", type=at_least(1), default=1, help=text)
+    options.add_argument("--batch_size", type=at_least(1), default=32, help="windows in a forward pass")
+    text = "decline a question whose null odds are above it (default: the model's; if it has none, never)"
+    options.add_argument("--null_threshold", type=float, help=text)
+    text = "decline if the best answer's confidence is lower"
+    options.add_argument("--min_confidence", type=float, default=0.0, help=text)
     return options
 
 
@@ -100,11 +91,9 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     """`kwargs`: arguments for `QuestionAnswerer`."""
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
     from swep_ds.data.chunks import Chunks, digest
-    from swep_ds.data.example import Example
     from swep_ds.data.readers import read_questions
     from swep_ds.models.hub import model_checksum
 
-    output = arguments.output
     n_best = arguments.n_best
     try:
         examples = read_questions(arguments.questions)
@@ -112,7 +101,7 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
         raise InputError(f"--questions: {error}") from None
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
-    chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
+    chunks = Chunks(arguments.output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
     missing = chunks.take(setup)
     try:
         answerer = QuestionAnswerer(arguments.model, **kwargs)
@@ -120,35 +109,33 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     except InputError:
         chunks.leave()
         raise
-
-    def questions(chunk: int) -> list[Example]:
-        return examples[chunk * QUESTIONS_AT_A_TIME :][:QUESTIONS_AT_A_TIME]
-
-    def document() -> Iterator[str]:
-        for chunk in range(chunks.count):
-            for line in chunks.read(chunk):
-                yield json.dumps(line, ensure_ascii=False) + "\n"
+    chunks.begin(setup)
 
     console = Console()
     began = time.monotonic()
-    done = kept = min((chunks.count - len(missing)) * QUESTIONS_AT_A_TIME, len(examples))
+    kept = min((chunks.count - len(missing)) * QUESTIONS_AT_A_TIME, len(examples))
+    done = kept
     if kept:
         console.print(f"resuming: {kept} of {len(examples)} questions are answered")
-    chunks.begin(setup)
     with Progress(console, "questions", len(examples), kept) as progress:
         for chunk in missing:
-            asked = questions(chunk)
+            asked = examples[chunk * QUESTIONS_AT_A_TIME :][:QUESTIONS_AT_A_TIME]
             lines = []
             for example, replies in zip(asked, answerer.answer_together(asked, n_best), strict=True):
-                best = asdict(replies[0])
-                line = {"id": example.id, "question": example.question, "answer": best["text"]}
-                line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
-                if n_best > 1:
-                    line["answers"] = [asdict(reply) for reply in replies]
-                lines.append(line)
+                lines.append(_line(example, [asdict(reply) for reply in replies], n_best))
                 progress.update(done + len(lines))
             chunks.write(chunk, lines)
             done += len(lines)
-    chunks.finish(document())
+    written = (line for chunk in range(chunks.count) for line in chunks.read(chunk))
+    chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in written)
     rate = 60 * (len(examples) - kept) / (time.monotonic() - began)
-    console.print(f"{len(examples)} answers in {output}: {rate:,.0f} questions a minute")
+    console.print(f"{len(examples)} answers in {arguments.output}: {rate:,.0f} questions a minute")
+
+
+def _line(example, replies: list[dict[str, Any]], n_best: int) -> dict[str, Any]:
+    best = replies[0]
+    line = {"id": example.id, "question": example.question, "answer": best["text"]}
+    line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
+    if n_best > 1:
+        line["answers"] = replies
+    return line

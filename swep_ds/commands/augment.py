@@ -19,25 +19,18 @@ def augment() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--data", required=True, metavar="SOURCE", help="training data, as data.train names it")
     parser.add_argument("--model", required=True, help="hub id or local folder of a masked language model")
-    parser.add_argument(
-        "--output", required=True, type=path_of("--output"), metavar="FILE.json", help="a new SQuAD v1.1 file"
-    )
-    parser.add_argument("--samples", type=at_least(1), default=8, help="samples per question (default: 8)")
-    parser.add_argument("--share", type=float, default=0.25, help="share of the tokens to corrupt (default: 0.25)")
-    parser.add_argument(
-        "--unprotect_answer", action="store_true", help="corrupt the answer as well; drop samples that lose it"
-    )
-    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of the samples (default: 0)")
-    parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank (default: 32)")
-    parser.add_argument(
-        "--max_examples", type=at_least(1), help="use only the first questions, to try it out (default: all)"
-    )
-    parser.add_argument(
-        "--repeated_answers",
-        choices=["error", "first", "drop"],
-        default="error",
-        help="as data.repeated_answers of the recipe that trains on the samples (default: error)",
-    )
+    text = "a new SQuAD v1.1 file"
+    parser.add_argument("--output", required=True, type=path_of("--output"), metavar="FILE.json", help=text)
+    parser.add_argument("--samples", type=at_least(1), default=8, help="samples per question")
+    parser.add_argument("--share", type=float, default=0.25, help="share of the tokens to corrupt")
+    text = "corrupt the answer as well; drop samples that lose it"
+    parser.add_argument("--unprotect_answer", action="store_true", help=text)
+    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of the samples")
+    parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank")
+    text = "use only the first questions, to try it out (default: all)"
+    parser.add_argument("--max_examples", type=at_least(1), help=text)
+    text = "as data.repeated_answers of the recipe that trains on the samples"
+    parser.add_argument("--repeated_answers", choices=["error", "first", "drop"], default="error", help=text)
     add_launch_options(parser)
     arguments = parser.parse_args()
     if not 0 < arguments.share <= 1:
@@ -48,9 +41,13 @@ def augment() -> None:
     from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings
     from swep_ds.ranks.group import process_group
 
-    sizes = (arguments.samples, arguments.share, arguments.seed, arguments.batch_size)
     settings = AugmentSettings(
-        *sizes, protect_answer=not arguments.unprotect_answer, repeated_answers=arguments.repeated_answers
+        samples=arguments.samples,
+        share=arguments.share,
+        seed=arguments.seed,
+        batch_size=arguments.batch_size,
+        protect_answer=not arguments.unprotect_answer,
+        repeated_answers=arguments.repeated_answers,
     )
     with process_group():
         augment(arguments.data, arguments.model, arguments.output, settings, arguments.max_examples)

@@ -16,7 +16,7 @@ from swep_ds.common.files import path_of
 def calibrate() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a finished run")
-    parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank (default: 32)")
+    parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank")
     add_launch_options(parser)
     arguments = parser.parse_args()
     launch(arguments.ranks, "calibrate")

@@ -5,7 +5,6 @@ Scripts import this module first: from then on a failed print ends no run.
 
 import argparse
 import difflib
-import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -13,27 +12,26 @@ from typing import NoReturn
 
 from swep_ds.common.console import hide_cpu_notice, protect, say_on_stderr
 from swep_ds.common.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, RunExit, denied
-from swep_ds.common.files import PACKAGE, shipped
+from swep_ds.common.files import shipped
 from swep_ds.ranks.environment import check_libraries, is_first_on_node, read_launch, report
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows the description as written, and the default of every option whose help does not name it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = action.default in (None, False, argparse.SUPPRESS) or action.default == []
+        return action.help if silent or "default: " in action.help else f"{action.help} (default: %(default)s)"
+
+
 class Parser(argparse.ArgumentParser):
-    """Shows its description as written; wrong options raise `InputError` instead of printing usage on every rank.
+    """Wrong options raise `InputError` instead of printing usage on every rank.
 
     Options are not abbreviated: `--gpus 8` would be `--gpus_per_node 8`, which is another number of GPUs on four nodes.
     """
 
     def __init__(self, **options):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
-
-    def parse_args(self, *arguments, **options):
-        namespace, unknown = self.parse_known_args(*arguments, **options)
-        if unknown:
-            meant = unknown[0]
-            named = "--recipe" in self._option_string_actions and (PACKAGE / "recipes" / f"{meant}.yaml").exists()
-            hint = f"; did you mean --recipe {meant}?" if named else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return namespace
+        super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
         """As argparse's, but refuses an unknown option first: argparse may name a required one that is missing."""
@@ -41,19 +39,17 @@ class Parser(argparse.ArgumentParser):
         if self._subparsers is None:  # otherwise the sub-parser looks at its own words
             for word in takewhile(lambda word: word != "--", words):
                 option = word.partition("=")[0]
-                if re.fullmatch(r"--\S+", option) and option not in self._option_string_actions:
+                if option.startswith("--") and " " not in option and option not in self._option_string_actions:
                     self.error(f"unrecognized arguments: {option}{self._hint(option)}")
         return super().parse_known_args(words, namespace)
 
     def _hint(self, option: str) -> str:
-        """The end of a message about an unknown option: those that begin like it, or else the nearest one."""
-        known = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
-        option = option.replace("-", "_").replace("__", "--", 1)
-        meant = [name for name in known if name.startswith(option)]
-        meant = meant or difflib.get_close_matches(option, known, n=1, cutoff=0.75)
+        shown = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        meant = [name for name in shown if name.startswith(option)]
+        meant = meant or difflib.get_close_matches(option, shown, n=1, cutoff=0.75)
         if meant:
             return f"; did you mean {' or '.join(meant)}?"
-        return ": --set SECTION.FIELD=VALUE sets a field of the recipe" if "--set" in known else ""
+        return ": --set SECTION.FIELD=VALUE sets a field of the recipe" if "--set" in shown else ""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message if message.endswith("?") else f"{message}: --help lists the options")
@@ -76,25 +72,16 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def add_launch_options(options: argparse.ArgumentParser) -> None:
     """Adds `--ranks`, which `launch` serves."""
-    options.add_argument(
-        "--ranks",
-        type=at_least(1),
-        metavar="N",
-        help="start N processes on this machine, each with a device (default: run in this process, alone or as a rank "
-        "of the surrounding launcher)",
-    )
+    text = "start N processes on this machine, each with a device (default: run in this process, as a rank if a "
+    text += "launcher started it)"
+    options.add_argument("--ranks", type=at_least(1), metavar="N", help=text)
     options.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
 
 
 def add_set_option(options: argparse.ArgumentParser, of: str) -> None:
     """Adds `--set`, which overrides a field of a recipe, or of what `of` names."""
-    options.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help=f"override a field of {of}; may be repeated",
-    )
+    text = f"override a field of {of}; may be repeated"
+    options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help=text)
 
 
 def launch(ranks: int | None, name: str, *options: str) -> None:

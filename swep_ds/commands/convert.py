@@ -15,21 +15,16 @@ def convert() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("source", type=path_of("FILE"), help="file of generated pairs")
     parser.add_argument("output", type=path_of("OUTPUT.jsonl"), metavar="OUTPUT.jsonl", help="a new file")
-    parser.add_argument(
-        "--tokenizer",
-        default="google-bert/bert-base-uncased",
-        help="hub id or local folder of the tokenizer that made the ids (default: %(default)s)",
-    )
+    text = "hub id or local folder of the tokenizer that made the ids"
+    parser.add_argument("--tokenizer", default="google-bert/bert-base-uncased", help=text)
     arguments = parser.parse_args()
 
     from swep_ds.data.pairs import convert_pairs  # after the arguments: these imports take seconds
+    from swep_ds.models.hub import load_tokenizer
 
-    def load():
-        from swep_ds.models.hub import load_tokenizer
-
-        return load_tokenizer(arguments.tokenizer, "--tokenizer")
-
-    counts = convert_pairs(arguments.source, arguments.output, load)
+    counts = convert_pairs(
+        arguments.source, arguments.output, lambda: load_tokenizer(arguments.tokenizer, "--tokenizer")
+    )
     print(f"{arguments.output}: {counts.pop('written')} pairs")
     for reason, count in counts.items():
         print(f"dropped: {count} ({reason})")

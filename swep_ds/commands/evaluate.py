@@ -15,48 +15,26 @@ from swep_ds.evaluation.mlqa import LANGUAGES
 def evaluate() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
-    parser.add_argument(
-        "--data",
-        action="append",
-        required=True,
-        metavar="NAME=SOURCE",
-        help="a test set; may be repeated. Name the source domain first: the out-of-domain mean leaves it out",
-    )
-    parser.add_argument(
-        "--output_dir",
-        type=path_of("--output_dir"),
-        required=True,
-        help="a new or empty folder, for predictions/ and results.json",
-    )
+    text = "a test set; may be repeated. Name the source domain first: the out-of-domain mean leaves it out"
+    parser.add_argument("--data", action="append", required=True, metavar="NAME=SOURCE", help=text)
+    text = "a new or empty folder, for predictions/ and results.json"
+    parser.add_argument("--output_dir", type=path_of("--output_dir"), required=True, help=text)
     parser.add_argument("--max_length", type=at_least(1), help="tokens in a window (default: as trained, else 384)")
-    parser.add_argument(
-        "--doc_stride", type=at_least(1), help="tokens between windows' starts (default: as trained, else 128)"
-    )
-    parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank (default: 32)")
+    text = "tokens between windows' starts (default: as trained, else 128)"
+    parser.add_argument("--doc_stride", type=at_least(1), help=text)
+    parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank")
     parser.add_argument("--scorer", choices=("squad", "mlqa"), help="scoring rules (default: the run's, or squad)")
     parser.add_argument("--language", choices=LANGUAGES, help="mlqa: for all data sets (default: the run's, or en)")
-    parser.add_argument(
-        "--null_threshold",
-        type=float,
-        help="decline questions with null odds above it (default: the model's, or never)",
-    )
+    text = "decline questions with null odds above it (default: the model's, or never)"
+    parser.add_argument("--null_threshold", type=float, help=text)
     add_launch_options(parser)
-    arguments = parser.parse_args()
-    launch(arguments.ranks, "evaluate")
-    check_new_folder("--output_dir", arguments.output_dir)
+    arguments = vars(parser.parse_args())
+    launch(arguments.pop("ranks"), "evaluate")
+    del arguments["local_rank"]
+    check_new_folder("--output_dir", arguments["output_dir"])
 
     from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: these imports take seconds
     from swep_ds.ranks.group import process_group
 
     with process_group():
-        evaluate_saved(
-            arguments.model,
-            arguments.data,
-            arguments.output_dir,
-            max_length=arguments.max_length,
-            doc_stride=arguments.doc_stride,
-            batch_size=arguments.batch_size,
-            scorer=arguments.scorer,
-            language=arguments.language,
-            null_threshold=arguments.null_threshold,
-        )
+        evaluate_saved(arguments.pop("model"), **arguments)

@@ -6,21 +6,14 @@
 Without --ds_config all shipped ones are compared but the one that offloads to disk.
 """
 
-import argparse
-
 from swep_ds.commands.cli import Parser
 from swep_ds.commands.train import add_run_options, start
 
 
-def parser() -> argparse.ArgumentParser:
-    options = Parser(description=__doc__)
-    options.add_argument(
-        "plan", nargs="?", default="", metavar="NxGIB", help="N GPUs of GIB each (default: this machine's devices)"
-    )
-    add_run_options(options)
-    options.set_defaults(resume="auto")
-    return options
-
-
 def plan() -> None:
-    start(parser().parse_args())
+    parser = Parser(description=__doc__)
+    text = "N GPUs of GIB each (default: this machine's devices)"
+    parser.add_argument("plan", nargs="?", default="", metavar="NxGIB", help=text)
+    add_run_options(parser)
+    parser.set_defaults(resume="auto")
+    start(parser.parse_args())

@@ -7,19 +7,13 @@ Compares devices, versions, files and the output folder, times collectives, and 
 Exit codes: 0: all ranks see the same. 2: they do not, or bad input (one line says what and how to fix it).
 """
 
-import argparse
-
 from swep_ds.commands.cli import Parser, add_launch_options
 from swep_ds.commands.train import add_run_options, start
 
 
-def parser() -> argparse.ArgumentParser:
-    options = Parser(description=__doc__)
-    add_run_options(options)
-    add_launch_options(options)
-    options.set_defaults(plan=None, preflight=True)
-    return options
-
-
 def preflight() -> None:
-    start(parser().parse_args())
+    parser = Parser(description=__doc__)
+    add_run_options(parser)
+    add_launch_options(parser)
+    parser.set_defaults(plan=None, preflight=True)
+    start(parser.parse_args())

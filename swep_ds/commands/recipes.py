@@ -9,7 +9,6 @@ With `# yaml-language-server: $schema=recipe.schema.json` as the first line of a
 server completes and explains its fields.
 """
 
-import argparse
 import json
 import re
 import shutil
@@ -23,31 +22,29 @@ from swep_ds.common.schema import describe, for_editors
 from swep_ds.common.settings import read_whole, sections_of, suggest, validate
 
 
-def parser() -> argparse.ArgumentParser:
-    options = Parser(description=__doc__)
-    options.add_argument("name", nargs="?", metavar="NAME", help="a recipe or a sweep, or the path of one")
-    what = options.add_mutually_exclusive_group()
+def recipes() -> None:
+    parser = Parser(description=__doc__)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe or a sweep, or the path of one")
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--fields", action="store_true", help="explain every field of the recipe (default: quickstart)")
-    what.add_argument(
-        "--schema",
-        nargs="?",
-        const="recipe",
-        choices=["recipe", "sweep"],
-        help="print the JSON schema of such files, for editors (default: recipe)",
-    )
-    return options
+    text = "print the JSON schema of such files, for editors (default: recipe)"
+    what.add_argument("--schema", nargs="?", const="recipe", choices=["recipe", "sweep"], help=text)
+    arguments = parser.parse_args()
+    if arguments.schema and arguments.name:
+        raise InputError(f"NAME {arguments.name}: --schema is for all files alike: leave out NAME")
+    if arguments.schema:
+        print_schema(arguments.schema)
+    elif arguments.fields:
+        explain(arguments.name or "quickstart")
+    elif arguments.name:
+        print_file(arguments.name)
+    else:
+        list_all()
 
 
 def shipped_files(kind: str) -> list[Path]:
     """`kind`: recipes or sweeps."""
     return sorted((PACKAGE / kind).glob("*.yaml"))
-
-
-def summary(text: str) -> str:
-    """The first sentence of a file's head, behind its command."""
-    head = re.match(r"(#.*\n)+", text)[0]
-    words = " ".join(line.lstrip("# ") for line in head.split("\n#\n", 1)[1].splitlines())
-    return re.match(r".*?[.?](?=\s|$)|.*", words)[0]
 
 
 def list_all() -> None:
@@ -59,6 +56,13 @@ def list_all() -> None:
         for file in files:
             text = f"  {file.stem}".ljust(indent) + summary(read_text(file))
             print(textwrap.fill(text, width, subsequent_indent=" " * indent))
+
+
+def summary(text: str) -> str:
+    """The first sentence of a file's head, behind its command."""
+    head = re.match(r"(#.*\n)+", text)[0]
+    words = " ".join(line.lstrip("# ") for line in head.split("\n#\n", 1)[1].splitlines())
+    return re.match(r".*?[.?](?=\s|$)|.*", words)[0]
 
 
 def print_file(name: str) -> None:
@@ -78,38 +82,25 @@ def explain(name: str) -> None:
     left_open = set()  # required fields that the recipe does not give
     for section, info in Recipe.model_fields.items():
         kinds = sections_of(Recipe, section)
-        if kinds and (info.is_required() or tree.get(section)):
-            given = tree.setdefault(section, {})
-            for name, field in kinds[0].model_fields.items() if isinstance(given, dict) else ():
-                if field.is_required() and name not in given:
-                    given[name] = "required"
-                    left_open.add(f"{section}.{name}")
+        if not kinds or not (info.is_required() or tree.get(section)):
+            continue
+        given = tree.setdefault(section, {})
+        for field, described in kinds[0].model_fields.items() if isinstance(given, dict) else ():
+            if described.is_required() and field not in given:
+                given[field] = "required"
+                left_open.add(f"{section}.{field}")
     recipe = validate(Recipe, tree, path)
     for field in describe(Recipe.model_json_schema(), recipe.model_dump(mode="json")):
         value = "required" if field.name in left_open else json.dumps(field.value, ensure_ascii=False)
         print(f"{field.name}: {value}")
         print(f"    {field.type}; default: {field.default}")
         if field.meaning:  # another package's method may leave it out
-            print(textwrap.fill(field.meaning, 120, initial_indent="    ", subsequent_indent="    "))
+            print(textwrap.indent(textwrap.fill(field.meaning, 116), "    "))
 
 
-def schema_of(kind: str) -> dict:
-    """The JSON schema of the files of a kind."""
+def print_schema(kind: str) -> None:
     from swep_ds.pipeline.recipe import Recipe
     from swep_ds.sweeps.sweep import Sweep
 
-    return for_editors({"recipe": Recipe, "sweep": Sweep}[kind].model_json_schema())
-
-
-def recipes() -> None:
-    arguments = parser().parse_args()
-    if arguments.schema and arguments.name:
-        raise InputError(f"NAME {arguments.name}: --schema is for all files alike: leave out NAME")
-    if arguments.schema:
-        print(json.dumps(schema_of(arguments.schema), indent=2, ensure_ascii=False))
-    elif arguments.fields:
-        explain(arguments.name or "quickstart")
-    elif arguments.name:
-        print_file(arguments.name)
-    else:
-        list_all()
+    model = {"recipe": Recipe, "sweep": Sweep}[kind]
+    print(json.dumps(for_editors(model.model_json_schema()), indent=2, ensure_ascii=False))

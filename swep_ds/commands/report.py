@@ -13,12 +13,10 @@ from swep_ds.common.files import check_output, path_of
 def report() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("run", type=path_of("RUN"), help="a run's folder")
-    parser.add_argument(
-        "--against", type=path_of("--against"), metavar="RUN", help="a run on the same data sets, such as one of MLE"
-    )
-    parser.add_argument(
-        "--output", type=path_of("--output"), metavar="FILE", help="default: report.html in the run's folder"
-    )
+    text = "a run on the same data sets, such as one of MLE"
+    parser.add_argument("--against", type=path_of("--against"), metavar="RUN", help=text)
+    text = "default: report.html in the run's folder"
+    parser.add_argument("--output", type=path_of("--output"), metavar="FILE", help=text)
     arguments = parser.parse_args()
     check_output("--output", arguments.output)
 

@@ -27,7 +27,7 @@ COMMANDS = {"train": train_command, "sweep": sweep_command}
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     options.add_argument("kind", choices=COMMANDS, help="what to submit")
-    options.add_argument("--nodes", type=at_least(1), default=1, help="nodes of a run (default: 1)")
+    options.add_argument("--nodes", type=at_least(1), default=1, help="nodes of a run")
     tasks = options.add_mutually_exclusive_group(required=True)
     tasks.add_argument("--gpus_per_node", type=at_least(1), help="ranks per node, each with a GPU")
     tasks.add_argument("--cpu_ranks_per_node", type=at_least(1), help="ranks per node, for a run without GPUs")
@@ -35,14 +35,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--time", help="limit of each start, such as 12:00:00 (default: the partition's)")
     options.add_argument("--partition", help="partition of the nodes (default: the cluster's)")
     options.add_argument("--parallel", type=at_least(1), help="for a sweep: runs at a time (default: no limit)")
-    options.add_argument("--max_restarts", type=at_least(0), default=20, help="restarts of a job (default: 20)")
-    options.add_argument(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help="an extra sbatch option, such as --sbatch=--qos=high; may be repeated",
-    )
+    options.add_argument("--max_restarts", type=at_least(0), default=20, help="restarts of a job")
+    text = "an extra sbatch option, such as --sbatch=--qos=high; may be repeated"
+    options.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help=text)
     options.add_argument("--dry_run", action="store_true", help="print what would be submitted, and submit nothing")
     return options
 
@@ -82,28 +77,27 @@ def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str]
     RunFolder(folder).check_owner(recipe)
     check_ds_config(recipe, ds_config, folder, ranks, on_cpu=on_cpu)
     chosen = [f"--job-name={folder.name}", f"--output={_in_pattern(folder)}.slurm-%j.log"]
-    return chosen, with_folder(options, arguments, folder), folder.parent
+    return chosen, _with_folder(options, arguments, folder), folder.parent
 
 
 def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool) -> tuple[list[str], list[str], Path]:
-    """(options of sbatch, options of `swep-ds sweep` with its folder, the folder of the logs).
-
-    Cells that are done are left out.
-    """
+    """(options of sbatch, options of `swep-ds sweep` with its folder, the folder of the logs), for cells not done."""
     arguments = sweep_command.parser().parse_args(options)
     if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.ranks) > 1:
         raise InputError("leave out --jobs, --ranks, --cell and --table: the array replaces them")
+    from swep_ds.sweeps.sweep import digest_of
+
     folder, cells, command = sweep_command.read(arguments)
     folder = folder.absolute()
     unfinished = [str(number) for number, cell in enumerate(cells) if cell.results() is None]
     if not unfinished:
         raise InputError(f"--output_dir {folder}: all {len(cells)} runs of the sweep are done: see --table")
-    array = ",".join(unfinished) + (f"%{parallel}" if parallel else "")
-    chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={_in_pattern(folder)}/slurm-%A_%a.log"]
-    from swep_ds.sweeps.sweep import digest_of
-
+    array = ",".join(unfinished)
+    if parallel:
+        array += f"%{parallel}"
     sweep_command.check(cells, cells, command, ranks, on_cpu=on_cpu)
-    return chosen, [*with_folder(options, arguments, folder), "--cells", digest_of(cells)], folder
+    chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={_in_pattern(folder)}/slurm-%A_%a.log"]
+    return chosen, [*_with_folder(options, arguments, folder), "--cells", digest_of(cells)], folder
 
 
 def _in_pattern(folder: Path) -> str:
@@ -111,21 +105,19 @@ def _in_pattern(folder: Path) -> str:
     return str(folder).replace("%", "%%")
 
 
-def with_folder(options: list[str], arguments: argparse.Namespace, folder: Path) -> list[str]:
+def _with_folder(options: list[str], arguments: argparse.Namespace, folder: Path) -> list[str]:
     """The options with an explicit folder, so that a restarted job finds its run even if the defaults change."""
     return options if arguments.output_dir else [*options, "--output_dir", str(folder)]
 
 
-def submit() -> None:
-    words = sys.argv[1:]
+def read_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options of `submit`, and those behind `--`. Raises InputError: an option stands on the wrong side of it."""
     split = words.index("--") if "--" in words else len(words)
     mine = words[:split]
-    options = words[split + 1 :]
-    options_here = parser()._option_string_actions
     if mine and mine[0] in COMMANDS:
-        options_there = COMMANDS[mine[0]].parser()._option_string_actions
+        elsewhere = COMMANDS[mine[0]].parser()._option_string_actions.keys() - parser()._option_string_actions.keys()
         for option in (word.partition("=")[0] for word in mine):
-            if option in options_there and option not in options_here:
+            if option in elsewhere:
                 raise InputError(f"{option}: put the options of `swep-ds {mine[0]}` after `--`")
     arguments, unknown = parser().parse_known_args(mine)
     if unknown or "--" not in words:
@@ -133,6 +125,11 @@ def submit() -> None:
         raise InputError(f"{place}put the options of `swep-ds {arguments.kind}` after `--`")
     if arguments.parallel and arguments.kind == "train":
         raise InputError("--parallel is for sweeps: a training is one job")
+    return arguments, words[split + 1 :]
+
+
+def submit() -> None:
+    arguments, options = read_words(sys.argv[1:])
     slurm.check_options(arguments.sbatch)
     slurm.check_time(arguments.time, arguments.sbatch)
     ranks = arguments.nodes * (arguments.gpus_per_node or arguments.cpu_ranks_per_node)

@@ -31,21 +31,15 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     options.add_argument("sweep", help="name of a shipped sweep, or a YAML file")
-    options.add_argument(
-        "--ds_config", help=f"DeepSpeed configuration (default: the sweep's, else {DEFAULT_DS_CONFIG})"
-    )
+    text = f"DeepSpeed configuration (default: the sweep's, else {DEFAULT_DS_CONFIG})"
+    options.add_argument("--ds_config", help=text)
     add_set_option(options, "every run")
-    options.add_argument(
-        "--output_dir", type=path_of("--output_dir"), help="for the runs and the table (default: runs/SWEEP)"
-    )
-    options.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time (default: 1)")
-    options.add_argument("--ranks", type=at_least(1), metavar="N", default=1, help="processes of each run (default: 1)")
-    options.add_argument(
-        "--runs_per_device",
-        type=at_least(1),
-        default=1,
-        help="how many runs may share a device (default: 1); a CPU takes any",
-    )
+    text = "for the runs and the table (default: runs/SWEEP)"
+    options.add_argument("--output_dir", type=path_of("--output_dir"), help=text)
+    options.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time")
+    options.add_argument("--ranks", type=at_least(1), metavar="N", default=1, help="processes of each run")
+    text = "how many runs may share a device; a CPU takes any"
+    options.add_argument("--runs_per_device", type=at_least(1), default=1, help=text)
     options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")
     # names the cells that `submit` made an array for
     options.add_argument("--cells", metavar="DIGEST", help=argparse.SUPPRESS)
@@ -99,23 +93,12 @@ def sweep() -> None:
         )
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
+    if arguments.table:
+        describe(cells, folder)
+        _publish(cells, folder)
+        return
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
-    ranks = None if arguments.srun else arguments.ranks
-    if not arguments.table:
-        from swep_ds.sweeps.conditions import check_data
-
-        tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
-        check(cells, chosen, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
-        if len(chosen) > 1:  # a single run checks its data itself
-            check_data(chosen)
-    describe(cells, folder)
-    failed = []
-    stopped = False
-    if not arguments.table:
-        from swep_ds.sweeps.queue import run_queue  # takes seconds: after the settings are checked
-
-        sharing = arguments.runs_per_device
-        failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=sharing)
+    failed, stopped = _run(arguments, folder, cells, chosen, command)
     if arguments.cell is not None:
         if stopped:
             sys.exit(EXIT_STOPPED)
@@ -126,9 +109,30 @@ def sweep() -> None:
         done = sum(cell.results() is not None for cell in cells)
         Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")
         sys.exit(EXIT_STOPPED)
+    _publish(cells, folder)
+    if failed:
+        sys.exit(EXIT_FAULT)
+
+
+def _run(arguments, folder: Path, cells: list["Cell"], chosen: list["Cell"], command: list[str]):
+    """Checks and runs the chosen cells; returns what `run_queue` does."""
+    from swep_ds.sweeps.conditions import check_data
+    from swep_ds.sweeps.queue import run_queue
+    from swep_ds.sweeps.sweep import describe
+
+    ranks = None if arguments.srun else arguments.ranks
+    tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
+    check(cells, chosen, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
+    if len(chosen) > 1:  # a single run checks its data itself
+        check_data(chosen)
+    describe(cells, folder)
+    return run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=arguments.runs_per_device)
+
+
+def _publish(cells: list["Cell"], folder: Path) -> None:
+    """Makes the table; exits with 1 if runs are missing from it."""
     from swep_ds.analysis.formats import publish
     from swep_ds.analysis.runs import refs_of_cells
 
-    table = publish(refs_of_cells(cells), folder)
-    if failed or table["missing"]:
+    if publish(refs_of_cells(cells), folder)["missing"]:
         sys.exit(EXIT_FAULT)

@@ -26,70 +26,31 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     add_run_options(options)
-    options.add_argument(
-        "--resume",
-        default="auto",
-        metavar="auto|never|PATH",
-        help="auto: from the newest complete checkpoint in --output_dir, if there is one; never: refuse a folder that "
-        "holds a run; PATH: from the checkpoint in that folder (default: auto)",
-    )
+    text = "auto: from the newest complete checkpoint in --output_dir, if there is one; never: refuse a folder that "
+    text += "holds a run; PATH: from the checkpoint in that folder"
+    options.add_argument("--resume", default="auto", metavar="auto|never|PATH", help=text)
     instead = options.add_mutually_exclusive_group()
-    instead.add_argument(
-        "--plan",
-        nargs="?",
-        const="",
-        metavar="NxGIB",
-        help="train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such "
-        "as 8x80 (default: this machine's devices); without --ds_config it compares all shipped ones except "
-        "the one that offloads to disk",
-    )
-    instead.add_argument(
-        "--preflight",
-        action="store_true",
-        help="train nothing: compare what the ranks see (devices, versions, files, output folder), time collectives "
-        "and check what a start would refuse",
-    )
+    text = "train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such as "
+    text += "8x80 (default: this machine's devices); without --ds_config it compares the shipped ones"
+    instead.add_argument("--plan", nargs="?", const="", metavar="NxGIB", help=text)
+    text = "train nothing: compare what the ranks see, time collectives and check what a start would refuse"
+    instead.add_argument("--preflight", action="store_true", help=text)
     add_launch_options(options)
     return options
 
 
 def add_run_options(options: argparse.ArgumentParser) -> None:
-    options.add_argument(
-        "--ds_config",
-        help=f"DeepSpeed configuration: name of a shipped one, or a file (default for training: {DEFAULT_DS_CONFIG})",
-    )
-    options.add_argument(
-        "--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file (default: quickstart)"
-    )
+    text = f"name of a shipped DeepSpeed configuration, or a file (default for training: {DEFAULT_DS_CONFIG})"
+    options.add_argument("--ds_config", help=text)
+    options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
     add_set_option(options, "the recipe")
-    options.add_argument(
-        "--output_dir", type=path_of("--output_dir"), help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
-    )
+    text = "the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
+    options.add_argument("--output_dir", type=path_of("--output_dir"), help=text)
 
 
 def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
     name = f"{Path(arguments.recipe).stem}-{recipe.method.name}-seed{recipe.seed}"
     return arguments.output_dir or Path("runs") / name
-
-
-def print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
-    from swep_ds.cost.plan import Devices, plan
-
-    command = ["--recipe", arguments.recipe]
-    for text in arguments.set:
-        command += ["--set", text]
-    if arguments.output_dir:
-        command += ["--output_dir", str(arguments.output_dir)]
-    if arguments.resume != "auto":
-        command += ["--resume", arguments.resume]
-    if is_first_on_node():
-        plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, command)
-
-
-def report(folder: Path):
-    from swep_ds.analysis.report import write_report  # here, where a fault in the import does not fail the run
-
-    return write_report(folder)
 
 
 def train() -> None:
@@ -107,7 +68,7 @@ def start(arguments: argparse.Namespace) -> None:
     ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
     ds_config_path(ds_config)  # raises if there is no such file
     if arguments.plan is not None:
-        print_plan(arguments, recipe)
+        _print_plan(arguments, recipe)
         return
     launch(arguments.ranks, "train", *(["--preflight"] if arguments.preflight else []))
     folder = run_folder(arguments, recipe)
@@ -127,3 +88,23 @@ def start(arguments: argparse.Namespace) -> None:
     request.allowed = True
     with process_group():
         run(recipe, ds_config, folder, arguments.resume, report)
+
+
+def _print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
+    from swep_ds.cost.plan import Devices, plan
+
+    command = ["--recipe", arguments.recipe]
+    for text in arguments.set:
+        command += ["--set", text]
+    if arguments.output_dir:
+        command += ["--output_dir", str(arguments.output_dir)]
+    if arguments.resume != "auto":
+        command += ["--resume", arguments.resume]
+    if is_first_on_node():
+        plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, command)
+
+
+def report(folder: Path):
+    from swep_ds.analysis.report import write_report  # here, where a fault in the import does not fail the run
+
+    return write_report(folder)
