@@ -21,8 +21,9 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from swep_ds.data.quickstart import DOMAINS
 from swep_ds.data.quickstart.grammar import Mention, Passage, load_kinds, slots, write_passage
 from swep_ds.data.quickstart.world import World
 
+Span = tuple[int, int]
 _POOL = 16  # batches that are drawn together and sorted by length, against padding
 _LOG_EVERY = 100
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -73,9 +75,9 @@ class Pair:
 
     statement: str
     passage: str
-    answer: tuple[int, int]  # the name or value that the statement hides
-    values: tuple[tuple[int, int], ...]  # values of the passage that the statement still shows
-    restated: tuple[tuple[int, int], ...]  # every name and value of the passage that the statement restates
+    answer: Span  # the name or value that the statement hides
+    values: tuple[Span, ...]  # values of the passage that the statement still shows
+    restated: tuple[Span, ...]  # every name and value of the passage that the statement restates
 
 
 def write_pair(world: World, left_out_rate: float, brief: bool = False, filler: str = "[MASK]") -> Pair:
@@ -109,7 +111,7 @@ def write_pair(world: World, left_out_rate: float, brief: bool = False, filler: 
     )
 
 
-def _recurrence(mention: Mention, statement: Passage, passage: Passage) -> tuple[int, int]:
+def _recurrence(mention: Mention, statement: Passage, passage: Passage) -> Span:
     """The span in the passage of the statement's name or value. That of a name is in the sentence of a stated fact."""
     same = [m for m in passage.mentions if (m.record, m.field) == (mention.record, mention.field)]
     if mention.field == "name":
@@ -174,28 +176,35 @@ def batches(tokenizer: BertTokenizer, settings: Settings) -> Iterator[dict[str, 
         )
         ids = encoded["input_ids"]
         masked = (torch.rand(ids.shape) < settings.mask_rate) & ~torch.isin(ids, special)
-        restated = torch.zeros_like(ids)
-        answers = []
+        tokens = partial(_tokens, encoded)
         for row, pair in enumerate(pairs):
             for span in pair.values:
                 if world.rng.random() < settings.whole_rate:
-                    masked[row, _tokens(encoded, row, span)] = True
-            answers.append(_tokens(encoded, row, pair.answer))
-            masked[row, answers[-1]] = False
-            for span in pair.restated:
-                restated[row, _tokens(encoded, row, span)] = 1
+                    masked[row, tokens(row, span)] = True
+            masked[row, tokens(row, pair.answer)] = False
         yield {
             "input_ids": ids.masked_fill(masked, tokenizer.mask_token_id),
             "token_type_ids": encoded["token_type_ids"],
             "attention_mask": encoded["attention_mask"],
-            "restated": restated,
             "labels": ids.masked_fill(~masked, -100),
-            "starts": torch.tensor([span.start for span in answers]),
-            "ends": torch.tensor([span.stop - 1 for span in answers]),
+            **span_labels(pairs, ids, tokens),
         }
 
 
-def _tokens(encoded: BatchEncoding, row: int, span: tuple[int, int]) -> slice:
+def span_labels(
+    pairs: list[Pair], ids_BT: Tensor, tokens: Callable[[int, tuple[int, int]], slice]
+) -> dict[str, Tensor]:
+    """`restated`, `starts` and `ends` of a batch; `tokens` finds the tokens of a span in the passage of a row."""
+    restated = torch.zeros_like(ids_BT)
+    for row, pair in enumerate(pairs):
+        for span in pair.restated:
+            restated[row, tokens(row, span)] = 1
+    answers = [tokens(row, pair.answer) for row, pair in enumerate(pairs)]
+    starts = torch.tensor([span.start for span in answers])
+    return {"restated": restated, "starts": starts, "ends": torch.tensor([span.stop - 1 for span in answers])}
+
+
+def _tokens(encoded: BatchEncoding, row: int, span: Span) -> slice:
     """The tokens that cover the characters `span` of the passage of pair `row`."""
     return slice(encoded.char_to_token(row, span[0], 1), encoded.char_to_token(row, span[1] - 1, 1) + 1)
 

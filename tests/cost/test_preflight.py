@@ -24,8 +24,8 @@ def test_files_are_told_apart_by_names_sizes_heads_and_tails(tmp_path):
 
     def fingerprint(**files: bytes) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
         for name, content in files.items():
-            folder.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
         return preflight.fingerprint(folder.rglob("*"), folder)
 
@@ -41,9 +41,7 @@ def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
     (tmp_path / "train.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     assert preflight._data("train.json").startswith("1 file(s), 2 bytes, ")
-    assert preflight._data("dev.json.gz") == "missing"
-    assert preflight._data("no such thing") == "missing"
-    assert preflight._data("empty") == "missing"
+    assert {preflight._data(name) for name in ("dev.json.gz", "no such thing", "empty")} == {"missing"}
     assert preflight._data("quickstart:news") == "in this package"
     monkeypatch.setitem(reader_registry._readers, "faq", iter)
     assert preflight._data("faq:questions.csv") == "read by a registered reader"
@@ -53,56 +51,96 @@ def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: True)
     assert preflight._data("owner/squad:plain@train").startswith("missing from the hub's cache, and offline mode")
     kept = tmp_path / "hub" / "datasets--owner--squad"
-    (kept / "refs").mkdir(parents=True)
+    snapshot = kept / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "data.parquet").write_bytes(b"PAR1")
+    (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text("0" * 40)
-    (kept / "snapshots" / ("0" * 40)).mkdir(parents=True)
-    (kept / "snapshots" / ("0" * 40) / "data.parquet").write_bytes(b"PAR1")
     assert preflight._data("owner/squad:plain@train").startswith("cached, 1 file(s), 4 bytes, ")
 
 
-def fleet(**changes: dict[int, str]) -> tuple[list[str], list[preflight.Report]]:
-    """1,024 ranks on 128 nodes; `changes` are subject -> (rank -> what it sees)."""
+def test_who_sees_something_else_or_what_is_wrong_is_named():
     hosts = [f"node{rank // 8:03}" for rank in range(1024)]
-    reports = [{"device": "H200, 140 GiB", "torch": "2.13.0", "data": "1 file(s)"} for _ in hosts]
-    for subject, values in changes.items():
-        for rank, value in values.items():
-            reports[rank][subject] = value
-    return hosts, reports
 
+    def disagreements(**changes: dict[int, str]) -> list[str]:
+        """Of 1,024 ranks; `changes` are subject -> (rank -> what it sees)."""
+        reports = [{"torch": "2.13.0", "data": "1 file(s)"} for _ in hosts]
+        for subject, values in changes.items():
+            for rank, value in values.items():
+                reports[rank][subject] = value
+        return preflight.disagreements(hosts, reports)
 
-def test_a_thousand_equal_ranks_are_four_lines():
-    assert preflight.disagreements(*fleet()) == []
-    assert preflight.summary(*fleet()).splitlines() == [
-        "1024 ranks (node000, node001, node002, node003, ... 128 hosts):",
-        "  device  H200, 140 GiB",
-        "  torch   2.13.0",
-        "  data    1 file(s)",
-    ]
-
-
-def test_who_sees_something_else_is_named_with_it():
-    node = dict.fromkeys(range(56, 64), "2.12.0")
-    hosts, reports = fleet(torch=node, data={3: "missing", 9: "2 file(s)"})
-    assert preflight.disagreements(hosts, reports) == [
+    assert disagreements() == []
+    assert disagreements(torch=dict.fromkeys(range(56, 64), "2.12.0"), data={3: "missing", 9: "2 file(s)"}) == [
         "torch: 2.13.0 on 1016 ranks (node000, node001, node002, node003, ... 127 hosts), 2.12.0 on 8 ranks (node007)",
         "data: 1 file(s) on 1022 ranks (node000, node001, node002, node003, ... 128 hosts), "
         "missing on rank 3 (node000), 2 file(s) on rank 9 (node001)",
     ]
-    assert preflight.summary(hosts, reports).splitlines()[2] == "  torch   2.13.0"
-    hosts, reports = fleet(data={rank: f"{rank} file(s)" for rank in range(1024)})
-    (line,) = preflight.disagreements(hosts, reports)
+    [line] = disagreements(data={rank: f"{rank} file(s)" for rank in range(1024)})
     assert line.endswith("3 file(s) on rank 3 (node000) and 1020 more")
+    for value in ("missing", "not shared (z)", "not writable (Read-only)"):
+        [line] = disagreements(data=dict.fromkeys(range(1024), value))
+        assert line.startswith(f"data: {value} on 1024 ranks (")
 
 
-@pytest.mark.parametrize("value", ["missing", "not shared (z)", "not writable (Read-only)"])
-def test_what_is_wrong_everywhere_is_not_an_agreement(value):
-    (line,) = preflight.disagreements(*fleet(data=dict.fromkeys(range(1024), value)))
-    assert line.startswith(f"data: {value} on 1024 ranks (")
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    prepare(folder)
+    return folder
 
 
-# Real ranks
+def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(place, tmp_path):
+    output = tmp_path / "runs" / "new"
+    settings = ["--recipe", str(place / "recipe.yaml"), "--ds_config", str(ds_config(tmp_path, 2))]
+    ended = run_script(TRAIN, "--preflight", *settings, "--output_dir", str(output))
+    assert ended.stdout.endswith("one rank: no collective to time\npreflight: all ranks see the same\n")
+    assert re.search(rf"data\.train {place}/train\.json +1 file\(s\), [\d,]+ bytes, [0-9a-f]{{8}}\n", ended.stdout)
+    assert re.search(rf"output_dir {output} +writable, shared\n", ended.stdout)
+    assert ended.stdout.count("rank 0 (") == 1
+    assert not output.parent.exists()
 
-# scripts/train.py, each rank in a folder of its own; a file takes what it prints.
+
+def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
+    recipe = Recipe.load(str(place / "recipe.yaml"))
+    contradictory, config = tmp_path / "other.json", str(ds_config(tmp_path, 2))
+    contradictory.write_text('{"gradient_clipping": 7}')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    shutil.copytree(place / "model", tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    cut = Recipe.make(recipe, model={"name": str(tmp_path / "cut")})
+    cases = [
+        (recipe, str(contradictory), "new", r"other\.json: gradient_clipping = 7, but the recipe's"),
+        (recipe, config, "other", r"--output_dir .*other: holds files that belong to no run \(notes\.txt\)"),
+        (cut, config, "new", r"its model\.safetensors is damaged"),
+    ]
+    for changed, given, folder, said in cases:
+        with process_group(), pytest.raises(InputError, match=said):
+            preflight.preflight(changed, given, tmp_path / folder)
+    assert "all ranks see the same" not in capfd.readouterr().out
+
+
+def test_a_run_keeps_the_global_batch_that_it_began_with(place, tmp_path, capfd):
+    few = ["train.micro_batch_size=4", "train.gradient_accumulation_steps=1"]
+    recipe = Recipe.load(str(place / "recipe.yaml"), few)
+    recipe = Recipe.make(recipe, pretrain={"train": recipe.data.train, "micro_batch_size": 4})
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
+    said = r"stage \(pretrain\): .*train_batch_size = 8, but .* gives 4"
+    with process_group(), pytest.raises(InputError, match=said):
+        preflight.preflight(recipe, str(tmp_path / "ds.json"), tmp_path / "run")
+    RunFolder(tmp_path / "run" / "pretrain").path.mkdir(parents=True)
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.dump())
+    for folder in (tmp_path / "run", tmp_path / "run" / "pretrain"):
+        RunFolder(folder).write_batch(GlobalBatch(8, 4, 1))  # on two ranks
+    with process_group():
+        preflight.preflight(recipe, str(tmp_path / "ds.json"), tmp_path / "run")
+    assert capfd.readouterr().out.endswith("all ranks see the same\n")
+
+
+# scripts/train.py, each rank in a folder of its own; a file takes what it prints
 ELSEWHERE = f"""
 import os, runpy, sys
 rank = os.environ["RANK"]
@@ -114,90 +152,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.slow
-def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(tmp_path):
-    recipe, output = str(prepare(tmp_path)), tmp_path / "runs" / "new"
-    settings = ["--recipe", recipe, "--ds_config", str(ds_config(tmp_path, 2)), "--output_dir", str(output)]
-    ended = run_script(TRAIN, "--preflight", *settings)
-    assert ended.stdout.endswith("one rank: no collective to time\npreflight: all ranks see the same\n")
-    assert re.search(rf"data\.train {tmp_path}/train\.json +1 file\(s\), [\d,]+ bytes, [0-9a-f]{{8}}\n", ended.stdout)
-    assert re.search(rf"output_dir {output} +writable, shared\n", ended.stdout)
-    assert ended.stdout.count("rank 0 (") == 1
-    assert not output.parent.exists()
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("place")
-    prepare(folder)
-    return folder
-
-
-def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
-    recipe = Recipe.load(str(place / "recipe.yaml"))
-    broken, contradictory, config = tmp_path / "broken.json", tmp_path / "other.json", str(ds_config(tmp_path, 2))
-    broken.write_text("{")
-    contradictory.write_text('{"gradient_clipping": 7}')
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").write_text("mine")
-    shutil.copytree(place / "model", tmp_path / "cut")
-    weights = tmp_path / "cut" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    prepare(tmp_path, architecture="t5")
-    cases = [
-        (recipe, str(broken), "new", r"--ds_config .*broken\.json: .*JSON"),
-        (recipe, str(contradictory), "new", r"other\.json: gradient_clipping = 7, but the recipe's"),
-        (recipe, config, "other", r"--output_dir .*other: holds files that belong to no run \(notes\.txt\)"),
-        (
-            Recipe.make(recipe, model={"name": str(tmp_path / "cut")}),
-            config,
-            "new",
-            r"its model\.safetensors is damaged",
-        ),
-        (
-            Recipe.make(recipe, model={"name": str(tmp_path / "model")}),
-            config,
-            "new",
-            "task extractive: .* is a sequence",
-        ),
-    ]
-    for changed, given, folder, said in cases:
-        with process_group(), pytest.raises(InputError, match=said):
-            preflight.preflight(changed, given, tmp_path / folder)
-    assert "all ranks see the same" not in capfd.readouterr().out
-
-
-def test_a_run_keeps_the_global_batch_that_it_began_with(place, tmp_path, capfd):
-    recipe = Recipe.load(
-        str(place / "recipe.yaml"), ["train.micro_batch_size=4", "train.gradient_accumulation_steps=1"]
-    )
-    recipe = Recipe.make(recipe, pretrain={"train": recipe.data.train, "micro_batch_size": 4})
-    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
-    with (
-        process_group(),
-        pytest.raises(InputError, match=r"stage \(pretrain\): .*train_batch_size = 8, but .* gives 4"),
-    ):
-        preflight.preflight(recipe, str(tmp_path / "ds.json"), tmp_path / "run")
-    RunFolder(tmp_path / "run" / "pretrain").path.mkdir(parents=True)
-    (tmp_path / "run" / "recipe.yaml").write_text(recipe.dump())
-    for folder in (tmp_path / "run", tmp_path / "run" / "pretrain"):
-        RunFolder(folder).write_batch(GlobalBatch(8, 4, 1))  # on two ranks
-    with process_group():
-        preflight.preflight(recipe, str(tmp_path / "ds.json"), tmp_path / "run")
-    assert capfd.readouterr().out.endswith("all ranks see the same\n")
-
-
-@pytest.mark.slow
-def test_ranks_that_disagree_are_named_in_one_line(tmp_path):
+def test_ranks_that_disagree_are_named_in_one_line(place, tmp_path):
     """Two ranks in different folders, as on nodes without a common file system."""
-    prepare(tmp_path)
     for rank in range(2):
-        place = tmp_path / f"place{rank}"
-        place.mkdir()
-        (place / "train.json").write_text((tmp_path / "train.json").read_text() + " " * rank)
-        if rank == 0:
-            (place / "test.json").write_text((tmp_path / "test.json").read_text())
-    settings = ["--recipe", str(tmp_path / "recipe.yaml"), "--ds_config", str(ds_config(tmp_path, 2))]
+        (tmp_path / f"place{rank}").mkdir()
+        (tmp_path / f"place{rank}" / "train.json").write_text((place / "train.json").read_text() + " " * rank)
+    shutil.copy(place / "test.json", tmp_path / "place0" / "test.json")
+    settings = ["--recipe", str(place / "recipe.yaml"), "--ds_config", str(ds_config(tmp_path, 2))]
     settings += ["--set", "data.train=train.json", "--set", "data.eval.test=test.json", "--output_dir", "run"]
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     ended = run_script(tmp_path / "elsewhere.py", "--preflight", *settings, ranks=2, check=False, cwd=tmp_path)
@@ -206,7 +167,7 @@ def test_ranks_that_disagree_are_named_in_one_line(tmp_path):
     assert re.search(r"all-reduce over 2 ranks, gloo: [\d,]+ us of 4 bytes, .* GB/s", output[0])
     assert output[1] == ""
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    size = (tmp_path / "train.json").stat().st_size
+    size = (place / "train.json").stat().st_size
     for part in (
         rf"data\.train train\.json: 1 file\(s\), {size:,} bytes, \w+ on rank 0 \(.*\), 1 file\(s\), {size + 1:,} bytes",
         r"data\.eval\.test test\.json: 1 file.* on rank 0 \(.*\), missing on rank 1 \(",
