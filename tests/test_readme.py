@@ -112,7 +112,7 @@ def check(script: str, words: list[str]) -> None:
     assert given <= options(script, *sub)
     values = {name: [b for a, b in pairwise(words) if a == name] for name in words}
     assert all((ROOT / path).is_file() or ds_config_path(path) for path in values.get("--ds_config", []))
-    if script in ("scripts/train.py", "swep-ds plan", "swep-ds preflight"):
+    if script in ("scripts/train.py", "scripts/bench_training.py", "swep-ds plan", "swep-ds preflight"):
         Recipe.load(*values.get("--recipe", ["quickstart"]), values.get("--set", []))
     if script == "scripts/sweep.py" and not words[0].endswith(".yaml"):
         assert (SWEEPS / f"{words[0]}.yaml").is_file()

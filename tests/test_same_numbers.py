@@ -38,8 +38,8 @@ def write_run(
     return folder
 
 
-@pytest.mark.parametrize("times", [{"samples_per_second": 7.0}, {"peak_memory_bytes": 5}, {"data_seconds": [1.0, 2.0]}])
-def test_runs_that_differ_in_time_and_memory_alone_are_equal(script, tmp_path, times):
+def test_runs_that_differ_only_in_time_and_memory_are_equal(script, tmp_path):
+    times = {"samples_per_second": 7.0, "peak_memory_bytes": 5, "data_seconds": [1.0, 2.0]}
     alike, text = script.compare(write_run(tmp_path / "a"), write_run(tmp_path / "b", **times), 0.0)
     assert alike
     assert text == "equal (8 values)"
@@ -71,11 +71,8 @@ def test_a_tolerance_admits_rounding_and_no_more(script, tmp_path):
 
 def test_a_run_that_fails_in_both_revisions_is_not_equal(script, tmp_path):
     for name in ("a", "b"):
-        (write_run(tmp_path / name) / "outcome.json").write_text(json.dumps("start 1 ended with [1], not 0: error"))
-    assert script.compare(tmp_path / "a", tmp_path / "b", 0.0) == (
-        False,
-        "FAILED before: start 1 ended with [1], not 0: error",
-    )
+        (write_run(tmp_path / name) / "outcome.json").write_text(json.dumps("start 1 ended with [1]"))
+    assert script.compare(tmp_path / "a", tmp_path / "b", 0.0) == (False, "FAILED before: start 1 ended with [1]")
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ print(swep_ds.__file__)
 """
 SWEEP = {
     "ds_config": "zero1",
-    "set": {"train.max_updates": 1, "data.max_train_examples": 40, "data.eval": {"news": "quickstart:news"}},
+    "set": {"train.max_updates": 1, "data.max_train_examples": 40, "data.max_eval_examples": 4},
     "variants": {"MLE": {"method.name": "mle"}},
 }
 
@@ -95,11 +95,9 @@ def test_the_sdist_holds_the_whole_tree(source, sdist):
 @pytest.mark.slow
 def test_commands_work_in_an_empty_folder_with_the_wheel_alone(installed, tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(SWEEP))
-    large = ["--set", "model.name=quickstart:t5", "--set", "train.max_updates=2"]
     commands = [
         ["recipes"],
         ["recipes", "official"],
-        ["plan", "--recipe", "large_t5", "8x80", *large],
         ["submit", "train", "--gpus_per_node", "8", "--dry_run", "--", "--recipe", "official"],
         ["submit", "sweep", "--gpus_per_node", "1", "--dry_run", "--", "quickstart"],
         ["sweep", "mine.yaml"],  # starts swep_ds/scripts/train.py of the wheel
@@ -119,8 +117,7 @@ def test_commands_work_in_an_empty_folder_with_the_wheel_alone(installed, tmp_pa
     said = [(tmp_path / f"said{number}").read_text() for number in range(len(commands))]
     assert "bert_base_squad" in said[0]
     assert "method:\n  beta: 2.0" in said[1]
-    assert "swep-ds train --ranks 8 --ds_config zero0 --recipe large_t5" in said[2]
-    for text, kind in ((said[3], "train"), (said[4], "sweep")):
+    for text, kind in ((said[2], "train"), (said[3], "sweep")):
         slurm = installed / "swep_ds" / "scripts" / "slurm"
         assert f"SWEP_DS_ROOT={installed / 'swep_ds'} " in text
         assert (slurm / f"{kind}.sbatch").read_text() + f"\n# {slurm / 'restart.sh'}" in text
@@ -129,6 +126,7 @@ def test_commands_work_in_an_empty_folder_with_the_wheel_alone(installed, tmp_pa
     assert (tmp_path / "runs" / "mine" / "table.md").is_file()
 
 
+@pytest.mark.slow
 def test_the_installed_command_starts(installed, tmp_path):
     env = os.environ | {"PYTHONPATH": str(installed)}
     command = [str(installed / "bin" / "swep-ds"), "--help"]

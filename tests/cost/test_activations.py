@@ -1,5 +1,7 @@
 """Counted activations: as many bytes as real tensors save in a real forward."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -13,7 +15,6 @@ from swep_ds.training.settings import TrainSection
 from tests.support import tiny_batches, tiny_models
 
 LENGTHS = (40, 33, 21)
-WIDE = {"hidden_size": 128, "intermediate_size": 512}
 
 
 def objective(architecture: str, method: str = "mle", device: str = "cpu", **changes) -> Objective:
@@ -69,17 +70,11 @@ def test_every_method_can_be_counted(method):
     assert 0.95 * passes * single < count("bert", method).plain < 1.2 * passes * single
 
 
-def test_half_precision_takes_half():
-    full, half = (
-        count_activations(
-            objective("bert", "mle", "meta", **WIDE), windows("bert"), TrainSection(precision=p), on_gpu=False
-        )
-        for p in ("fp32", "bf16")
-    )
+def test_half_precision_takes_half_and_fused_attention_keeps_no_probabilities():
+    module = partial(objective, "bert", "mle", "meta", hidden_size=128, intermediate_size=512)
+    settings = [TrainSection(precision=precision) for precision in ("fp32", "bf16")]
+    full, half = (count_activations(module(), windows("bert"), train, on_gpu=False) for train in settings)
     assert 0.5 * full.plain < half.plain < 0.65 * full.plain  # dropout's masks and the loss stay
-
-
-def test_fused_attention_keeps_no_probabilities():
     N, T, heads, layers = len(LENGTHS), max(LENGTHS), 2, 2
     less = count("bert").plain - count("bert", on_gpu=True).plain
     assert less > layers * N * heads * T * T * 4  # the probabilities themselves, beside what dropout keeps

@@ -15,6 +15,7 @@ from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.prepare import training_batches, training_features
 from swep_ds.pipeline.recipe import Recipe
+from tests.support.bad_input import error_line
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import prepare
 
@@ -75,21 +76,13 @@ def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder)
     assert f"widest micro-batch, {windows} x {longest} tokens" in text
     fixed = printed(capsys, folder, gpus(2, 1000), f"train.micro_batch_size={windows}")
     assert peaks(text) == peaks(fixed)
-    assert "none fits: lower train.max_tokens" in printed(capsys, folder, gpus(1, 0.01), "train.max_tokens=200")
 
 
-def test_in_bf16_zero_1_comes_before_zero_0(capsys, folder):
-    """The engine of such a run says: use zero1."""
-    text = printed(capsys, folder, gpus(1, 1000), "train.precision=bf16")
-    assert "use zero1, the simplest that fits" in text
-
-
-def test_data_that_cannot_be_read_is_said(capsys, folder, tmp_path):
+def test_data_that_cannot_be_read_is_refused(capsys, folder, tmp_path):
     (tmp_path / "bad.json").write_text("{")
     for file, said in (("nowhere/to/be.json", "nowhere"), (tmp_path / "bad.json", "not JSON")):
-        text = printed(capsys, folder, gpus(1, 1000), f"data.train={file}")
-        assert re.search(rf"updates and tokens: not known, because data\.train: .*{said}", text)
-        assert "use zero0" in text
+        with pytest.raises(InputError, match=rf"data\.train: .*{said}"):
+            printed(capsys, folder, gpus(1, 1000), f"data.train={file}")
 
 
 def peaks(text: str) -> dict[str, float]:
@@ -98,22 +91,19 @@ def peaks(text: str) -> dict[str, float]:
 
 
 def test_the_simplest_that_fits_is_taken_with_its_command(capsys, folder):
-    config = {"zero_optimization": {"stage": 3}}
-    (folder / "custom.json").write_text(json.dumps(config))
+    (folder / "custom.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
     wide = printed(capsys, folder, gpus(2, 1e6))
     assert "swep-ds train --ranks 2 --ds_config zero0 --recipe tiny\n" in wide
     assert list(peaks(wide)) == ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
     custom = printed(capsys, folder, gpus(2, 1e6), ds_config=f"{folder}/../{folder.name}/custom.json")
     assert list(peaks(custom)) == ["custom"]
     assert f" --ds_config {folder}/../{folder.name}/custom.json --recipe tiny\n" in custom  # as it was given
-
-
-def test_what_does_not_fit_is_marked_and_what_would_help_is_named(capsys, folder):
-    text = printed(capsys, folder, gpus(1, 0.01))
-    assert "none fits: lower train.micro_batch_size" in text
-    assert "too much" in text
-    assert " fits" not in text.replace("What fits", "").replace("none fits", "")
-    assert "set train.activation_checkpointing=true" in text
+    half = printed(capsys, folder, gpus(1, 1000), "train.precision=bf16")
+    assert "use zero1, the simplest that fits" in half  # the engine of a run at ZeRO-0 says: use zero1
+    none = printed(capsys, folder, gpus(1, 0.01), "train.max_tokens=200")
+    assert "none fits: lower train.max_tokens" in none
+    assert "too much" in none
+    assert " fits" not in none.replace("What fits", "").replace("none fits", "")
 
 
 @pytest.mark.parametrize(
@@ -128,9 +118,6 @@ def test_only_ds_configs_that_the_recipe_allows_are_planned(capsys, folder, sett
     text = printed(capsys, folder, gpus(2, 1e6), setting)
     assert list(peaks(text)) == planned
     assert text.count("\nleft out: ") == 6 - len(planned)
-
-
-def test_a_recipe_that_no_ds_config_allows_is_refused(capsys, folder):
     with pytest.raises(InputError, match=r"train\.optimizer: adafactor factors whole weight matrices"):
         printed(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor", "train.precision=bf16")
 
@@ -173,7 +160,7 @@ def test_a_head_of_its_own_is_counted(capsys, tmp_path):
 
 
 def test_on_a_cpu_offloaded_states_are_in_the_same_memory():
-    states = States(parameters=10, optimizer=20, buffers=0, gradients=10, transient=0, step=5, host=40, host_step=8)
+    states = States(parameters=10, optimizer=20, gradients=10, step=5, host=40, host_step=8)
     assert states.peak(50) == 90
     assert Devices(1, 100, True, None).hold(states, 50)
     assert Devices(2, 100, True, 107).hold(states, 50)  # 96 of two ranks
@@ -181,7 +168,7 @@ def test_on_a_cpu_offloaded_states_are_in_the_same_memory():
     assert not Devices(1, 153, False, 153).hold(states, 50)
     assert Devices(1, 154, False, 154).hold(states, 50)
     # below ZeRO-3 every rank passes its weights through CPU memory
-    states = States(parameters=10, optimizer=20, buffers=0, gradients=10, transient=0, step=5, loading=40)
+    states = States(parameters=10, optimizer=20, gradients=10, step=5, loading=40)
     assert Devices(2, 100, True, 89).hold(states, 0)
     assert not Devices(2, 100, True, 88).hold(states, 0)
     assert Devices(1, 100, False, 100).hold(states, 0)  # where they stay
@@ -196,18 +183,10 @@ def test_devices():
             Devices.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--set", "model.name=no/such"], "error: model.name no/such: not a folder, and not in the"),
-        (["--ds_config", "none.json"], "error: --ds_config none.json: no such file: give a path"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
-    ended = run_script(TRAIN, "--plan", "8x80", *arguments, check=False)
+def test_bad_input_is_one_line_and_exit_code_2():
+    ended = run_script(TRAIN, "--plan", "8x80", "--set", "model.name=no/such", check=False)
     assert ended.returncode == 2
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert error_line(ended.stderr).startswith("error: model.name no/such: not a folder, and not in the")
 
 
 # scripts/train.py, with one more line: the process's peak memory in KiB.
