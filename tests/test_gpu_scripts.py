@@ -99,15 +99,6 @@ def test_a_call_has_a_limit_and_the_next_one_goes_on(tmp_path):
     assert steps(tmp_path, body)[:2] == (0, dict.fromkeys(["slow", "next"], "done"))
 
 
-@pytest.mark.parametrize(
-    ("left", "most", "ran", "starts"),
-    [
-        (600, 1200, True, True),
-        (599, 1200, True, False),
-        (1, 1200, False, True),  # else a start shorter than half of the limit would never run it
-        (0, 1200, False, False),
-    ],
-)
 def test_a_step_starts_if_half_of_its_limit_is_left():
     for left, most, ran, starts in (
         (600, 1200, True, True),

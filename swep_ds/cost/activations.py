@@ -15,6 +15,7 @@ saves it or not. These copies are counted separately: they do not grow with the 
 from collections import Counter
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,9 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import HALVES
 from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
+
+KEPT = -1  # in place of a layer's number
+ALL = -2
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ def count_activations(
         if generation is not None:
             with torch.no_grad(), autocast:
                 answer = _answer_bytes(objective.qa.model, generation)
-    inside = max(ledger.peak_inside.values(), default=0)
-    return Activations(ledger.peak, ledger.peak_kept + inside, sum(ledger.casts.values()), answer)
+    inside = max((peak for layer, peak in ledger.peaks.items() if layer not in (KEPT, ALL)), default=0)
+    return Activations(ledger.peaks[ALL], ledger.peaks[KEPT] + inside, sum(ledger.casts.values()), answer)
 
 
 def _answer_bytes(model: PreTrainedModel, generation: Generation) -> int:
@@ -105,7 +109,9 @@ class _CountingEngine:
     coalesces = False  # gradients are counted in `memory.py`
 
     def __init__(self, objective: Objective, ledger: "_Ledger", autocast: AbstractContextManager):
-        self.objective, self.ledger, self.autocast = objective, ledger, autocast
+        self.objective = objective
+        self.ledger = ledger
+        self.autocast = autocast
 
     def __call__(self, batch: Batch, step: MicroStep) -> tuple:
         with torch.autograd.graph.saved_tensors_hooks(self.ledger.pack, lambda saved: saved.tensor), self.autocast:
@@ -126,15 +132,19 @@ class _Saved:
 
     def __init__(self, ledger: "_Ledger", tensor: Tensor):
         self.tensor = tensor.detach()  # an output would hold its operation, which holds it
-        self.ledger, self.storage = ledger, tensor.untyped_storage()
-        ledger.count(self.storage, 1)
+        self.ledger = ledger
+        self.storage = tensor.untyped_storage()
+        ledger.hold(self.storage)
 
     def __del__(self):
-        self.ledger.count(self.storage, -1)
+        self.ledger.release(self.storage)
 
 
 class _Ledger(TorchDispatchMode):
-    """Bytes of the storages that autograd holds now; several views of one storage count once."""
+    """Bytes of the storages that autograd holds, now and at their peak; several views of one storage count once.
+
+    They are counted by the layer that would recompute them, as KEPT outside of layers, and as ALL together.
+    """
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -142,65 +152,61 @@ class _Ledger(TorchDispatchMode):
         self.copies: dict[int, torch.UntypedStorage] = {}  # kept alive: the id of a freed storage is used again
         self.parameters = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
         self.holders: Counter[int] = Counter()
-        self.layer_of: dict[int, int | None] = {}  # storage -> the layer that would recompute it; None = kept
-        self.live = self.kept = self.peak = self.peak_kept = 0
-        self.inside: Counter[int] = Counter()
-        self.peak_inside: Counter[int] = Counter()
-        self.layer: int | None = None
+        self.layer_of: dict[int, int] = {}
+        self.held: Counter[int] = Counter()
+        self.peaks: Counter[int] = Counter()
+        self.layer = KEPT
         self.inputs: set[int] = set()
         for number, layer in enumerate(m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)):
-            layer.register_forward_pre_hook(self._enter(number), with_kwargs=True)
+            layer.register_forward_pre_hook(partial(self._enter, number), with_kwargs=True)
             layer.register_forward_hook(self._leave)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default:
-            key, copy = args[0].untyped_storage()._cdata, result.untyped_storage()
+            key = args[0].untyped_storage()._cdata
+            copy = result.untyped_storage()
             if key in self.parameters:
                 self.casts[key] = copy.nbytes()
                 self.copies[copy._cdata] = copy
         return result
 
-    def _enter(self, number: int):
-        def enter(_, args, kwargs):
-            self.layer = number
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            self.inputs = {tensor.untyped_storage()._cdata for tensor in tensors}
-
-        return enter
+    def _enter(self, number: int, _, args: tuple, kwargs: dict) -> None:
+        self.layer = number
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        self.inputs = {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def _leave(self, *_) -> None:
-        self.layer = None
+        self.layer = KEPT
 
     def pack(self, tensor: Tensor) -> _Saved:
         return _Saved(self, tensor)
 
-    def count(self, storage: torch.UntypedStorage, change: int) -> None:
-        key, size = storage._cdata, storage.nbytes()
+    def hold(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
         if key in self.parameters or key in self.copies:
             return
-        if change > 0:
-            layer = None if key in self.inputs else self.layer
-            if not self.holders[key]:
-                self.layer_of[key] = layer
-                self._add(layer, size)
-            elif layer is None and self.layer_of[key] is not None:  # one layer's output, another one's input
-                self._add(self.layer_of[key], -size)
-                self.layer_of[key] = None
-                self._add(None, size)
-        self.holders[key] += change
-        if not self.holders[key]:
-            self._add(self.layer_of.pop(key), -size)
+        layer = KEPT if key in self.inputs else self.layer
+        before = self.layer_of.get(key)
+        if before is None or (layer == KEPT and before != KEPT):  # the latter: one layer's output, another one's input
+            if before is not None:
+                self._add(before, -storage.nbytes())
+            self.layer_of[key] = layer
+            self._add(layer, storage.nbytes())
+        self.holders[key] += 1
 
-    def _add(self, layer: int | None, size: int) -> None:
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        if layer is None:
-            self.kept += size
-            self.peak_kept = max(self.peak_kept, self.kept)
-        else:
-            self.inside[layer] += size
-            self.peak_inside[layer] = max(self.peak_inside[layer], self.inside[layer])
+    def release(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self.layer_of:
+            return
+        self.holders[key] -= 1
+        if not self.holders[key]:
+            self._add(self.layer_of.pop(key), -storage.nbytes())
+
+    def _add(self, layer: int, size: int) -> None:
+        for place in (layer, ALL):
+            self.held[place] += size
+            self.peaks[place] = max(self.peaks[place], self.held[place])
 
 
 class _EveryPosition(TorchDispatchMode):

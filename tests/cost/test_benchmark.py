@@ -12,8 +12,7 @@ import pytest
 
 from swep_ds.common.errors import InputError
 from swep_ds.cost import candidates
-from swep_ds.cost.candidates import largest_batch, sample
-from swep_ds.cost.flops import peak_flops
+from swep_ds.cost.candidates import largest_batch, peak_flops, sample
 from tests.data.test_batches import ranks, windows
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, prepare
@@ -65,13 +64,9 @@ def test_several_ranks_are_measured_without_the_published_procedure(tmp_path):
     assert [row["forwards"] for row in figures["rows"]] == [1, 2]
     ended = bench(tmp_path, ranks=2, check=False)
     assert "published: runs on one rank: name other --methods, or start one process" in ended.stderr
-
-
-def test_memory_is_measured_on_the_largest_batch_of_an_epoch():
-    [batches] = ranks(windows(200), micro=2, max_updates=2)
-    largest = largest_batch(batches).input_ids.numel()
-    [whole] = ranks(windows(200), micro=2)
-    assert largest == max(whole[number].input_ids.numel() for number in range(len(whole)))
+    ended = bench(tmp_path, "--updates", "90", check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: an epoch has 6 updates, and 90 are asked for: lower --updates")
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -92,7 +87,7 @@ def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on
     assert [len(each.seconds) for each in pair] == [2, 2]
 
 
-def test_a_sample_of_updates_stands_for_the_epoch():
+def test_a_sample_of_updates_stands_for_the_epoch_and_memory_is_that_of_its_largest():
     """One from each tenth of the updates by size: sizes average to the epoch's, to a step between two tenths."""
     [batches] = ranks(windows(400), micro=4, max_updates=3)
     sampled = sample(batches, warmup=2, updates=10)
@@ -100,6 +95,7 @@ def test_a_sample_of_updates_stands_for_the_epoch():
     assert [batch.sample_id.tolist() for batch in drawn[:2]] == [batch.sample_id.tolist() for batch in drawn[2:4]]
     [epoch] = ranks(windows(400), micro=4)
     rows = {tuple(epoch.windows(number)): epoch[number].input_ids.numel() for number in range(100)}
+    assert largest_batch(batches).input_ids.numel() == max(rows.values())
     sizes = sorted(rows[tuple(batch.sample_id.tolist())] for batch in drawn[2:])
     tenths = np.sort(list(rows.values())).reshape(10, 10)
     assert all(low <= size <= high for size, low, high in zip(sizes, tenths.min(1), tenths.max(1), strict=True))
@@ -128,9 +124,3 @@ def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch, argum
     monkeypatch.setattr(sys, "argv", ["bench_training.py", *arguments])
     with pytest.raises(InputError, match=re.escape(message)):
         runpy.run_path(str(BENCH))["bench"]()
-
-
-def test_an_epoch_that_is_too_short_is_reported(tmp_path):
-    ended = bench(tmp_path, "--updates", "90", check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("error: an epoch has 6 updates, and 90 are asked for: lower --updates")
