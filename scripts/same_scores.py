@@ -103,13 +103,9 @@ def official(script: Path, golds: dict, predictions: dict, *options: str, odds: 
             paths[2:] = ["--na-prob-file", paths[2], "--na-prob-thresh", "inf"]
         command = [sys.executable, "-X", "utf8", str(script), *paths, *options]
         run = subprocess.run(command, capture_output=True, encoding="utf-8")
-    try:
-        if run.returncode == 0:
-            return json.loads(run.stdout)
-        *_, reason = ["without a message", *run.stderr.strip().splitlines()]
-    except ValueError:
-        reason = "prints no JSON"
-    raise InputError(f"{script}: fails ({reason}): fetch the published script")
+    if run.returncode or not run.stdout:
+        raise InputError(f"{script}: fails ({run.stderr.strip()[-200:]!r}): fetch the published script")
+    return json.loads(run.stdout)
 
 
 def compare(title: str, ours: dict, theirs: dict, predictions: int) -> bool:
