@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 import yaml
 
-from swep_ds.analysis import charts, example_maps, report
+from swep_ds.analysis import charts, heatmap, report
 from swep_ds.analysis.answered import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
+from swep_ds.commands.report import report as command
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_lines
 from swep_ds.evaluation.scores import SQUAD
@@ -23,9 +25,7 @@ from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.pipeline.recipe import Recipe
-from tests.support import tiny_run
 from tests.support.bad_input import change_json
-from tests.support.fork_server import run_script
 from tests.support.report_runs import CONTEXT, EMOJI, LONG, QUESTIONS, RTL, SCRIPT, Page, metrics, write_runs
 
 
@@ -80,7 +80,7 @@ def test_all_parts_are_there(against, home):
 def test_heat_maps_show_answers_right_and_wrong(against):
     page = against[1]
     shown = page.texts["maps"]
-    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (example_maps.EACH, 1, 1)
+    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (heatmap.EACH, 1, 1)
     assert "monastery" in shown
 
 
@@ -168,34 +168,21 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
     ) in shown
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_what_the_noise_does_depends_on_the_numbers():
+    for changes, said in (
         ((-0.05, 0.0, 0.0), "lowers the nll of the gold answer by 0.050 nats, which favours the gold answer over"),
-        (
-            (0.03, 0.03, 0.0),
-            "raises the nll of the gold answer by 0.030 nats and raises the nll of the model's own guess",
-        ),
+        ((0.03, 0.03, 0.0), "raises the nll of the gold answer by 0.030 nats and raises the nll of the model's own"),
         ((0.004, -0.004, 0.0), "does to the answer what noise from the prior does"),
-    ],
-)
-def test_what_the_noise_does_depends_on_the_numbers(changes, said):
-    effect = noise_effect(compared(*changes, spread=0.01))
-    assert said in effect.statement
-    assert "favours" not in effect.statement or changes[0] != changes[1]
-
-
-def test_of_a_shuffled_run_the_noise_that_it_trained_with_comes_first():
+    ):
+        statement = noise_effect(compared(*changes, spread=0.01)).statement
+        assert said in statement
+        assert "favours" not in statement or changes[0] != changes[1]
     lines = compared(-0.02, -0.05, -0.03)
     usual, shuffled = noise_effect(lines), noise_effect(lines, trained_shuffled=True)
     assert usual.statement.startswith("Learned noise lowers the nll of the ")
     assert shuffled.statement.startswith("The shuffled noise that this run trained with ")
     assert ". The same noise, unshuffled, changes the nll of the " in shuffled.statement
     assert shuffled.rows == usual.rows
-
-
-def test_few_comparisons_say_nothing():
-    lines = compared(-0.02, -0.05, -0.03)
     assert noise_effect([*lines[:26], {"update": 40}]) is None  # three lines in the second half
     assert noise_effect([]) is None
 
@@ -234,11 +221,11 @@ def test_what_is_missing_is_left_out_and_said(run):
 
 def test_heat_maps_that_are_missing_are_named(run, monkeypatch):
     (run / "metrics.jsonl").unlink()  # no curves: they take a while
-    monkeypatch.setattr(example_maps, "TRIED", 0)
+    monkeypatch.setattr(heatmap, "TRIED", 0)
     page = Page(report.make_report(run).html)
     assert page.of_class("heatmap") == 0
     assert "Only 0 of squad: at most 24 are drawn, and only where one window holds the answer." in page.texts["maps"]
-    monkeypatch.setattr(example_maps, "MAX_PARAMETERS", 1000)
+    monkeypatch.setattr(heatmap, "MAX_PARAMETERS", 1000)
     assert "it is not loaded again for heat maps above 1,000" in Page(report.make_report(run).html).texts["maps"]
 
 
@@ -288,23 +275,16 @@ def test_the_answers_to_data_that_changed_since_the_run_are_left_out(run, caplog
     assert "the report is without the answers to squad (data.eval.squad" in caplog.text
 
 
-def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
+def test_held_out_articles_have_examples(run, tmp_path):
     """Their questions are from the training part of a source that has a validation part as well."""
     tree = yaml.safe_load((run / "recipe.yaml").read_text())
     tree["data"] |= {"train": "quickstart:encyclopedia", "eval": {}, "holdout_fraction": 0.2, "max_eval_examples": 30}
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
     recipe = Recipe.load(str(run / "recipe.yaml"))
     [(name, examples)] = load_examples(recipe)[1].items()
-    (run / "metrics.jsonl").unlink()  # no curves: they take a while
     answers = {example.id: example.answers[0] if k % 2 else "no" for k, example in enumerate(examples)}
     (run / "predictions" / f"{name}.json").write_text(json.dumps(answers))
-    results = json.loads((run / "results.json").read_text())
-    results["eval"] = {name: {"exact_match": 50.0, "f1": 50.0, "total": 30}}
-    (run / "results.json").write_text(json.dumps(results))
     assert [item.example for item in read_answered(run, recipe, name)] == examples
-    page = Page(report.make_report(run).html)
-    assert "Without answers" not in page.texts["answers"]
-    assert page.of_class("heatmap") == example_maps.EACH
 
 
 def test_questions_without_an_answer_are_shown_apart(against, run, tmp_path):
@@ -338,20 +318,20 @@ def test_questions_without_an_answer_are_shown_apart(against, run, tmp_path):
     assert "without an answer" not in others["domains"]
 
 
-def test_the_script_writes_the_page_and_refuses_a_wrong_folder(home, tmp_path):
-    script, page = tiny_run.ROOT / "scripts" / "report.py", tmp_path / "page.html"
-    ended = run_script(script, str(home / "run"), "--against", str(home / "other"), "--output", str(page))
-    assert ended.stdout == f"report in {page}\n"
-    assert Page(page.read_text()).count("svg") == 9
-    ended = run_script(script, str(tmp_path), check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"error: {tmp_path}: holds no recipe.yaml, so no run: name a run's folder\n"
+def test_the_command_writes_the_page_and_refuses_a_wrong_folder(home, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.html"
+    words = ["report", str(home / "run"), "--against", str(home / "other"), "--output", str(page)]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(report, "make_report", lambda *given: report.Report(" ".join(map(str, given)), {}))
+    command()
+    assert capsys.readouterr().out == f"report in {page}\n"
+    assert page.read_text() == f"{home / 'run'} {home / 'other'}"
 
 
 def test_each_of_many_curves_has_a_line_of_its_own():
     lines = [{"update": u, **{f"nll_adversarial_{k}": k + u / 9 for k in range(6)}} for u in range(1, 4)]
     [chart] = charts.learning_curves(lines)
-    drawn = charts.svg(chart)
+    drawn = chart.svg()
     assert all(f"NLL, adversarial_{k} pass" in drawn for k in range(6))
     styles = re.findall(r'<path d="[^"]*" clip-path="[^"]*" style="(fill: none; [^"]*var\(--line-\d\)[^"]*)"', drawn)
     assert len(styles) == len(set(styles)) == 6

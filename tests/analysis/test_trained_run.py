@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swep_ds.analysis.answer_windows import answer_windows, windows_if_any
-from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.analysis.trained_run import TrainedRun, answer_windows, windows_if_any
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.features import WindowSettings, build_features
@@ -32,7 +31,7 @@ def test_the_generator_is_the_saved_one_and_makes_the_papers_noise(tmp_path, arc
     }
     assert not run.qa.training
     batch = run.batch(answer_windows(run.test_examples()[:3], run.tokenizer, run.windows))
-    before, perturbed = run.perturb(batch)
+    before, [perturbed] = run.perturb(batch)
     h = run.hidden(before, batch)
     inner = torch.relu(h @ kept["noise.inner.weight"].T + kept["noise.inner.bias"])
     mu = 1 + (inner @ kept["noise.difference.weight"].T + kept["noise.difference.bias"])[..., :16]
@@ -46,9 +45,9 @@ def test_every_perturbation_is_keyed_by_the_question(tmp_path, method):
     assert run.perturbs
     assert bool(run.method.state_dict()) == (method == "swep")
     windows = answer_windows(run.test_examples()[:3], run.tokenizer, run.windows)
-    before, together = run.perturb(run.batch(windows))
+    before, [together] = run.perturb(run.batch(windows))
     if method not in ("adv_aug", "pdr"):  # whose ascents, as in training, take the softmax over padding, too
-        _, alone = run.perturb(run.batch(windows[2:]))
+        _, [alone] = run.perturb(run.batch(windows[2:]))
         length = len(windows[2].input_ids)
         torch.testing.assert_close(alone.embeddings[0], together.embeddings[2, :length], rtol=1e-4, atol=1e-6)
     assert not together.embeddings.requires_grad
@@ -125,7 +124,7 @@ def test_the_window_holds_the_whole_answer_with_most_context():
     assert [word.text for word in window.words if word.part == "answer"] == ["1998"]
     assert len(window.input_ids) <= 40
     unanswerable = Example("q", "When?", context, (), None, "t")
-    with pytest.raises(InputError, match="question 'q': is unanswerable, so that no window holds its answer"):
+    with pytest.raises(InputError, match="question 'q': its context holds no accepted answer"):
         answer_windows([unanswerable], tiny.wordpiece(), WindowSettings(40, 8, 16))
     with pytest.raises(InputError, match="question 'q': no window of 40 tokens holds its answer"):
         answer_windows([tiny.example("When?", context, context)], tiny.wordpiece(), WindowSettings(40, 8, 16))
@@ -146,9 +145,9 @@ def test_questions_without_a_window_are_none_and_the_tokenizer_is_made_ready_onc
 def test_draws_differ_and_the_first_is_that_of_one_draw(tmp_path):
     run = load(tmp_path, "prior_aug")
     batch = run.batch(answer_windows(run.test_examples()[:2], run.tokenizer, run.windows))
-    before, draws = run.perturb_often(batch, 3)
+    before, draws = run.perturb(batch, 3)
     first, second, third = (draw.embeddings for draw in draws)
-    assert torch.equal(first, run.perturb(batch)[1].embeddings)
+    assert torch.equal(first, next(run.perturb(batch)[1]).embeddings)
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
     assert torch.equal(before, run.qa.embed(batch))
