@@ -15,7 +15,7 @@ from rich.text import Text
 from swep_ds.analysis import figures, robustness, table
 from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.robustness import ABOVE
-from swep_ds.analysis.runs import RunRef
+from swep_ds.analysis.runs import Run
 from swep_ds.analysis.table import HEADS, Block, Table
 from swep_ds.common.console import Console
 from swep_ds.common.errors import printable
@@ -46,13 +46,13 @@ FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def publish(
-    refs: Sequence[RunRef], folder: Path | None, against: str | None = None, line: robustness.Line | None = None
+    runs: Sequence[Run], folder: Path | None, against: str | None = None, line: robustness.Line | None = None
 ) -> Table:
     """Prints the table (`table.make`) and, if a run is finished and `folder` is given, writes it and its figures there.
 
     Raises InputError: no row is called `against`.
     """
-    result = table.make(refs, against, line)
+    result = table.make(runs, against, line)
     show(result)
     if folder and any(row["scores"] for block in result["blocks"] for row in block["rows"]):
         write(result, folder)

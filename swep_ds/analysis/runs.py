@@ -33,71 +33,56 @@ SOURCES = ("model.name", "data.train", "data.augmented", "pretrain.train")  # co
 
 
 @dataclass(frozen=True)
-class RunRef:
-    """A folder that holds, or should hold, a run."""
+class Run:
+    """A folder that holds, or should hold, a run: as `find_runs` found it, or with what `read_runs` read."""
 
     folder: Path
     variant: str
     seed: int
     model: str
     labels: dict[str, str] = field(default_factory=dict)  # by axis
-    recipe: Recipe | None = None  # the recipe that the run should have; None = whatever its folder holds
+    recipe: Recipe | None = None  # before it is read that which the run should have; None = whatever its folder holds
     primary: Primary | None = None  # its sweep's
+    results: Results | None = None
+    reason: str = ""  # why it is not in the table
 
     @property
-    def block(self) -> tuple[str, dict[str, str]]:
-        """(model, labels of the other axes): the run's block in the table."""
-        others = {axis: label for axis, label in self.labels.items() if axis != MODEL}
-        return self.labels.get(MODEL, self.model), others
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run."""
-
-    ref: RunRef
-    recipe: Recipe
-    results: Results
-
-
-@dataclass(frozen=True)
-class MissingRun:
-    """A run that is not in the table, and the reason in one line."""
-
-    ref: RunRef
-    reason: str
+    def block(self) -> tuple:
+        """(model, (axis, label) of each other axis): the run's block in the table."""
+        others = [(axis, label) for axis, label in self.labels.items() if axis != MODEL]
+        return self.labels.get(MODEL, self.model), *others
 
     @property
     def line(self) -> str:
-        """Run, reason and the file or folder to look at, for people."""
-        place = log_of(self.ref.folder)
+        """A missing run, the reason and the file or folder to look at, for people."""
+        place = log_of(self.folder)
         if not place.is_file():
-            place = self.ref.folder
-        labels = ", ".join([self.ref.variant, *self.ref.labels.values(), f"seed {self.ref.seed}"])
+            place = self.folder
+        labels = ", ".join([self.variant, *self.labels.values(), f"seed {self.seed}"])
         return f"{labels}: {self.reason} ({place})"
 
 
 # Finding runs
 
 
-def refs_of_cells(cells: Sequence[Cell]) -> list[RunRef]:
+def runs_of_cells(cells: Sequence[Cell]) -> list[Run]:
     """The runs of a sweep, each with its recipe; after one with `train.average`, the row of its last weights."""
-    refs = []
+    runs = []
     for cell in cells:
         model = cell.recipe.model.name
-        ref = RunRef(cell.folder, cell.variant, cell.seed, model, cell.labels, cell.recipe, cell.primary)
-        refs.append(ref)
+        run = Run(cell.folder, cell.variant, cell.seed, model, cell.labels, cell.recipe, cell.primary)
+        runs.append(run)
         if cell.recipe.train.average != "none":
-            refs.append(replace(_unaveraged(ref), recipe=cell.recipe.unaveraged()))
-    return refs
+            runs.append(replace(_unaveraged(run), recipe=cell.recipe.unaveraged()))
+    return runs
 
 
-def _unaveraged(ref: RunRef) -> RunRef:
+def _unaveraged(run: Run) -> Run:
     """The same training with its last weights in place of their mean, a row of its own."""
-    return replace(ref, folder=ref.folder / UNAVERAGED, variant=unaveraged(ref.variant))
+    return replace(run, folder=run.folder / UNAVERAGED, variant=unaveraged(run.variant))
 
 
-def find_runs(folders: Iterable[Path]) -> list[RunRef]:
+def find_runs(folders: Iterable[Path]) -> list[Run]:
     """The runs in `folders`, each the folder of a sweep (with `sweep.json`), of a run, or of several of these.
 
     A run that no sweep describes is named by its method and by the settings in which it differs from most runs of it.
@@ -105,28 +90,27 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
 
     Raises InputError: no such folder, or a folder without runs.
     """
-    refs: list[RunRef] = []
-    runs: list[Path] = []
+    runs: list[Run] = []
+    without_sweep: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder: name the folder of a sweep or of a run")
-        candidates = [folder, *sorted(folder.iterdir())]
+        candidates = sorted(folder.iterdir())
         if _is_sweep(folder) or _is_run(folder):
             candidates = [folder]
-        found = [candidate for candidate in candidates if _is_sweep(candidate) or _is_run(candidate)]
-        if not found:
+        sweeps = [candidate for candidate in candidates if _is_sweep(candidate)]
+        others = [candidate for candidate in candidates if _is_run(candidate) and not _is_sweep(candidate)]
+        if not sweeps and not others:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
-        for candidate in found:
-            if _is_sweep(candidate):
-                refs += _runs_of_sweep(candidate)
-            else:
-                runs.append(candidate)
-    with_last_weights = []
-    for ref in refs + _name_runs(runs):
-        with_last_weights.append(ref)
-        if _is_run(ref.folder / UNAVERAGED):
-            with_last_weights.append(_unaveraged(ref))
-    return with_last_weights
+        for sweep in sweeps:
+            runs += _runs_of_sweep(sweep)
+        without_sweep += others
+    rows = []
+    for run in runs + _name_runs(without_sweep):
+        rows.append(run)
+        if _is_run(run.folder / UNAVERAGED):
+            rows.append(_unaveraged(run))
+    return rows
 
 
 def _is_sweep(folder: Path) -> bool:
@@ -137,39 +121,39 @@ def _is_run(folder: Path) -> bool:
     return (folder / RECIPE).is_file()
 
 
-def _runs_of_sweep(folder: Path) -> list[RunRef]:
+def _runs_of_sweep(folder: Path) -> list[Run]:
     sweep = read_json(folder / DESCRIPTION)
     primary = None
     if "primary" in sweep:
         primary = tuple(sweep["primary"])
     warn_of_unnamed(folder, sweep["runs"])
-    return [RunRef(folder / name, **entry, primary=primary) for name, entry in sweep["runs"].items()]
+    return [Run(folder / name, **entry, primary=primary) for name, entry in sweep["runs"].items()]
 
 
-def _name_runs(folders: Iterable[Path]) -> list[RunRef]:
-    refs: list[RunRef] = []
+def _name_runs(folders: Iterable[Path]) -> list[Run]:
+    runs: list[Run] = []
     settings: list[dict[str, str]] = []
     for folder in folders:
         try:
             recipe = saved_recipe(folder)
         except InputError:
-            refs.append(RunRef(folder, folder.name, 0, "?"))  # `read_runs` says why
+            runs.append(Run(folder, folder.name, 0, "?"))  # `read_runs` says why
             settings.append({})
         else:
-            refs.append(RunRef(folder, recipe.method.name, recipe.seed, recipe.model.name))
+            runs.append(Run(folder, recipe.method.name, recipe.seed, recipe.model.name))
             settings.append({name: str(value) for name, value in _row_settings(recipe).items()})
     names = {name for values in settings for name in values}
     usual = _most_frequent(
-        ((ref.variant, name), values.get(name)) for ref, values in zip(refs, settings, strict=True) for name in names
+        ((run.variant, name), values.get(name)) for run, values in zip(runs, settings, strict=True) for name in names
     )
     differing = []
-    for ref, values in zip(refs, settings, strict=True):
-        differing.append({name: value for name, value in values.items() if value != usual[ref.variant, name]})
+    for run, values in zip(runs, settings, strict=True):
+        differing.append({name: value for name, value in values.items() if value != usual[run.variant, name]})
     shown = public_names(value for values in differing for value in values.values())
     named = []
-    for ref, values in zip(refs, differing, strict=True):
+    for run, values in zip(runs, differing, strict=True):
         parts = [f"{name.rpartition('.')[2]} {shown[value]}" for name, value in values.items()]
-        named.append(replace(ref, variant=", ".join([ref.variant, *parts])))
+        named.append(replace(run, variant=", ".join([run.variant, *parts])))
     return named
 
 
@@ -189,46 +173,42 @@ def _most_frequent(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable,
 # Reading and comparing them
 
 
-def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
-    """The finished runs that can be compared with each other, and the missing ones, each in the order of `refs`.
+def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """The finished runs that can be compared with each other, and the missing ones with their reasons.
 
     Runs of a model are comparable if they trained under the same ds_config, and were tested on the same number of
     questions of the same data sets in the same way, as the majority was (in a tie, the first). Runs of a row have the
     settings and the global batch of most of them. Runs that name the same file or test set read the same bytes, and so
     did the runs of a row.
     """
-    runs: list[Run] = []
-    missing: list[MissingRun] = []
-    for ref in refs:
-        try:
-            runs.append(_read_run(ref))
-        except InputError as error:
-            missing.append(MissingRun(ref, str(error)))
+    runs = [_read(run) for run in found]
     for check in (_unlike_their_model, _unlike_their_row, _read_other_files, _repeated):
-        reasons = check(runs)
-        missing += [MissingRun(run.ref, reason) for run, reason in zip(runs, reasons, strict=True) if reason]
-        runs = [run for run, reason in zip(runs, reasons, strict=True) if not reason]
-    return runs, sorted(missing, key=lambda run: refs.index(run.ref))
+        left = [number for number, run in enumerate(runs) if not run.reason]
+        for number, reason in zip(left, check([runs[number] for number in left]), strict=True):
+            runs[number] = replace(runs[number], reason=reason)
+    return [run for run in runs if not run.reason], [run for run in runs if run.reason]
 
 
-def _read_run(ref: RunRef) -> Run:
-    """Raises InputError with the reason why there are no results."""
-    file = ref.folder / RESULTS
-    if not file.is_file():
-        raise InputError(fault_of(ref.folder, ref.recipe))
-    recipe = saved_recipe(ref.folder)
-    if ref.recipe and identity(ref.recipe) != identity(recipe):
-        raise InputError(fault_of(ref.folder, ref.recipe))
-    return Run(ref, recipe, read_results(file))
+def _read(run: Run) -> Run:
+    """The run with its recipe and results, or with the reason why there are none."""
+    try:
+        if not (run.folder / RESULTS).is_file():
+            return replace(run, reason=fault_of(run.folder, run.recipe))
+        recipe = saved_recipe(run.folder)
+        if run.recipe and identity(run.recipe) != identity(recipe):
+            return replace(run, reason=fault_of(run.folder, run.recipe))
+        conditions(run.folder)
+        return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
+    except InputError as error:
+        return replace(run, reason=str(error))
 
 
 def _model(run: Run) -> Hashable:
-    return run.ref.block[0]
+    return run.block[0]
 
 
 def _row(run: Run) -> Hashable:
-    model, labels = run.ref.block
-    return (run.ref.variant, model, *labels.items())
+    return run.variant, *run.block
 
 
 # Each of the following gives for each run the reason to exclude it, else "".
@@ -247,7 +227,7 @@ def _unlike_their_model(runs: Sequence[Run]) -> list[str]:
             tested["data.repeated_answers"] = data.repeated_answers
         of_eval = run.recipe.eval.model_dump(mode="json", exclude={"batch_size"})
         tested |= {f"eval.{name}": value for name, value in of_eval.items()}
-        settings.append(tested | conditions(run.ref.folder))
+        settings.append(tested | conditions(run.folder))
     return _unlike_most(runs, list(map(_model, runs)), settings)
 
 
@@ -259,10 +239,10 @@ def _unlike_their_row(runs: Sequence[Run]) -> list[str]:
 
 def _unlike_most(runs: Sequence[Run], groups: Sequence[Hashable], settings: Sequence[dict[str, Any]]) -> list[str]:
     """Excludes a run whose settings are not those of most runs of its group."""
-    folders = {(group, run.ref.folder) for group, run in zip(groups, runs, strict=True)}
+    folders = {(group, run.folder) for group, run in zip(groups, runs, strict=True)}
     votes = []
     for run, group, values in zip(runs, groups, settings, strict=True):
-        if (group, run.ref.folder.parent) not in folders:  # a training has one vote, though it has two rows
+        if (group, run.folder.parent) not in folders:  # a training has one vote, though it has two rows
             votes.append((group, json.dumps(values)))
     usual = _most_frequent(votes)
     differing = [differences(values, json.loads(usual[g])) for g, values in zip(groups, settings, strict=True)]
@@ -306,18 +286,18 @@ def _repeated(runs: Sequence[Run]) -> list[str]:
     first: dict[Hashable, Run] = {}
     reasons = []
     for run in runs:
-        earlier = first.setdefault((run.ref.seed, _row(run)), run)
+        earlier = first.setdefault((run.seed, _row(run)), run)
         is_first = earlier is run
-        reasons.append("" if is_first else f"the same variant and seed as {earlier.ref.folder}, which is in the table")
+        reasons.append("" if is_first else f"the same variant and seed as {earlier.folder}, which is in the table")
     return reasons
 
 
 def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
     """A line for each setting outside `method` in which rows differ. A row of last weights has its mean's settings."""
-    last_weights = {run.ref.folder / UNAVERAGED for runs in rows.values() for run in runs}
+    last_weights = {run.folder / UNAVERAGED for runs in rows.values() for run in runs}
     settings = []
     for row, runs in rows.items():
-        settings += [(row, _all_settings(run)) for run in runs if run.ref.folder not in last_weights]
+        settings += [(row, _all_settings(run)) for run in runs if run.folder not in last_weights]
     notes = []
     for name in dict.fromkeys(name for _, values in settings for name in values if not name.startswith("method.")):
         rows_by_value: dict[str, dict[str, None]] = {}  # by value as JSON
@@ -330,7 +310,7 @@ def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def _all_settings(run: Run) -> dict[str, Any]:
-    batch = RunFolder(run.ref.folder).global_batch(run.recipe, run.results.world_size)
+    batch = RunFolder(run.folder).global_batch(run.recipe, run.results.world_size)
     return _row_settings(run.recipe) | {"global batch": batch}
 
 

@@ -80,7 +80,7 @@ class QuestionScores:
         None if data or predictions cannot be read, have changed since the run, or do not give the scores in the
         results.
         """
-        key = (run.ref.folder, data_set)
+        key = (run.folder, data_set)
         if key not in self._scores:
             self._scores[key] = None
             if self.questions(run.recipe, data_set):
@@ -114,9 +114,9 @@ class QuestionScores:
         from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set  # takes seconds
 
         golds = self.questions(run.recipe, data_set).golds
-        check_unchanged(run.recipe, run.ref.folder, [source_of_test_set(data_set)])
-        predictions = read_predictions(run.ref.folder, data_set)
-        file = run.ref.folder / "predictions" / f"{data_set}.json"
+        check_unchanged(run.recipe, run.folder, [source_of_test_set(data_set)])
+        predictions = read_predictions(run.folder, data_set)
+        file = run.folder / "predictions" / f"{data_set}.json"
         if unanswered := [id_ for id_ in golds if id_ not in predictions]:
             self.note(
                 f"{file}: no answer to {len(unanswered)} of {len(golds)} questions, such as {unanswered[0]}: "
@@ -146,7 +146,7 @@ class SetDifference(NamedTuple):
 
 
 def common_seeds(runs: Sequence[Run], base: Sequence[Run]) -> list[int]:
-    return sorted({run.ref.seed for run in runs} & {run.ref.seed for run in base})
+    return sorted({run.seed for run in runs} & {run.seed for run in base})
 
 
 def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScores) -> dict[str, Differences]:
@@ -198,7 +198,7 @@ def _seed_figures(runs: Sequence[Run], base: Sequence[Run], data_sets: Sequence[
     """The difference in the mean over data sets, from the scores of the runs."""
 
     def by_seed(of_row: Sequence[Run]) -> dict[int, float]:
-        scores = {run.ref.seed: [run.results.scores[data_set][metric] for data_set in data_sets] for run in of_row}
+        scores = {run.seed: [run.results.scores[data_set][metric] for data_set in data_sets] for run in of_row}
         return {seed: sum(values) / len(values) for seed, values in scores.items()}
 
     scores, base_scores = by_seed(runs), by_seed(base)
@@ -230,23 +230,23 @@ def question_differences(rows: Rows, base: str, column: str, scores: QuestionSco
     common, or whose runs answered other questions than the base's, are missing; all are if a run of the base cannot be
     read.
     """
-    base_scores = {run.ref.seed: scores.of(run, column) for run in rows[base]}
+    base_scores = {run.seed: scores.of(run, column) for run in rows[base]}
     if not base_scores or any(frame is None for frame in base_scores.values()):
         return {}
     first = rows[base][0]
-    ids = base_scores[first.ref.seed].index
+    ids = base_scores[first.seed].index
     differences = {}
     for name, runs in rows.items():
         seeds = common_seeds(runs, rows[base])
-        row_scores = {run.ref.seed: scores.of(run, column) for run in runs}
+        row_scores = {run.seed: scores.of(run, column) for run in runs}
         if name == base or not seeds or any(row_scores[seed] is None for seed in seeds):
             continue
-        paired = [run for run in (*runs, *rows[base]) if run.ref.seed in seeds]
+        paired = [run for run in (*runs, *rows[base]) if run.seed in seeds]
         others = [run for run in paired if set(scores.of(run, column).index) != set(ids)]
         if others:
             scores.note(
-                f"No interval for {name} on {column}: {others[0].ref.folder} answered other questions than "
-                f"{first.ref.folder}, so the difference would not be that of the methods alone."
+                f"No interval for {name} on {column}: {others[0].folder} answered other questions than "
+                f"{first.folder}, so the difference would not be that of the methods alone."
             )
             continue
         by_seed = [row_scores[seed].loc[ids] - base_scores[seed].loc[ids] for seed in seeds]

@@ -13,7 +13,7 @@ from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import LEVEL, MARGIN, MIN_SEEDS, MIN_TEXTS, holm
 from swep_ds.analysis.paper import paper_score, paper_scores, trained_on, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
-from swep_ds.analysis.runs import MODEL, Run, RunRef, read_runs, settings_notes, version_note
+from swep_ds.analysis.runs import MODEL, Run, read_runs, settings_notes, version_note
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import public_name, public_names
 from swep_ds.data.splits import MIN_ARTICLES
@@ -29,7 +29,7 @@ Block = dict[str, Any]
 Rows = Mapping[str, Sequence[Run]]
 
 
-def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None = None) -> Table:
+def make(found: Sequence[Run], against: str | None = None, line: Line | None = None) -> Table:
     """The table of the runs that are finished and comparable (`read_runs`), with the reason why others are missing.
 
     Args:
@@ -47,38 +47,33 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
 
     Raises InputError: no row is called `against`, or several are.
     """
-    runs, missing = read_runs(refs)
-    base = _base_row(list(dict.fromkeys(ref.variant for ref in refs)), against)
-    notes = []
+    runs, missing = read_runs(found)
+    base = _base_row(list(dict.fromkeys(run.variant for run in found)), against)
+    no_line = []
     if line is None and base is not None:
-        line, no_line = fitted([run.results.scores for run in runs if run.ref.variant == base], base)
-        notes += no_line
+        line, no_line = fitted([run.results.scores for run in runs if run.variant == base], base)
     questions = significance.QuestionScores()
-    titles = public_names(ref.model for ref in refs if MODEL not in ref.labels)
-    refs_by_block: dict[Hashable, list[RunRef]] = {}
-    for ref in refs:
-        model, labels = ref.block
-        refs_by_block.setdefault((model, *labels.items()), []).append(ref)
-    blocks, block_notes = [], []
-    for (model, *labels), block_refs in refs_by_block.items():
-        rows: dict[str, list[Run]] = {ref.variant: [] for ref in block_refs}
+    titles = public_names(run.model for run in found if MODEL not in run.labels)
+    blocks, notes = [], []
+    for place in dict.fromkeys(run.block for run in found):
+        model, *labels = place
+        rows: dict[str, list[Run]] = {run.variant: [] for run in found if run.block == place}
         for run in runs:
-            if run.ref in block_refs:
-                rows[run.ref.variant].append(run)
+            if run.block == place:
+                rows[run.variant].append(run)
         block = score_block(titles.get(model, model), dict(labels), rows, line)
         seeds_notes = _add_differences(block, rows, base, questions)
-        for primary in dict.fromkeys(ref.primary for ref in block_refs if ref.primary):
+        for primary in dict.fromkeys(run.primary for run in found if run.block == place and run.primary):
             _add_primary(block, rows, primary, questions)
         _adjust(block, base)
         blocks.append(block)
-        block_notes += [*settings_notes(rows), *seeds_notes, *_add_paper(block, rows)]
+        notes += [*settings_notes(rows), *seeds_notes, *_add_paper(block, rows)]
+    notes += [*_difference_notes(blocks, base), *_calibration_notes(blocks), *no_line]
     if line:
         notes += line_notes(line, [run.results.scores for run in runs])
-    notes = [*block_notes, *_difference_notes(blocks, base), *_calibration_notes(blocks), *notes]
     entries = []
     for run in missing:
-        ref = run.ref
-        entry = {"name": ref.variant, "labels": ref.labels, "seed": ref.seed, "reason": run.reason, "line": run.line}
+        entry = {"name": run.variant, "labels": run.labels, "seed": run.seed, "reason": run.reason, "line": run.line}
         entries.append(entry)
     return {
         "against": base,
@@ -126,7 +121,7 @@ def score_block(model: str, labels: dict[str, str], rows: Rows, line: Line | Non
             for metric in SCORES:
                 if all(metric in scores[column] for scores in all_scores):
                     cell[metric] = _summary([scores[column][metric] for scores in all_scores])
-        seeds = [run.ref.seed for run in runs]
+        seeds = [run.seed for run in runs]
         block["rows"].append({"name": name, "scores": cells, "seeds": seeds, "differences": {}})
         block["columns"] = block["columns"] or columns
     return block
@@ -161,7 +156,7 @@ def _add_differences(block: Block, rows: Rows, base: str | None, questions: sign
         if name in compared:
             row["differences"] = compared[name]
             common = significance.common_seeds(rows[name], rows[base])
-            if others := sorted({run.ref.seed for run in (*rows[name], *rows[base])} - set(common)):
+            if others := sorted({run.seed for run in (*rows[name], *rows[base])} - set(common)):
                 notes.append(
                     f"{block['title']}: {name} is compared with {base} over the {len(common)} seeds that both have "
                     f"run; left out: {', '.join(map(str, others))}."

@@ -127,8 +127,8 @@ def sweep() -> None:
         Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")
         sys.exit(EXIT_STOPPED)
     from swep_ds.analysis.formats import publish
-    from swep_ds.analysis.runs import refs_of_cells
+    from swep_ds.analysis.runs import runs_of_cells
 
-    table = publish(refs_of_cells(cells), folder)
+    table = publish(runs_of_cells(cells), folder)
     if failed or table["missing"]:
         sys.exit(EXIT_FAULT)

@@ -25,7 +25,7 @@ def cells(tmp_path):
 def reasons(tmp_path) -> dict[str, str]:
     done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     assert len(done) + len(missing) == 6
-    return {run.ref.folder.name: run.reason for run in missing}
+    return {run.folder.name: run.reason for run in missing}
 
 
 def change(cell, *fields: str, to=None) -> None:
@@ -69,8 +69,8 @@ def test_a_training_has_one_vote_though_it_has_two_rows(tmp_path):
         if cell.variant == "averaged":
             fake_runs.finish(cell.folder / "unaveraged", recipe.unaveraged(), {"squad": 3})
     done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    assert {run.ref.variant for run in done} == {"plain"}
-    assert [each.ref.variant for each in missing if "made differently" in each.reason] == [
+    assert {run.variant for run in done} == {"plain"}
+    assert [each.variant for each in missing if "made differently" in each.reason] == [
         "averaged",
         "averaged, unaveraged",
         "averaged",
@@ -141,7 +141,7 @@ def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, set_, reason):
             if not (cell.folder / "results.json").exists():
                 fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
     _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    by_folder = {run.ref.folder.name: run.reason for run in missing}
+    by_folder = {run.folder.name: run.reason for run in missing}
     for seed in (3, 4):
         assert "method.beta 0.01 there, 0.0001 here" in by_folder.pop(f"swep-seed{seed}")
     assert by_folder == (dict.fromkeys(("mle-seed3", "mle-seed4"), reason) if reason else {})
@@ -158,12 +158,12 @@ def test_a_row_is_of_one_source_for_each_test_set(tmp_path, monkeypatch):
                 fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
     _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     left_out = dict.fromkeys(["mle-seed3", "mle-seed4"], "read other files than the others (data.eval.squad)")
-    assert {run.ref.folder.name: run.reason for run in missing} == left_out
+    assert {run.folder.name: run.reason for run in missing} == left_out
 
 
 def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):
     (cells[1].folder / "recipe.yaml").write_text(cells[0].recipe.dump())
-    _, [missing] = runs.read_runs(runs.refs_of_cells(cells))
+    _, [missing] = runs.read_runs(runs.runs_of_cells(cells))
     assert missing.reason.startswith("holds a run with other settings (method.name 'mle' there, 'swep' here")
 
 
@@ -176,14 +176,14 @@ def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path,
     fake_runs.finish(cells[0].folder / "unaveraged", cells[0].recipe.unaveraged(), {"squad": 5})
     if how == "folders":
         (tmp_path / "runs" / "sweep.json").unlink()
-    places = runs.refs_of_cells(cells) if how == "cells" else runs.find_runs([tmp_path / "runs"])
+    places = runs.runs_of_cells(cells) if how == "cells" else runs.find_runs([tmp_path / "runs"])
     done, missing = runs.read_runs(places)
     assert not missing
     assert [round(run.results.eval["squad"].exact_match) for run in done] == [30, 50, 30]
-    first, second, _ = (run.ref for run in done)
+    first, second, _ = done
     assert second.variant == f"{first.variant}, unaveraged"
     assert second.folder == first.folder / "unaveraged"
-    by_row = {run.ref.variant: [run] for run in done}
+    by_row = {run.variant: [run] for run in done}
     differing = [line.split(":")[1].split(" is ")[0].strip() for line in runs.settings_notes(by_row)]
     assert differing == ["train.average", "train.average_decay"]
     assert runs.settings_notes(dict([*by_row.items()][:2])) == []  # its row's name says it
@@ -195,8 +195,8 @@ def test_a_first_duplicate_that_is_left_out_does_not_take_the_good_one_along(cel
     change(cells[0], "world_size", to=2)
     folders = [tmp_path / "runs", tmp_path / "twice"]
     done, [missing] = runs.read_runs(runs.find_runs(folders))
-    assert missing.ref.folder == cells[0].folder
-    assert tmp_path / "twice" in [run.ref.folder for run in done]
+    assert missing.folder == cells[0].folder
+    assert tmp_path / "twice" in [run.folder for run in done]
 
 
 def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
@@ -208,9 +208,9 @@ def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
     cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants)
     for cell in cells:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
-    done, _ = runs.read_runs(runs.refs_of_cells(cells))
-    assert runs.settings_notes({run.ref.variant: [run] for run in done[:2]} | {"none": []}) == []
-    assert runs.settings_notes({run.ref.variant: [run] for run in done}) == [
+    done, _ = runs.read_runs(runs.runs_of_cells(cells))
+    assert runs.settings_notes({run.variant: [run] for run in done[:2]} | {"none": []}) == []
+    assert runs.settings_notes({run.variant: [run] for run in done}) == [
         'Rows differ in more than the method: data.train is "squad.json" in MLE, SWEP; "more.json" in Long.',
         "Rows differ in more than the method: train.epochs is 2.0 in MLE, SWEP; 9.0 in Long.",
     ]
@@ -234,12 +234,12 @@ def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_
     (tmp_path / "damaged" / "results.json").write_text("{}")
     folders = [tmp_path / name for name in ("runs", "other", "beta", "damaged")]
     done, [missing] = runs.read_runs(runs.find_runs(folders))
-    assert [(run.ref.variant, run.ref.seed) for run in done] == [
+    assert [(run.variant, run.seed) for run in done] == [
         *((name, seed) for name in ("mle", "swep") for seed in (0, 1, 2)),
         ("swep", 9),
         ("swep, beta 0.25", 0),
     ]
-    assert missing.ref.variant == "damaged"
+    assert missing.variant == "damaged"
     assert missing.reason.startswith(f"{tmp_path / 'damaged' / 'recipe.yaml'}: not YAML")
     assert missing.reason.endswith(": delete the run's folder and run it again")
     _, [twice] = runs.read_runs(runs.find_runs([tmp_path / "other", tmp_path / "other"]))

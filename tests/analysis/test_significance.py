@@ -65,7 +65,7 @@ def runs(tmp_path) -> dict:
         more = {"MLE": cell.seed, "SWEP": 2 + 3 * cell.seed, "Same": cell.seed}[cell.variant]
         fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(SIZES, 5 + more))
     done, _ = read_runs(find_runs([tmp_path / "runs"]))
-    return {name: [run for run in done if run.ref.variant == name] for name in variants}
+    return {name: [run for run in done if run.variant == name] for name in variants}
 
 
 def known(compared: dict) -> dict:
@@ -81,7 +81,7 @@ def bounds(entry: dict, kind: str = "bootstrap_") -> tuple[float, float]:
 
 
 def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(runs):
-    runs["MLE"] = [run for run in runs["MLE"] if run.ref.seed != 0][::-1]
+    runs["MLE"] = [run for run in runs["MLE"] if run.seed != 0][::-1]
     scores = QuestionScores()
     compared = significance.compare(runs, "MLE", list(SIZES), scores)
     assert scores.notes == []
@@ -116,20 +116,6 @@ def test_three_seeds_have_a_crossed_interval(runs):
             assert (entry["mean"], entry["p"]) == pytest.approx((expected.mean, expected.p()))
 
 
-@pytest.mark.parametrize("alone", [0, 1])
-def test_less_than_two_paragraphs_have_no_interval(runs, tmp_path, alone):
-    """One paragraph, or nearly: with all questions but one in it, they are hardly more than one cluster."""
-    file = tmp_path / "nyt.json"
-    asked = json.loads(file.read_text())
-    for paragraph in asked["data"][0]["paragraphs"][alone:]:
-        paragraph["context"] = "a b c d"
-    file.write_text(json.dumps(asked))
-    compared = significance.compare(runs, "MLE", list(SIZES), QuestionScores())["SWEP"]
-    for figure in ("low", "bootstrap_low"):
-        absent = [name for name, by_metric in compared.items() if by_metric["f1"][figure] is None]
-        assert absent == ["nyt", OUT_OF_DOMAIN]
-
-
 def test_few_texts_have_no_interval(runs, tmp_path):
     for texts in (4, 5, 9, 10):
         fake_runs.data_set(tmp_path, "few", texts)
@@ -154,21 +140,19 @@ def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
 
 def test_data_that_changed_since_a_run_give_it_no_interval(runs, tmp_path):
     [run, *_] = runs["MLE"]
-    change_json(run.ref.folder / "results.json", inputs={"data.eval.nyt": "of other bytes"})
+    change_json(run.folder / "results.json", inputs={"data.eval.nyt": "of other bytes"})
     scores = QuestionScores()
     assert scores.of(run, "nyt") is None
     assert scores.of(run, "squad") is not None
     [note] = scores.notes
-    assert note.startswith(
-        f"No interval with data.eval.nyt {tmp_path / 'nyt.json'}: has changed since {run.ref.folder}"
-    )
+    assert note.startswith(f"No interval with data.eval.nyt {tmp_path / 'nyt.json'}: has changed since {run.folder}")
 
 
 def asked_on(run, nyt: Path, right: int):
     """The run, tested again on another file as nyt."""
-    recipe = Recipe.load(str(run.ref.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
-    fake_runs.finish(run.ref.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
-    [[again], _] = read_runs(find_runs([run.ref.folder]))
+    recipe = Recipe.load(str(run.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
+    fake_runs.finish(run.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
+    [[again], _] = read_runs(find_runs([run.folder]))
     return again
 
 
@@ -182,8 +166,8 @@ def test_runs_of_other_questions_under_one_name_have_no_interval(runs, tmp_path)
         "Same": ["squad", "nyt", "amazon", OUT_OF_DOMAIN],
     }
     assert scores.notes == [
-        f"No interval for SWEP on nyt: {other.ref.folder} answered other questions than "
-        f"{runs['MLE'][0].ref.folder}, so the difference would not be that of the methods alone."
+        f"No interval for SWEP on nyt: {other.folder} answered other questions than "
+        f"{runs['MLE'][0].folder}, so the difference would not be that of the methods alone."
     ]
 
 
@@ -213,10 +197,10 @@ def test_the_same_questions_in_another_order_are_met_by_id(runs, tmp_path):
 
 
 def test_what_cannot_be_read_is_named_and_leaves_the_others_their_intervals(runs, tmp_path):
-    folder = runs["SWEP"][0].ref.folder / "predictions"
+    folder = runs["SWEP"][0].folder / "predictions"
     (folder / "nyt.json").write_text("{")
-    (runs["Same"][1].ref.folder / "predictions" / "amazon.json").unlink()
-    answers = json.loads((runs["SWEP"][0].ref.folder / "predictions" / "squad.json").read_text())
+    (runs["Same"][1].folder / "predictions" / "amazon.json").unlink()
+    answers = json.loads((runs["SWEP"][0].folder / "predictions" / "squad.json").read_text())
     del answers["squad19"]  # which was wrong: the scores stay
     (folder / "squad.json").write_text(json.dumps(answers))
     scores = QuestionScores()

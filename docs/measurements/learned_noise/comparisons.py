@@ -137,7 +137,7 @@ def calibration(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> l
         cells = []
         for metric in ("ece", "aurc"):
             mine, control = (
-                {run.ref.seed: np.mean([run.results.scores[column][metric] for column in columns[1:]]) for run in runs}
+                {run.seed: np.mean([run.results.scores[column][metric] for column in columns[1:]]) for run in runs}
                 for runs in (rows[unaveraged(arm)], rows[unaveraged(CONTROL)])
             )
             values = np.array([*mine.values()])
@@ -161,7 +161,7 @@ def main() -> None:
             raise InputError("\n".join(run.line for run in missing))
         rows: dict[str, list[Run]] = {}
         for run in runs:
-            rows.setdefault(run.ref.variant, []).append(run)
+            rows.setdefault(run.variant, []).append(run)
         needed = [row_of(arm) for row_of in WEIGHTS.values() for arm in plan.arms]
         if lost := [row for row in needed if row not in rows]:
             raise InputError(f"the sweep has no runs of {lost[0]!r}")
