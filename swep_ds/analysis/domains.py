@@ -14,7 +14,7 @@ from swep_ds.analysis.answered import Answered
 from swep_ds.analysis.significance import RESAMPLES, ROUNDING, interval, note_on_shared_ids, resampled_means
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
-from swep_ds.evaluation.results import Results
+from swep_ds.evaluation.results import DataSetScore, Results
 
 MEAN = "mean of the others"
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -68,18 +68,15 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
     which = ""
     if any(score.no_answer_total for score in results.eval.values()):
         which = " with an answer"
-    values, totals, notes, few, ids = {}, {}, [], [], {}
+    values: dict[str, np.ndarray] = {}  # see `_resampled`
+    totals: dict[str, int] = {}
+    ids: dict[str, list[str]] = {}
+    notes, few = [], []
     for name, score in results.eval.items():
         items = answered.get(name, ())
-        if items:
-            means = _scores(items).mean(0)
-            if len(items) != score.total or not np.allclose(means, (score.exact_match, score.f1), atol=ROUNDING):
-                notes.append(
-                    f"{name} has no interval: on today's data the answers score {means[0]:.2f} / {means[1]:.2f} over "
-                    f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in "
-                    "results.json."
-                )
-                items = ()
+        if note := _mismatch(name, score, items):
+            notes.append(note)
+            items = ()
         scores = (score.exact_match, score.f1)
         totals[name] = score.total
         if score.no_answer_total:
@@ -110,6 +107,19 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
             gap = _interval((of_set - values[source])[:, 1])
         rows.append(Domain(name, *map(_interval, of_set.T), totals.get(name), gap))
     return Domains(rows, *_finding(rows, values, which), notes, which)
+
+
+def _mismatch(name: str, score: DataSetScore, items: Sequence[Answered]) -> str:
+    """A note if the answers do not give the score; "" if they do, or cannot be read."""
+    if not items:
+        return ""
+    means = _scores(items).mean(0)
+    if len(items) == score.total and np.allclose(means, (score.exact_match, score.f1), atol=ROUNDING):
+        return ""
+    return (
+        f"{name} has no interval: on today's data the answers score {means[0]:.2f} / {means[1]:.2f} over "
+        f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in results.json."
+    )
 
 
 def with_answer(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list[Answered]]:

@@ -77,12 +77,8 @@ def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[lis
 def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFrame:
     """The paper's Figure 1: a row with `COLUMNS` for each token of the windows' words, the question's first.
 
-    Nearest is meant as in `swep_ds/methods/nearest.py`: by the largest inner product with the word-embedding table. Not
-    all words are nearest to themselves before the perturbation, so a column says what they were nearest to then.
-
-    part: "question", "context" or "answer".
-    word: the whitespace word of the text; token: the tokenizer's.
-    nearest_before, nearest_after: tokens; the token is changed where `nearest_after` differs from `token`.
+    Nearest is meant as in `swep_ds/methods/nearest.py`, and not all words are nearest to themselves before the
+    perturbation. A token is changed where `nearest_after` differs from it.
 
     Raises InputError: the run's method has no perturbation to look at.
     """

@@ -64,7 +64,14 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
     zero_stage = None
     if (folder / DS_CONFIG).exists():
         zero_stage = read_json(folder / DS_CONFIG).get("zero_optimization", {}).get("stage", 0)
-    answered, missing = _read_all(folder, recipe, results, against)
+    answered = {}
+    missing = []  # why other data sets have no answers
+    for name in results.eval if results else ():
+        try:
+            answered[name] = read_answered(folder, recipe, name, against)
+        except InputError as error:
+            missing.append(f"{name}: {error}")
+            log.warning("the report is without the answers to %s (%s)", name, error)
     compared = None
     if against:
         compared = _compared(folder, recipe, answered, results, against)
@@ -90,20 +97,6 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
     }
     html = template("report.html.jinja").render(content)
     return Report(html, _tables(results, answered))
-
-
-def _read_all(
-    folder: Path, recipe: Recipe, results: Results | None, against: Path | None
-) -> tuple[dict[str, list[Answered]], list[str]]:
-    """The questions by data set, and why other data sets have none."""
-    answered, missing = {}, []
-    for name in results.eval if results else ():
-        try:
-            answered[name] = read_answered(folder, recipe, name, against)
-        except InputError as error:
-            missing.append(f"{name}: {error}")
-            log.warning("the report is without the answers to %s (%s)", name, error)
-    return answered, missing
 
 
 def _kinds(answered: AnsweredSets) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import public_names, read_json, user_path
+from swep_ds.common.files import public_names, read_json
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS, Results, read_results
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
@@ -197,7 +197,7 @@ def _read(run: Run) -> Run:
         recipe = saved_recipe(run.folder)
         if run.recipe and identity(run.recipe) != identity(recipe):
             return replace(run, reason=fault_of(run.folder, run.recipe))
-        conditions(run.folder)
+        conditions(run.folder)  # raises if its ds_config cannot be read
         return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
     except InputError as error:
         return replace(run, reason=str(error))
@@ -276,8 +276,7 @@ def _files(run: Run) -> Iterator[tuple[str, str, Hashable]]:
     sources = {name: str(named.get(name)) for name in SOURCES}
     sources |= {f"data.eval.{name}": source for name, source in run.recipe.data.eval.items()}
     for name, source in sources.items():
-        # a path without a checksum is one of an earlier version's results, and differs from host to host
-        if name not in run.results.inputs and not user_path(source, name).is_absolute():
+        if name not in run.results.inputs:
             yield name, source, (name, "by its name", _row(run))
 
 

@@ -21,6 +21,8 @@ from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, read_predictions
 from swep_ds.evaluation.scores import Scorer
+from swep_ds.pipeline.examples import reported_examples
+from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 
 RESAMPLES = 10_000
@@ -99,8 +101,6 @@ class QuestionScores:
         half = recipe.validation_set == data_set
         key = json.dumps([data_set, source, data.max_eval_examples, data.unanswerable, half])
         if key not in self._questions:
-            from swep_ds.pipeline.examples import reported_examples  # takes seconds
-
             self._questions[key] = None
             try:
                 examples = reported_examples(recipe, data_set)
@@ -111,17 +111,10 @@ class QuestionScores:
         return self._questions[key]
 
     def _read(self, run: Run, data_set: str) -> pd.DataFrame:
-        from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set  # takes seconds
-
         golds = self.questions(run.recipe, data_set).golds
         check_unchanged(run.recipe, run.folder, [source_of_test_set(data_set)])
         predictions = read_predictions(run.folder, data_set)
         file = run.folder / "predictions" / f"{data_set}.json"
-        if unanswered := [id_ for id_ in golds if id_ not in predictions]:
-            self.note(
-                f"{file}: no answer to {len(unanswered)} of {len(golds)} questions, such as {unanswered[0]}: "
-                "they count as wrong."
-            )
         by_question = Scorer(run.recipe.eval.answer_language(data_set)).by_question(predictions, golds)
         scores = pd.DataFrame(100 * np.array([*by_question.values()]), index=list(by_question), columns=list(METRICS))
         means = scores.mean()

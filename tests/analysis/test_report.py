@@ -21,7 +21,6 @@ from swep_ds.commands.report import report as command
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_lines
 from swep_ds.evaluation.scores import SQUAD
-from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.pipeline.recipe import Recipe
@@ -269,16 +268,6 @@ def test_the_answers_to_data_that_changed_since_the_run_are_left_out(run, caplog
     assert "data.eval.squad" in shown
     assert "has changed since" in shown
     assert "the report is without the answers to squad (data.eval.squad" in caplog.text
-
-
-def test_held_out_articles_have_examples(run):
-    """Their questions are from the training part of a source that has a validation part as well."""
-    change_recipe(run, train="quickstart:encyclopedia", eval={}, holdout_fraction=0.2, max_eval_examples=30)
-    recipe = Recipe.load(str(run / "recipe.yaml"))
-    [(name, examples)] = load_examples(recipe)[1].items()
-    answers = {example.id: "no" for example in examples}
-    (run / "predictions" / f"{name}.json").write_text(json.dumps(answers))
-    assert [item.example for item in read_answered(run, recipe, name)] == examples
 
 
 def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_path):
