@@ -3,6 +3,7 @@
 A curve has a figure per metric, a panel per data set and a line per method, in a band of one deviation over seeds.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -29,7 +30,7 @@ def new_figure(**options):
     return Figure(layout="constrained", **options)
 
 
-def save(figure, folder: Path, name: str, dpi: int = 160) -> list[Path]:
+def save(figure, folder: Path, name: str, dpi: int | str = 160) -> list[Path]:
     """Writes a figure as PNG and SVG; returns the files."""
     files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     for file in files:
@@ -61,9 +62,10 @@ def draw(table: Table, folder: Path) -> list[Path]:
 def number(label: str) -> float | None:
     """The value of a label like "10 %", "0.5" or "1e-4"; None for other texts."""
     try:
-        return float(label.removesuffix("%"))
+        value = float(label.removesuffix("%"))
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def _curves(blocks: Sequence[Block], axis: str) -> dict[str, list[Block]]:

@@ -223,7 +223,10 @@ def csv(table: Table) -> str:
     """A line per block, variant, data set and score, with every number of the table unrounded."""
     lines = []
     for block in table["blocks"]:
-        labels = {f"axis_{axis}" if axis in COLUMNS else axis: label for axis, label in block["labels"].items()}
+        labels = {}
+        for axis, label in block["labels"].items():
+            is_taken = axis in COLUMNS or axis.startswith("difference")
+            labels[f"axis_{axis}" if is_taken else axis] = label
         for row in block["rows"]:
             for column, cell in row["scores"].items():
                 for metric, score in cell.items():

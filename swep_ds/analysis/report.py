@@ -100,7 +100,7 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
 
 
 def _kinds(answered: AnsweredSets) -> dict[str, str]:
-    """ "unanswerable" is a kind only where some question has no answer."""
+    """`KINDS`, without "unanswerable" where all questions have an answer."""
     kinds = dict(KINDS)
     if all(item.example.answers for items in answered.values() for item in items):
         del kinds["unanswerable"]

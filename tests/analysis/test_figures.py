@@ -17,7 +17,7 @@ def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -
 
 def test_labels_that_are_numbers():
     numbers = {"10 %": 10, "0.5%": 0.5, "0": 0, "1e-4": 0.0001, "-0.5": -0.5}
-    numbers |= {"BERT-base": None, "0,5 %": None, "": None}
+    numbers |= {"BERT-base": None, "0,5 %": None, "inf": None, "": None}
     assert {label: figures.number(label) for label in numbers} == numbers
 
 

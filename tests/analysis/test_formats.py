@@ -117,7 +117,7 @@ def test_csv_has_a_line_per_figure():
     assert other["difference_no_difference"] == "True"
 
 
-@pytest.mark.parametrize("axis", ["data_set", "model"])
+@pytest.mark.parametrize("axis", ["data_set", "model", "difference_low"])
 def test_an_axis_may_have_the_name_of_a_column(axis):
     table = example()
     for block in table["blocks"]:
