@@ -1,5 +1,6 @@
 """docs/measurements/learned_noise/mechanism.py: closed forms on a quadratic nll, and loops."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,10 @@ from swep_ds.methods.noise_effect import shuffle
 from swep_ds.models.outputs import QAOutput
 from tests.support import scripts
 from tests.support.finished import finished, load
-from tests.support.fork_server import ROOT, run_script
 
-SCRIPT = "docs/measurements/learned_noise/mechanism.py"
 ALPHA, STIFFNESS = 0.1, 2.0
 
-mechanism = scripts.load(SCRIPT)
+mechanism = scripts.load("docs/measurements/learned_noise/mechanism.py")
 
 
 class Quadratic(nn.Module):
@@ -70,10 +69,14 @@ def test_learned_noise_reaches_the_stationary_point(quadratic, ratio):
     assert log_ratio.exp().mean().item() == pytest.approx(1 / (1 + ratio), rel=0.07)
 
 
-def test_data_without_an_answer_in_a_window_is_refused(run):
+def test_what_cannot_be_measured_is_refused(run, tmp_path):
     examples = [replace(example, answers=()) for example in run.test_examples()[:3]]
     with pytest.raises(InputError, match=r"^news: none of its 3 questions has its answer in a window: name other data"):
         mechanism.sample_windows(run, examples, 5, "news")
+    (tmp_path / "mle").mkdir()
+    other = load(tmp_path / "mle", "mle")
+    with pytest.raises(InputError, match="trained by mle: name a run of prior_aug"):
+        mechanism.curvature(other, mechanism.sample_windows(other, other.training_examples(), 2, "training"))
 
 
 def test_effects_against_a_loop(run):
@@ -136,12 +139,6 @@ def test_a_study_resumes(run, monkeypatch):
         next(mechanism.study(run, windows, 6.0, **settings, done=table))
 
 
-def test_other_methods_are_refused(tmp_path):
-    run = load(tmp_path, "mle")
-    with pytest.raises(InputError, match="trained by mle: name a run of prior_aug"):
-        mechanism.curvature(run, mechanism.sample_windows(run, run.training_examples(), 2, "training"))
-
-
 def fit(folder: Path) -> None:
     """Trains the run's model for a moment: a random one has no curvature that can be told from 0."""
     run = TrainedRun.load(folder)
@@ -154,20 +151,25 @@ def fit(folder: Path) -> None:
     run.qa.model.save_pretrained(folder / "model")
 
 
-def test_the_script_adds_to_its_table(tmp_path):
+def test_the_script_adds_to_its_table(tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
     run, output = finished(tmp_path / "run", "prior_aug"), tmp_path / "out"
-    options = map(str, ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1, "--ratios", 1])
-    words = [str(run), *options]
-    ended = run_script(ROOT / SCRIPT, *words, check=False)
-    assert "too uncertain to be the unit of beta: give more --windows" in ended.stderr
+
+    def script(*ratios: int) -> str:
+        options = ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1, "--ratios", *ratios]
+        monkeypatch.setattr(sys, "argv", ["mechanism.py", str(run), *map(str, options)])
+        mechanism.main()
+        return capsys.readouterr().out
+
+    with pytest.raises(SystemExit, match="too uncertain to be the unit of beta: give more --windows"):
+        script(1)
     fit(run)
-    said = run_script(ROOT / SCRIPT, *words).stdout
+    said = script(1)
     assert "special" in said
     assert "guess_shuffled" in said
     assert sorted(file.name for file in output.iterdir()) == ["curvature.csv", "mechanism.csv"]
     first = pd.read_csv(output / "mechanism.csv")
-    run_script(ROOT / SCRIPT, *words, "10")
+    script(1, 10)
     table = pd.read_csv(output / "mechanism.csv")
     assert table.ratio.tolist() == [1, 10]
     pd.testing.assert_frame_equal(table[:1], first)

@@ -1,7 +1,7 @@
 """A run's answers, question by question: with the accepted ones, another run's, and what is wrong with them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise, product
@@ -31,6 +31,15 @@ AROUND = 110  # characters of the text that are shown before and after an answer
 MAX_WORD = 30  # characters; text may have no spaces
 MAX_PLACES = 50  # occurrences of one text in another that are examined
 Span = tuple[int, int]  # characters [start, end) of a text
+
+
+class Piece(NamedTuple):
+    """A stretch of a text; `cut` where text before it is left out."""
+
+    text: str
+    accepted: bool
+    predicted: bool
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,10 +77,9 @@ class Answered:
         if not self.predicted.strip():
             return "none"
         (accepted_begin, accepted_end), (begin, end) = self.places
+        overlaps = max(accepted_begin, begin) < min(accepted_end, end)
         if accepted_begin == accepted_end or begin == end:
             overlaps = self.f1 > 0
-        else:
-            overlaps = max(accepted_begin, begin) < min(accepted_end, end)
         return "boundary" if overlaps else "other"
 
     @cached_property
@@ -83,15 +91,35 @@ class Answered:
         """
         context = self.example.context
         accepted = [span for answer in self.example.answers for span in _occurrences(answer, context)]
-        predicted = [self.span] if self.span else list(_occurrences(self.predicted, context))
+        predicted = [self.span] if self.span else _occurrences(self.predicted, context)
         if not accepted or not predicted:
-            return next(iter(accepted), (0, 0)), next(iter(predicted), (0, 0))
+            return [*accepted, (0, 0)][0], [*predicted, (0, 0)][0]
 
         def distance(pair: tuple[Span, Span]) -> int:
             (begin, end), (other_begin, other_end) = pair
             return max(begin, other_begin) - min(end, other_end)
 
         return min(product(accepted, predicted), key=distance)
+
+    @property
+    def excerpt(self) -> list[Piece]:
+        """The text around the places of the accepted and of the predicted answer, cut where either begins or ends."""
+        context = self.example.context
+        accepted, predicted = self.places
+        marked = [span for span in self.places if span[0] < span[1]] or [(0, 0)]
+        shown = sorted(_widened(span, context) for span in marked)
+        if len(shown) == 2 and shown[1][0] <= shown[0][1] + 1:
+            shown = [(shown[0][0], max(shown[0][1], shown[1][1]))]
+        pieces = []
+        for first, last in shown:
+            inner = {edge for edge in (*accepted, *predicted) if first < edge < last}
+            for left, right in pairwise([first, *sorted(inner), last]):
+                in_accepted = accepted[0] <= left and right <= accepted[1]
+                in_predicted = predicted[0] <= left and right <= predicted[1]
+                pieces.append(Piece(context[left:right], in_accepted, in_predicted, cut=left == first > 0))
+        if last < len(context):
+            pieces.append(Piece("", False, False, cut=True))
+        return pieces
 
 
 def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None = None) -> list[Answered]:
@@ -104,7 +132,9 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     """
     check_unchanged(recipe, folder, [source_of_test_set(name)])
     answers = read_predictions(folder, name)
-    others = _read_if_any(against, "predictions", name) if against else {}
+    others = {}
+    if against:
+        others = _read_if_any(against, "predictions", name)
     confidences = _read_if_any(folder, "confidence", name)
     calibrated = _read_if_any(folder, "calibrated", name)
     n_best = _read_if_any(folder, "n_best", name)
@@ -119,20 +149,19 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
         if id_ in answers:
             exact_match, f1 = scores[id_]
             other_exact_match, other_f1 = other_scores[id_]
-            answered.append(
-                Answered(
-                    example,
-                    answers[id_],
-                    right=bool(exact_match),
-                    f1=100 * f1,
-                    confidence=confidences.get(id_),
-                    other=others.get(id_),
-                    other_right=bool(other_exact_match),
-                    other_f1=100 * other_f1,
-                    calibrated=calibrated.get(id_),
-                    span=_span_of(answers[id_], n_best.get(id_, []), example.context),
-                )
+            item = Answered(
+                example,
+                answers[id_],
+                right=bool(exact_match),
+                f1=100 * f1,
+                confidence=confidences.get(id_),
+                other=others.get(id_),
+                other_right=bool(other_exact_match),
+                other_f1=100 * other_f1,
+                calibrated=calibrated.get(id_),
+                span=_span_of(answers[id_], n_best.get(id_, []), example.context),
             )
+            answered.append(item)
     if not answered:
         raise InputError("its source holds none of the questions that were answered")
     return answered
@@ -148,7 +177,7 @@ def _span_of(answer: str, n_best: Sequence[dict[str, Any]], context: str) -> Spa
     """The place of the best answer, if the text there is the answer: the run may have read other data."""
     if not n_best or n_best[0].get("start") is None:  # declined, or generated
         return None
-    span = n_best[0]["start"], n_best[0]["end"]
+    span = (n_best[0]["start"], n_best[0]["end"])
     return span if context[slice(*span)] == answer else None
 
 
@@ -171,39 +200,11 @@ def most_changed(answered: Sequence[Answered], count: int) -> tuple[list[Answere
     return gained[:count], lost[:count]
 
 
-class Piece(NamedTuple):
-    """A stretch of a text; `cut` where text before it is left out."""
-
-    text: str
-    accepted: bool
-    predicted: bool
-    cut: bool = False
-
-
-def excerpt(item: Answered) -> list[Piece]:
-    """The text around the places of the accepted and of the predicted answer, cut where either begins or ends."""
-    context = item.example.context
-    accepted, predicted = item.places
-    marked = [span for span in item.places if span[0] < span[1]] or [(0, 0)]
-    pieces: list[Piece] = []
-    shown = sorted(_widened(span, context) for span in marked)
-    if len(shown) == 2 and shown[1][0] <= shown[0][1] + 1:
-        shown = [(shown[0][0], max(shown[0][1], shown[1][1]))]
-    for first, last in shown:
-        inner = {edge for edge in (*accepted, *predicted) if first < edge < last}
-        for left, right in pairwise([first, *sorted(inner), last]):
-            in_accepted = accepted[0] <= left and right <= accepted[1]
-            in_predicted = predicted[0] <= left and right <= predicted[1]
-            pieces.append(Piece(context[left:right], in_accepted, in_predicted, cut=left == first > 0))
-    if pieces and last < len(context):
-        pieces.append(Piece("", False, False, cut=True))
-    return pieces
-
-
-def _occurrences(text: str, context: str) -> Iterator[Span]:
-    if text.strip():
-        matches = re.finditer(re.escape(text.strip()), context, re.IGNORECASE)
-        yield from (match.span() for match in islice(matches, MAX_PLACES))
+def _occurrences(text: str, context: str) -> list[Span]:
+    if not text.strip():
+        return []
+    matches = re.finditer(re.escape(text.strip()), context, re.IGNORECASE)
+    return [match.span() for match in islice(matches, MAX_PLACES)]
 
 
 def _widened(span: Span, context: str) -> Span:

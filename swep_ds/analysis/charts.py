@@ -1,4 +1,4 @@
-"""Curves as SVG inside a page: those of a run's metrics.jsonl, and any other.
+"""Curves as SVG inside a page: those of a run's metrics.jsonl, and those of its confidences.
 
 Text and axes take the page's text colour, and lines its variables --line-1 to --line-4, so a chart is readable on light
 and dark pages. Lines differ in dashes as well as in colour.
@@ -8,13 +8,17 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
+
+from swep_ds.analysis.answered import Answered
+from swep_ds.evaluation.calibration import accuracy_by_coverage, bins, calibration, ordered
 
 POINTS = 400  # a line with more is averaged in blocks
+RISK_POINTS = 100  # a risk-coverage curve has at most so many
 INCHES = (5.2, 2.9)
 MAX_MARKS = 30  # a line with more points has no marks
 INK = "#010203"  # replaced by the page's text colour in the SVG
@@ -23,12 +27,14 @@ DASHES = ("-", "--", "-.", ":")
 STYLE = {f"{side}.{part}": INK for side in ("xtick", "ytick") for part in ("color", "labelcolor")}
 STYLE |= {"text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "legend.labelcolor": INK}
 STYLE |= {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}
+OTHERS = "other domains"
 Curve = tuple[np.ndarray, np.ndarray]  # updates, values
 Lines = Sequence[Mapping[str, Any]]  # metrics.jsonl
+Row = tuple[str, float, float, float, float, float]  # data set, mean confidence, EM, ECE, AURC, coverage, in percent
+Values = Mapping[str, np.ndarray]  # by data set, [N, 2]: confidence and exact match
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """Curves with one value axis, labelled `unit`.
 
     level: a horizontal line (name, value).
@@ -43,6 +49,48 @@ class Chart:
     over: str = "update"
     diagonal: str | None = None
 
+    def svg(self) -> Markup:
+        """The chart as an `<svg>` element, with text as text, for a page that sets --line-1 to --line-4."""
+        import matplotlib as mpl  # takes a third of a second
+        from matplotlib.figure import Figure
+
+        # the salt makes ids reproducible, and different in each chart of a page
+        with mpl.rc_context({**STYLE, "svg.hashsalt": self.title}):
+            figure = Figure(figsize=INCHES, facecolor="none")
+            axes = figure.add_axes((0.16, 0.18, 0.82, 0.77), facecolor="none")  # fixed: a layout takes twice the time
+            for number, (label, (updates, values)) in enumerate(self.curves.items()):
+                turn, index = divmod(number, len(COLOURS))  # every turn pairs the dashes with other colours
+                dashes = DASHES[(index + turn) % len(DASHES)]
+                marker = "o" if len(values) <= MAX_MARKS else ""
+                axes.plot(updates, values, dashes, color=COLOURS[index], label=label, lw=1.8, marker=marker, ms=3)
+            if self.level:
+                name, value = self.level
+                axes.axhline(value, color=INK, lw=1, ls=(0, (1, 2)), label=name)
+            if self.diagonal:
+                axes.plot((0, 100), (0, 100), color=INK, lw=1, ls=(0, (1, 2)), label=self.diagonal)
+            axes.set(xlabel=self.over, ylabel=self.unit)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.ticklabel_format(axis="y", useOffset=False, scilimits=(-3, 5))
+            axes.grid(color=INK, alpha=0.15, lw=0.6)
+            axes.spines[["top", "right"]].set_visible(False)
+            if len(self.curves) > 1 or self.level or self.diagonal:
+                axes.legend(frameon=False, fontsize=9)
+            file = io.StringIO()
+            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        text = file.getvalue()
+        text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])  # "axes_1" and the like repeat in every chart
+        for number, colour in enumerate(COLOURS, 1):
+            text = text.replace(colour, f"var(--line-{number})")
+        text = text.replace(INK, "currentColor")
+        width, height = (round(72 * inches) for inches in INCHES)
+        ends = (f"{label} ends at {values[-1]:.3g}" for label, (_, values) in self.curves.items())
+        label = escape(f"{self.title}: {self.unit} by {self.over}. {', '.join(ends)}.")
+        head = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}" role="img" '
+        return Markup(re.sub(r"<svg[^>]*>", lambda _: f'{head}aria-label="{label}">', text, count=1))
+
+
+# The course of a run
+
 
 def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float | None = None) -> list[Chart]:
     """The charts of loss, KL, learned noise, changed words, validation, learning rate and gradient that have data.
@@ -52,7 +100,9 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
         prior_variance: alpha; None if the method has no prior.
     """
     passes = sorted({name for line in lines for name in line if name.startswith("nll_")})
-    sigma = None if prior_variance is None else ("√α, the prior's", math.sqrt(prior_variance))
+    sigma = None
+    if prior_variance is not None:
+        sigma = ("√α, the prior's", math.sqrt(prior_variance))
     changed = {"words_changed": "perturbed", "words_changed_clean": "clean"}
     all_charts = [
         ("Loss", "nats", {"loss": "loss", **{name: f"NLL, {name[4:]} pass" for name in passes}}, None),
@@ -99,41 +149,84 @@ def _thin(updates: np.ndarray, values: np.ndarray) -> Curve:
     return tuple(np.array([block.mean() for block in np.array_split(array, blocks)]) for array in (updates, values))
 
 
-def svg(chart: Chart) -> str:
-    """The chart as an `<svg>` element, with text as text, for a page that sets --line-1 to --line-4."""
-    import matplotlib as mpl  # takes a third of a second
-    from matplotlib.figure import Figure
+# Does the model know when it does not know? Definitions and sources are in `evaluation/calibration.py`.
 
-    # the salt makes ids reproducible, and different in each chart of a page
-    with mpl.rc_context({**STYLE, "svg.hashsalt": chart.title}):
-        figure = Figure(figsize=INCHES, facecolor="none")
-        axes = figure.add_axes((0.16, 0.18, 0.82, 0.77), facecolor="none")  # fixed: a layout takes twice the time
-        for number, (label, (updates, values)) in enumerate(chart.curves.items()):
-            turn, index = divmod(number, len(COLOURS))  # every turn pairs the dashes with other colours
-            dashes = DASHES[(index + turn) % len(DASHES)]
-            marker = "o" if len(values) <= MAX_MARKS else ""
-            axes.plot(updates, values, dashes, color=COLOURS[index], label=label, lw=1.8, marker=marker, ms=3)
-        if chart.level:
-            name, value = chart.level
-            axes.axhline(value, color=INK, lw=1, ls=(0, (1, 2)), label=name)
-        if chart.diagonal:
-            axes.plot((0, 100), (0, 100), color=INK, lw=1, ls=(0, (1, 2)), label=chart.diagonal)
-        axes.set(xlabel=chart.over, ylabel=chart.unit)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.ticklabel_format(axis="y", useOffset=False, scilimits=(-3, 5))
-        axes.grid(color=INK, alpha=0.15, lw=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        if len(chart.curves) > 1 or chart.level or chart.diagonal:
-            axes.legend(frameon=False, fontsize=9)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = file.getvalue()
-    text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])  # "axes_1" and the like repeat in every chart
-    for number, colour in enumerate(COLOURS, 1):
-        text = text.replace(colour, f"var(--line-{number})")
-    text = text.replace(INK, "currentColor")
-    width, height = (round(72 * inches) for inches in INCHES)
-    ends = (f"{label} ends at {values[-1]:.3g}" for label, (_, values) in chart.curves.items())
-    label = escape(f"{chart.title}: {chart.unit} by {chart.over}. {', '.join(ends)}.")
-    head = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}" role="img" '
-    return re.sub(r"<svg[^>]*>", lambda _: f'{head}aria-label="{label}">', text, count=1)
+
+class Confidence(NamedTuple):
+    """Rows by the softmax's confidences and by the calibrator's: of each data set, and of the curves' two groups."""
+
+    rows: list[Row]
+    calibrated: list[Row]
+    groups: list[Row]
+    calibrated_groups: list[Row]
+    charts: list[Chart]
+
+
+def confidence(answered: Mapping[str, Sequence[Answered]]) -> Confidence | None:
+    """The data sets whose answers all have a confidence; None if the first one is not among them.
+
+    The curves are of the source domain and of all questions of the other domains together.
+
+    Args:
+        answered: by data set, the source domain first.
+    """
+    known = _values(answered, "confidence")
+    source = next(iter(answered), None)
+    if source not in known:
+        return None
+    calibrated = _values(answered, "calibrated")
+    groups = _groups(known, source)
+    after = _groups(calibrated, source)
+    curves = groups | {f"{name}, calibrated": values for name, values in after.items()}
+    reliability = Chart(
+        "Reliability",
+        "exactly right, %",
+        {name: _reliability(values) for name, values in curves.items()},
+        over="mean confidence of a bin, %",
+        diagonal="perfectly calibrated",
+    )
+    risk = Chart(
+        "Risk and coverage",
+        "wrong answers, %",
+        {name: _risk(values) for name, values in curves.items()},
+        over="share of questions answered, most confident first, %",
+    )
+    return Confidence(*map(_rows, (known, calibrated, groups, after)), [reliability, risk])
+
+
+def _values(answered: Mapping[str, Sequence[Answered]], kind: str) -> Values:
+    values = {}
+    for name, items in answered.items():
+        if all(getattr(item, kind) is not None for item in items):
+            values[name] = np.array([(getattr(item, kind), item.right) for item in items], dtype=float)
+    return values
+
+
+def _groups(known: Values, source: str) -> Values:
+    """The source domain and the others together, as far as they are known."""
+    groups = {name: values for name, values in known.items() if name == source}
+    others = [values for name, values in known.items() if name != source]
+    if others:
+        groups[OTHERS] = np.concatenate(others)
+    return groups
+
+
+def _rows(known: Values) -> list[Row]:
+    return [
+        (name, *(100 * values.mean(0)).tolist(), *calibration(*values.T).values()) for name, values in known.items()
+    ]
+
+
+def _reliability(values: np.ndarray) -> Curve:
+    """(mean confidence, share of right answers) of each bin, in percent, the least confident first."""
+    confidence_N, right_N = ordered(*values.T)
+    parts = reversed(bins(len(right_N)))
+    return tuple(100 * np.array([(confidence_N[rows].mean(), right_N[rows].mean()) for rows in parts]).T)
+
+
+def _risk(values: np.ndarray) -> Curve:
+    """(share answered, share of wrong answers among these), in percent."""
+    accuracy_N = accuracy_by_coverage(ordered(*values.T)[1])
+    total = len(accuracy_N)
+    rows = np.unique(np.linspace(0, total - 1, min(RISK_POINTS, total)).round().astype(int))
+    return 100 * (rows + 1) / total, 100 * (1 - accuracy_N[rows])

@@ -79,10 +79,11 @@ def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
     of_questions = of_residuals = of_questions_squared = unseen = unseen_squared = 0.0
     for values, clusters in sets:
         between, within, effective = _by_cluster(values, clusters)
-        of_questions = of_questions + between / len(sets) ** 2
-        of_residuals = of_residuals + within / len(sets) ** 2
-        of_questions_squared = of_questions_squared + (between / len(sets) ** 2) ** 2 / (effective - 1)
+        of_set = between / len(sets) ** 2
         unseen_of_set = (POINTS / effective / len(sets)) ** 2
+        of_questions = of_questions + of_set
+        of_residuals = of_residuals + within / len(sets) ** 2
+        of_questions_squared = of_questions_squared + of_set**2 / (effective - 1)
         unseen += unseen_of_set
         unseen_squared += unseen_of_set**2 / (effective - 1)
     variance = np.maximum(of_seeds + of_questions - of_residuals, np.maximum(of_seeds, of_questions))
@@ -97,7 +98,9 @@ def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
 def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """(B, E, G) of the module's docstring."""
     sizes = np.bincount(clusters)
-    questions, seeds, effective = len(clusters), values.shape[-2], effective_clusters(clusters)
+    questions = len(clusters)
+    seeds = values.shape[-2]
+    effective = effective_clusters(clusters)
     starts = np.cumsum(sizes) - sizes
     sums = np.add.reduceat(values[..., np.argsort(clusters, kind="stable")], starts, axis=-1)
     sums = sums - values.mean(-1, keepdims=True) * sizes  # [..., S, C], centred by seed

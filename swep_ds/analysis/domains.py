@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from swep_ds.analysis.answered import Answered
-from swep_ds.analysis.questions import ROUNDING, note_on_shared_ids
-from swep_ds.analysis.significance import interval, resampled_means
+from swep_ds.analysis.significance import RESAMPLES, ROUNDING, interval, note_on_shared_ids, resampled_means
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
-from swep_ds.evaluation.results import Results
+from swep_ds.evaluation.results import DataSetScore, Results
 
 MEAN = "mean of the others"
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -58,30 +57,6 @@ class Domains(NamedTuple):
     which: str
 
 
-class _Measured(NamedTuple):
-    """EM and F1 [2], and the same over resampled questions [RESAMPLES, 2], or None."""
-
-    scores: np.ndarray
-    samples: np.ndarray | None
-
-    @classmethod
-    def mean_of(cls, sets: Sequence["_Measured"]) -> "_Measured":
-        samples = [measured.samples for measured in sets]
-        known = all(each is not None for each in samples)
-        return cls(np.mean([each.scores for each in sets], axis=0), np.mean(samples, axis=0) if known else None)
-
-    def less(self, other: "_Measured") -> "_Measured":
-        known = self.samples is not None and other.samples is not None
-        return _Measured(self.scores - other.scores, self.samples - other.samples if known else None)
-
-    def intervals(self) -> list[Interval]:
-        """Those of EM and F1."""
-        if self.samples is None:
-            return [Interval(float(value)) for value in self.scores]
-        low, high = interval(self.samples).tolist()
-        return [Interval(float(value), *ends) for value, *ends in zip(self.scores, low, high, strict=True)]
-
-
 def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Domains:
     """The domains of a run that tested on at least one.
 
@@ -90,48 +65,61 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
     Args:
         answered: by data set; its intervals are missing where this is.
     """
-    which = " with an answer" if any(score.no_answer_total for score in results.eval.values()) else ""
-    measured: dict[str, _Measured] = {}
-    totals, notes, few, ids = {}, [], [], {}
+    which = ""
+    if any(score.no_answer_total for score in results.eval.values()):
+        which = " with an answer"
+    values: dict[str, np.ndarray] = {}  # see `_resampled`
+    totals: dict[str, int] = {}
+    ids: dict[str, list[str]] = {}
+    notes, few = [], []
     for name, score in results.eval.items():
         items = answered.get(name, ())
-        if items:
-            means = _scores(items).mean(0)
-            if len(items) != score.total or not np.allclose(means, (score.exact_match, score.f1), atol=ROUNDING):
-                notes.append(
-                    f"{name} has no interval: on today's data the answers score {means[0]:.2f} / {means[1]:.2f} over "
-                    f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in "
-                    "results.json."
-                )
-                items = ()
-        if not score.no_answer_total:
-            totals[name], scores = score.total, (score.exact_match, score.f1)
-        elif score.has_answer_total:
-            totals[name], scores = score.has_answer_total, (score.has_answer_exact_match, score.has_answer_f1)
-        else:
+        if note := _mismatch(name, score, items):
+            notes.append(note)
+            items = ()
+        scores = (score.exact_match, score.f1)
+        totals[name] = score.total
+        if score.no_answer_total:
+            scores = (score.has_answer_exact_match, score.has_answer_f1)
+            totals[name] = score.has_answer_total
+        if not totals[name]:
             continue
         ids[name] = [item.example.id for item in items]
         having = with_answer({name: items})[name]
-        samples = _resampled(_scores(having), having, name) if having else None
-        measured[name] = _Measured(np.array(scores), samples)
-        if having and samples is None:
+        values[name] = _resampled(scores, _scores(having), having, name)
+        if having and np.isnan(values[name]).any():
             few.append(name)
     source = next(iter(results.eval))
-    if source not in measured:
+    if source not in values:
         headline = f"No question of {source}, the source domain, has an answer."
         return Domains([], headline, "So there is nothing to compare other domains with.", notes, which)
     if few:
         notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
-    others = [name for name in measured if name != source]
+    others = [name for name in values if name != source]
     if len(others) > 1:
-        measured[MEAN] = _Measured.mean_of([measured[name] for name in others])
-        if measured[MEAN].samples is not None:
+        values[MEAN] = np.mean([values[name] for name in others], axis=0)
+        if not np.isnan(values[MEAN]).any():
             notes += note_on_shared_ids({name: ids[name] for name in others})
     rows = []
-    for name, value in measured.items():
-        gap = None if name == source else value.less(measured[source]).intervals()[1]
-        rows.append(Domain(name, *value.intervals(), totals.get(name), gap))
-    return Domains(rows, *_finding(rows, measured, which), notes, which)
+    for name, of_set in values.items():
+        gap = None
+        if name != source:
+            gap = _interval((of_set - values[source])[:, 1])
+        rows.append(Domain(name, *map(_interval, of_set.T), totals.get(name), gap))
+    return Domains(rows, *_finding(rows, values, which), notes, which)
+
+
+def _mismatch(name: str, score: DataSetScore, items: Sequence[Answered]) -> str:
+    """A note if the answers do not give the score; "" if they do, or cannot be read."""
+    if not items:
+        return ""
+    means = _scores(items).mean(0)
+    if len(items) == score.total and np.allclose(means, (score.exact_match, score.f1), atol=ROUNDING):
+        return ""
+    return (
+        f"{name} has no interval: on today's data the answers score {means[0]:.2f} / {means[1]:.2f} over "
+        f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in results.json."
+    )
 
 
 def with_answer(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list[Answered]]:
@@ -150,17 +138,19 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
         items = [item for item in answered.get(name, ()) if item.other is not None]
         if not items or len(items) < len(answered[name]):
             continue
-        values = _scores(items) - np.array([(100.0 * item.other_right, item.other_f1) for item in items])
-        measured = _Measured(values.mean(0), _resampled(values, items, name))
+        differences = _scores(items) - np.array([(100.0 * item.other_right, item.other_f1) for item in items])
+        values = _resampled(differences.mean(0), differences, items, name)
         gained = sum(item.right and not item.other_right for item in items)
         lost = sum(item.other_right and not item.right for item in items)
-        rows.append(Domain(name, *measured.intervals(), len(items), gained=gained, lost=lost))
+        rows.append(Domain(name, *map(_interval, values.T), len(items), gained=gained, lost=lost))
         if name != names[0]:
-            shifted.append(measured)
+            shifted.append(values)
     if len(shifted) == len(names) - 1 > 1:
-        others = [row for row in rows if row.name != names[0]]
-        gained, lost = sum(row.gained for row in others), sum(row.lost for row in others)
-        rows.append(Domain(MEAN, *_Measured.mean_of(shifted).intervals(), gained=gained, lost=lost))
+        others = rows[1:]
+        values = np.mean(shifted, axis=0)
+        gained = sum(row.gained for row in others)
+        lost = sum(row.lost for row in others)
+        rows.append(Domain(MEAN, *map(_interval, values.T), gained=gained, lost=lost))
     return rows
 
 
@@ -169,13 +159,24 @@ def _scores(items: Sequence[Answered]) -> np.ndarray:
     return np.array([(100.0 * item.right, item.f1) for item in items])
 
 
-def _resampled(values: np.ndarray, items: Sequence[Answered], name: str) -> np.ndarray | None:
-    """Means of `values` [Q, 2] over resampled questions, [RESAMPLES, 2]; None if too few texts can be drawn."""
-    clusters_N = clusters([item.example for item in items])
-    return resampled_means(values, clusters_N, name) if effective_clusters(clusters_N) >= MIN_CLUSTERS else None
+def _resampled(means: Sequence[float], values: np.ndarray, items: Sequence[Answered], name: str) -> np.ndarray:
+    """[1 + RESAMPLES, 2]: the means of EM and F1, then those of `values` [Q, 2] over resampled questions, or NaN if
+    too few texts can be drawn."""
+    samples = np.full((RESAMPLES, 2), np.nan)
+    if items:
+        clusters_Q = clusters([item.example for item in items])
+        if effective_clusters(clusters_Q) >= MIN_CLUSTERS:
+            samples = resampled_means(values, clusters_Q, name)
+    return np.concatenate([[means], samples])
 
 
-def _finding(rows: Sequence[Domain], measured: Mapping[str, _Measured], which: str) -> tuple[str, str]:
+def _interval(values: np.ndarray) -> Interval:
+    """Of a measured value and those of resampled questions: [1 + RESAMPLES]."""
+    value, low, high = float(values[0]), *interval(values[1:]).tolist()
+    return Interval(value) if np.isnan(low) else Interval(value, low, high)
+
+
+def _finding(rows: Sequence[Domain], values: Mapping[str, np.ndarray], which: str) -> tuple[str, str]:
     """(headline, statement). `which`: the questions that count, as words."""
     source, *others = rows
     at_home = f"{source.exact_match.value:.1f} % of the questions{which} of {source.name}"
@@ -185,7 +186,7 @@ def _finding(rows: Sequence[Domain], measured: Mapping[str, _Measured], which: s
     shifted = [row for row in others if row.name != MEAN]
     where = shifted[0].name
     if len(shifted) > 1:
-        count = WORDS[len(shifted)] if len(shifted) < len(WORDS) else str(len(shifted))
+        count = dict(enumerate(WORDS)).get(len(shifted), len(shifted))
         where = f"{count} other domains on average"
     detail = (
         f"It answers {at_home}, its source domain, exactly, and {away.exact_match.value:.1f} % of those of {where}."
@@ -199,23 +200,15 @@ def _finding(rows: Sequence[Domain], measured: Mapping[str, _Measured], which: s
         )
     if not source.exact_match.value:
         return f"The model answers no question{which} of {source.name}, its source domain, exactly.", detail
-    lost = _loss(measured[source.name], measured[away.name])
+    at_home_R = values[source.name][:, 0]
+    at_home_R = np.where(at_home_R == 0, np.nan, at_home_R)  # without an answer at home there is nothing to lose
+    lost = _interval(100 * (1 - values[away.name][:, 0] / at_home_R))
     if lost.low is None:
         return "These results do not say whether the model loses exact answers on other domains.", detail
     detail += f" The 95 % interval of the loss, over questions, is {lost.low:.0f} to {lost.high:.0f} %."
+    headline = "These questions do not show that the model loses exact answers on other domains."
     if lost.low > 0:
         headline = f"On other domains the model loses {lost.value:.0f} % of the exact answers that it gives at home."
     elif lost.high < 0:
         headline = f"On other domains the model gives {-lost.value:.0f} % more exact answers than at home."
-    else:
-        headline = "These questions do not show that the model loses exact answers on other domains."
     return headline, detail
-
-
-def _loss(source: _Measured, away: _Measured) -> Interval:
-    """1 - EM away / EM at home, in percent."""
-    lost = 100 * (1 - away.scores[0] / source.scores[0])
-    if source.samples is None or away.samples is None or not source.samples[:, 0].all():
-        return Interval(lost)
-    ratios = 100 * (1 - away.samples[:, :1] / source.samples[:, :1])
-    return Interval(lost, *interval(ratios)[:, 0].tolist())

@@ -4,8 +4,7 @@ A curve has a figure per metric, a panel per data set and a line per method, in 
 """
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -21,8 +20,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKS = "osD^vPX*"
 CURVE_PANEL, LINE_PANEL = (3.1, 2.5), (3.4, 3.1)  # inches
 PANELS_IN_A_ROW = 4  # at most
-MAX_NAME = 240  # characters of a figure's name; a file system takes 255
-FACTORS = {"": 1, "%": 1, "k": 1e3, "M": 1e6}
 LOGARITHMIC_FROM = 15  # the ratio of the largest number to the smallest
 
 
@@ -30,28 +27,32 @@ def new_figure(**options):
     """A `matplotlib.figure.Figure` outside pyplot. The import is lazy because it takes a third of a second."""
     from matplotlib.figure import Figure
 
-    return Figure(**options)
+    return Figure(layout="constrained", **options)
 
 
-def draw(table: Table, folder: Path) -> list[Path]:
-    """Writes the figures of a table (`table.make`) as PNG and SVG; returns the files."""
-    files = []
-    groups = list(_groups(table["blocks"]))
-    axes = [axis for axis, _, _ in groups]
-    for axis, title, blocks in groups:
-        parts = ["curve", axis] if axes.count(axis) == 1 else ["curve", axis, title]
-        name = "-".join(map(slug, parts))[:MAX_NAME]
-        for metric, head in HEADS.items():
-            files += _save(plot_curve(axis, title, blocks, metric), folder, f"{name}-{head.lower()}")
-    if table["line"] and (figure := plot_line(table["blocks"], Line(**table["line"]))):
-        files += _save(figure, folder, "robustness")
+def save(figure, folder: Path, name: str, dpi: int | str = 160) -> list[Path]:
+    """Writes a figure as PNG and SVG; returns the files."""
+    files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    for file in files:
+        figure.savefig(file, dpi=dpi)
     return files
 
 
-def _save(figure, folder: Path, name: str) -> list[Path]:
-    files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
-    for file in files:
-        figure.savefig(file, dpi=160)
+def draw(table: Table, folder: Path) -> list[Path]:
+    """Writes the figures of a table (`table.make`); returns the files."""
+    files = []
+    for axis in dict.fromkeys(axis for block in table["blocks"] for axis in block["labels"]):
+        curves = _curves(table["blocks"], axis)
+        for title, blocks in curves.items():
+            name = f"curve-{slug(axis)}"
+            if len(curves) > 1:
+                name += f"-{slug(title)}"
+            for metric, head in HEADS.items():
+                files += save(plot_curve(axis, title, blocks, metric), folder, f"{name}-{head.lower()}")
+    if table["line"]:
+        figure = plot_line(table["blocks"], Line(**table["line"]))
+        if figure:
+            files += save(figure, folder, "robustness")
     return files
 
 
@@ -59,35 +60,26 @@ def _save(figure, folder: Path, name: str) -> list[Path]:
 
 
 def number(label: str) -> float | None:
-    """The value of a label like "10 %", "0.5", "20,000", "20k", "1M" or "1e-4"; None for other texts."""
-    whole = r"-?(?:\d{1,3}(?:,\d{3})+|\d+)"  # a decimal comma would be taken for one of thousands
-    match = re.fullmatch(rf"({whole}(?:\.\d+)?(?:e[+-]?\d+)?)\s*([%kM]?)", label.strip())
-    value = float(match[1].replace(",", "")) * FACTORS[match[2]] if match else math.nan
+    """The value of a label like "10 %", "0.5" or "1e-4"; None for other texts."""
+    try:
+        value = float(label.removesuffix("%"))
+    except ValueError:
+        return None
     return value if math.isfinite(value) else None
 
 
-def notes(table: Table) -> list[str]:
-    """A line for each axis on which some labels are numbers and others are not."""
-    lines = []
-    for axis in dict.fromkeys(axis for block in table["blocks"] for axis in block["labels"]):
-        labels = dict.fromkeys(block["labels"][axis] for block in table["blocks"] if axis in block["labels"])
-        others = [label for label in labels if number(label) is None]
-        if 0 < len(others) < len(labels):
-            lines.append(f"The curve over {axis} is without {', '.join(others)}: not a number.")
-    return lines
-
-
-def _groups(blocks: Sequence[Block]) -> Iterator[tuple[str, str, list[Block]]]:
-    """(axis, title, blocks sorted by number) for each axis of numbers, each model and each point of the other axes."""
-    for axis in dict.fromkeys(axis for block in blocks for axis in block["labels"]):
-        by_title: dict[str, list[Block]] = {}
-        for block in blocks:
-            if block["columns"] and number(block["labels"].get(axis, "")) is not None:
-                others = [f"{other} {label}" for other, label in block["labels"].items() if other != axis]
-                by_title.setdefault(", ".join([block["model"], *others]), []).append(block)
-        for title, group in by_title.items():
-            if len(group) > 1:
-                yield axis, title, sorted(group, key=lambda block: number(block["labels"][axis]))
+def _curves(blocks: Sequence[Block], axis: str) -> dict[str, list[Block]]:
+    """The blocks of an axis of numbers, sorted by number, by the title of each model and point of the other axes."""
+    by_title: dict[str, list[Block]] = {}
+    for block in blocks:
+        if block["columns"] and number(block["labels"].get(axis, "")) is not None:
+            others = [f"{other} {label}" for other, label in block["labels"].items() if other != axis]
+            by_title.setdefault(", ".join([block["model"], *others]), []).append(block)
+    return {
+        title: sorted(group, key=lambda block: number(block["labels"][axis]))
+        for title, group in by_title.items()
+        if len(group) > 1
+    }
 
 
 def plot_curve(axis: str, title: str, blocks: Sequence[Block], metric: str):
@@ -95,7 +87,7 @@ def plot_curve(axis: str, title: str, blocks: Sequence[Block], metric: str):
     columns = list(dict.fromkeys(column for block in blocks for column in block["columns"]))
     down = -(-len(columns) // PANELS_IN_A_ROW)
     across = -(-len(columns) // down)
-    figure = new_figure(layout="constrained", figsize=(CURVE_PANEL[0] * across, CURVE_PANEL[1] * down + 0.8))
+    figure = new_figure(figsize=(CURVE_PANEL[0] * across, CURVE_PANEL[1] * down + 0.8))
     panels = list(figure.subplots(down, across, squeeze=False).flat)
     labels = [block["labels"][axis] for block in blocks]
     numbers = [number(label) for label in labels]
@@ -123,7 +115,7 @@ def plot_curve(axis: str, title: str, blocks: Sequence[Block], metric: str):
     for panel in panels[len(columns) :]:
         panel.remove()
     figure.suptitle(f"{title}: mean over seeds, band: ± one standard deviation", fontsize="medium")
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=min(len(lines), 6), frameon=False)
+    _legend(figure, lines)
     return figure
 
 
@@ -131,6 +123,10 @@ def _looks(blocks: Sequence[Block]) -> Mapping[str, tuple[str, str]]:
     """Colour and mark of each row."""
     rows = dict.fromkeys(row["name"] for block in blocks for row in block["rows"])
     return dict(zip(rows, zip(cycle(COLOURS), cycle(MARKS), strict=False), strict=False))
+
+
+def _legend(figure, lines: Mapping) -> None:
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=min(len(lines), 6), frameon=False)
 
 
 # F1 on shifted sets against F1 in domain
@@ -152,7 +148,7 @@ def plot_line(blocks: Sequence[Block], line: Line):
     if not panels:
         return None
     looks = _looks(blocks)
-    figure = new_figure(layout="constrained", figsize=(LINE_PANEL[0] * len(panels), LINE_PANEL[1] + 0.6))
+    figure = new_figure(figsize=(LINE_PANEL[0] * len(panels), LINE_PANEL[1] + 0.6))
     points = {}
     for axes, (name, places) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
         for x, y, method in places:
@@ -162,5 +158,5 @@ def plot_line(blocks: Sequence[Block], line: Line):
         axes.plot(ends, line.of(name).predict(ends), color="black", linewidth=1, linestyle="--")
         axes.set(title=name, xlabel=f"F1 on {line.in_domain} (%)", ylabel="F1 (%)")
         axes.grid(alpha=0.25)
-    figure.legend(points.values(), points, loc="outside lower center", ncols=min(len(points), 6), frameon=False)
+    _legend(figure, points)
     return figure

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from swep_ds.analysis import figures, robustness, table
 from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.robustness import ABOVE
-from swep_ds.analysis.runs import RunRef
+from swep_ds.analysis.runs import Run
 from swep_ds.analysis.table import HEADS, Block, Table
 from swep_ds.common.console import Console
 from swep_ds.common.errors import printable
@@ -37,22 +37,22 @@ DASH, NOT_AVAILABLE = "-", "n/a"
 BETWEEN = " / "  # two scores of a cell
 # a CSV file's columns before those whose names begin with "difference"
 COLUMNS = ("model", "method", "data_set", "metric", "runs", "mean", "std", "paper", "against")
+MARKDOWN_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "|*_<`[]\\"})
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-LATEX_MARKS |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
+LATEX_MARKS = str.maketrans(LATEX_MARKS | {mark: f"\\{mark}" for mark in "&%$#_{}"})
 LATEX_BREAK = r"\\{}"  # without the braces, a following bracket would be an optional length
 FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"  # graphicx: at most as wide as the page
-FORMULA = ("=", "+", "-", "@", "\\t", "\\r", "＝", "＋", "－", "＠")  # `printable` writes tab and return as \t and \r
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def publish(
-    refs: Sequence[RunRef], folder: Path | None, against: str | None = None, line: robustness.Line | None = None
+    runs: Sequence[Run], folder: Path | None, against: str | None = None, line: robustness.Line | None = None
 ) -> Table:
     """Prints the table (`table.make`) and, if a run is finished and `folder` is given, writes it and its figures there.
 
     Raises InputError: no row is called `against`.
     """
-    result = table.make(refs, against, line)
-    result["notes"] += figures.notes(result)
+    result = table.make(runs, against, line)
     show(result)
     if folder and any(row["scores"] for block in result["blocks"] for row in block["rows"]):
         write(result, folder)
@@ -86,77 +86,78 @@ def grids(block: Block, against: str | None) -> list[Grid]:
     """The block's scores, then what else is known: calibration, points above the line, differences."""
     result = []
     for title, metrics in SCORE_GRIDS.items():
-        frame = _scores(block, title, metrics)
-        if metrics == METRICS or len(frame.columns) > 2:
-            result.append(Grid(frame))
+        columns = block["columns"]
+        if metrics != METRICS:
+            columns = [c for c in columns if any(metrics[0] in row["scores"].get(c, {}) for row in block["rows"])]
+        if columns or metrics == METRICS:
+            result.append(Grid(_scores(block, title, metrics, columns)))
+    titled = []
     for metric, head in HEADS.items():
-        entries = [
-            {"row": row["name"], "column": column, **row["differences"][column][metric]}
-            for column in block["columns"]
-            for row in block["rows"]
-            if row["differences"]
-        ]
-        result += _differences(f"{head} less {against}", entries)
-    primary = [
-        entry | {"row": f"{entry['row']} less {entry['base']}, {HEADS[entry['metric']]}"} for entry in block["primary"]
-    ]
-    return result + _differences("primary comparison", primary)
+        for column in block["columns"]:
+            for row in block["rows"]:
+                if row["differences"]:
+                    titled.append((f"{head} less {against}", row["name"], column, row["differences"][column][metric]))
+    for entry in block["primary"]:
+        name = f"{entry['row']} less {entry['base']}, {HEADS[entry['metric']]}"
+        titled.append(("primary comparison", name, entry["column"], entry))
+    for title in dict.fromkeys(title for title, *_ in titled):
+        entries = [difference for each, *difference in titled if each == title]
+        frame = pd.DataFrame([_difference(title, *difference) for difference in entries])
+        result.append(Grid(frame, [number for number, (*_, entry) in enumerate(entries) if entry["significant"]]))
+    return result
 
 
-def _scores(block: Block, title: str, metrics: Sequence[str]) -> pd.DataFrame:
-    """A row per variant, a column per data set with these scores; the number of runs comes last."""
-    rows = block["rows"]
-    figures = [cell.get(metric, {}) for row in rows for cell in row["scores"].values() for metric in metrics]
-    with_paper = any(figure.get("paper") is not None for figure in figures)
+def _scores(block: Block, title: str, metrics: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+    """A row per variant; the number of runs comes last."""
+    cells = [cell for row in block["rows"] for cell in row["scores"].values()]
+    with_paper = any(cell.get(metric, {}).get("paper") is not None for cell in cells for metric in metrics)
+    form = ".2f"
+    if metrics == (ABOVE,):
+        form = "+.2f"
 
-    def text(figure: dict[str, Any] | None) -> str:
-        if figure is None:
+    def text(score: dict[str, Any] | None) -> str:
+        if score is None:
             return DASH
-        shown = f"{figure['mean']:+.2f}" if metrics == (ABOVE,) else f"{figure['mean']:.2f}"
-        if figure["std"] is not None:
-            shown += f" ± {figure['std']:.2f}"
+        shown = format(score["mean"], form)
+        if score["std"] is not None:
+            shown += f" ± {score['std']:.2f}"
         if with_paper:
-            paper = figure.get("paper")
-            shown += f" ({DASH})" if paper is None else f" ({paper:.2f})"
+            shown += f" ({_or(DASH, score['paper'], '.2f')})"
         return shown
 
     lines = []
-    for row in rows:
+    for row in block["rows"]:
         line = {title: row["name"]}
-        for column in block["columns"]:
-            if metrics == METRICS or any(metrics[0] in other["scores"].get(column, {}) for other in rows):
-                cell = row["scores"].get(column)
-                line[column] = BETWEEN.join(text(cell.get(metric)) for metric in metrics) if cell else DASH
+        for column in columns:
+            line[column] = DASH
+            if column in row["scores"]:
+                line[column] = BETWEEN.join(text(row["scores"][column].get(metric)) for metric in metrics)
         lines.append(line | {"runs": str(len(row["seeds"]))})
     return pd.DataFrame(lines)
 
 
-def _differences(title: str, entries: Sequence[dict[str, Any]]) -> list[Grid]:
-    """A grid with a row per difference; none without differences."""
-
+def _difference(title: str, name: str, column: str, entry: dict[str, Any]) -> dict[str, str]:
     def bounds(low: float | None, high: float | None) -> str:
         return NOT_AVAILABLE if low is None else f"[{low:+.2f}, {high:+.2f}]"
 
-    lines = []
-    for entry in entries:
-        p = NOT_AVAILABLE
-        if entry["holm"] is not None:
-            p = "< 0.001" if entry["holm"] < 0.001 else f"{entry['holm']:.3f}"
-        lines.append(
-            {
-                title: entry["row"],
-                "data set": entry["column"],
-                "difference": f"{entry['mean']:+.2f}",
-                f"{LEVEL} %: other seeds and questions": bounds(entry["low"], entry["high"]),
-                "p" if title == "primary comparison" else "p (Holm)": p,
-                "no difference": {True: "yes", False: "", None: NOT_AVAILABLE}[entry["no_difference"]],
-                "SD over seeds": NOT_AVAILABLE if entry["std"] is None else f"{entry['std']:.2f}",
-                "n": str(entry["n"]),
-                f"{LEVEL} %: these models, other questions": bounds(entry["bootstrap_low"], entry["bootstrap_high"]),
-            }
-        )
-    bold = [number for number, entry in enumerate(entries) if entry["significant"]]
-    return [Grid(pd.DataFrame(lines), bold)] if lines else []
+    p = _or(NOT_AVAILABLE, entry["holm"], ".3f")
+    if entry["holm"] is not None and entry["holm"] < 0.001:
+        p = "< 0.001"
+    return {
+        title: name,
+        "data set": column,
+        "difference": f"{entry['mean']:+.2f}",
+        f"{LEVEL} %: other seeds and questions": bounds(entry["low"], entry["high"]),
+        "p" if title == "primary comparison" else "p (Holm)": p,
+        "no difference": {True: "yes", False: "", None: NOT_AVAILABLE}[entry["no_difference"]],
+        "SD over seeds": _or(NOT_AVAILABLE, entry["std"], ".2f"),
+        "n": str(entry["n"]),
+        f"{LEVEL} %: these models, other questions": bounds(entry["bootstrap_low"], entry["bootstrap_high"]),
+    }
+
+
+def _or(absent: str, value: float | None, form: str) -> str:
+    return absent if value is None else format(value, form)
 
 
 # Formats. Names come from folders and files: `printable` keeps them on one line. It comes first, as Markdown's
@@ -164,7 +165,7 @@ def _differences(title: str, entries: Sequence[dict[str, Any]]) -> list[Grid]:
 
 
 def _markdown_escape(text: str) -> str:
-    return re.sub(r"([|*_<`\[\]\\])", r"\\\1", printable(text))
+    return printable(text).translate(MARKDOWN_MARKS)
 
 
 def markdown(table: Table) -> str:
@@ -174,8 +175,7 @@ def markdown(table: Table) -> str:
         title = f"**{_markdown_escape(block['title'])}**\n\n"
         for grid in grids(block, table["against"]):
             frame = grid.written(_markdown_escape, "**{}**")
-            lines = [frame.columns, ["---"] * len(frame.columns), *frame.to_numpy()]
-            parts.append(title + "".join(f"| {' | '.join(line)} |\n" for line in lines))
+            parts.append(title + markdown_table(frame.columns, frame.to_numpy()))
             title = ""
     if table["notes"]:
         parts.append("".join(f"- {_markdown_escape(note)}\n" for note in table["notes"]))
@@ -184,8 +184,14 @@ def markdown(table: Table) -> str:
     return "\n".join(parts)
 
 
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """pandas needs a further package for this."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def _latex_escape(text: str) -> str:
-    escaped = "".join(LATEX_MARKS.get(mark, mark) for mark in printable(text))
+    escaped = printable(text).translate(LATEX_MARKS)
     return re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped)  # a minus sign
 
 
@@ -223,14 +229,14 @@ def csv(table: Table) -> str:
             labels[f"axis_{axis}" if is_taken else axis] = label
         for row in block["rows"]:
             for column, cell in row["scores"].items():
-                for metric, figure in cell.items():
+                for metric, score in cell.items():
+                    line = {"model": block["model"], **labels, "method": row["name"], "data_set": column}
+                    line |= {"metric": metric, "runs": len(row["seeds"])}
+                    line |= {name: score.get(name) for name in ("mean", "std", "paper")}
                     difference = row["differences"].get(column, {}).get(metric, {})
-                    about = {"model": block["model"], **labels, "method": row["name"], "data_set": column}
-                    about |= {"metric": metric, "runs": len(row["seeds"])}
-                    about |= {key: figure.get(key) for key in ("mean", "std", "paper")}
-                    about["against"] = table["against"] if difference else None
-                    about["difference"] = difference.get("mean")
-                    lines.append(about | {f"difference_{key}": difference.get(key) for key in DIFFERENCE_FIGURES})
+                    line["against"] = table["against"] if difference else None
+                    line["difference"] = difference.get("mean")
+                    lines.append(line | {f"difference_{name}": difference.get(name) for name in DIFFERENCE_FIGURES})
     return to_csv(pd.DataFrame(lines))
 
 

@@ -15,9 +15,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from swep_ds.analysis.answer_windows import windows_if_any
+from swep_ds.analysis.formats import markdown_table
 from swep_ds.analysis.paper import frequency_table
-from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.analysis.trained_run import TrainedRun, windows_if_any
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.windows import plain_backend
@@ -89,7 +89,8 @@ def neighbour_distance(table: Tensor, words: np.ndarray) -> np.ndarray:
 
     It is computed in float64 on the table's device, for `ROWS` words at a time.
     """
-    table, means = table.double(), []
+    table = table.double()
+    means = []
     for ids in torch.from_numpy(words).to(table.device).split(ROWS):
         distance = torch.cdist(table[ids], table)
         distance[torch.arange(len(ids)), ids] = torch.inf  # a row is not its own neighbour
@@ -103,10 +104,9 @@ def _means_by_word(run: TrainedRun, windows: list) -> pd.DataFrame:
     frames = []
     for begin in range(0, len(windows), BATCH):
         batch = windows[begin : begin + BATCH]
-        before, perturbed = run.perturb(run.batch(batch))
+        before, [perturbed] = run.perturb(run.batch(batch))
         values = {"moved": (perturbed.embeddings - before).norm(dim=-1)}
-        statistics = perturbed.measure() if perturbed.measure else {}
-        if "mu" in statistics:
+        if perturbed.measure and "mu" in (statistics := perturbed.measure()):
             values["mu"] = statistics["mu"]
         values = {name: value.cpu().double().numpy() for name, value in values.items()}
         for row, window in enumerate(batch):
@@ -123,17 +123,17 @@ def markdown(table: dict[str, Any], title: str) -> str:
 
     heads = [f"({band['ranks'][0] - 1}, {band['ranks'][1]}]" for band in table["bands"]]
     heads[0] = f"[1, {table['bands'][0]['ranks'][1]}]"
-    lines, paper = [["frequency rank", *heads], ["---"] * (len(heads) + 1)], frequency_table()
+    paper = frequency_table()
+    lines = []
     for key, row_title in TITLES.items():
         lines.append([row_title, *(text(band[key]) for band in table["bands"])])
         lines.append([f"{row_title}, paper ({paper['model']})", *map(text, paper[key])])
     for key, row_title in (("words", "words"), ("words_seen", "words in the windows")):
         lines.append([row_title, *(str(band[key]) for band in table["bands"])])
     schedule = f", beta {table['beta_schedule']}" if "beta_schedule" in table else ""
-    rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"""# By word frequency: {title}
 
 {table["method"]}{schedule}; {table["windows"]} training windows. The paper annealed beta in the second of two
 epochs, as `method.beta_schedule=zero_in_second_half` does.
 
-{rows}"""
+{markdown_table(["frequency rank", *heads], lines)}"""

@@ -4,23 +4,34 @@ A word is a whitespace word of the text. Its distance is the mean over its token
 e~_t, and over draws of the noise (`TrainedRun.draws`), in the units of the word-embedding table.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from safetensors import safe_open
 from torch import Tensor
 
-from swep_ds.analysis.answer_windows import AnswerWindow
-from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.analysis.answered import Answered, in_fixed_order
+from swep_ds.analysis.pages import template
+from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, windows_if_any
+from swep_ds.common.errors import InputError
 from swep_ds.methods.nearest import nearest
+from swep_ds.pipeline.recipe import Recipe
 
 # ColorBrewer's YlOrRd, light to dark, up to where black text stays readable
-COLOURS = ("ffffcc", "ffeda0", "fed976", "feb24c", "fd8d3c", "fc4e2a")
+COLOURS = ((255, 255, 204), (255, 237, 160), (254, 217, 118), (254, 178, 76), (253, 141, 60), (252, 78, 42))
 BATCH = 8  # windows
 STEPS = 24  # colours of the scale
 COLUMNS = ["question_id", "part", "word", "token", "nearest_before", "nearest_after"]  # of `nearest_words`
+EACH = 2  # questions of a data set in a report, half of them answered right
+AROUND = 20  # words of the text that a report shows before and after the answer
+MAX_MAPS = 24  # of a report
+MAX_PARAMETERS = 10**9  # parameters of a model that is loaded for a report
+TRIED = 50  # questions of a data set that are looked at for windows with the answer
 Scale = tuple[float, float]  # distances at the ends of the colour scale
 
 
@@ -32,6 +43,17 @@ class Word:
     part: str
     distance: float
 
+    def colour(self, scale: Scale) -> str:
+        return _colour((self.distance - scale[0]) / (scale[1] - scale[0]))
+
+
+def _colour(share: float) -> str:
+    """Linear between the anchors; the first below 0 and the last above 1."""
+    channels = [
+        np.interp(share * (len(COLOURS) - 1), range(len(COLOURS)), channel) for channel in zip(*COLOURS, strict=True)
+    ]
+    return "#" + "".join(f"{round(value):02x}" for value in channels)
+
 
 def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[list[Word]]:
     """The words of each window, the question's first.
@@ -41,7 +63,7 @@ def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[lis
     texts = []
     for begin in range(0, len(windows), BATCH):
         batch = windows[begin : begin + BATCH]
-        before, draws = run.perturb_often(run.batch(batch), run.draws)
+        before, draws = run.perturb(run.batch(batch), run.draws)
         distance_NT = (sum((draw.embeddings - before).norm(dim=-1) for draw in draws) / run.draws).tolist()
         for window, distance_T in zip(batch, distance_NT, strict=True):
             words = []
@@ -55,23 +77,20 @@ def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[lis
 def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFrame:
     """The paper's Figure 1: a row with `COLUMNS` for each token of the windows' words, the question's first.
 
-    Nearest is meant as in `swep_ds/methods/nearest.py`: by the largest inner product with the word-embedding table. Not
-    all words are nearest to themselves before the perturbation, so a column says what they were nearest to then.
-
-    part: "question", "context" or "answer".
-    word: the whitespace word of the text; token: the tokenizer's.
-    nearest_before, nearest_after: tokens; the token is changed where `nearest_after` differs from `token`.
+    Nearest is meant as in `swep_ds/methods/nearest.py`, and not all words are nearest to themselves before the
+    perturbation. A token is changed where `nearest_after` differs from it.
 
     Raises InputError: the run's method has no perturbation to look at.
     """
-    vocabulary, rows = run.qa.model.get_input_embeddings().num_embeddings, []
+    vocabulary = run.qa.model.get_input_embeddings().num_embeddings
+    rows = []
     for window in windows:
         batch = run.batch([window])
 
         def look_up(ids: Tensor) -> Tensor:
             return run.qa.embed(batch._replace(input_ids=ids[None]))[0]  # noqa: B023 (called in this iteration)
 
-        before, perturbed = run.perturb(batch)
+        before, [perturbed] = run.perturb(batch)
         nearest_before = nearest(before[0], look_up, vocabulary)
         nearest_after = nearest(perturbed.embeddings[0], look_up, vocabulary)
         ids = (batch.input_ids[0], nearest_before, nearest_after)
@@ -82,86 +101,121 @@ def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFr
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+# On a page (`heatmap.html.jinja`)
+
+
 def limits(texts: Sequence[Sequence[Word]]) -> Scale:
     """The ends of the colour scale: the 2nd and 98th percentile of the distances, so outliers do not stretch it."""
     low, high = np.percentile([word.distance for words in texts for word in words], [2, 98])
     return float(low), float(high) if high > low else float(low) + 1.0
 
 
-def fragment(words: Sequence[Word], scale: Scale, around: int | None = None) -> str:
-    """A question and its context as HTML for any page, without scripts.
+def scale_colours() -> list[str]:
+    return [_colour(step / (STEPS - 1)) for step in range(STEPS)]
 
-    Args:
-        around: words of the context that are shown before and after the answer; None = all.
-    """
+
+class Shown(NamedTuple):
+    """The words that a page shows; `before` and `after` are … where the context is cut."""
+
+    question: list[Word]
+    context: list[Word]
+    before: str = ""
+    after: str = ""
+
+
+def shown(words: Sequence[Word], around: int | None = None) -> Shown:
+    """The words of a window, at most `around` of the context before and after the answer."""
     question = [word for word in words if word.part == "question"]
     context = [word for word in words if word.part != "question"]
-    before = after = ""
-    if around is not None:
-        answer = [number for number, word in enumerate(context) if word.part == "answer"] or [0]
-        begin, end = max(0, answer[0] - around), answer[-1] + 1 + around
-        if begin > 0:
-            before = "… "
-        if end < len(context):
-            after = " …"
-        context = context[begin:end]
-    lines = _line("Question", question, scale) + _line("Context", context, scale, before, after)
-    return f'<div class="heatmap">{lines}</div>'
-
-
-def _line(title: str, words: Sequence[Word], scale: Scale, before: str = "", after: str = "") -> str:
-    spans = " ".join(_span(word, scale) for word in words)
-    return f'<p style="line-height:1.9;margin:.4em 0"><b>{title}:</b> {before}{spans}{after}</p>'
-
-
-def legend(scale: Scale, draws: int) -> str:
-    """The colour scale of fragments, as HTML for any page."""
-    steps = ", ".join(_colour(step / (STEPS - 1)) for step in range(STEPS))
-    bar = f"display:inline-block;width:12em;height:.9em;vertical-align:middle;background:linear-gradient(90deg,{steps})"
-    mean = f"mean over its tokens and over {draws} draws" if draws > 1 else "mean over its tokens, one draw"
-    return (
-        f'<p style="font-size:.85em;margin:.4em 0">l2 distance of a word\'s embedding before and after ({mean}): ≤ '
-        f'{scale[0]:.3g} <span style="{bar}"></span> ≥ {scale[1]:.3g}; the answer is underlined</p>'
-    )
-
-
-def _span(word: Word, scale: Scale) -> str:
-    share = (word.distance - scale[0]) / (scale[1] - scale[0])
-    style = f"background:{_colour(share)};color:#000;padding:.1em .2em;border-radius:.2em"
-    if word.part == "answer":
-        style += ";text-decoration:underline;text-decoration-thickness:.15em"
-    return f'<span style="{style}" title="{word.distance:.4f}">{escape(word.text)}</span>'
-
-
-def _colour(share: float) -> str:
-    """Linear between the anchors; the first below 0 and the last above 1."""
-    anchors = np.array([[int(colour[k : k + 2], 16) for k in (0, 2, 4)] for colour in COLOURS])
-    channels = (np.interp(share * (len(anchors) - 1), range(len(anchors)), channel) for channel in anchors.T)
-    return "#" + "".join(f"{round(value):02x}" for value in channels)
+    if around is None:
+        return Shown(question, context)
+    answer = [number for number, word in enumerate(context) if word.part == "answer"] or [0]
+    begin = max(0, answer[0] - around)
+    end = answer[-1] + 1 + around
+    before = "… " if begin > 0 else ""
+    after = " …" if end < len(context) else ""
+    return Shown(question, context[begin:end], before, after)
 
 
 def page(titles: Sequence[str], texts: Sequence[Sequence[Word]], heading: str, draws: int) -> str:
     """An HTML page of several examples under one colour scale."""
-    scale = limits(texts)
-    body = "\n".join(
-        f"<h2>{escape(title)}</h2>\n{fragment(words, scale)}" for title, words in zip(titles, texts, strict=True)
-    )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{escape(heading)}</title>
-<style>
-body {{ font-family: system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #111;
-  background: #fff; print-color-adjust: exact; -webkit-print-color-adjust: exact }}
-h1 {{ font-size: 1.3em }} h2 {{ font-size: 1em; margin: 1.6em 0 .2em; color: #444; font-weight: 600 }}
-</style>
-</head>
-<body>
-<h1>{escape(heading)}</h1>
-{legend(scale, draws)}
-{body}
-</body>
-</html>
-"""
+    titled = [(title, shown(words)) for title, words in zip(titles, texts, strict=True)]
+    macros = template("heatmap.html.jinja").module
+    return str(macros.page(heading, titled, limits(texts), draws, scale_colours()))
+
+
+# In a report
+
+
+class HeatMaps(NamedTuple):
+    """maps: (data set, (question, its words)); scale: of their colours; missing: why some or all are missing."""
+
+    maps: Sequence[tuple[str, list[tuple[Answered, Shown]]]] = ()
+    scale: Scale = (0.0, 1.0)
+    draws: int = 1
+    missing: str = ""
+    colours: Sequence[str] = ()
+
+
+def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]]) -> HeatMaps:
+    """Heat maps of a few questions by data set, answered right and wrong, under one scale."""
+    if not answered:
+        return HeatMaps()
+    if (size := _parameters(folder / "model")) > MAX_PARAMETERS:
+        return HeatMaps(
+            missing=f"The model has {size:,} parameters; it is not loaded again for heat maps above "
+            f"{MAX_PARAMETERS:,}. `swep-ds analyze` makes them."
+        )
+    try:
+        run = TrainedRun.load(folder)
+    except InputError as error:
+        return HeatMaps(missing=str(error))
+    if not run.perturbs:
+        return HeatMaps(missing=f"{recipe.method.name} has no perturbation that can be looked at after training.")
+    maps: dict[str, list[tuple[Answered, list[Word]]]] = {}
+    incomplete = []
+    for name, questions in answered.items():
+        chosen = []
+        if len(maps) * EACH < MAX_MAPS:
+            chosen = _choose(run, questions)
+        if chosen:
+            maps[name] = chosen
+        if len(chosen) < min(EACH, len(questions)):
+            incomplete.append(f"{len(chosen)} of {name}")
+    missing = ""
+    if incomplete:
+        missing = (
+            f"Only {', '.join(incomplete)}: at most {MAX_MAPS} are drawn, and only where one window holds the answer."
+        )
+    if not maps:
+        return HeatMaps(missing=missing)
+    scale = limits([words for chosen in maps.values() for _, words in chosen])
+    drawn = [(name, [(item, shown(words, AROUND)) for item, words in chosen]) for name, chosen in maps.items()]
+    return HeatMaps(drawn, scale, run.draws, missing, scale_colours())
+
+
+def _choose(run: TrainedRun, answered: Sequence[Answered]) -> list[tuple[Answered, list[Word]]]:
+    """The first `EACH` of the fixed order with the answer in a window; half right and half wrong if possible."""
+    ordered = in_fixed_order(answered)
+    right = [item for item in ordered if item.right][:TRIED]
+    wrong = [item for item in ordered if not item.right][:TRIED]
+    chosen = []
+    for pool, others in ((right, wrong), (wrong, right)):
+        enough = len(chosen) + max(EACH // 2, EACH - len(others))
+        # an answer may be in the text only after normalisation, or in no window
+        windows = windows_if_any([item.example for item in pool], run.tokenizer, run.windows)
+        for item, window in zip(pool, windows, strict=True):
+            if len(chosen) == enough:
+                break
+            if window:
+                chosen.append((item, window))
+    texts = word_distances(run, [window for _, window in chosen])
+    return [(item, words) for (item, _), words in zip(chosen, texts, strict=True)]
+
+
+def _parameters(model: Path) -> int:
+    total = 0
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, "pt") as content:
+            total += sum(math.prod(content.get_slice(name).get_shape()) for name in content.keys())  # noqa: SIM118
+    return total

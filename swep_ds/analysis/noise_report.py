@@ -12,8 +12,9 @@ import numpy as np
 from scipy.special import stdtrit
 
 ANSWERS = {"gold": "gold answer", "guess": "model's own guess"}
-NOISES = ("learned", "shuffled", "prior")
 MIN_LINES = 4  # lines of metrics.jsonl; with fewer the interval is too wide to say anything
+# what the last line that has these values says
+LAST = {"size": ("mu", "sigma"), "kl": ("kl_per_window",), "words": ("words_changed", "words_changed_clean")}
 Lines = Sequence[Mapping[str, Any]]  # metrics.jsonl
 
 
@@ -50,32 +51,27 @@ def noise_effect(lines: Lines, *, trained_shuffled: bool = False) -> NoiseEffect
     Args:
         trained_shuffled: the run trained with the shuffled noise, so the statement begins with that.
     """
-    names = [f"{answer}_nll_{noise}" for answer in ANSWERS for noise in NOISES]
+    names = [f"{answer}_nll_{noise}" for answer in ANSWERS for noise in ("learned", "shuffled", "prior")]
     known = [line for line in lines if _has(line, names) and 2 * line["update"] > lines[-1]["update"]]
     if len(known) < MIN_LINES:
         return None
     nll = {name: np.array([line[name] for line in known]) for name in names}
-    learned, shuffled = (
-        {answer: nll[f"{answer}_nll_{noise}"] - nll[f"{answer}_nll_prior"] for answer in ANSWERS}
-        for noise in ("learned", "shuffled")
-    )
-    rows = [
-        (title, float(nll[f"{answer}_nll_prior"].mean()), NllChange.of(learned[answer]), NllChange.of(shuffled[answer]))
-        for answer, title in ANSWERS.items()
-    ]
+    learned, shuffled, rows = {}, {}, []
+    for answer, title in ANSWERS.items():
+        prior = nll[f"{answer}_nll_prior"]
+        learned[answer] = nll[f"{answer}_nll_learned"] - prior
+        shuffled[answer] = nll[f"{answer}_nll_shuffled"] - prior
+        rows.append((title, float(prior.mean()), NllChange.of(learned[answer]), NllChange.of(shuffled[answer])))
+    statement = _statement(learned, shuffled, "Learned noise", "Shuffled, it")
     if trained_shuffled:
-        name, otherwise = "The shuffled noise that this run trained with", "The same noise, unshuffled,"
-        statement = _statement(shuffled, learned, name, otherwise)
-    else:
-        statement = _statement(learned, shuffled, "Learned noise", "Shuffled, it")
+        name = "The shuffled noise that this run trained with"
+        statement = _statement(shuffled, learned, name, "The same noise, unshuffled,")
     return NoiseEffect(len(known), rows, statement)
 
 
 def noise_size(lines: Lines) -> dict[str, Mapping[str, Any] | None]:
-    """The last line that has the noise's mean and deviation ("size"), its KL ("kl"), and the words that it changed
-    ("words"); None where there is no such line."""
-    names = {"size": ("mu", "sigma"), "kl": ("kl_per_window",), "words": ("words_changed", "words_changed_clean")}
-    return {key: next((line for line in reversed(lines) if _has(line, needed)), None) for key, needed in names.items()}
+    """The last line with each kind of `LAST`; None where there is no such line."""
+    return {kind: next((line for line in reversed(lines) if _has(line, names)), None) for kind, names in LAST.items()}
 
 
 def _has(line: Mapping[str, Any], names: Sequence[str]) -> bool:

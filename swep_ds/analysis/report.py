@@ -11,14 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from swep_ds.analysis.answered import KINDS, Answered, by_kind, excerpt, in_fixed_order, most_changed, read_answered
-from swep_ds.analysis.charts import Chart, Lines, learning_curves, svg, throughput
-from swep_ds.analysis.confidence import confidence
+from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order, most_changed, read_answered
+from swep_ds.analysis.charts import confidence, learning_curves, throughput
 from swep_ds.analysis.domains import changes, domains, with_answer
 from swep_ds.analysis.noise_report import noise_effect, noise_size
+from swep_ds.analysis.pages import template
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, read_lines, write_atomically
 from swep_ds.common.settings import flatten
@@ -29,16 +26,10 @@ from swep_ds.pipeline.recipe import Recipe
 
 log = logging.getLogger(__name__)
 WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answers; those changed, in each direction
-OPEN_DOMAINS, OPEN_MAPS = 3, 2  # data sets whose answers, and whose heat maps, are not folded
-MORE = 4  # answers of each kind and data set that are folded
 OPEN_CHARTS = ("Loss", "Validation", "Deviation of the noise")  # the first two of these are not folded
-MAX_SHOWN = 400  # characters that are shown of a text
 MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
 SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
 WAITING = 0.1  # a rank waits for data above this share of an update
-# of each line of health.jsonl, for each rank, over the updates since the line before
-SECONDS = ("step_seconds", "data_seconds", "forward_seconds")
-HEALTH = {*SECONDS, "memory_mib", "not_finite"}
 AnsweredSets = Mapping[str, Sequence[Answered]]  # by data set
 
 
@@ -67,62 +58,53 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
     recipe = RunFolder(folder).read_recipe()
     if against:
         RunFolder(against).check_finished()
-    results = read_results(folder / RESULTS) if (folder / RESULTS).exists() else None
-    config = read_json(folder / DS_CONFIG) if (folder / DS_CONFIG).exists() else {}
-    zero_stage = config.get("zero_optimization", {}).get("stage", 0) if config else None
-    health = read_lines(folder / HEALTH_FILE)
-    readable = [line for line in health if line.keys() >= HEALTH]
-    answered, missing = _read_all(folder, recipe, results, against)
-    compared = _compared(folder, recipe, answered, results, against) if against else None
-    from swep_ds.analysis.example_maps import heat_maps  # imports DeepSpeed: not before the checks
+    results = None
+    if (folder / RESULTS).exists():
+        results = read_results(folder / RESULTS)
+    zero_stage = None
+    if (folder / DS_CONFIG).exists():
+        zero_stage = read_json(folder / DS_CONFIG).get("zero_optimization", {}).get("stage", 0)
+    answered = {}
+    missing = []  # why other data sets have no answers
+    for name in results.eval if results else ():
+        try:
+            answered[name] = read_answered(folder, recipe, name, against)
+        except InputError as error:
+            missing.append(f"{name}: {error}")
+            log.warning("the report is without the answers to %s (%s)", name, error)
+    compared = None
+    if against:
+        compared = _compared(folder, recipe, answered, results, against)
+    from swep_ds.analysis.heatmap import heat_maps  # imports DeepSpeed: not before the checks
 
-    scores = results.eval if results else {}
     content = {
         "title": recipe.title,
         "results": results,
-        "provenance": {"run": folder.resolve().name, **(results.provenance if results else {})},
-        "domains": domains(results, answered) if scores else None,
-        "divided": [(name, score) for name, score in scores.items() if score.no_answer_total],
+        "run": folder.resolve().name,
+        "domains": domains(results, answered) if results and results.eval else None,
         "against": compared,
-        **_counts(answered),
-        "answers": [_answers(name, items) for name, items in answered.items()],
-        "open_domains": OPEN_DOMAINS,
-        "open_maps": OPEN_MAPS,
+        "kinds": _kinds(answered),
+        "answered": {name: by_kind(items) for name, items in answered.items()},
         "missing": missing,
-        "confidence": _confidence(answered, results),
+        "confidence": confidence(answered),
         "maps": heat_maps(folder, recipe, answered),
-        "ranks": ranks_of(readable, local_forward=(zero_stage or 0) < 3),
-        "unread": len(health) - len(readable),
+        "ranks": ranks_of(read_lines(folder / HEALTH_FILE), local_forward=(zero_stage or 0) < 3),
         "recipe": recipe,
         "batch": RunFolder(folder).read_batch([]),
         "zero_stage": zero_stage,
         "repeat": command(folder, recipe, results),
         **_course(recipe, read_lines(folder / METRICS_FILE)),
     }
-    # escapes every text, and fails on a missing one
-    options = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    jinja = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)
-    jinja.filters["text"] = _cut
-    html = jinja.get_template("report.html.jinja").render(content)
+    html = template("report.html.jinja").render(content)
     return Report(html, _tables(results, answered))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} … ({len(text):,} characters)"
-
-
-def _read_all(
-    folder: Path, recipe: Recipe, results: Results | None, against: Path | None
-) -> tuple[dict[str, list[Answered]], list[str]]:
-    """The questions by data set, and why other data sets have none."""
-    answered, missing = {}, []
-    for name in results.eval if results else {}:
-        try:
-            answered[name] = read_answered(folder, recipe, name, against)
-        except InputError as error:
-            missing.append(f"{name}: {error}")
-            log.warning("the report is without the answers to %s (%s)", name, error)
-    return answered, missing
+def _kinds(answered: AnsweredSets) -> dict[str, str]:
+    """`KINDS`, without "unanswerable" where all questions have an answer."""
+    kinds = dict(KINDS)
+    if all(item.example.answers for items in answered.values() for item in items):
+        del kinds["unanswerable"]
+    return kinds
 
 
 def _compared(
@@ -149,44 +131,14 @@ def _compared(
 
 
 def _settings(folder: Path, recipe: Recipe, results: Results | None) -> dict[str, Any]:
-    """The settings of a run, flat, and its global batch."""
-    batch = RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
-    return flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
+    return flatten(recipe.model_dump(mode="json")) | {"global batch": _batch(folder, recipe, results)}
 
 
-def _counts(answered: AnsweredSets) -> dict[str, Any]:
-    """How many answers of each kind the data sets have; "unanswerable" is a kind only where some question is."""
-    kinds = dict(KINDS)
-    if all(item.example.answers for items in answered.values() for item in items):
-        del kinds["unanswerable"]
-    counts = []
-    for name, items in answered.items():
-        of_kind = by_kind(items)
-        counts.append((name, {kind: len(of_kind[kind]) for kind in kinds}, len(items)))
-    return {"kinds": kinds, "counts": counts}
+def _batch(folder: Path, recipe: Recipe, results: Results | None) -> int:
+    return RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
 
 
-def _answers(name: str, items: Sequence[Answered]) -> dict[str, Any]:
-    """An answer of each kind, in the text, and a few more."""
-    first, more = [], []
-    for kind, of_kind in by_kind(items).items():
-        shown = [(item, excerpt(item)) for item in of_kind[: 1 + MORE]]
-        if shown:
-            first.append((kind, shown[0]))
-        if shown[1:]:
-            more.append((kind, shown[1:]))
-    return {"name": name, "first": first, "more": more}
-
-
-def _confidence(answered: AnsweredSets, results: Results | None) -> dict[str, Any] | None:
-    known = confidence(answered)
-    if known is None:
-        return None
-    calibrated = [(row, results.eval[row[0]].coverage_change) for row in known.calibrated]
-    return known._asdict() | {"calibrated": calibrated, "charts": _drawn(known.charts)}
-
-
-def _course(recipe: Recipe, lines: Lines) -> dict[str, Any]:
+def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The learning curves and the noise, from metrics.jsonl."""
     noise = getattr(recipe.method, "noise", None)
     mode = MODES.get(noise, MODES["learned"])
@@ -199,22 +151,18 @@ def _course(recipe: Recipe, lines: Lines) -> dict[str, Any]:
         folded.append(speed)
     return {
         "updates": lines[-1]["update"] if lines else 0,
-        "charts": _drawn(first),
-        "more_charts": _drawn(folded),
+        "charts": first,
+        "more_charts": folded,
         "noise": noise_size(lines) | {"prior_mean": mode.prior_mean, "prior_variance": variance},
         "effect": noise_effect(lines, trained_shuffled=noise == "shuffled"),
     }
-
-
-def _drawn(charts: Sequence[Chart]) -> list[tuple[str, Markup]]:
-    return [(chart.title, Markup(svg(chart))) for chart in charts]
 
 
 def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> list[dict[str, Any]]:
     """A row per rank, with medians over the logged updates; a single rank without a note has none.
 
     Args:
-        health: lines of health.jsonl with `HEALTH`.
+        health: lines of health.jsonl.
         local_forward: whether a rank's forward passes wait for no other ranks' weights.
     """
     if not health:
@@ -224,7 +172,8 @@ def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> lis
     usual = median(value for line in lines for value in line["forward_seconds"])
     rows = []
     for rank in range(world):
-        step, data, forward = (median(line[name][rank] for line in lines) for name in SECONDS)
+        names = ("step_seconds", "data_seconds", "forward_seconds")
+        step, data, forward = (median(line[name][rank] for line in lines) for name in names)
         bad = [line["update"] for line in lines if rank in line["not_finite"]]
         notes = []
         if data > WAITING * step:
@@ -232,7 +181,8 @@ def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> lis
         if local_forward and forward > SLOW * usual:
             notes.append("slow forward passes")
         if bad:
-            notes.append(f"not finite at update {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else ""))
+            more = f" and {len(bad) - 1} more" if bad[1:] else ""
+            notes.append(f"not finite at update {bad[0]}{more}")
         memory = max(line["memory_mib"][rank] for line in lines)
         rows.append({"rank": rank, "seconds": (step, data, forward), "memory_mib": memory, "notes": ", ".join(notes)})
     return [row for row in rows if row["notes"] or 1 < world <= MAX_RANKS_SHOWN]
@@ -241,9 +191,10 @@ def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> lis
 def command(folder: Path, recipe: Recipe, results: Results | None) -> str:
     """The command that repeats this run, on the number of ranks that gives its global batch. Its last start may have
     had another number."""
-    batch = RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
-    ranks = batch // batch_of_rank(recipe)
-    parts = ["swep-ds", "train", *(["--ranks", str(ranks)] if ranks > 1 else [])]
+    ranks = _batch(folder, recipe, results) // batch_of_rank(recipe)
+    parts = ["swep-ds", "train"]
+    if ranks > 1:
+        parts += ["--ranks", str(ranks)]
     parts += ["--ds_config", str(folder / DS_CONFIG), "--recipe", str(folder / RECIPE)]
     return f"{shlex.join(parts)} --output_dir NEW"
 

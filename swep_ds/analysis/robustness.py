@@ -61,8 +61,8 @@ def published(name_or_path: str) -> Line:
     return load(Line, name_or_path, LINES, "--line")
 
 
-def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
-    """The line through a row's runs, or None; and a note that says why it is missing, else "".
+def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, list[str]]:
+    """The line through a row's runs, or None and a note that says why it is missing, if any set is shifted.
 
     Args:
         runs: by run the scores of its data sets, the source domain first.
@@ -70,22 +70,21 @@ def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
     """
     tested = {tuple((name, score["total"]) for name, score in scores.items()) for scores in runs}
     if all(len(sets) < 2 for sets in tested):
-        return None, ""
-    missing = "Points above the line of in-domain F1: n/a ({}; --line names a published line)."
-    if len(tested) > 1:
-        return None, missing.format(f"runs of {row} were tested on different data")
-    [[(in_domain, _), *shifted]] = tested
-    x = np.array([scores[in_domain]["f1"] for scores in runs])
-    if len(x) < MIN_RUNS or np.ptp(x) < MIN_SPREAD:
-        count = "1 run" if len(x) == 1 else f"{len(x)} runs"
-        needed = f"a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain"
-        return None, missing.format(f"{count} of {row}, but {needed}")
-    fits = {}
-    for name, _ in shifted:
-        slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in runs], 1).tolist()
-        fits[name] = Fit(slope=slope, intercept=intercept)
-    source = f"least squares over the {len(x)} runs of {row}"
-    return Line(source=source, in_domain=in_domain, fitted_over=(x.min().item(), x.max().item()), shifted=fits), ""
+        return None, []
+    fault = f"runs of {row} were tested on different data"
+    if len(tested) == 1:
+        [[(in_domain, _), *shifted]] = tested
+        x = np.array([scores[in_domain]["f1"] for scores in runs])
+        if len(x) >= MIN_RUNS and np.ptp(x) >= MIN_SPREAD:
+            fits = {}
+            for name, _ in shifted:
+                slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in runs], 1).tolist()
+                fits[name] = Fit(slope=slope, intercept=intercept)
+            source = f"least squares over the {len(x)} runs of {row}"
+            ends = (x.min().item(), x.max().item())
+            return Line(source=source, in_domain=in_domain, fitted_over=ends, shifted=fits), []
+        fault = f"{len(x)} run(s) of {row}, but a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain"
+    return None, [f"Points above the line of in-domain F1: n/a ({fault}; --line names a published line)."]
 
 
 def add_points(scores: Scores, line: Line) -> Scores:

@@ -2,13 +2,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import public_names, read_json, user_path
+from swep_ds.common.files import public_names, read_json
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS, Results, read_results
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
@@ -33,74 +33,56 @@ SOURCES = ("model.name", "data.train", "data.augmented", "pretrain.train")  # co
 
 
 @dataclass(frozen=True)
-class RunRef:
-    """A folder that holds, or should hold, a run."""
+class Run:
+    """A folder that holds, or should hold, a run: as `find_runs` found it, or with what `read_runs` read."""
 
     folder: Path
     variant: str
     seed: int
     model: str
     labels: dict[str, str] = field(default_factory=dict)  # by axis
-    recipe: Recipe | None = None  # the recipe that the run should have; None = whatever its folder holds
+    recipe: Recipe | None = None  # before it is read that which the run should have; None = whatever its folder holds
     primary: Primary | None = None  # its sweep's
+    results: Results | None = None
+    reason: str = ""  # why it is not in the table
 
     @property
-    def block(self) -> tuple[str, dict[str, str]]:
-        """(model, labels of the other axes): the run's block in the table."""
-        return self.labels.get(MODEL, self.model), {k: v for k, v in self.labels.items() if k != MODEL}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run."""
-
-    ref: RunRef
-    recipe: Recipe
-    results: Results
-    conditions: dict[str, Any]  # see `conditions`
-    global_batch: int
-
-
-@dataclass(frozen=True)
-class MissingRun:
-    """A run that is not in the table, and the reason in one line."""
-
-    ref: RunRef
-    reason: str
+    def block(self) -> tuple:
+        """(model, (axis, label) of each other axis): the run's block in the table."""
+        others = [(axis, label) for axis, label in self.labels.items() if axis != MODEL]
+        return self.labels.get(MODEL, self.model), *others
 
     @property
     def line(self) -> str:
-        """Run, reason and the file or folder to look at, for people."""
-        labels = ", ".join([self.ref.variant, *self.ref.labels.values(), f"seed {self.ref.seed}"])
-        log = log_of(self.ref.folder)
-        return f"{labels}: {self.reason} ({log if log.is_file() else self.ref.folder})"
-
-    def entry(self) -> dict[str, Any]:
-        ref = self.ref
-        return {"name": ref.variant, "labels": ref.labels, "seed": ref.seed, "reason": self.reason, "line": self.line}
+        """A missing run, the reason and the file or folder to look at, for people."""
+        place = log_of(self.folder)
+        if not place.is_file():
+            place = self.folder
+        labels = ", ".join([self.variant, *self.labels.values(), f"seed {self.seed}"])
+        return f"{labels}: {self.reason} ({place})"
 
 
 # Finding runs
 
 
-def refs_of_cells(cells: Sequence[Cell]) -> list[RunRef]:
+def runs_of_cells(cells: Sequence[Cell]) -> list[Run]:
     """The runs of a sweep, each with its recipe; after one with `train.average`, the row of its last weights."""
-    refs = []
+    runs = []
     for cell in cells:
         model = cell.recipe.model.name
-        ref = RunRef(cell.folder, cell.variant, cell.seed, model, cell.labels, cell.recipe, cell.primary)
-        refs.append(ref)
+        run = Run(cell.folder, cell.variant, cell.seed, model, cell.labels, cell.recipe, cell.primary)
+        runs.append(run)
         if cell.recipe.train.average != "none":
-            refs.append(replace(_unaveraged(ref), recipe=cell.recipe.unaveraged()))
-    return refs
+            runs.append(replace(_unaveraged(run), recipe=cell.recipe.unaveraged()))
+    return runs
 
 
-def _unaveraged(ref: RunRef) -> RunRef:
+def _unaveraged(run: Run) -> Run:
     """The same training with its last weights in place of their mean, a row of its own."""
-    return replace(ref, folder=ref.folder / UNAVERAGED, variant=unaveraged(ref.variant))
+    return replace(run, folder=run.folder / UNAVERAGED, variant=unaveraged(run.variant))
 
 
-def find_runs(folders: Iterable[Path]) -> list[RunRef]:
+def find_runs(folders: Iterable[Path]) -> list[Run]:
     """The runs in `folders`, each the folder of a sweep (with `sweep.json`), of a run, or of several of these.
 
     A run that no sweep describes is named by its method and by the settings in which it differs from most runs of it.
@@ -108,62 +90,70 @@ def find_runs(folders: Iterable[Path]) -> list[RunRef]:
 
     Raises InputError: no such folder, or a folder without runs.
     """
-    refs: list[RunRef] = []
-    others: list[Path] = []
+    runs: list[Run] = []
+    without_sweep: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder: name the folder of a sweep or of a run")
-        if any((folder / name).is_file() for name in (DESCRIPTION, RECIPE)):
+        candidates = sorted(folder.iterdir())
+        if _is_sweep(folder) or _is_run(folder):
             candidates = [folder]
-        else:
-            candidates = sorted(folder.iterdir())
-        sweeps = [candidate for candidate in candidates if (candidate / DESCRIPTION).is_file()]
-        runs = [candidate for candidate in candidates if candidate not in sweeps and (candidate / RECIPE).is_file()]
-        if not runs and not sweeps:
+        sweeps = [candidate for candidate in candidates if _is_sweep(candidate)]
+        others = [candidate for candidate in candidates if _is_run(candidate) and not _is_sweep(candidate)]
+        if not sweeps and not others:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
-        others += runs
         for sweep in sweeps:
-            refs += _runs_of_sweep(sweep)
-    found = []
-    for ref in refs + _name_runs(others):
-        found.append(ref)
-        if (ref.folder / UNAVERAGED / RECIPE).is_file():
-            found.append(_unaveraged(ref))
-    return found
+            runs += _runs_of_sweep(sweep)
+        without_sweep += others
+    rows = []
+    for run in runs + _name_runs(without_sweep):
+        rows.append(run)
+        if _is_run(run.folder / UNAVERAGED):
+            rows.append(_unaveraged(run))
+    return rows
 
 
-def _runs_of_sweep(folder: Path) -> list[RunRef]:
+def _is_sweep(folder: Path) -> bool:
+    return (folder / DESCRIPTION).is_file()
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RECIPE).is_file()
+
+
+def _runs_of_sweep(folder: Path) -> list[Run]:
     sweep = read_json(folder / DESCRIPTION)
-    primary = tuple(sweep["primary"]) if sweep.get("primary") else None
+    primary = None
+    if "primary" in sweep:
+        primary = tuple(sweep["primary"])
     warn_of_unnamed(folder, sweep["runs"])
-    return [RunRef(folder / name, **entry, primary=primary) for name, entry in sweep["runs"].items()]
+    return [Run(folder / name, **entry, primary=primary) for name, entry in sweep["runs"].items()]
 
 
-def _name_runs(folders: Iterable[Path]) -> list[RunRef]:
-    refs: list[RunRef] = []
+def _name_runs(folders: Iterable[Path]) -> list[Run]:
+    runs: list[Run] = []
     settings: list[dict[str, str]] = []
     for folder in folders:
         try:
             recipe = saved_recipe(folder)
         except InputError:
-            refs.append(RunRef(folder, folder.name, 0, "?"))  # `read_runs` says why
+            runs.append(Run(folder, folder.name, 0, "?"))  # `read_runs` says why
             settings.append({})
         else:
-            refs.append(RunRef(folder, recipe.method.name, recipe.seed, recipe.model.name))
+            runs.append(Run(folder, recipe.method.name, recipe.seed, recipe.model.name))
             settings.append({name: str(value) for name, value in _row_settings(recipe).items()})
-    counts: dict[tuple[str, str], Counter[str | None]] = {}  # of values, by method and setting; None where it is absent
-    for name in dict.fromkeys(name for values in settings for name in values):
-        for ref, values in zip(refs, settings, strict=True):
-            counts.setdefault((ref.variant, name), Counter())[values.get(name)] += 1
+    names = {name for values in settings for name in values}
+    usual = _most_frequent(
+        ((run.variant, name), values.get(name)) for run, values in zip(runs, settings, strict=True) for name in names
+    )
     differing = []
-    for ref, values in zip(refs, settings, strict=True):
-        usual = {name: counts[ref.variant, name].most_common(1)[0][0] for name in values}
-        differing.append({name: value for name, value in values.items() if value != usual[name]})
+    for run, values in zip(runs, settings, strict=True):
+        differing.append({name: value for name, value in values.items() if value != usual[run.variant, name]})
     shown = public_names(value for values in differing for value in values.values())
     named = []
-    for ref, values in zip(refs, differing, strict=True):
-        suffix = [f", {name.rpartition('.')[2]} {shown[value]}" for name, value in values.items()]
-        named.append(replace(ref, variant=ref.variant + "".join(suffix)))
+    for run, values in zip(runs, differing, strict=True):
+        parts = [f"{name.rpartition('.')[2]} {shown[value]}" for name, value in values.items()]
+        named.append(replace(run, variant=", ".join([run.variant, *parts])))
     return named
 
 
@@ -172,183 +162,162 @@ def _row_settings(recipe: Recipe) -> dict[str, Any]:
     return without(flatten(recipe.model_dump(mode="json")), NOT_OF_THE_ROW)
 
 
+def _most_frequent(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, Any]:
+    """By key its most frequent value, the first of equals."""
+    counts: dict[Hashable, Counter] = {}
+    for key, value in pairs:
+        counts.setdefault(key, Counter())[value] += 1
+    return {key: counter.most_common(1)[0][0] for key, counter in counts.items()}
+
+
 # Reading and comparing them
 
 
-def read_runs(refs: Sequence[RunRef]) -> tuple[list[Run], list[MissingRun]]:
-    """The finished runs that can be compared with each other, and the missing ones, each in the order of `refs`.
+def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """The finished runs that can be compared with each other, and the missing ones with their reasons.
 
     Runs of a model are comparable if they trained under the same ds_config, and were tested on the same number of
     questions of the same data sets in the same way, as the majority was (in a tie, the first). Runs of a row have the
     settings and the global batch of most of them. Runs that name the same file or test set read the same bytes, and so
     did the runs of a row.
     """
-    runs: list[Run] = []
-    missing: list[MissingRun] = []
-    for ref in refs:
-        try:
-            runs.append(_read_run(ref))
-        except InputError as error:
-            missing.append(MissingRun(ref, str(error)))
-    for reasons_of in (_tested_differently, _trained_differently, _with_other_settings, _read_other_files, _repeated):
-        kept = []
-        for run, reason in zip(runs, reasons_of(runs), strict=True):
-            if reason:
-                missing.append(MissingRun(run.ref, reason))
-            else:
-                kept.append(run)
-        runs = kept
-    return runs, sorted(missing, key=lambda run: refs.index(run.ref))
+    runs = [_read(run) for run in found]
+    for check in (_unlike_their_model, _unlike_their_row, _read_other_files, _repeated):
+        left = [number for number, run in enumerate(runs) if not run.reason]
+        for number, reason in zip(left, check([runs[number] for number in left]), strict=True):
+            runs[number] = replace(runs[number], reason=reason)
+    return [run for run in runs if not run.reason], [run for run in runs if run.reason]
 
 
-def _read_run(ref: RunRef) -> Run:
-    """Raises InputError with the reason why there are no results."""
-    file = ref.folder / RESULTS
-    if not file.is_file():
-        raise InputError(fault_of(ref.folder, ref.recipe))
-    recipe = saved_recipe(ref.folder)
-    if ref.recipe and identity(ref.recipe) != identity(recipe):
-        raise InputError(fault_of(ref.folder, ref.recipe))
-    results = read_results(file)
-    batch = RunFolder(ref.folder).global_batch(recipe, results.world_size)
-    return Run(ref, recipe, results, conditions(ref.folder), batch)
+def _read(run: Run) -> Run:
+    """The run with its recipe and results, or with the reason why there are none."""
+    try:
+        if not (run.folder / RESULTS).is_file():
+            return replace(run, reason=fault_of(run.folder, run.recipe))
+        recipe = saved_recipe(run.folder)
+        if run.recipe and identity(run.recipe) != identity(recipe):
+            return replace(run, reason=fault_of(run.folder, run.recipe))
+        conditions(run.folder)  # raises if its ds_config cannot be read
+        return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
+    except InputError as error:
+        return replace(run, reason=str(error))
+
+
+def _model(run: Run) -> Hashable:
+    return run.block[0]
+
+
+def _row(run: Run) -> Hashable:
+    return run.variant, *run.block
 
 
 # Each of the following gives for each run the reason to exclude it, else "".
 
 
-def _tested_differently(runs: Sequence[Run]) -> Iterator[str]:
-    def conditions_of(run: Run) -> dict[str, Any]:
-        data, testing = run.recipe.data, run.recipe.eval
-        return {
-            **{f"questions of {name}": score.total for name, score in run.results.eval.items()},
-            "data sets": ", ".join(run.results.eval),
-            "data.holdout_fraction": data.holdout_fraction,
-            "data.max_eval_examples": data.max_eval_examples,
-            "data.unanswerable": data.unanswerable,
-            "data.repeated_answers": data.repeated_answers if data.holdout_fraction else None,
-            "eval.select_on": testing.select_on,
-            "eval.scorer": (testing.scorer, testing.language),
-            "eval.n_best": testing.n_best,
-            "eval.max_answer_tokens": testing.max_answer_tokens,
-            "eval.beams": testing.beams,
-        }
-
-    return _unlike_majority(runs, "tested", conditions_of, _model)
-
-
-def _trained_differently(runs: Sequence[Run]) -> Iterator[str]:
-    return _unlike_majority(runs, "trained", lambda run: run.conditions, _model)
-
-
-def _with_other_settings(runs: Sequence[Run]) -> Iterator[str]:
-    """A row has one global batch, whatever number of ranks divides it."""
-
-    def settings_of(run: Run) -> dict[str, Any]:
-        settings = without(_row_settings(run.recipe), (*MAY_CHANGE_ON_RESUME, *SOURCES))
-        return settings | {"global batch": run.global_batch}
-
-    return _unlike_majority(runs, "trained", settings_of, _row)
-
-
-def _model(run: Run) -> Hashable:
-    return run.ref.block[0]
-
-
-def _row(run: Run) -> Hashable:
-    model, labels = run.ref.block
-    return (run.ref.variant, model, *labels.items())
-
-
-def _unlike_majority(
-    runs: Sequence[Run],
-    verb: str,
-    conditions_of: Callable[[Run], dict[str, Any]],
-    group_of: Callable[[Run], Hashable],
-) -> Iterator[str]:
-    """Excludes a run whose conditions are not those of most runs of its group."""
-    groups: dict[Hashable, list[dict[str, Any]]] = {}
-    folders = {(group_of(run), run.ref.folder) for run in runs}
+def _unlike_their_model(runs: Sequence[Run]) -> list[str]:
+    """All runs of a model trained under one ds_config, and were tested in the same way."""
+    settings = []
     for run in runs:
-        if (group_of(run), run.ref.folder.parent) not in folders:  # a training has one vote, though it has two rows
-            groups.setdefault(group_of(run), []).append(conditions_of(run))
-    usual = {group: max(conditions, key=conditions.count) for group, conditions in groups.items()}
-    for run in runs:
-        differing = differences(conditions_of(run), usual[group_of(run)])
-        yield f"{verb} differently from the others ({differing})" if differing else ""
+        data = run.recipe.data
+        tested = {f"questions of {name}": score.total for name, score in run.results.eval.items()}
+        tested |= {"data sets": ", ".join(run.results.eval)}
+        tested |= {f"data.{name}": getattr(data, name) for name in ("holdout_fraction", "max_eval_examples")}
+        tested |= {"data.unanswerable": data.unanswerable}
+        if data.holdout_fraction:
+            tested["data.repeated_answers"] = data.repeated_answers
+        of_eval = run.recipe.eval.model_dump(mode="json", exclude={"batch_size"})
+        tested |= {f"eval.{name}": value for name, value in of_eval.items()}
+        settings.append(tested | conditions(run.folder))
+    return _unlike_most(runs, list(map(_model, runs)), settings)
 
 
-def _read_other_files(runs: Sequence[Run]) -> Iterator[str]:
+def _unlike_their_row(runs: Sequence[Run]) -> list[str]:
+    """All runs of a row have its settings and one global batch, whatever number of ranks divides it."""
+    settings = [without(_all_settings(run), (*MAY_CHANGE_ON_RESUME, *SOURCES)) for run in runs]
+    return _unlike_most(runs, list(map(_row, runs)), settings)
+
+
+def _unlike_most(runs: Sequence[Run], groups: Sequence[Hashable], settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Excludes a run whose settings are not those of most runs of its group."""
+    folders = {(group, run.folder) for group, run in zip(groups, runs, strict=True)}
+    votes = []
+    for run, group, values in zip(runs, groups, settings, strict=True):
+        if (group, run.folder.parent) not in folders:  # a training has one vote, though it has two rows
+            votes.append((group, json.dumps(values)))
+    usual = _most_frequent(votes)
+    differing = [differences(values, json.loads(usual[g])) for g, values in zip(groups, settings, strict=True)]
+    return [f"made differently from the others ({each})" if each else "" for each in differing]
+
+
+def _read_other_files(runs: Sequence[Run]) -> list[str]:
     """Excludes a run if a file that it read held something else for most runs that it is compared with.
 
     These are the runs of a model that name the same file or the same test set, and, whatever they name, the runs of a
     row. What has no checksum, such as a hub id, is compared by its name, within a row.
     """
-
-    def read(run: Run) -> Iterator[tuple[str, str, Hashable]]:
-        """(field, content, key of the runs that should have the same)"""
-        named = flatten(run.recipe.model_dump(mode="json"))
-        for name, checksum in run.results.inputs.items():
-            if name.startswith("data.eval."):
-                yield name, checksum, (name, _model(run))
-            else:
-                yield name, checksum, (name, named.get(name), _model(run))
-                yield name, checksum, (name, _row(run))
-        sources = {name: str(named.get(name)) for name in SOURCES}
-        sources |= {f"data.eval.{name}": source for name, source in run.recipe.data.eval.items()}
-        for name, source in sources.items():
-            # a path without a checksum is one of an earlier version's results, and differs from host to host
-            if name not in run.results.inputs and not user_path(source, name).is_absolute():
-                yield name, source, (name, "by its name", _row(run))
-
-    contents: dict[Hashable, Counter[str]] = {}
-    for run in runs:
-        for _, content, key in read(run):
-            contents.setdefault(key, Counter())[content] += 1
-    for run in runs:
-        changed = [name for name, content, key in read(run) if content != contents[key].most_common(1)[0][0]]
-        yield f"read other files than the others ({', '.join(dict.fromkeys(changed))})" if changed else ""
+    read = [list(_files(run)) for run in runs]
+    usual = _most_frequent((key, content) for files in read for _, content, key in files)
+    reasons = []
+    for files in read:
+        changed = dict.fromkeys(name for name, content, key in files if content != usual[key])
+        reasons.append(f"read other files than the others ({', '.join(changed)})" if changed else "")
+    return reasons
 
 
-def _repeated(runs: Sequence[Run]) -> Iterator[str]:
+def _files(run: Run) -> Iterator[tuple[str, str, Hashable]]:
+    """(field, content, key of the runs that should have the same) of each file that a run read."""
+    named = flatten(run.recipe.model_dump(mode="json"))
+    for name, checksum in run.results.inputs.items():
+        if name.startswith("data.eval."):
+            yield name, checksum, (name, _model(run))
+        else:
+            yield name, checksum, (name, named.get(name), _model(run))
+            yield name, checksum, (name, _row(run))
+    sources = {name: str(named.get(name)) for name in SOURCES}
+    sources |= {f"data.eval.{name}": source for name, source in run.recipe.data.eval.items()}
+    for name, source in sources.items():
+        if name not in run.results.inputs:
+            yield name, source, (name, "by its name", _row(run))
+
+
+def _repeated(runs: Sequence[Run]) -> list[str]:
     """Excludes a run if an earlier one has its variant, point and seed."""
     first: dict[Hashable, Run] = {}
+    reasons = []
     for run in runs:
-        earlier = first.setdefault((run.ref.seed, _row(run)), run)
-        yield "" if earlier is run else f"the same variant and seed as {earlier.ref.folder}, which is in the table"
-
-
-# Notes
+        earlier = first.setdefault((run.seed, _row(run)), run)
+        is_first = earlier is run
+        reasons.append("" if is_first else f"the same variant and seed as {earlier.folder}, which is in the table")
+    return reasons
 
 
 def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
     """A line for each setting outside `method` in which rows differ. A row of last weights has its mean's settings."""
-    folders = {run.ref.folder / UNAVERAGED for runs in rows.values() for run in runs}
-    settings = {}
+    last_weights = {run.folder / UNAVERAGED for runs in rows.values() for run in runs}
+    settings = []
     for row, runs in rows.items():
-        of_row = [run for run in runs if run.ref.folder not in folders]
-        settings[row] = [_row_settings(run.recipe) | {"global batch": run.global_batch} for run in of_row]
+        settings += [(row, _all_settings(run)) for run in runs if run.folder not in last_weights]
     notes = []
-    for name in dict.fromkeys(name for of_row in settings.values() for values in of_row for name in values):
-        rows_by_value: dict[str, list[str]] = {}  # by value as JSON
-        for row, of_row in settings.items():
-            for value in dict.fromkeys(json.dumps(values.get(name)) for values in of_row):
-                rows_by_value.setdefault(value, []).append(row)
-        if len(rows_by_value) > 1 and not name.startswith("method."):
+    for name in dict.fromkeys(name for _, values in settings for name in values if not name.startswith("method.")):
+        rows_by_value: dict[str, dict[str, None]] = {}  # by value as JSON
+        for row, values in settings:
+            rows_by_value.setdefault(json.dumps(values.get(name)), {})[row] = None
+        if len(rows_by_value) > 1:
             listed = "; ".join(f"{value} in {', '.join(names)}" for value, names in rows_by_value.items())
             notes.append(f"Rows differ in more than the method: {name} is {listed}.")
     return notes
 
 
+def _all_settings(run: Run) -> dict[str, Any]:
+    batch = RunFolder(run.folder).global_batch(run.recipe, run.results.world_size)
+    return _row_settings(run.recipe) | {"global batch": batch}
+
+
 def version_note(runs: Sequence[Run]) -> list[str]:
     """One line if runs were made by different versions of a package, else none."""
-    counts: dict[str, Counter[str]] = {}
+    versions: dict[str, dict[str, None]] = {}
     for run in runs:
         for package, version in run.results.versions.items():
-            counts.setdefault(package, Counter())[version] += 1
-    mixed = []
-    for package, versions in counts.items():
-        if len(versions) > 1:
-            listed = [f"{version} ({n} run{'' if n == 1 else 's'})" for version, n in versions.items()]
-            mixed.append(f"{package} {', '.join(listed)}")
+            versions.setdefault(package, {})[version] = None
+    mixed = [f"{package} {', '.join(each)}" for package, each in versions.items() if len(each) > 1]
     return [f"The runs were made by different versions: {'; '.join(mixed)}."] if mixed else []

@@ -11,10 +11,9 @@ import numpy as np
 
 from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import LEVEL, MARGIN, MIN_SEEDS, MIN_TEXTS, holm
-from swep_ds.analysis.paper import paper_model, trained_on, was_trained_on
-from swep_ds.analysis.questions import QuestionScores
+from swep_ds.analysis.paper import paper_score, paper_scores, trained_on, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
-from swep_ds.analysis.runs import MODEL, Primary, Run, RunRef, read_runs, settings_notes, version_note
+from swep_ds.analysis.runs import MODEL, Run, read_runs, settings_notes, version_note
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import public_name, public_names
 from swep_ds.data.splits import MIN_ARTICLES
@@ -30,7 +29,7 @@ Block = dict[str, Any]
 Rows = Mapping[str, Sequence[Run]]
 
 
-def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None = None) -> Table:
+def make(found: Sequence[Run], against: str | None = None, line: Line | None = None) -> Table:
     """The table of the runs that are finished and comparable (`read_runs`), with the reason why others are missing.
 
     Args:
@@ -44,45 +43,43 @@ def make(refs: Sequence[RunRef], against: str | None = None, line: Line | None =
         "missing": [{"name", "labels", "seed", "reason", "line"}], "notes": [lines]}.
         "scores": by column, then "exact_match", "f1" and, where known, `CALIBRATION`, `CALIBRATED` and `ABOVE`:
         {"mean", "std" or None (one run), "paper" or None}, in percent.
-        "differences" to the base row, by column, then "exact_match" and "f1": see `_difference`.
+        "differences" to the base row, by column, then "exact_match" and "f1": see `significance.compare`.
 
     Raises InputError: no row is called `against`, or several are.
     """
-    runs, missing = read_runs(refs)
-    base = _base_row(list(dict.fromkeys(ref.variant for ref in refs)), against)
-    no_line = ""
+    runs, missing = read_runs(found)
+    base = _base_row(list(dict.fromkeys(run.variant for run in found)), against)
+    no_line = []
     if line is None and base is not None:
-        line, no_line = fitted([run.results.scores for run in runs if run.ref.variant == base], base)
-    questions = QuestionScores()
-    titles = public_names(ref.model for ref in refs if MODEL not in ref.labels)
-    blocks, notes, done = [], [], []
-    for ref in refs:
-        if ref.block in done:
-            continue
-        done.append(ref.block)
-        model, labels = ref.block
-        block_refs = [other for other in refs if other.block == ref.block]
-        block_runs = [run for run in runs if run.ref.block == ref.block]
-        names = dict.fromkeys(other.variant for other in block_refs)
-        rows = {name: [run for run in block_runs if run.ref.variant == name] for name in names}
-        block = score_block(titles.get(model, model), labels, rows, line)
-        paper_notes = _add_paper(block, block_runs)
-        seeds_notes = _add_differences(block, rows, base, questions) if rows.get(base) else []
-        for primary in dict.fromkeys(other.primary for other in block_refs if other.primary):
+        line, no_line = fitted([run.results.scores for run in runs if run.variant == base], base)
+    questions = significance.QuestionScores()
+    titles = public_names(run.model for run in found if MODEL not in run.labels)
+    blocks, notes = [], []
+    for place in dict.fromkeys(run.block for run in found):
+        model, *labels = place
+        rows: dict[str, list[Run]] = {run.variant: [] for run in found if run.block == place}
+        for run in runs:
+            if run.block == place:
+                rows[run.variant].append(run)
+        block = score_block(titles.get(model, model), dict(labels), rows, line)
+        seeds_notes = _add_differences(block, rows, base, questions)
+        for primary in dict.fromkeys(run.primary for run in found if run.block == place and run.primary):
             _add_primary(block, rows, primary, questions)
         _adjust(block, base)
         blocks.append(block)
-        notes += [*settings_notes(rows), *seeds_notes, *paper_notes]
-    notes += [*_difference_notes(blocks, base), *_calibration_notes(blocks)]
+        notes += [*settings_notes(rows), *seeds_notes, *_add_paper(block, rows)]
+    notes += [*_difference_notes(blocks, base), *_calibration_notes(blocks), *no_line]
     if line:
         notes += line_notes(line, [run.results.scores for run in runs])
-    elif no_line:
-        notes.append(no_line)
+    entries = []
+    for run in missing:
+        entry = {"name": run.variant, "labels": run.labels, "seed": run.seed, "reason": run.reason, "line": run.line}
+        entries.append(entry)
     return {
         "against": base,
         "line": line and line.model_dump(),
         "blocks": blocks,
-        "missing": [run.entry() for run in missing],
+        "missing": entries,
         "notes": [*dict.fromkeys(notes), *questions.notes, *version_note(runs)],
     }
 
@@ -97,128 +94,90 @@ def _base_row(rows: Sequence[str], against: str | None) -> str | None:
         return re.sub(r"[\s,_-]+", " ", name.casefold())
 
     wanted = against or BASE
-    matches = [wanted] if wanted in rows else [name for name in rows if folded(name) == folded(wanted)]
-    if against and len(matches) != 1:
-        fault = f"{len(matches)} rows have that name" if matches else "no row has that name"
-        raise InputError(f"--against {against}: {fault}; the rows are {', '.join(map(repr, rows))}")
-    return matches[0] if len(matches) == 1 else None
+    if wanted in rows:
+        return wanted
+    matches = [name for name in rows if folded(name) == folded(wanted)]
+    if len(matches) == 1:
+        return matches[0]
+    if against:
+        named = ", ".join(map(repr, rows))
+        raise InputError(f"--against {against}: {len(matches) or 'no'} row(s) of that name; the rows are {named}")
+    return None
 
 
 def score_block(model: str, labels: dict[str, str], rows: Rows, line: Line | None) -> Block:
-    """A block with its scores, without differences."""
-    scored = {name: [run.results.scores for run in runs] for name, runs in rows.items()}
-    if line:
-        scored = {name: [add_points(scores, line) for scores in runs] for name, runs in scored.items()}
+    """A block with its scores, without differences.
+
+    A score has its mean over a row's runs, and the sample standard deviation (n - 1) if there are at least two. Only
+    scores that all runs of a row have are in it.
+    """
     title = ", ".join([model, *(f"{axis} {label}" for axis, label in labels.items())])
-    block = {"title": title, "model": model, "labels": labels, **aggregate(scored), "primary": []}
-    for row in block["rows"]:
-        row["seeds"] = [run.ref.seed for run in rows[row["name"]]]
-        row["differences"] = {}
+    block = {"title": title, "model": model, "labels": labels, "columns": [], "rows": [], "primary": []}
+    for name, runs in rows.items():
+        all_scores = [_all_scores(run.results.scores, line) for run in runs]
+        columns = list(all_scores[0]) if all_scores else []
+        cells: dict[str, Any] = {column: {} for column in columns}
+        for column, cell in cells.items():
+            for metric in SCORES:
+                if all(metric in scores[column] for scores in all_scores):
+                    cell[metric] = _summary([scores[column][metric] for scores in all_scores])
+        seeds = [run.seed for run in runs]
+        block["rows"].append({"name": name, "scores": cells, "seeds": seeds, "differences": {}})
+        block["columns"] = block["columns"] or columns
     return block
 
 
-def aggregate(rows: Mapping[str, Sequence[Scores]]) -> Block:
-    """Means over runs, and sample standard deviations (n - 1) if there are at least two.
-
-    Args:
-        rows: by row, the scores of its runs (one run per seed), in percent; all on the same data sets, the source
-            domain first. A row may have no run.
-
-    Returns:
-        {"columns": the data sets, then the out-of-domain mean of two or more shifted ones, taken run by run,
-        "rows": [{"name", "scores": {column: {metric: {"mean", "std" or None}}}}]}, with the metrics that all of a row's
-        runs have; a row without runs has no scores.
-    """
-    entries, columns = [], []
-    for name, runs in rows.items():
-        full = [_with_mean(scores) for scores in runs]
-        scores: dict[str, Any] = {column: {} for column in (full[0] if full else [])}
-        for column, cell in scores.items():
-            for metric in SCORES:
-                if all(metric in run[column] for run in full):
-                    cell[metric] = _summary([run[column][metric] for run in full])
-        entries.append({"name": name, "scores": scores})
-        columns = columns or list(scores)
-    return {"columns": columns, "rows": entries}
-
-
-def _with_mean(scores: Scores) -> dict[str, dict[str, float]]:
+def _all_scores(scores: Scores, line: Line | None) -> Scores:
+    """A run's scores with points above the line and, of two or more shifted sets, their mean."""
+    if line:
+        scores = add_points(scores, line)
     mean = out_of_domain_mean(scores)
     return scores | {OUT_OF_DOMAIN: mean} if mean else scores
 
 
 def _summary(values: Sequence[float]) -> dict[str, float | None]:
-    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
+    std = None
+    if len(values) > 1:
+        std = float(np.std(values, ddof=1))
+    return {"mean": float(np.mean(values)), "std": std}
 
 
 # Differences
 
 
-def _add_differences(block: Block, rows: Rows, base: str, questions: QuestionScores) -> list[str]:
+def _add_differences(block: Block, rows: Rows, base: str | None, questions: significance.QuestionScores) -> list[str]:
     """Returns a line for each row whose differences leave out seeds that it or the base has run."""
-    data_sets = [column for column in block["columns"] if column != OUT_OF_DOMAIN]
-    compared = significance.compare(rows, base, data_sets, questions)
+    if not rows.get(base):
+        return []
+    compared = significance.compare(rows, base, _data_sets(block), questions)
     notes = []
     for row in block["rows"]:
-        name, runs = row["name"], rows[row["name"]]
-        common = significance.common_seeds(runs, rows[base])
-        if name == base or not common:
-            continue
-        for column in block["columns"]:
-            row["differences"][column] = {
-                metric: _difference(runs, rows[base], column, metric, compared[name]) for metric in METRICS
-            }
-        if others := sorted({run.ref.seed for run in (*runs, *rows[base])} - set(common)):
-            notes.append(
-                f"{block['title']}: {name} is compared with {base} over the {len(common)} seeds that both have run; "
-                f"left out: {', '.join(map(str, others))}."
-            )
+        name = row["name"]
+        if name in compared:
+            row["differences"] = compared[name]
+            common = significance.common_seeds(rows[name], rows[base])
+            if others := sorted({run.seed for run in (*rows[name], *rows[base])} - set(common)):
+                notes.append(
+                    f"{block['title']}: {name} is compared with {base} over the {len(common)} seeds that both have "
+                    f"run; left out: {', '.join(map(str, others))}."
+                )
     return notes
 
 
-def _difference(
-    runs: Sequence[Run], base: Sequence[Run], column: str, metric: str, compared: Mapping[str | None, Any]
-) -> dict[str, Any]:
-    """A difference in points, over the seeds in common.
-
-    Returns:
-        {"mean", "std": from seed to seed, or None (one seed), "n": seeds, "low", "high" and "p": of the crossed
-        interval, "no_difference": whether it is smaller than `MARGIN` by its test, "bootstrap_low", "bootstrap_high"};
-        None where there is no interval.
-    """
-    scores, base_scores = (
-        {run.ref.seed: _with_mean(run.results.scores)[column][metric] for run in row} for row in (runs, base)
-    )
-    each = [scores[seed] - base_scores[seed] for seed in significance.common_seeds(runs, base)]
-    result = {**_summary(each), "n": len(each)}
-    result |= dict.fromkeys(("low", "high", "p", "no_difference", "bootstrap_low", "bootstrap_high"))
-    difference = compared.get(None if column == OUT_OF_DOMAIN else column)
-    if difference is None:
-        return result
-    number = METRICS.index(metric)
-    if difference.bootstrap is not None:
-        result["bootstrap_low"], result["bootstrap_high"] = difference.bootstrap[:, number].tolist()
-    if difference.crossed is not None:
-        low, high = difference.crossed.interval()
-        result["low"] = float(low[number])
-        result["high"] = float(high[number])
-        result["p"] = float(difference.crossed.p()[number])
-        result["no_difference"] = bool(difference.crossed.within()[number])
-    return result
+def _data_sets(block: Block) -> list[str]:
+    return [column for column in block["columns"] if column != OUT_OF_DOMAIN]
 
 
-def _add_primary(block: Block, rows: Rows, primary: Primary, questions: QuestionScores) -> None:
+def _add_primary(block: Block, rows: Rows, primary: tuple, questions: significance.QuestionScores) -> None:
     """Adds the contrast that the sweep names, if both of its rows have runs with seeds in common."""
     name, base, metric, column = primary
-    runs, base_runs = rows.get(name, []), rows.get(base, [])
-    columns = block["columns"]
-    if column == SHIFTED and len(columns) > 1:
-        column = columns[-1]  # the mean, or the only shifted set
-    if column in columns and significance.common_seeds(runs, base_runs):
-        data_sets = [other for other in columns if other != OUT_OF_DOMAIN]
-        compared = significance.compare({base: base_runs, name: runs}, base, data_sets, questions)[name]
-        difference = _difference(runs, base_runs, column, metric, compared)
-        block["primary"].append({"row": name, "base": base, "column": column, "metric": metric, **difference})
+    if column == SHIFTED and len(block["columns"]) > 1:
+        column = block["columns"][-1]  # the mean, or the only shifted set
+    pair = {base: rows.get(base, []), name: rows.get(name, [])}
+    compared = significance.compare(pair, base, _data_sets(block), questions)
+    if name in compared and column in block["columns"]:
+        about = {"row": name, "base": base, "column": column, "metric": metric}
+        block["primary"].append(about | compared[name][column][metric])
 
 
 def _adjust(block: Block, base: str | None) -> None:
@@ -235,9 +194,9 @@ def _adjust(block: Block, base: str | None) -> None:
         for column, by_metric in row["differences"].items():
             for metric, entry in by_metric.items():
                 by_test.setdefault((frozenset((row["name"], base)), column, metric), []).append(entry)
-    p = {test: entries[0]["p"] for test, entries in by_test.items()}
-    together = [test for test in by_test if p[test] is not None and [test] != primaries]
-    adjusted = p | dict(zip(together, holm([p[test] for test in together]), strict=True))
+    adjusted = {test: entries[0]["p"] for test, entries in by_test.items()}
+    together = [test for test, p in adjusted.items() if p is not None and [test] != primaries]
+    adjusted |= zip(together, holm([adjusted[test] for test in together]), strict=True)
     for test, entries in by_test.items():
         for entry in entries:
             entry["holm"] = adjusted[test]
@@ -290,47 +249,44 @@ def _calibration_notes(blocks: Sequence[Block]) -> list[str]:
 # The paper's numbers
 
 
-def _add_paper(block: Block, runs: Sequence[Run]) -> list[str]:
+def _add_paper(block: Block, rows: Rows) -> list[str]:
     """Adds the paper's number to each cell, or None if it has none or these runs did not train and test as it did.
 
-    Returns what the paper has no number for.
+    Returns notes on these numbers.
     """
-    model = paper_model(block["model"]) or (paper_model(runs[0].results.model) if runs else None)
-    comparable = model is not None and all(map(_as_in_paper, runs))
-    shifted = [column for column in block["columns"][1:] if column != OUT_OF_DOMAIN]
+    runs = [run for row in rows.values() for run in row]
+    if not runs:
+        return []
+    of_model = paper_scores(block["model"]) or paper_scores(runs[0].results.model)
+    comparable = of_model is not None and all(map(_as_in_paper, runs))
     lacking = False
     for row in block["rows"]:
         for column, cell in row["scores"].items():
-            data_sets = shifted if column == OUT_OF_DOMAIN else [column]
-            each = [model.score(row["name"], data_set) if comparable else None for data_set in data_sets]
-            mean = (None, None) if None in each else np.mean(each, axis=0).tolist()
-            lacking = lacking or None in each
+            data_sets = _data_sets(block)[1:] if column == OUT_OF_DOMAIN else [column]
+            each = [None]
+            if comparable:
+                each = [paper_score(of_model, row["name"], data_set) for data_set in data_sets]
+            mean = [None, None]
+            if None in each:
+                lacking = True
+            else:
+                mean = np.mean(each, axis=0).tolist()
             for metric, value in zip(METRICS, mean, strict=True):
                 cell[metric]["paper"] = value
-    if not runs:
-        return []
-    if model is None:
+    if of_model is None:
         return [f"The paper has no numbers for {block['model']}."]
     if not comparable:
         return [
             f"{block['title']}: the paper's numbers are left out: its models trained on all of {trained_on()} and on "
             "nothing else, averaged no weights, and were tested on whole sets."
         ]
-    notes = [f"The paper's number, for models trained on {trained_on()}, is in round brackets."]
+    notes = [f"The paper's number, for models trained on {trained_on()}, is in round brackets; a dash: it has none."]
+    if not lacking:
+        notes = [f"The paper's number, for models trained on {trained_on()}, is in round brackets."]
     for source in dict.fromkeys(run.recipe.data.train for run in runs):
         if not was_trained_on(source):
             name = public_name(source)
             notes.append(f"These models were trained on data.train {name}, which is not known to be {trained_on()}.")
-    if lacking:
-        sets = [name for name in block["columns"] if name != OUT_OF_DOMAIN and not model.knows_data_set(name)]
-        methods = [row["name"] for row in block["rows"] if not model.knows_method(row["name"])]
-        unknown = []
-        if sets:
-            unknown.append(f"the data sets {', '.join(sets)}")
-        if methods:
-            unknown.append(f"the methods {', '.join(methods)}")
-        for_what = f"for {' and '.join(unknown)}" if unknown else "for every method on every data set"
-        notes.append(f"A dash in brackets: the paper has no number {for_what} with {model.label}.")
     return notes
 
 

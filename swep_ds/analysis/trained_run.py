@@ -1,23 +1,30 @@
-"""A finished run whose noise the analyses look at: the exported model, the method and its learned parameters."""
+"""A finished run whose noise the analyses look at, and the windows of its questions that they look at it in.
 
+Windows are cut as in training (`swep_ds/data/windows.py`), but an analysis looks only at the one that holds the answer.
+"""
+
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
-from swep_ds.analysis.answer_windows import AnswerWindow
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.settings import shown, suggest
+from swep_ds.data.answers import occurrences
 from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.example import Example
-from swep_ds.data.features import WindowSettings
+from swep_ds.data.tokens import TextTokens
+from swep_ds.data.windows import WindowCutter, WindowSettings
 from swep_ds.methods import build
 from swep_ds.methods.base import Inputs, Method, NoiseKey, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
@@ -30,6 +37,117 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
 
 DRAWS = 16  # over which means are taken
+
+
+class TextWord(NamedTuple):
+    """A whitespace word of the text, and the positions of the tokens that begin in it."""
+
+    text: str
+    part: str  # "question", "context" or "answer"
+    positions: list[int]
+
+
+class AnswerWindow(NamedTuple):
+    """A window as the model reads it.
+
+    words: those of the question, as far as it is not cut, then those of this part of the context.
+    answer: positions of the answer's first and last token.
+    target_ids: the answer's tokens with special ones, for models that generate answers.
+    """
+
+    example: Example
+    input_ids: list[int]
+    token_type_ids: list[int]
+    words: list[TextWord]
+    answer: tuple[int, int]
+    target_ids: list[int]
+
+    @property
+    def positions(self) -> list[int]:
+        """Those of all words' tokens."""
+        return [position for word in self.words for position in word.positions]
+
+
+def answer_windows(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
+) -> list[AnswerWindow]:
+    """For each example the window that holds its whole answer; if several do, the one with most context around it.
+
+    The answer is the training answer or, for an example read for evaluation, the first accepted text in the context.
+
+    Raises InputError: a question without an answer, a context without it, or an answer that no window holds.
+    """
+    cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
+    return [_window(example, cutter) for example in examples]
+
+
+def windows_if_any(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
+) -> Iterator[AnswerWindow | None]:
+    """As `answer_windows`, lazily, with None for an example that has no such window: training leaves it out, too."""
+    cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
+    for example in examples:
+        try:
+            yield _window(example, cutter)
+        except InputError:
+            yield None
+
+
+def _window(example: Example, cutter: WindowCutter) -> AnswerWindow:
+    settings = cutter.settings
+    template = cutter.template
+    context = cutter.encode(example.context)
+    question = TextTokens(*(column[: settings.max_query_length] for column in cutter.encode(example.question)))
+    span = example.span or _find_answer(example)
+    first, last = context.answer_tokens(span)
+    windows = cutter.windows(len(question.ids), len(context.ids))
+    whole = [window for window in windows if window.begin <= first <= last < window.end]
+    if not whole:
+        raise InputError(
+            f"question {example.id!r}: no window of {settings.max_length} tokens holds its answer: name another"
+        )
+    begin, end, *_ = max(whole, key=lambda window: min(first - window.begin, window.end - 1 - last))
+    shift = template.context_begin(len(question.ids)) - begin  # from a token of the context to its position
+    words = []
+    for text, positions in _positions_by_word(example.question, question, len(template.prefix)):
+        words.append(TextWord(text.group(), "question", positions))
+    in_window = TextTokens(*(column[begin:end] for column in context))
+    for text, positions in _positions_by_word(example.context, in_window, begin + shift):
+        in_answer = text.end() > span[0] and text.start() < span[1]
+        words.append(TextWord(text.group(), "answer" if in_answer else "context", positions))
+    return AnswerWindow(
+        example,
+        np.concatenate(template.pieces(question.ids, in_window.ids)).tolist(),
+        template.type_ids([len(question.ids)], [end - begin]).tolist(),
+        words,
+        (first + shift, last + shift),
+        cutter.backend.encode(example.context[slice(*span)]).ids,
+    )
+
+
+def _find_answer(example: Example) -> tuple[int, int]:
+    """Test data is read without its offsets."""
+    for answer in filter(None, example.answers):
+        start = next(occurrences(example.context, answer), example.context.find(answer))
+        if start >= 0:
+            return start, start + len(answer)
+    raise InputError(f"question {example.id!r}: its context holds no accepted answer: name another")
+
+
+def _positions_by_word(text: str, tokens: TextTokens, first: int) -> Iterator[tuple[re.Match, list[int]]]:
+    """Whitespace words of the text with the positions of their tokens, which are `first` and following.
+
+    A token belongs to the first word that it overlaps; a blank one to none.
+    """
+    token = 0
+    for word in re.finditer(r"\S+", text):
+        positions = []
+        while token < len(tokens.ids) and tokens.starts[token] < word.end():
+            if tokens.ends[token] > word.start():
+                positions.append(first + token)
+            token += 1
+        if positions:
+            yield word, positions
 
 
 @dataclass(frozen=True)
@@ -60,18 +178,11 @@ class TrainedRun:
         qa = saved.qa.float().eval().requires_grad_(False)
         method = build(recipe.method, qa.hidden_size, qa.embedding_size)
         if method.state_dict():
-            file = folder / NOISE
-            with as_input_error(
-                f"{file}: is missing, or does not fit this recipe's model and method", "train the run again"
-            ):
-                method.load_state_dict(load_file(file))
+            what = f"{folder / NOISE}: is missing, or does not fit this recipe's model and method"
+            with as_input_error(what, "train the run again"):
+                method.load_state_dict(load_file(folder / NOISE))
         method = method.to(ranks.device()).eval().requires_grad_(False)
         return cls(folder, recipe, qa, saved.tokenizer, saved.windows, method)
-
-    @property
-    def perturbs(self) -> bool:
-        """Whether `perturb` works: the method changes word embeddings, and does so outside of training, too."""
-        return self.recipe.method.needs != "gradient" and any(step.perturb for step in self.method.passes(0.0))
 
     def test_examples(self, name: str | None = None) -> list[Example]:
         """The questions that the run answered of one of its test sets; None names the first, the source domain.
@@ -114,27 +225,30 @@ class TrainedRun:
         return self.qa(embeddings, batch, hidden=True).hidden
 
     @property
+    def perturbs(self) -> bool:
+        """Whether `perturb` works: the method changes word embeddings, and does so outside of training, too."""
+        return self.recipe.method.needs != "gradient" and any(step.perturb for step in self.method.passes(0.0))
+
+    @property
     def draws(self) -> int:
         """The number of draws that a mean is over: `DRAWS`, but one where each takes forwards and backwards."""
         return 1 if self.recipe.method.uses_model else DRAWS
 
-    def perturb(self, batch: Batch) -> tuple[Tensor, Perturbed]:
-        """Word embeddings [N, T, d] before, and one draw of the method's first perturbation of them.
+    def perturb(self, batch: Batch, draws: int = 1) -> tuple[Tensor, Iterator[Perturbed]]:
+        """Word embeddings [N, T, d] before, and draws of the method's first perturbation of them, made one by one.
 
         Raises InputError: the method has none (`perturbs`).
         """
-        embeddings, [perturbed] = self.perturb_often(batch, 1)
-        return embeddings, perturbed
-
-    def perturb_often(self, batch: Batch, draws: int) -> tuple[Tensor, Iterator[Perturbed]]:
-        """As `perturb`, with several draws of the noise, made one by one; the model runs once for all of them."""
         if not self.perturbs:
             method = self.recipe.method
-            why = "its perturbation is a part of training" if method.needs == "gradient" else "it perturbs nothing"
+            why = "it perturbs nothing"
+            if method.needs == "gradient":
+                why = "its perturbation is a part of training"
             raise InputError(
                 f"{self.folder}: trained by {method.name}: {why}: name a run of swep, prior_aug or the like"
             )
-        embeddings, state = self.qa.embed(batch), PassState()
+        embeddings = self.qa.embed(batch)
+        state = PassState()
         steps = iter(self.method.passes(0.0))
         while not (step := next(steps)).perturb:
             if step.keeps_hidden:

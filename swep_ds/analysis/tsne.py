@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from swep_ds.analysis.answer_windows import answer_windows
-from swep_ds.analysis.figures import COLOURS, new_figure
-from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.analysis.figures import COLOURS, new_figure, save
+from swep_ds.analysis.trained_run import TrainedRun, answer_windows
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 
@@ -33,10 +32,11 @@ def coordinates(run: TrainedRun, examples: Sequence[Example], max_tokens: int, s
         from sklearn.manifold import TSNE
     except ImportError:
         raise InputError("scikit-learn is not installed: pip install scikit-learn") from None
-    tokens, vectors = [], {(space, when): [] for space in SPACES for when in WHEN}
+    tokens = []
+    vectors = {(space, when): [] for space in SPACES for when in WHEN}
     for window in answer_windows(examples, run.tokenizer, run.windows):
         batch = run.batch([window])
-        before, perturbed = run.perturb(batch)
+        before, [perturbed] = run.perturb(batch)
         positions = window.positions
         texts = run.tokenizer.convert_ids_to_tokens([window.input_ids[position] for position in positions])
         tokens += [(window.example.id, position, text) for position, text in zip(positions, texts, strict=True)]
@@ -60,19 +60,18 @@ def coordinates(run: TrainedRun, examples: Sequence[Example], max_tokens: int, s
     return pd.concat(frames, ignore_index=True)[["space", "when", "question", "position", "token", "x", "y"]]
 
 
-def draw(table: pd.DataFrame, heading: str, files: Sequence[Path]) -> None:
+def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
     """A square panel per space: each token is a dot before and a dot after, joined by a line.
 
     The tokens that move farthest in a panel carry their text, as far as the texts do not cover each other.
     """
     from matplotlib.collections import LineCollection
 
-    figure = new_figure(figsize=(11, 5.4), dpi=150, layout="constrained")
+    figure = new_figure(figsize=(11, 5.4), dpi=150)
     panels = figure.subplots(1, len(SPACES))
     moves = []
-    for axes, (space, title) in zip(panels, SPACES.items(), strict=True):
+    for axes, letter, (space, title) in zip(panels, "ab", SPACES.items(), strict=True):
         frames = [table[(table["space"] == space) & (table["when"] == when)] for when in WHEN]
-        letter = "abc"[list(SPACES).index(space)]
         ends = [frame[["x", "y"]].to_numpy() for frame in frames]
         axes.add_collection(LineCollection(np.stack(ends, 1), colors="#999999", linewidths=0.6, alpha=0.6, zorder=1))
         for points, (when, colour), marker in zip(ends, WHEN.items(), "o^", strict=True):
@@ -87,8 +86,7 @@ def draw(table: pd.DataFrame, heading: str, files: Sequence[Path]) -> None:
     figure.draw_without_rendering()  # gives the panels the size that the labels are measured against
     for move in moves:
         _label(*move)
-    for file in files:
-        figure.savefig(file, dpi="figure")
+    save(figure, folder, "tsne", dpi="figure")
 
 
 def _square(axes, points: np.ndarray) -> None:
@@ -100,17 +98,16 @@ def _square(axes, points: np.ndarray) -> None:
 
 
 def _label(axes, ends: Sequence[np.ndarray], tokens: Sequence[str]) -> None:
-    panel, boxes = axes.get_window_extent(), {}  # by text
+    panel = axes.get_window_extent()
+    boxes = {}  # by text
     for token in np.argsort(-np.linalg.norm(ends[1] - ends[0], axis=1), kind="stable").tolist():
         text = tokens[token]
-        if text in boxes:
+        if text in boxes or len(boxes) == LABELLED:
             continue
         style = {"fontsize": 8, "xytext": (3, 3), "textcoords": "offset points", "parse_math": False}
         label = axes.annotate(text, ends[1][token], in_layout=False, **style)
         box = label.get_window_extent()
         if box.x1 > panel.x1 or box.y1 > panel.y1 or any(box.overlaps(other) for other in boxes.values()):
             label.remove()
-            continue
-        boxes[text] = box
-        if len(boxes) == LABELLED:
-            return
+        else:
+            boxes[text] = box

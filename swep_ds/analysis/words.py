@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from swep_ds.analysis.figures import COLOURS, MARKS, new_figure
+from swep_ds.analysis.figures import COLOURS, MARKS, new_figure, save
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, read_lines
 from swep_ds.pipeline.folder import METRICS_FILE, RunFolder
 
 SHARES = ["words_changed", "words_changed_clean"]
-COLUMNS = ["run", "method", "seed", "update", *SHARES]
 MAX_MARKS = 40  # a line with more points has no marks
 
 
 def curves(folders: Sequence[Path]) -> pd.DataFrame:
-    """The shares, in [0, 1], that runs logged: a row per run and logged update, with the columns `COLUMNS`.
+    """The shares, in [0, 1], that runs logged: run, method, seed, update and `SHARES` of each logged update.
 
     Raises InputError: a folder without a run, or a run that logged no such share.
     """
@@ -35,7 +34,7 @@ def curves(folders: Sequence[Path]) -> pd.DataFrame:
                 "run has not begun to train: name a run of swep, prior_aug, adv_aug or the like"
             )
         rows += [about | {name: line[name] for name in ("update", *SHARES)} for line in lines]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows)
 
 
 def share_of_samples(file: Path) -> float:
@@ -51,19 +50,18 @@ def share_of_samples(file: Path) -> float:
     return content["ssmba"]["changed"] / content["ssmba"]["tokens"]
 
 
-def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> None:
+def draw(table: pd.DataFrame, samples: float | None, folder: Path) -> None:
     """A line per run, a broken one for its clean embeddings, and a level for SSMBA's texts; in percent."""
-    figure = new_figure(figsize=(7.2, 4.4), layout="constrained")
+    figure = new_figure(figsize=(7.2, 4.4))
     axes = figure.subplots()
     labels = _labels(table)
     for number, (run, lines) in enumerate(table.groupby("run", sort=False)):
-        colour = COLOURS[number % len(COLOURS)]
+        style = {"color": COLOURS[number % len(COLOURS)]}
         marker = MARKS[number % len(MARKS)] if len(lines) <= MAX_MARKS else None
-        shares = {name: 100 * lines[name] for name in SHARES}
-        line = {"color": colour, "label": labels[run]}
-        axes.plot(lines["update"], shares["words_changed"], marker=marker, markersize=4, lw=1.8, **line)
-        line["label"] += ", before perturbation"
-        axes.plot(lines["update"], shares["words_changed_clean"], ls=(0, (4, 3)), lw=1.2, **line)
+        changed, clean = (100 * lines[name] for name in SHARES)
+        axes.plot(lines["update"], changed, marker=marker, markersize=4, lw=1.8, label=labels[run], **style)
+        label = f"{labels[run]}, before perturbation"
+        axes.plot(lines["update"], clean, ls=(0, (4, 3)), lw=1.2, label=label, **style)
     if samples is not None:
         axes.axhline(100 * samples, color="#555555", ls=":", lw=1.8, label="SSMBA's texts")
     title = "Words changed by the perturbation, in training"
@@ -72,8 +70,7 @@ def draw(table: pd.DataFrame, samples: float | None, files: Sequence[Path]) -> N
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    for file in files:
-        figure.savefig(file, dpi=150)
+    save(figure, folder, "words", dpi=150)
 
 
 def _labels(table: pd.DataFrame) -> dict[str, str]:

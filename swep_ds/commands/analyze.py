@@ -58,7 +58,7 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
     table = curves(arguments.run)
     samples = share_of_samples(arguments.augmented) if arguments.augmented else None
     folder.mkdir(parents=True, exist_ok=True)
-    draw(table, samples, [folder / "words.png", folder / "words.svg"])
+    draw(table, samples, folder)
     write_atomically(folder / "words.csv", to_csv(table))
     lines = []
     for run, row in table.groupby("run", sort=False).last().iterrows():
@@ -70,9 +70,9 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    from swep_ds.analysis.answer_windows import answer_windows
     from swep_ds.analysis.formats import to_csv
     from swep_ds.analysis.heatmap import nearest_words, page, word_distances
+    from swep_ds.analysis.trained_run import answer_windows
 
     run, examples = load_questions(arguments)
     windows = answer_windows(examples, run.tokenizer, run.windows)
@@ -97,7 +97,7 @@ def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
     table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "tsne.csv", to_csv(table))
-    draw(table, run.recipe.title, [folder / "tsne.png", folder / "tsne.svg"])
+    draw(table, run.recipe.title, folder)
     return []
 
 

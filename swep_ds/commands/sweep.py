@@ -132,7 +132,7 @@ def _run(arguments, folder: Path, cells: list["Cell"], chosen: list["Cell"], com
 def _publish(cells: list["Cell"], folder: Path) -> None:
     """Makes the table; exits with 1 if runs are missing from it."""
     from swep_ds.analysis.formats import publish
-    from swep_ds.analysis.runs import refs_of_cells
+    from swep_ds.analysis.runs import runs_of_cells
 
-    if publish(refs_of_cells(cells), folder)["missing"]:
+    if publish(runs_of_cells(cells), folder)["missing"]:
         sys.exit(EXIT_FAULT)

@@ -14,7 +14,6 @@ from swep_ds.common.errors import InputError
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import change_json
 from tests.support.finished import finished
-from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import squad
 
 
@@ -38,16 +37,19 @@ def analyze(monkeypatch, capsys):
     return call
 
 
-def test_the_script_draws_words(run, tmp_path):
+def test_words(run, tmp_path, analyze):
     samples = tmp_path / "samples.json"
     samples.write_text(json.dumps({"data": [], "ssmba": {"tokens": 200, "corrupted": 50, "changed": 30}}))
-    words = ["words", run, "--augmented", samples, "--output", tmp_path / "out"]
-    assert run_script(ROOT / "scripts" / "analyze.py", *map(str, words)).stdout == (
+    output = tmp_path / "out"
+    assert analyze("words", run, "--augmented", samples, "--output", output) == (
         f"{run}: 5.00% of the tokens at update 5, 1.00% before perturbation\nSSMBA's texts: 15.00%\n"
-        f"written to {tmp_path / 'out'}\n"
+        f"written to {output}\n"
     )
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["words.csv", "words.png", "words.svg"]
-    assert pd.read_csv(tmp_path / "out" / "words.csv")["words_changed"].tolist() == [0.01, 0.05]
+    assert sorted(file.name for file in output.iterdir()) == ["words.csv", "words.png", "words.svg"]
+    assert pd.read_csv(output / "words.csv")["words_changed"].tolist() == [0.01, 0.05]
+    samples.write_text('{"data": []}')
+    with pytest.raises(InputError, match=r"--augmented .*: not written by `swep-ds augment`"):
+        analyze("words", run, "--augmented", samples)
 
 
 def test_heatmap(run, analyze):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swep_ds.analysis.answered import KINDS, Answered, by_kind, excerpt
+from swep_ds.analysis.answered import KINDS, Answered, by_kind
 from swep_ds.data.example import Example
 from swep_ds.evaluation.scores import SQUAD
 
@@ -49,7 +49,7 @@ def test_every_answer_has_a_kind():
 def marked(answer: Answered) -> str:
     """The excerpt with the accepted answer in [] and the predicted one in {}."""
     shown = ""
-    for piece in excerpt(answer):
+    for piece in answer.excerpt:
         text = f"[{piece.text}]" if piece.accepted else piece.text
         shown += "…" * piece.cut + (f"{{{text}}}" if piece.predicted else text)
     return shown

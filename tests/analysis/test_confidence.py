@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swep_ds.analysis.answered import Answered
-from swep_ds.analysis.confidence import OTHERS, confidence
+from swep_ds.analysis.charts import OTHERS, confidence
 from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import calibration
 

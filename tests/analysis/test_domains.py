@@ -14,11 +14,9 @@ def asked(right: list[int], other: list[int] | None = None) -> list[Answered]:
     items = []
     for number, value in enumerate(right):
         example = Example(f"q{number}", "Who?", f"text {number} by Ada", ("Ada",), None, "t")
-        there = (
-            {}
-            if other is None
-            else {"other": "x", "other_right": bool(other[number]), "other_f1": 100.0 * other[number]}
-        )
+        there = {}
+        if other is not None:
+            there = {"other": "x", "other_right": bool(other[number]), "other_f1": 100.0 * other[number]}
         items.append(Answered(example, "Ada" if value else "text", bool(value), 100.0 * value, **there))
     return items
 
@@ -81,7 +79,7 @@ def test_other_findings(home, away, said):
     assert MEAN not in {row.name for row in statement.rows}  # of a single other domain
 
 
-def test_answers_that_do_not_give_the_scores_have_no_interval():
+def test_what_makes_intervals_missing_or_too_narrow_is_noted():
     answered = {"wiki": asked([1, 0] * 20), "news": asked([1, 0] * 20)}
     reported = results(answered)
     answered["news"] = asked([1] * 40)
@@ -91,9 +89,6 @@ def test_answers_that_do_not_give_the_scores_have_no_interval():
     assert statement.rows[0].f1.low is not None
     assert statement.rows[1].f1.low is statement.rows[1].gap.low is None
     assert "interval of the loss" not in statement.statement
-
-
-def test_domains_that_share_their_questions_are_named():
     answered = {name: asked([1, 0] * 10) for name in ("wiki", "news", "forum")}
     [note] = domains(results(answered), answered).notes
     assert note.startswith("news, forum share question ids.")

@@ -2,6 +2,8 @@
 
 import xml.etree.ElementTree as ElementTree
 
+from matplotlib.figure import Figure
+
 from swep_ds.analysis import figures
 
 
@@ -14,13 +16,14 @@ def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -
 
 
 def test_labels_that_are_numbers():
-    numbers = {"10 %": 10, "0.5%": 0.5, "20,000": 20000, "0": 0, "1e3": 1000, "1e-4": 0.0001, "-0.5": -0.5}
-    numbers |= {"20k": 20000, "1.5 M": 1.5e6, "BERT-base": None, "0,5 %": None, "1e999": None, "": None}
+    numbers = {"10 %": 10, "0.5%": 0.5, "0": 0, "1e-4": 0.0001, "-0.5": -0.5}
+    numbers |= {"BERT-base": None, "0,5 %": None, "inf": None, "": None}
     assert {label: figures.number(label) for label in numbers} == numbers
 
 
-def test_a_curve_per_axis_of_numbers_and_model(tmp_path):
+def test_a_curve_per_axis_of_numbers_and_model(tmp_path, monkeypatch):
     blocks = [block(model, {"share": share}, 3) for model in ("A", "B/c") for share in ("100 %", "10 %")]
+    monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())  # a quarter of a second each
     blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
     blocks += [block("A", {"kind": "x"}, 3), block("A", {"kind": "y"}, 3)]
     files = figures.draw({"blocks": blocks, "line": None}, tmp_path)
@@ -35,12 +38,6 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path):
             ElementTree.parse(file)
         else:
             assert file.read_bytes().startswith(b"\x89PNG")
-
-
-def test_points_without_a_number_are_named():
-    labels = ({"share": "10 %", "model": "A"}, {"share": "all", "model": "B"}, {"share": "20 %"}, {"share": "most"})
-    table = {"blocks": [block("A", point, 3) for point in labels]}
-    assert figures.notes(table) == ["The curve over share is without all, most: not a number."]
 
 
 def test_points_bands_and_axes_are_the_tables():
@@ -69,7 +66,7 @@ def test_points_bands_and_axes_are_the_tables():
 
 
 def test_far_numbers_stand_on_a_logarithmic_axis_but_not_with_zero():
-    for labels, scale in ((("1,000", "20,000"), "log"), (("0", "20,000"), "linear")):
+    for labels, scale in ((("1000", "20000"), "log"), (("0", "20000"), "linear")):
         figure = figures.plot_curve("pairs", "A", [block("A", {"pairs": label}, 5) for label in labels], "f1")
         assert figure.axes[0].get_xscale() == scale
         assert figure.axes[0].get_xlabel() == "pairs"

@@ -4,36 +4,27 @@ import csv
 import io
 import json
 import re
-import subprocess
-from pathlib import Path
+import sys
 
 import pytest
 from rich.console import Console
 
 from swep_ds.analysis import formats, table
-from swep_ds.analysis.runs import Run, RunRef
+from swep_ds.commands.table import table as command
+from swep_ds.common.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATION
-from swep_ds.evaluation.results import Results, Scores
-from swep_ds.pipeline.recipe import Recipe
-from tests.analysis.test_table import RUNS
+from tests.analysis.test_table import RUNS, block_of
 from tests.support import fake_runs
-from tests.support.fork_server import ROOT, run_script
 
 ABSENT = ("low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high")
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
 
 
-def _run(recipe: Recipe, seed: int, scores: Scores) -> Run:
-    ref = RunRef(Path("none"), "x", seed, "m")
-    return Run(ref, recipe, Results.model_validate(fake_runs.results(recipe, scores)), {}, 8)
-
-
 def example() -> table.Table:
     """A table whose differences are written by hand, without an interval in the last columns."""
-    recipe = Recipe.model_validate(fake_runs.RECIPE | {"model": {"name": "m"}, "data": {"train": "t", "eval": {}}})
-    rows = {name: [_run(recipe, seed, scores) for seed, scores in enumerate(runs)] for name, runs in RUNS.items()}
-    block = table.score_block("small & 5 %", {"share": "5 %"}, rows, None)
+    block = block_of(RUNS)
     block["title"] = "small & 5 %"
+    block["model"] = "small & 5 %"
     for row, name in zip(block["rows"], NAMES, strict=True):
         row["name"] = name
     for column in block["columns"]:
@@ -47,6 +38,10 @@ def example() -> table.Table:
             "f1": significant if column == "wiki" else difference,
         }
     block["primary"] = [{"row": NAMES[1], "base": "gone", "column": "wiki", "metric": "f1", **significant}]
+    for row in block["rows"]:
+        for cell in row["scores"].values():
+            for metric in table.METRICS:
+                cell[metric]["paper"] = None
     block["rows"][0]["scores"]["squad"]["f1"]["paper"] = 89.5
     block["rows"][0]["scores"]["squad"] |= {
         name: {"mean": number, "std": None} for name, number in zip(CALIBRATION, (5, 20, 60), strict=True)
@@ -172,28 +167,30 @@ def test_the_terminal_shows_the_same_numbers_in_bold_what_is_significant(monkeyp
 
 
 def test_no_run_at_all_still_makes_every_format(tmp_path):
-    block = table.score_block("m", {}, {"MLE": []}, None)
+    block = block_of({"MLE": []})
     empty = {"against": None, "line": None, "blocks": [block], "notes": [], "missing": []}
     formats.write(empty, tmp_path)
     assert json.loads((tmp_path / "table.json").read_text()) == empty
     assert "| MLE | 0 |" in (tmp_path / "table.md").read_text()
 
 
-# The script
-
-
-def test_the_script_prints_writes_and_names_what_is_missing(tmp_path):
-    def script(*words) -> subprocess.CompletedProcess:
-        return run_script(ROOT / "scripts" / "table.py", *map(str, words), check=False)
+def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypatch, capsys):
+    def table_of(*words) -> tuple[int, str]:
+        """The exit code and the output."""
+        monkeypatch.setattr(sys, "argv", ["table", *map(str, words)])
+        try:
+            command()
+        except SystemExit as ended:
+            return ended.code, capsys.readouterr().out
+        return 0, capsys.readouterr().out
 
     across = {"share": {"5 %": {"data.train_fraction": 0.05}, "100 %": {}}}
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
     cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, across=across, seeds=[0, 1])
     for cell in cells[:-1]:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3 + cell.seed, "nyt": 3})
-    ended = script(tmp_path / "runs", "--output", tmp_path / "out")
-    assert (ended.returncode, ended.stderr) == (1, "")
-    said = ended.stdout
+    code, said = table_of(tmp_path / "runs", "--output", tmp_path / "out")
+    assert code == 1
     assert "35.00 ± 7.07" in said
     assert f"missing: SWEP, 100 %, seed 1: not run ({cells[-1].folder})" in said
     files = [f"table.{suffix}" for suffix in formats.SUFFIXES]
@@ -201,20 +198,19 @@ def test_the_script_prints_writes_and_names_what_is_missing(tmp_path):
     assert {file.name for file in (tmp_path / "out").iterdir()} == set(files)
     assert f"in {tmp_path / 'out'}: {', '.join(files)}" in said
     fake_runs.finish(cells[-1].folder, cells[-1].recipe, {"squad": 4, "nyt": 3})
-    assert script(tmp_path / "runs").returncode == 0
+    assert table_of(tmp_path / "runs")[0] == 0
     whole = json.loads((tmp_path / "out" / "table.json").read_text())
     assert [row["seeds"] for block in whole["blocks"] for row in block["rows"]] == [[0, 1], [0, 1], [0, 1], [0]]
     (tmp_path / "file").write_text("")
-    ended = script(tmp_path / "runs", "--output", tmp_path / "file")
-    assert ended.returncode == 2
-    assert ended.stderr.endswith("is not a folder: name another one\n")
+    with pytest.raises(InputError, match="is not a folder: name another one"):
+        table_of(tmp_path / "runs", "--output", tmp_path / "file")
 
 
-ODD = ["=1 + 2", "-1", "a\nb|c", "[bold]`code", "\x1b[31mred"]
+ODD = ["=1 + 2", "a\nb|c", "\x1b[31m[bold]`code"]
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
+def test_a_name_stays_text_in_its_cell(name, monkeypatch):
     """In every place of a name: row, column, title, label, axis, base row, note, missing run."""
     text = json.dumps(example()).replace("small & 5 %", "SMALL").replace('"gone', '"GONE').replace("A note_", "A NOTE")
     for old in ("MLE", "squad", "SMALL", "share", "5 %", "GONE", "A NOTE"):
@@ -238,5 +234,3 @@ def test_a_name_stays_text_in_its_cell(name, tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "Console", lambda **options: console)
     formats.show(named)
     assert all(line.isprintable() for line in console.export_text().splitlines())
-    formats.write(named, tmp_path)
-    assert json.loads((tmp_path / "table.json").read_text()) == named

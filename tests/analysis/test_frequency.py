@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from swep_ds.analysis import frequency
-from swep_ds.analysis.answer_windows import answer_windows
 from swep_ds.analysis.frequency import by_frequency, markdown, neighbour_distance, ranking
+from swep_ds.analysis.trained_run import answer_windows
 from tests.support.finished import load
 
 BANDS = ((0, 5), (5, 40), (40, 5000), (5000, 10_000))
@@ -43,7 +43,7 @@ def test_the_table_against_loops(tmp_path, monkeypatch, method):
     moved, mus = {}, {}
     for window in answer_windows(examples, run.tokenizer, run.windows):
         batch = run.batch([window])
-        before, perturbed = run.perturb(batch)
+        before, [perturbed] = run.perturb(batch)
         if method == "swep":
             mu_T = (1 + run.method.noise(run.hidden(before, batch))[0, :, :16].mean(-1)).tolist()
         for word in window.words:

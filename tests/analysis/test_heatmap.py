@@ -1,12 +1,10 @@
 """Distances per word against a loop, nearest words against products with the whole table; pages for any browser."""
 
-import re
-
 import numpy as np
 import pytest
 
-from swep_ds.analysis.answer_windows import answer_windows
-from swep_ds.analysis.heatmap import COLUMNS, Word, fragment, legend, limits, nearest_words, page, word_distances
+from swep_ds.analysis.heatmap import COLUMNS, Word, limits, nearest_words, page, shown, word_distances
+from swep_ds.analysis.trained_run import answer_windows
 from swep_ds.data.example import Example
 from tests.support.finished import load
 
@@ -24,7 +22,7 @@ def test_a_words_distance_is_the_mean_over_its_tokens_and_over_draws(tmp_path, m
     examples = run.test_examples()[:5]
     windows = answer_windows(examples, run.tokenizer, run.windows)
     for example, window, words in zip(examples, windows, word_distances(run, windows), strict=True):
-        before, draws = run.perturb_often(run.batch([window]), run.draws)
+        before, draws = run.perturb(run.batch([window]), run.draws)
         moved = np.mean([np.sqrt(((draw.embeddings - before)[0].numpy() ** 2).sum(-1)) for draw in draws], axis=0)
         assert [word.text for word in words if word.part == "question"] == example.question.split()
         assert {word.text for word in words if word.part != "question"} <= set(example.context.split())
@@ -52,7 +50,7 @@ def test_nearest_words_of_every_token(tmp_path, method):
     table = run.qa.model.get_input_embeddings().weight.numpy()
     expected = []
     for window in windows:
-        before, perturbed = run.perturb(run.batch([window]))
+        before, [perturbed] = run.perturb(run.batch([window]))
         ids = [window.input_ids, *((e[0].numpy() @ table.T).argmax(-1) for e in (before, perturbed.embeddings))]
         for word in window.words:
             for at in word.positions:
@@ -66,39 +64,38 @@ def test_nearest_words_of_every_token(tmp_path, method):
     assert 0 < np.mean(rows["token"] != rows["nearest_before"]) < np.mean(changed) < 1
 
 
-def test_a_fragment_is_escaped_coloured_and_labelled():
-    text = fragment(WORDS, (0.1, 0.5))
+def test_a_page_is_escaped_coloured_and_labelled():
+    # the 2nd and 98th percentiles of the distances are the ends of the scale
+    text = page(["q<1>", "q2"], [WORDS, WORDS], "swep, seed 0", 16)
+    assert text.startswith("<!DOCTYPE html>")
+    assert "<h2>q&lt;1&gt;</h2>" in text
+    assert text.count('class="heatmap"') == 2
     assert "&lt;b&gt;&amp;" in text
     assert "<b>&" not in text
     assert "<script" not in text
     assert 'title="0.5000">1998<' in text
-    colours = dict(re.findall(r'background:(#\w{6});[^"]*" title="([\d.]+)"', text))
+    low, high = limits([WORDS, WORDS])
+    assert f"over 16 draws): ≤ {low:.3g} <span" in text  # what lies beyond the ends has their colours
+    assert f"</span> ≥ {high:.3g};" in text
+    assert "one draw): " in page(["q"], [WORDS], "swep", 1)
     # 0.2 is a quarter of the way, so between the second and the third of six colours; 0.3 between the third and fourth
-    expected = {"0.1000": "#ffffcc", "0.2000": "#ffe896", "0.3000": "#fec661", "0.5000": "#fc4e2a"}
-    assert {value: colour for colour, value in colours.items()} == expected
-    scale = legend((0.1, 0.5), 16)
-    assert "≤ 0.1 <span" in scale  # what lies beyond the ends has their colours
-    assert "</span> ≥ 0.5;" in scale
-    assert "over 16 draws" in scale
-    html = page(["q<1>", "q2"], [WORDS, WORDS], "swep, seed 0", 1)
-    assert html.startswith("<!DOCTYPE html>")
-    assert "q&lt;1&gt;" in html
-    assert html.count('class="heatmap"') == 2
+    expected = ["#ffffcc", "#fec661", "#ffe896", "#fc4e2a"]
+    assert [word.colour((0.1, 0.5)) for word in WORDS] == expected
 
 
-def test_a_fragment_may_be_cut_around_the_answer():
+def test_a_context_may_be_cut_around_the_answer():
     words = [Word("Who", "question", 0.1)]
     words += [Word(f"w{k}", "answer" if k in (5, 6) else "context", 0.1) for k in range(12)]
-    shown = re.sub("<[^>]*>", "", fragment(words, (0.0, 1.0), around=2))
-    assert shown == "Question: WhoContext: … w3 w4 w5 w6 w7 w8 …"
-    assert "…" not in fragment(words, (0.0, 1.0), around=6)
+    question, context, *cut = shown(words, around=2)
+    assert (question, context, cut) == (words[:1], words[4:10], ["… ", " …"])
+    assert shown(words, around=6) == shown(words) == (words[:1], words[1:], "", "")
 
 
 def test_black_text_is_readable_on_every_colour():
     """WCAG 2: a contrast of at least 4.5."""
-    words = [Word("x", "question", share / 20) for share in range(21)]
-    for colour in re.findall(r"background:#(\w{6})", fragment(words, (0.0, 1.0))):
-        channels = (int(colour[k : k + 2], 16) / 255 for k in (0, 2, 4))
+    for share in range(21):
+        colour = Word("x", "question", share / 20).colour((0.0, 1.0))
+        channels = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         luminance = np.dot([0.2126, 0.7152, 0.0722], linear)
         assert (luminance + 0.05) / 0.05 >= 4.5

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swep_ds.analysis.paper import paper_model, plain, was_trained_on
+from swep_ds.analysis.paper import paper_score, paper_scores, plain, was_trained_on
 
 SPOTS = [
     ("google-bert/bert-base-uncased", "MLE", "squad", (81.32, 88.62)),
@@ -27,26 +27,24 @@ NOT_TRAINED_ON = ("train-v2.0.json", "squad_v2", "squadshifts:nyt", "data/new_wi
 
 def test_numbers_are_the_papers():
     for model, method, data_set, both in SPOTS:
-        assert paper_model(model).score(method, data_set) == both
-    sizes = {name: len(paper_model(name).scores) for name in ("BERT-base", "ELECTRA-small", "T5-small")}
+        assert paper_score(paper_scores(model), method, data_set) == both
+    sizes = {name: len(paper_scores(name)) for name in ("BERT-base", "ELECTRA-small", "T5-small")}
     assert sizes == {"BERT-base": 48, "ELECTRA-small": 48 + 6 * 3, "T5-small": 48}
     for name in sizes:
-        em, f1 = np.array(list(paper_model(name).scores.values())).T
+        em, f1 = np.array(list(paper_scores(name).values())).T
         assert (em < f1).all()
     # sums of BERT-base's columns MLE and SWEP, added up by hand
-    bert = paper_model("BERT-base").scores
-    total = {method: sum(em for (name, _), (em, _) in bert.items() if name == method) for method in ("MLE", "SWEP")}
-    assert total == {"MLE": pytest.approx(405.30), "SWEP": pytest.approx(414.57)}
+    bert = paper_scores("BERT-base")
+    total = {method: sum(em for (name, _), (em, _) in bert.items() if name == method) for method in ("mle", "swep")}
+    assert total == {"mle": pytest.approx(405.30), "swep": pytest.approx(414.57)}
 
 
 def test_what_the_paper_does_not_have():
-    assert paper_model("roberta-base") is None
-    electra = paper_model("ELECTRA-small")
-    assert electra.score("SWEP, additive", "squad") is None
-    assert electra.score("NEFTune", "squad") is None
-    assert (electra.knows_method("R-Drop"), electra.knows_method("SWEP, no KL")) == (False, True)
-    assert not paper_model("BERT-base").knows_method("SWEP, no KL")
-    assert (electra.knows_data_set("New-Wikipedia"), electra.knows_data_set("hotpot")) == (True, False)
+    assert paper_scores("roberta-base") is None
+    electra = paper_scores("ELECTRA-small")
+    for method, data_set in (("SWEP, additive", "squad"), ("NEFTune", "squad"), ("SWEP", "hotpot")):
+        assert paper_score(electra, method, data_set) is None
+    assert paper_score(paper_scores("BERT-base"), "SWEP, no KL", "nyt") is None
     assert plain("模型 1") != plain("数据 1") != plain("1")  # names in other scripts stay apart
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,20 +13,18 @@ import numpy as np
 import pytest
 import yaml
 
-from swep_ds.analysis import charts, example_maps, report
+from swep_ds.analysis import charts, heatmap, report
 from swep_ds.analysis.answered import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
+from swep_ds.commands.report import report as command
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_lines
 from swep_ds.evaluation.scores import SQUAD
-from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.pipeline.recipe import Recipe
-from tests.support import tiny_run
 from tests.support.bad_input import change_json
-from tests.support.fork_server import run_script
 from tests.support.report_runs import CONTEXT, EMOJI, LONG, QUESTIONS, RTL, SCRIPT, Page, metrics, write_runs
 
 
@@ -41,6 +40,14 @@ def home(tmp_path_factory) -> Path:
 def run(home, tmp_path) -> Path:
     """A copy that a test may change."""
     return Path(shutil.copytree(home / "run", tmp_path / "run"))
+
+
+def change_recipe(run: Path, **data) -> None:
+    """Sets fields of the recipe's section `data`. Without curves, which take a while."""
+    tree = yaml.safe_load((run / "recipe.yaml").read_text())
+    tree["data"] |= data
+    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    (run / "metrics.jsonl").unlink()
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +87,7 @@ def test_all_parts_are_there(against, home):
 def test_heat_maps_show_answers_right_and_wrong(against):
     page = against[1]
     shown = page.texts["maps"]
-    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (example_maps.EACH, 1, 1)
+    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (heatmap.EACH, 1, 1)
     assert "monastery" in shown
 
 
@@ -134,14 +141,6 @@ def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against
     assert len(ids) == len(set(ids))
 
 
-def test_a_resumed_run_has_one_curve(run):
-    (run / "metrics.jsonl").write_text(metrics(range(1, 21)) + metrics(range(21, 41)) + '{"update": 41, "lo')
-    lines = read_lines(run / "metrics.jsonl")
-    updates, losses = charts.curve(lines, "loss")
-    np.testing.assert_allclose(updates, np.arange(1, 41))
-    np.testing.assert_allclose(losses, 5 - np.arange(1, 41) / 100)
-
-
 def compared(gold: float, guess: float, shuffled: float, spread: float = 0.0) -> list[dict]:
     """Forty lines, every second with the comparison; changes against the prior that hold from update 21 on."""
     lines = [{"update": update, "loss": 1.0} for update in range(1, 41)]
@@ -168,46 +167,34 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
     ) in shown
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_what_the_noise_does_depends_on_the_numbers():
+    for changes, said in (
         ((-0.05, 0.0, 0.0), "lowers the nll of the gold answer by 0.050 nats, which favours the gold answer over"),
-        (
-            (0.03, 0.03, 0.0),
-            "raises the nll of the gold answer by 0.030 nats and raises the nll of the model's own guess",
-        ),
+        ((0.03, 0.03, 0.0), "raises the nll of the gold answer by 0.030 nats and raises the nll of the model's own"),
         ((0.004, -0.004, 0.0), "does to the answer what noise from the prior does"),
-    ],
-)
-def test_what_the_noise_does_depends_on_the_numbers(changes, said):
-    effect = noise_effect(compared(*changes, spread=0.01))
-    assert said in effect.statement
-    assert "favours" not in effect.statement or changes[0] != changes[1]
-
-
-def test_of_a_shuffled_run_the_noise_that_it_trained_with_comes_first():
+    ):
+        statement = noise_effect(compared(*changes, spread=0.01)).statement
+        assert said in statement
+        assert "favours" not in statement or changes[0] != changes[1]
     lines = compared(-0.02, -0.05, -0.03)
     usual, shuffled = noise_effect(lines), noise_effect(lines, trained_shuffled=True)
     assert usual.statement.startswith("Learned noise lowers the nll of the ")
     assert shuffled.statement.startswith("The shuffled noise that this run trained with ")
     assert ". The same noise, unshuffled, changes the nll of the " in shuffled.statement
     assert shuffled.rows == usual.rows
-
-
-def test_few_comparisons_say_nothing():
-    lines = compared(-0.02, -0.05, -0.03)
     assert noise_effect([*lines[:26], {"update": 40}]) is None  # three lines in the second half
     assert noise_effect([]) is None
 
 
-def test_long_runs_are_averaged_in_blocks():
+def test_curves_are_whole_or_averaged_in_blocks(run):
+    (run / "metrics.jsonl").write_text(metrics(range(1, 21)) + metrics(range(21, 41)) + '{"update": 41, "lo')
+    updates, losses = charts.curve(read_lines(run / "metrics.jsonl"), "loss")
+    np.testing.assert_allclose(updates, np.arange(1, 41))
+    np.testing.assert_allclose(losses, 5 - np.arange(1, 41) / 100)
     lines = [{"update": update, "loss": float(update % 7)} for update in range(1, 4001)]
     updates, losses = charts.curve(lines, "loss")
     np.testing.assert_allclose(updates, np.arange(1, 4001).reshape(400, 10).mean(1))
     np.testing.assert_allclose(losses, (np.arange(1, 4001) % 7).reshape(400, 10).mean(1))
-
-
-def test_throughput_is_that_of_each_stretch():
     # 10 samples in the first second, 30 in the next two: means since the start are 10 and 40 / 3
     lines = [
         {"update": 5, "seconds": 1.0, "samples_per_second": 10.0},
@@ -233,12 +220,12 @@ def test_what_is_missing_is_left_out_and_said(run):
 
 
 def test_heat_maps_that_are_missing_are_named(run, monkeypatch):
-    (run / "metrics.jsonl").unlink()  # no curves: they take a while
-    monkeypatch.setattr(example_maps, "TRIED", 0)
+    change_recipe(run)
+    monkeypatch.setattr(heatmap, "TRIED", 0)
     page = Page(report.make_report(run).html)
     assert page.of_class("heatmap") == 0
     assert "Only 0 of squad: at most 24 are drawn, and only where one window holds the answer." in page.texts["maps"]
-    monkeypatch.setattr(example_maps, "MAX_PARAMETERS", 1000)
+    monkeypatch.setattr(heatmap, "MAX_PARAMETERS", 1000)
     assert "it is not loaded again for heat maps above 1,000" in Page(report.make_report(run).html).texts["maps"]
 
 
@@ -260,17 +247,12 @@ def test_bad_input_is_an_error_of_one_line(run, home, tmp_path):
 def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     """A set that it did not answer, and one on which it was tested with fewer questions."""
     shutil.copy(home / "test.json", tmp_path / "second.json")
-    tree = yaml.safe_load((run / "recipe.yaml").read_text())
-    tree["data"]["eval"] = {"squad": str(home / "test.json"), "second": str(tmp_path / "second.json")}
-    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    change_recipe(run, eval={"squad": str(home / "test.json"), "second": str(tmp_path / "second.json")})
     shutil.move(run / "predictions" / "gone.json", run / "predictions" / "second.json")
-    results = json.loads((run / "results.json").read_text())
-    results["eval"]["second"] = results["eval"].pop("gone")
-    (run / "results.json").write_text(json.dumps(results))
+    scores = json.loads((run / "results.json").read_text())["eval"]
+    change_json(run / "results.json", eval={"squad": scores["squad"], "second": scores["gone"]})
     other = Path(shutil.copytree(home / "other", tmp_path / "other"))
-    results["eval"].pop("second")
-    results["eval"]["squad"]["total"] = 5
-    (other / "results.json").write_text(json.dumps(results))
+    change_json(other / "results.json", eval={"squad": scores["squad"] | {"total": 5}})
     page = Page(report.make_report(run, other).html)
     shown = " ".join(page.texts["against"].split())
     assert "Not compared: second. The other run did not answer the same questions." in shown
@@ -281,47 +263,24 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
 
 def test_the_answers_to_data_that_changed_since_the_run_are_left_out(run, caplog):
     change_json(run / "results.json", inputs={"data.eval.squad": "of other bytes"})
-    (run / "metrics.jsonl").unlink()  # no curves: they take a while
+    change_recipe(run)
     shown = Page(report.make_report(run).html).texts["answers"]
     assert "data.eval.squad" in shown
     assert "has changed since" in shown
     assert "the report is without the answers to squad (data.eval.squad" in caplog.text
 
 
-def test_held_out_articles_have_examples_and_heat_maps(run, tmp_path):
-    """Their questions are from the training part of a source that has a validation part as well."""
-    tree = yaml.safe_load((run / "recipe.yaml").read_text())
-    tree["data"] |= {"train": "quickstart:encyclopedia", "eval": {}, "holdout_fraction": 0.2, "max_eval_examples": 30}
-    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    recipe = Recipe.load(str(run / "recipe.yaml"))
-    [(name, examples)] = load_examples(recipe)[1].items()
-    (run / "metrics.jsonl").unlink()  # no curves: they take a while
-    answers = {example.id: example.answers[0] if k % 2 else "no" for k, example in enumerate(examples)}
-    (run / "predictions" / f"{name}.json").write_text(json.dumps(answers))
-    results = json.loads((run / "results.json").read_text())
-    results["eval"] = {name: {"exact_match": 50.0, "f1": 50.0, "total": 30}}
-    (run / "results.json").write_text(json.dumps(results))
-    assert [item.example for item in read_answered(run, recipe, name)] == examples
-    page = Page(report.make_report(run).html)
-    assert "Without answers" not in page.texts["answers"]
-    assert page.of_class("heatmap") == example_maps.EACH
-
-
-def test_questions_without_an_answer_are_shown_apart(against, run, tmp_path):
-    tree, asked = yaml.safe_load((run / "recipe.yaml").read_text()), tmp_path / "unanswerable.json"
-    document = json.loads(Path(tree["data"]["eval"]["squad"]).read_text())
+def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_path):
+    asked = tmp_path / "unanswerable.json"
+    document = json.loads((home / "test.json").read_text())
     for qa in document["data"][0]["paragraphs"][0]["qas"]:
         if qa["id"] in ("w1", "w2"):  # the first is declined, the second is not
             qa |= {"answers": [], "is_impossible": True}
     asked.write_text(json.dumps(document))
-    tree["data"] |= {"eval": {"squad": str(asked)}, "unanswerable": "train"}
-    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    results = json.loads((run / "results.json").read_text())
+    change_recipe(run, eval={"squad": str(asked)}, unanswerable="train")
     predictions = json.loads((run / "predictions" / "squad.json").read_text())
     golds = {name: () if name in ("w1", "w2") else (gold,) for name, (_, gold, *_) in QUESTIONS.items()}
-    results["eval"] = {"squad": SQUAD.score(predictions, golds)}
-    (run / "results.json").write_text(json.dumps(results))
-    (run / "metrics.jsonl").unlink()  # no curves: they take a while
+    change_json(run / "results.json", eval={"squad": SQUAD.score(predictions, golds)})
     page = Page(report.make_report(run).html)
     # with an answer: r1 to r3 right, w3 of F1 40; without: w1 right
     # the first table has the score of the headline, the second that of all questions
@@ -338,20 +297,20 @@ def test_questions_without_an_answer_are_shown_apart(against, run, tmp_path):
     assert "without an answer" not in others["domains"]
 
 
-def test_the_script_writes_the_page_and_refuses_a_wrong_folder(home, tmp_path):
-    script, page = tiny_run.ROOT / "scripts" / "report.py", tmp_path / "page.html"
-    ended = run_script(script, str(home / "run"), "--against", str(home / "other"), "--output", str(page))
-    assert ended.stdout == f"report in {page}\n"
-    assert Page(page.read_text()).count("svg") == 9
-    ended = run_script(script, str(tmp_path), check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"error: {tmp_path}: holds no recipe.yaml, so no run: name a run's folder\n"
+def test_the_command_writes_the_page(home, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.html"
+    words = ["report", str(home / "run"), "--against", str(home / "other"), "--output", str(page)]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(report, "make_report", lambda *given: report.Report(" ".join(map(str, given)), {}))
+    command()
+    assert capsys.readouterr().out == f"report in {page}\n"
+    assert page.read_text() == f"{home / 'run'} {home / 'other'}"
 
 
 def test_each_of_many_curves_has_a_line_of_its_own():
     lines = [{"update": u, **{f"nll_adversarial_{k}": k + u / 9 for k in range(6)}} for u in range(1, 4)]
     [chart] = charts.learning_curves(lines)
-    drawn = charts.svg(chart)
+    drawn = chart.svg()
     assert all(f"NLL, adversarial_{k} pass" in drawn for k in range(6))
     styles = re.findall(r'<path d="[^"]*" clip-path="[^"]*" style="(fill: none; [^"]*var\(--line-\d\)[^"]*)"', drawn)
     assert len(styles) == len(set(styles)) == 6

@@ -130,8 +130,7 @@ def test_the_palette_is_readable(theme):
 
 
 @pytest.mark.skipif(browser.BROWSER is None, reason="no Chromium is installed")
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize(("width", "dark"), [(1400, True), (400, False)])
 def test_in_a_browser_nothing_overlaps_or_scrolls_sideways(page, tmp_path, width, dark):
     shown = browser.measure(page, tmp_path, width, dark=dark)
     assert (shown["width"], shown["dark"]) == (width, dark)

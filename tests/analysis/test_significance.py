@@ -9,8 +9,9 @@ from scipy import stats
 
 from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import estimate
-from swep_ds.analysis.questions import QuestionScores
 from swep_ds.analysis.runs import find_runs, read_runs
+from swep_ds.analysis.significance import QuestionScores, note_on_shared_ids
+from swep_ds.evaluation.results import OUT_OF_DOMAIN
 from swep_ds.pipeline.recipe import Recipe
 from tests.support import fake_runs
 from tests.support.bad_input import change_json
@@ -64,31 +65,39 @@ def runs(tmp_path) -> dict:
         more = {"MLE": cell.seed, "SWEP": 2 + 3 * cell.seed, "Same": cell.seed}[cell.variant]
         fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(SIZES, 5 + more))
     done, _ = read_runs(find_runs([tmp_path / "runs"]))
-    return {name: [run for run in done if run.ref.variant == name] for name in variants}
+    return {name: [run for run in done if run.variant == name] for name in variants}
 
 
 def known(compared: dict) -> dict:
-    return {name: list(columns) for name, columns in compared.items()}
+    """The data sets with a bootstrap, by row."""
+    return {
+        name: [column for column, by_metric in columns.items() if by_metric["f1"]["bootstrap_low"] is not None]
+        for name, columns in compared.items()
+    }
+
+
+def bounds(entry: dict, kind: str = "bootstrap_") -> tuple[float, float]:
+    return entry[f"{kind}low"], entry[f"{kind}high"]
 
 
 def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(runs):
-    runs["MLE"] = [run for run in runs["MLE"] if run.ref.seed != 0][::-1]
+    runs["MLE"] = [run for run in runs["MLE"] if run.seed != 0][::-1]
     scores = QuestionScores()
     compared = significance.compare(runs, "MLE", list(SIZES), scores)
     assert scores.notes == []
-    assert known(compared) == {name: ["squad", "nyt", "amazon", None] for name in ("SWEP", "Same")}
-    for difference in compared["Same"].values():
-        assert not difference.bootstrap.any()
-        assert difference.crossed is None  # two seeds
+    assert known(compared) == {name: ["squad", "nyt", "amazon", OUT_OF_DOMAIN] for name in ("SWEP", "Same")}
+    for by_metric in compared["Same"].values():
+        for entry in by_metric.values():
+            assert (*bounds(entry), entry["mean"], entry["n"], entry["p"]) == (0, 0, 0, 2, None)  # two seeds
     # by hand: seed 1 wins questions 6 to 9, seed 2 wins 7 to 12
     samples = {}
     for name, questions in SIZES.items():
         won = np.array([[0.0]] * 6 + [[50.0]] + [[100.0]] * 3 + [[50.0]] * 3 + [[0.0]] * questions)[:questions]
         samples[name] = significance.resampled_means(won, np.arange(questions), name)
-        expected = np.percentile(samples[name], [2.5, 97.5])
-        assert compared["SWEP"][name].bootstrap == pytest.approx(np.stack([expected] * 2, axis=1))
-    both = np.percentile((samples["nyt"] + samples["amazon"]) / 2, [2.5, 97.5])
-    assert compared["SWEP"][None].bootstrap == pytest.approx(np.stack([both] * 2, axis=1))
+    samples[OUT_OF_DOMAIN] = (samples["nyt"] + samples["amazon"]) / 2
+    for name, drawn in samples.items():
+        for entry in compared["SWEP"][name].values():
+            assert bounds(entry) == pytest.approx(np.percentile(drawn, [2.5, 97.5]))
 
 
 def test_three_seeds_have_a_crossed_interval(runs):
@@ -98,65 +107,52 @@ def test_three_seeds_have_a_crossed_interval(runs):
         won = np.zeros((3, questions))
         for seed in range(3):
             won[seed, 5 + seed : 5 + 2 + 3 * seed] = 100
-        drawn[name] = (won, np.arange(questions))
-    for name, sets in [*((name, [values]) for name, values in drawn.items()), (None, [drawn["nyt"], drawn["amazon"]])]:
+        drawn[name] = [(won, np.arange(questions))]
+    drawn[OUT_OF_DOMAIN] = drawn["nyt"] + drawn["amazon"]
+    for name, sets in drawn.items():
         expected = estimate(sets)
-        for part, number in zip(compared[name].crossed, expected, strict=True):
-            assert part == pytest.approx([number, number])
+        for entry in compared[name].values():
+            assert bounds(entry, "") == pytest.approx(expected.interval())
+            assert (entry["mean"], entry["p"]) == pytest.approx((expected.mean, expected.p()))
 
 
-@pytest.mark.parametrize("alone", [0, 1])
-def test_less_than_two_paragraphs_have_no_interval(runs, tmp_path, alone):
-    """One paragraph, or nearly: with all questions but one in it, they are hardly more than one cluster."""
-    file = tmp_path / "nyt.json"
-    asked = json.loads(file.read_text())
-    for paragraph in asked["data"][0]["paragraphs"][alone:]:
-        paragraph["context"] = "a b c d"
-    file.write_text(json.dumps(asked))
-    compared = significance.compare(runs, "MLE", list(SIZES), QuestionScores())["SWEP"]
-    for method in ("crossed", "bootstrap"):
-        assert [name for name, each in compared.items() if getattr(each, method) is None] == ["nyt", None]
-
-
-@pytest.mark.parametrize("texts", [4, 5, 9, 10])
-def test_few_texts_have_no_interval(runs, tmp_path, texts):
-    fake_runs.data_set(tmp_path, "few", texts)
-    runs = {
-        name: [asked_on(run, tmp_path / "few.json", right) for run in runs[name]]
-        for name, right in (("MLE", 2), ("SWEP", 4))
-    }
-    difference = significance.compare(runs, "MLE", ["squad", "nyt"], QuestionScores())["SWEP"]["nyt"]
-    assert (difference.crossed is None) == (texts < 5)
-    assert (difference.bootstrap is None) == (texts < 10)
+def test_few_texts_have_no_interval(runs, tmp_path):
+    for texts in (4, 5, 9, 10):
+        fake_runs.data_set(tmp_path, "few", texts)
+        rows = {
+            name: [asked_on(run, tmp_path / "few.json", right) for run in runs[name]]
+            for name, right in (("MLE", 2), ("SWEP", 4))
+        }
+        entry = significance.compare(rows, "MLE", ["squad", "nyt"], QuestionScores())["SWEP"]["nyt"]["f1"]
+        assert (entry["low"] is None) == (texts < 5)
+        assert (entry["bootstrap_low"] is None) == (texts < 10)
 
 
 def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
-    from swep_ds.pipeline import examples as whole
-
     asked = []
-    read_them = whole.reported_examples
-    monkeypatch.setattr(whole, "reported_examples", lambda recipe, name: asked.append(name) or read_them(recipe, name))
+    read_them = significance.reported_examples
+    monkeypatch.setattr(
+        significance, "reported_examples", lambda recipe, name: asked.append(name) or read_them(recipe, name)
+    )
     significance.compare(runs, "MLE", list(SIZES), QuestionScores())
     assert asked == ["squad", "nyt", "amazon"]
 
 
 def test_data_that_changed_since_a_run_give_it_no_interval(runs, tmp_path):
     [run, *_] = runs["MLE"]
-    change_json(run.ref.folder / "results.json", inputs={"data.eval.nyt": "of other bytes"})
+    change_json(run.folder / "results.json", inputs={"data.eval.nyt": "of other bytes"})
     scores = QuestionScores()
     assert scores.of(run, "nyt") is None
     assert scores.of(run, "squad") is not None
     [note] = scores.notes
-    assert note.startswith(
-        f"No interval with data.eval.nyt {tmp_path / 'nyt.json'}: has changed since {run.ref.folder}"
-    )
+    assert note.startswith(f"No interval with data.eval.nyt {tmp_path / 'nyt.json'}: has changed since {run.folder}")
 
 
 def asked_on(run, nyt: Path, right: int):
     """The run, tested again on another file as nyt."""
-    recipe = Recipe.load(str(run.ref.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
-    fake_runs.finish(run.ref.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
-    [[again], _] = read_runs(find_runs([run.ref.folder]))
+    recipe = Recipe.load(str(run.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
+    fake_runs.finish(run.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
+    [[again], _] = read_runs(find_runs([run.folder]))
     return again
 
 
@@ -167,26 +163,23 @@ def test_runs_of_other_questions_under_one_name_have_no_interval(runs, tmp_path)
     compared = significance.compare(runs, "MLE", list(SIZES), scores)
     assert known(compared) == {
         "SWEP": ["squad", "amazon"],
-        "Same": ["squad", "nyt", "amazon", None],
+        "Same": ["squad", "nyt", "amazon", OUT_OF_DOMAIN],
     }
     assert scores.notes == [
-        f"No interval for SWEP on nyt: {other.ref.folder} answered other questions than "
-        f"{runs['MLE'][0].ref.folder}, so the difference would not be that of the methods alone."
+        f"No interval for SWEP on nyt: {other.folder} answered other questions than "
+        f"{runs['MLE'][0].folder}, so the difference would not be that of the methods alone."
     ]
 
 
 def test_a_mean_over_translations_is_questioned(runs, tmp_path):
-    """nyt and amazon in all runs: the same questions, which `fake_runs` names by their file."""
-    (tmp_path / "copy.json").write_text((tmp_path / "nyt.json").read_text())
-    again = {}
-    for name, row in runs.items():
-        for run in row:
-            settings = [f"data.eval.amazon={tmp_path / 'copy.json'}"]
-            recipe = Recipe.load(str(run.ref.folder / "recipe.yaml"), settings)
-            fake_runs.finish(run.ref.folder, recipe, dict.fromkeys(SIZES, 7))
-            again.setdefault(name, []).append(read_runs(find_runs([run.ref.folder]))[0][0])
+    ids = {"de": ["a", "b", "c"], "other": ["c", "x", "y", "z"], "es": ["b", "c", "d", "e", "f"], "none": []}
+    [note] = note_on_shared_ids(ids)
+    assert note.startswith("de, es share question ids. ")
+    assert note_on_shared_ids({name: ids[name] for name in ("de", "other", "none")}) == []
+    # nyt and amazon in all runs: the same questions, which `fake_runs` names by their file
+    rows = {name: [asked_on(run, tmp_path / "amazon.json", 7) for run in runs[name]] for name in ("MLE", "SWEP")}
     scores = QuestionScores()
-    significance.compare(again, "MLE", list(SIZES), scores)
+    significance.compare(rows, "MLE", list(SIZES), scores)
     [note] = scores.notes
     assert note.startswith("nyt, amazon share question ids.")
 
@@ -204,20 +197,16 @@ def test_the_same_questions_in_another_order_are_met_by_id(runs, tmp_path):
 
 
 def test_what_cannot_be_read_is_named_and_leaves_the_others_their_intervals(runs, tmp_path):
-    folder = runs["SWEP"][0].ref.folder / "predictions"
+    folder = runs["SWEP"][0].folder / "predictions"
     (folder / "nyt.json").write_text("{")
-    (runs["Same"][1].ref.folder / "predictions" / "amazon.json").unlink()
-    answers = json.loads((runs["SWEP"][0].ref.folder / "predictions" / "squad.json").read_text())
-    del answers["squad19"]  # which was wrong: the scores stay
-    (folder / "squad.json").write_text(json.dumps(answers))
+    (runs["Same"][1].folder / "predictions" / "amazon.json").unlink()
     scores = QuestionScores()
     compared = significance.compare(runs, "MLE", list(SIZES), scores)
     assert known(compared) == {
         "SWEP": ["squad", "amazon"],
         "Same": ["squad", "nyt"],
     }
-    lacking, nyt, amazon = scores.notes
-    assert lacking == f"{folder / 'squad.json'}: no answer to 1 of 20 questions, such as squad19: they count as wrong."
+    nyt, amazon = scores.notes
     assert nyt.startswith(f"No interval with {folder / 'nyt.json'}: not JSON: ")
     assert nyt.endswith(".")
     assert amazon.startswith("No interval with ")
@@ -228,7 +217,7 @@ def test_other_data_than_the_results_are_of_is_noticed(runs, tmp_path):
     fake_runs.data_set(tmp_path, "squad", 40)
     scores = QuestionScores()
     compared = significance.compare(runs, "MLE", list(SIZES), scores)
-    assert list(compared["SWEP"]) == ["nyt", "amazon", None]  # None: the mean of the two
+    assert known(compared)["SWEP"] == ["nyt", "amazon", OUT_OF_DOMAIN]
     assert "scores 12.50 / 12.50 on today's data, and 25.00 / 25.00 in results.json" in " ".join(scores.notes)
     Path(tmp_path / "amazon.json").unlink()
     scores = QuestionScores()

@@ -1,20 +1,17 @@
 """A saved run: model, generator and perturbation as they were trained, or one line that says why not."""
 
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swep_ds.analysis.answer_windows import answer_windows, windows_if_any
-from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.analysis.trained_run import TrainedRun, answer_windows, windows_if_any
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.features import WindowSettings, build_features
 from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves
-from swep_ds.data.windows import Template
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.recipe import Recipe
 from tests.support import tiny
@@ -32,7 +29,7 @@ def test_the_generator_is_the_saved_one_and_makes_the_papers_noise(tmp_path, arc
     }
     assert not run.qa.training
     batch = run.batch(answer_windows(run.test_examples()[:3], run.tokenizer, run.windows))
-    before, perturbed = run.perturb(batch)
+    before, [perturbed] = run.perturb(batch)
     h = run.hidden(before, batch)
     inner = torch.relu(h @ kept["noise.inner.weight"].T + kept["noise.inner.bias"])
     mu = 1 + (inner @ kept["noise.difference.weight"].T + kept["noise.difference.bias"])[..., :16]
@@ -46,13 +43,18 @@ def test_every_perturbation_is_keyed_by_the_question(tmp_path, method):
     assert run.perturbs
     assert bool(run.method.state_dict()) == (method == "swep")
     windows = answer_windows(run.test_examples()[:3], run.tokenizer, run.windows)
-    before, together = run.perturb(run.batch(windows))
+    before, [together] = run.perturb(run.batch(windows))
     if method not in ("adv_aug", "pdr"):  # whose ascents, as in training, take the softmax over padding, too
-        _, alone = run.perturb(run.batch(windows[2:]))
+        _, [alone] = run.perturb(run.batch(windows[2:]))
         length = len(windows[2].input_ids)
         torch.testing.assert_close(alone.embeddings[0], together.embeddings[2, :length], rtol=1e-4, atol=1e-6)
     assert not together.embeddings.requires_grad
     assert (together.embeddings - before)[0, : len(windows[0].input_ids)].norm() > 0
+    if method == "prior_aug":
+        batch = run.batch(windows)
+        first, second = (draw.embeddings for draw in run.perturb(batch, 2)[1])
+        assert torch.equal(first, together.embeddings)
+        assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize(("method", "said"), [("mle", "it perturbs nothing"), ("fgm", "its perturbation is a part")])
@@ -80,18 +82,16 @@ def test_a_folder_without_a_finished_run_or_with_another_ones_noise_is_refused(t
         TrainedRun.load(folder)
 
 
-def test_a_test_set_that_the_run_does_not_know(tmp_path):
+def test_the_questions_are_those_that_the_run_answered(tmp_path):
     run = load(tmp_path, "prior_aug")
-    assert run.test_examples() == run.test_examples("test")
+    whole = run.test_examples()
+    assert whole == run.test_examples("test")
     with pytest.raises(InputError, match="was not tested on a data set 'news'; known are test"):
         run.test_examples("news")
     assert len(run.training_examples()) == 42
-
-
-def test_the_questions_of_a_set_that_chose_a_checkpoint_are_the_other_half(tmp_path):
-    run = load(tmp_path, "prior_aug")
+    # of a set that chose a checkpoint, the other half
     halved = replace(run, recipe=Recipe.load(str(tmp_path / "recipe.yaml"), ["eval.select_on=test"]))
-    whole, asked = run.test_examples(), halved.test_examples()
+    asked = halved.test_examples()
     assert 0 < len(asked) < len(whole)
     assert asked == halves(whole)[1]
 
@@ -125,30 +125,17 @@ def test_the_window_holds_the_whole_answer_with_most_context():
     assert [word.text for word in window.words if word.part == "answer"] == ["1998"]
     assert len(window.input_ids) <= 40
     unanswerable = Example("q", "When?", context, (), None, "t")
-    with pytest.raises(InputError, match="question 'q': is unanswerable, so that no window holds its answer"):
+    with pytest.raises(InputError, match="question 'q': its context holds no accepted answer"):
         answer_windows([unanswerable], tiny.wordpiece(), WindowSettings(40, 8, 16))
     with pytest.raises(InputError, match="question 'q': no window of 40 tokens holds its answer"):
         answer_windows([tiny.example("When?", context, context)], tiny.wordpiece(), WindowSettings(40, 8, 16))
 
 
-def test_questions_without_a_window_are_none_and_the_tokenizer_is_made_ready_once():
+def test_questions_without_a_window_are_none():
+    settings = WindowSettings(40, 8, 16)
     contexts = ("the bridge 1998", "1998 the river")
     examples = [tiny.example("When?", context, "1998", str(k)) for k, context in enumerate(contexts)]
-    settings = WindowSettings(40, 8, 16)
     whole = tiny.example("When?", contexts[0] * 30, contexts[0] * 30)
-    with mock.patch.object(Template, "learn", wraps=Template.learn) as learn:
-        windows = list(windows_if_any([examples[0], whole, examples[1]], tiny.wordpiece(), settings))
-    assert learn.call_count == 1
+    windows = list(windows_if_any([examples[0], whole, examples[1]], tiny.wordpiece(), settings))
     assert windows[1] is None
     assert [windows[0], windows[2]] == answer_windows(examples, tiny.wordpiece(), settings)
-
-
-def test_draws_differ_and_the_first_is_that_of_one_draw(tmp_path):
-    run = load(tmp_path, "prior_aug")
-    batch = run.batch(answer_windows(run.test_examples()[:2], run.tokenizer, run.windows))
-    before, draws = run.perturb_often(batch, 3)
-    first, second, third = (draw.embeddings for draw in draws)
-    assert torch.equal(first, run.perturb(batch)[1].embeddings)
-    assert not torch.equal(first, second)
-    assert not torch.equal(second, third)
-    assert torch.equal(before, run.qa.embed(batch))

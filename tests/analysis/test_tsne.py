@@ -27,7 +27,7 @@ def test_coordinates_of_all_tokens(tmp_path):
     few = coordinates(run, examples, 12, seed=3)
     assert coordinates(run, examples, 12, seed=3).equals(few)
     assert len(few) == 4 * 12
-    draw(few, "swep", [tmp_path / "tsne.svg"])
+    draw(few, "swep", tmp_path)
     drawn = (tmp_path / "tsne.svg").read_text()
     spaces = ("a  Word embeddings", "b  Contextual embeddings (last hidden state)")
     for label in (*spaces, "before perturbation", "after perturbation", "swep (12 tokens)"):
@@ -45,7 +45,7 @@ def test_panels_are_squares_of_one_size(tmp_path, monkeypatch):
     ]
     figures = []
     monkeypatch.setattr(tsne, "new_figure", lambda **options: figures.append(Figure(**options)) or figures[0])
-    draw(pd.DataFrame(rows), "swep", [tmp_path / "tsne.png"])
+    draw(pd.DataFrame(rows), "swep", tmp_path)
     boxes = [axes.get_window_extent() for axes in figures[0].axes]
     assert [box.width for box in boxes] == pytest.approx([box.height for box in boxes], rel=0.01)
     assert (boxes[0].width, boxes[0].y0) == pytest.approx((boxes[1].width, boxes[1].y0), rel=0.01)

@@ -1,11 +1,8 @@
-"""Curves of changed words from metrics.jsonl, and the share of SSMBA's texts."""
+"""Curves of changed words from metrics.jsonl."""
 
 import json
 
-import pytest
-
-from swep_ds.analysis.words import curves, draw, share_of_samples
-from swep_ds.common.errors import InputError
+from swep_ds.analysis.words import curves, draw
 from tests.support.finished import finished
 
 
@@ -22,18 +19,9 @@ def test_curves_of_several_runs(tmp_path):
     assert table["method"].tolist() == ["prior_aug"] * 3 + ["swep"]
     assert table["update"].tolist() == [1, 5, 10, 1]
     assert table["words_changed"].tolist() == [0.01, 0.05, 0.1, 0.5]
-    draw(table, 0.2, [tmp_path / "words.svg"])
+    draw(table, 0.2, tmp_path)
     drawn = (tmp_path / "words.svg").read_text()
     assert drawn.startswith("<?xml")
     for label in ("update", "tokens nearest to another word (%)", "swep", "prior_aug, before perturbation"):
         assert f"<!-- {label} -->" in drawn
     assert "SSMBA" in drawn
-
-
-def test_share_of_ssmbas_texts(tmp_path):
-    file = tmp_path / "samples.json"
-    file.write_text(json.dumps({"data": [], "ssmba": {"tokens": 200, "corrupted": 50, "changed": 30}}))
-    assert share_of_samples(file) == 0.15
-    file.write_text('{"data": []}')
-    with pytest.raises(InputError, match=r"--augmented .*: not written by `swep-ds augment`"):
-        share_of_samples(file)

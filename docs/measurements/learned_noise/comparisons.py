@@ -17,18 +17,17 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from swep_ds.analysis.crossed import Estimate, holm
-from swep_ds.analysis.questions import QuestionScores
+from swep_ds.analysis.crossed import holm
 from swep_ds.analysis.runs import Run, find_runs, read_runs
-from swep_ds.analysis.significance import compare
+from swep_ds.analysis.significance import QuestionScores, compare
 from swep_ds.common.errors import InputError
+from swep_ds.evaluation.results import OUT_OF_DOMAIN
 from swep_ds.sweeps.sweep import unaveraged
 
 CONTROL = "MLE, two dropout masks"
 ARMS = ("SWEP", "SWEP, shuffled", "Prior-Aug 0.1", "Prior-Aug 0.333", CONTROL, "MLE, equal compute")
 WEIGHTS = {"last": unaveraged, "average": str}  # -> the name of an arm's row
 SHIFTED, SOURCE = "shifted mean", "source"
-F1 = 1  # its number in estimates, after EM
 Pair = tuple[str, str]  # an arm less another
 
 
@@ -108,20 +107,19 @@ def differences(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> l
     for pair in (*plan.registered, *plan.not_registered):
         for weights, row_of in WEIGHTS.items():
             name, base = map(row_of, pair)
-            by_set = compare({name: rows[name], base: rows[base]}, base, columns, questions).get(name, {})
-            for where, column in ((SHIFTED, None), (SOURCE, columns[0])):
-                if column not in by_set or by_set[column].crossed is None:
+            by_set = compare({name: rows[name], base: rows[base]}, base, columns, questions)[name]
+            for where, column in ((SHIFTED, OUT_OF_DOMAIN), (SOURCE, columns[0])):
+                estimates[pair, weights, where] = by_set[column]["f1"]
+                if by_set[column]["f1"]["p"] is None:
                     raise InputError("\n".join([f"{name} less {base}: has no interval", *questions.notes]))
-                estimates[pair, weights, where] = by_set[column].crossed
     together = [key for key in estimates if plan.rule(*key) == "Holm"]
-    adjusted = dict(zip(together, holm([estimates[key].p()[F1] for key in together]), strict=True))
+    adjusted = dict(zip(together, holm([estimates[key]["p"] for key in together]), strict=True))
 
     def cells(key: tuple[Pair, str, str]) -> list[str]:
-        estimate: Estimate = estimates[key]
-        (low, high), p = (bound[F1] for bound in estimate.interval()), estimate.p()[F1]
-        shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
+        difference = estimates[key]
+        shown = "< 0.001" if difference["p"] < 0.001 else f"{difference['p']:.3f}"
         note = f"{adjusted[key]:.3f}" if key in adjusted else plan.rule(*key)
-        return [f"{estimate.mean[F1]:+.2f}, {low:+.2f} to {high:+.2f}", f"{shown}, {note}"]
+        return ["{mean:+.2f}, {low:+.2f} to {high:+.2f}".format(**difference), f"{shown}, {note}"]
 
     lines = head("difference in F1", "weights", "shifted mean", "p, Holm", columns[0], "p, Holm")
     for pair in (*plan.registered, *plan.not_registered):
@@ -139,7 +137,7 @@ def calibration(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> l
         cells = []
         for metric in ("ece", "aurc"):
             mine, control = (
-                {run.ref.seed: np.mean([run.results.scores[column][metric] for column in columns[1:]]) for run in runs}
+                {run.seed: np.mean([run.results.scores[column][metric] for column in columns[1:]]) for run in runs}
                 for runs in (rows[unaveraged(arm)], rows[unaveraged(CONTROL)])
             )
             values = np.array([*mine.values()])
@@ -163,7 +161,7 @@ def main() -> None:
             raise InputError("\n".join(run.line for run in missing))
         rows: dict[str, list[Run]] = {}
         for run in runs:
-            rows.setdefault(run.ref.variant, []).append(run)
+            rows.setdefault(run.variant, []).append(run)
         needed = [row_of(arm) for row_of in WEIGHTS.values() for arm in plan.arms]
         if lost := [row for row in needed if row not in rows]:
             raise InputError(f"the sweep has no runs of {lost[0]!r}")

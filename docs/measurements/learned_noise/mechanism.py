@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
-from swep_ds.analysis.answer_windows import AnswerWindow, windows_if_any
-from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, windows_if_any
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import write_atomically
 from swep_ds.data.batches import Batch
