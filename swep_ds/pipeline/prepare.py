@@ -262,7 +262,7 @@ def _check_environment(recipe: Recipe) -> None:
             "it to fp32"
         )
     if ranks.is_main() and precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
-        log.warning("train.precision %s: this processor only emulates bf16: fp32 is several times as fast", precision)
+        log.warning("train.precision %s: this processor has no instructions for bf16, fp32 is faster", precision)
     fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
     with as_input_error("SWEP_KERNELS: the perturbation kernels cannot run", fix):
         kernels = implementation(ranks.device().type, torch.float32)

@@ -98,7 +98,7 @@ class DataSection(Section):
     @classmethod
     def _file_names(cls, value: dict[str, str]) -> dict[str, str]:
         check_data_set_names(list(value))
-        if HOLDOUT in value:
+        if HOLDOUT in map(str.casefold, value):
             raise ValueError(f"{HOLDOUT!r} names the held-out training articles: choose another name")
         return value
 

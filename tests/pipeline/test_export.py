@@ -11,8 +11,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from swep_ds import methods
 from swep_ds.evaluation.results import Evaluated
 from swep_ds.methods import METHODS
+from swep_ds.methods.mle import Mle, MleSettings
 from swep_ds.pipeline import export
 from swep_ds.pipeline.export import model_card, replace_folder
 from swep_ds.pipeline.recipe import Recipe
@@ -212,6 +214,21 @@ def test_model_card_tells_of_its_own_method(name):
     words = re.sub(r"\W", "", said.removeprefix("Fine-tuned from `owner/encoder`. ")).lower()
     assert words.startswith(name.replace("_", ""))  # the method's sentence begins with its name
     assert " None" not in text.split("With swep-ds installed")[0]  # no setting that is not set
+
+
+@pytest.mark.parametrize(
+    ("docstring", "module", "said"),
+    [
+        ("\n    Turns\n    it off.\n\n    And more.\n    ", __name__, "Turns it off."),
+        (None, __name__, __doc__),
+        (None, "__main__", ""),  # a notebook, whose docstring is not the author's
+    ],
+)
+def test_the_sentence_of_a_method_is_its_docstring_or_its_files(docstring, module, said, monkeypatch):
+    settings = type("OffSettings", (MleSettings,), {})
+    method = type("Off", (Mle,), {"__doc__": docstring, "__module__": module})
+    monkeypatch.setitem(methods._classes, settings, method)
+    assert methods.summary(settings()) == said
 
 
 def test_no_local_path_is_in_a_model_card(tmp_path, monkeypatch):
