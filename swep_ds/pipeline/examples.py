@@ -37,26 +37,17 @@ def load_examples(
 
 
 def reported_examples(recipe: Recipe, name: str) -> list[Example]:
-    """The questions behind a run's results on one test set; of `Recipe.validation_set` only the reported half.
-
-    The sources of other sets are not read.
-
-    Raises:
-        InputError: the source cannot be read, or the recipe has no test set of that name.
-    """
+    """The questions behind a run's results on one test set, the only one that is read; of `Recipe.validation_set` the
+    reported half. Raises InputError: the source cannot be read, or the recipe has no such test set."""
     examples = _test(recipe, name)
     return halves(examples)[1] if name == recipe.validation_set else examples
 
 
 def validation_examples(recipe: Recipe, run: Path) -> list[Example]:
-    """The half of `Recipe.validation_set` that chooses; the recipe must have one.
+    """The half of `Recipe.validation_set` by which the finished run of the recipe in the folder `run` chose.
 
-    Args:
-        run: folder of a finished run of the recipe.
-
-    Raises:
-        InputError: its source cannot be read or gives other questions than the run reported, which then may have
-            trained on this half.
+    Raises InputError: its source cannot be read or gives other questions than the run reported, which then may have
+    trained on this half.
     """
     name = recipe.validation_set
     field = source_of_test_set(name)

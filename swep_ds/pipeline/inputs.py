@@ -70,10 +70,7 @@ def check_unchanged(
         if before.get(field) not in (None, content_checksum(files)):
             named = training_source if field == "data.train" else field
             place = files[0] if len(files) == 1 else files[0].parent
-            raise InputError(
-                f"{named} {place}: has changed since {run} read it: restore it, or train again with another "
-                "--output_dir"
-            )
+            raise InputError(f"{named} {place}: has changed since {run} read it: restore it, or train again elsewhere")
 
 
 def content_checksum(files: Iterable[Path]) -> str:

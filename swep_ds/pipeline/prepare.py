@@ -140,7 +140,7 @@ def prepare(
 
 
 def run_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """The tokenizer that a run uses and saves. Raises InputError: as `load_tokenizer`."""
+    """The tokenizer that a run uses and saves."""
     tokenizer = load_tokenizer(recipe.model.name)
     if recipe.task == "extractive":
         separate_texts(tokenizer)
@@ -279,12 +279,12 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], di
     # whether DeepSpeed or `check_finite` notices an overflow changes no number
     config["bf16"] = {key: value for key, value in config["bf16"].items() if key != "check_grad_overflow"}
     setup = {
+        **resume_fingerprint(recipe),
         "updates": prepared.batches.updates,
         "global batch": prepared.batches.global_batch,
         "training data": prepared.features.fingerprint,
         "files of model.name": prepared.inputs.get("model.name"),
         **{f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)},
-        **resume_fingerprint(recipe),
         **architecture(prepared.objective),
     }
     if prepared.validation:
@@ -319,16 +319,11 @@ def check_alike(setup: dict[str, Any]) -> None:
 
 
 def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> list[Recipe]:
-    """Checks the ds_config against the recipe of each stage. Reads no model.
+    """Checks the ds_config against each stage of a run in `folder`, which may have begun on other ranks. Reads no model.
 
-    Args:
-        folder: of the run, which may have begun on another number of ranks.
+    Returns the recipe of each stage that the start would train, with the run's global batch split over the ranks.
 
-    Returns:
-        The recipe of each stage that the start would train, with the run's global batch split over the ranks.
-
-    Raises:
-        InputError: as `resolve_ds_config`; or the run cannot continue on so many ranks.
+    Raises InputError: as `complete_ds_config`; or the run cannot continue on so many ranks.
     """
 
     def check(place: RunFolder, stage: Recipe) -> Recipe:
@@ -347,14 +342,10 @@ def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: in
 
 
 def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
-    """Checks on this rank what `prepare` checks of the model before it reads its weights.
+    """Checks on this rank what `prepare` checks of the model in the folder `source` before it reads its weights.
 
-    Args:
-        source: the model's folder.
-
-    Raises:
-        InputError: the model is of another task or its files are damaged, the ds_config does not go with it, or this
-            machine cannot run them.
+    Raises InputError: the model is of another task or its files are damaged, the ds_config does not go with it, or this
+    machine cannot run them.
     """
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": source})})
     check_files(source, f"model.name {source}")

@@ -117,11 +117,7 @@ def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], R
 
 
 def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:
-    """Trains the first stage, unless that is done; returns the folder of its model.
-
-    Args:
-        split: the recipe as the second stage will run it.
-    """
+    """Trains the first stage, unless that is done; returns the folder of its model. `split` is for the second stage."""
     first = recipe.first_stage()
     with RunFolder(folder.path / PRETRAIN) as first_folder:
         tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
@@ -210,8 +206,7 @@ def _run_stage(
 
 
 def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Say) -> None:
-    """Prints the resolved recipe and the size of the training. A refused start prints only its error, because it never
-    gets here."""
+    """Prints the resolved recipe and the size of the training. A refused start never gets here."""
     if not ranks.is_main():
         return
     windows = prepared.features
@@ -336,12 +331,7 @@ def _export(engine, prepared: Prepared, outcome: Outcome, tested: Evaluated, kee
 
 
 def _write_results(
-    outcome: Outcome,
-    prepared: Prepared,
-    done: TrainState,
-    peak: int,
-    selection: Selection | None,
-    tested: Evaluated,
+    outcome: Outcome, prepared: Prepared, done: TrainState, peak: int, selection: Selection | None, tested: Evaluated
 ) -> None:
     recipe = outcome.recipe
     inputs = dict(prepared.inputs)
