@@ -319,7 +319,7 @@ def check_alike(setup: dict[str, Any]) -> None:
 
 
 def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> list[Recipe]:
-    """Checks the ds_config against each stage of a run in `folder`, which may have begun on other ranks. Reads no model.
+    """Checks the ds_config against each stage of a run in `folder`, which may have begun elsewhere. Reads no model.
 
     Returns the recipe of each stage that the start would train, with the run's global batch split over the ranks.
 
