@@ -21,7 +21,7 @@ def calibrate() -> None:
     arguments = parser.parse_args()
     launch(arguments.ranks, "calibrate")
 
-    from swep_ds.pipeline.calibrate import calibrate_run  # after the arguments: these imports take seconds
+    from swep_ds.pipeline.saved import calibrate_run  # after the arguments: these imports take seconds
     from swep_ds.ranks.group import process_group
 
     with process_group():

@@ -27,7 +27,14 @@ from swep_ds.training.sharding import full_weights
 
 NOISE = "noise.safetensors"  # in a run's folder: the method's parameters, for `swep_ds.analysis`
 FILE_BYTES = 2**30  # weights in one file, and in rank 0's memory while it is written
-TEMPLATE_LINES = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.filters["public"] = public_name
 
 
 def export_model(
@@ -117,30 +124,29 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     if not ranks.is_main():
         return
     write()
-    for file in files:
-        with suppress(OSError):  # a mount without permissions
-            shutil.copymode(folder / CONFIG_NAME, file)  # safetensors lets only their owner read them
-    if len(files) == 1:
-        files[0].rename(folder / SAFE_WEIGHTS_NAME)
-        return
     index = {}
     for number, file in enumerate(files, 1):
-        name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        with suppress(OSError):  # a mount without permissions
+            shutil.copymode(folder / CONFIG_NAME, file)  # safetensors lets only their owner read them
+        name = SAFE_WEIGHTS_NAME
+        if len(files) > 1:
+            name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         with safe_open(file, "pt") as content:
             index |= dict.fromkeys(content.keys(), name)
         file.rename(folder / name)
-    size = sum(file.stat().st_size for file in folder.glob("model-*.safetensors"))
-    content = {"metadata": {"total_size": size}, "weight_map": index}
-    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if len(files) > 1:
+        size = sum(file.stat().st_size for file in folder.glob("model-*.safetensors"))
+        content = {"metadata": {"total_size": size}, "weight_map": index}
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def model_card(recipe: Recipe, tested: Evaluated) -> str:
     """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
-    name, train, method = recipe.model.name, recipe.data.train, recipe.method
-    settings = {field: value for field, value in method.model_dump(exclude={"name"}).items() if value is not None}
+    name = recipe.model.name
+    method = recipe.method
     results = []
     for data_set, score in tested.scores.items():
-        source = hub_name(recipe.data.eval.get(data_set, train)) or data_set
+        source = hub_name(recipe.data.eval.get(data_set, recipe.data.train)) or data_set
         for metric in METRICS:
             value = round(score[metric], 2)
             results.append(EvalResult("question-answering", source, data_set, metric_type=metric, metric_value=value))
@@ -148,7 +154,7 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
         recipe,
         method.name,
         base_model=hub_name(name),
-        datasets=hub_name(train),
+        datasets=hub_name(recipe.data.train),
         model_name=f"{public_name(name).rpartition('/')[2]}-{method.name}",
         eval_results=results or None,
     )
@@ -157,7 +163,7 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
         "model_card.md.jinja",
         recipe=recipe,
         summary=summary(method),
-        settings=settings,
+        settings=method.model_dump(exclude={"name"}, exclude_none=True),
         tested=tested,
         scores=tested.scores,
         mean=out_of_domain_mean(tested.scores),
@@ -179,7 +185,5 @@ def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:
 
 def card(head: ModelCardData, template: str, **values: Any) -> str:
     """A model card of this head and a template of this folder."""
-    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **TEMPLATE_LINES)
-    templates.filters["public"] = public_name
-    text = templates.get_template(template).render(**values, versions=versions())
+    text = TEMPLATES.get_template(template).render(**values, versions=versions())
     return str(ModelCard(f"---\n{head.to_yaml()}\n---\n\n{text}"))

@@ -1,11 +1,10 @@
 """A run's folder: only one process writes to it, and no files of others are ever overwritten."""
 
 import json
-import os
-import shlex
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -13,7 +12,7 @@ from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, user_path, write_atomically
 from swep_ds.common.settings import differences, flatten, without
-from swep_ds.evaluation.results import BY_TEST, RESULTS
+from swep_ds.evaluation.results import RESULTS
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
 from swep_ds.ranks.environment import slurm_restarts
 from swep_ds.training.checkpoint_files import find_checkpoints, read_manifest
@@ -23,13 +22,17 @@ MAY_CHANGE_ON_RESUME = (*NEUTRAL, "data.eval", "eval.batch_size", "train.checkpo
 MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction", "train.micro_batch_size", "train.gradient_accumulation_steps")
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
-RECIPE, DS_CONFIG, BATCH, LOCK, REPORT = "recipe.yaml", "ds_config.json", "batch.json", ".lock", "report.html"
+RECIPE = "recipe.yaml"
+DS_CONFIG = "ds_config.json"
+BATCH = "batch.json"
+REPORT = "report.html"
 READING = "reading.json"  # in an exported model: how its run cut windows and decoded answers
-METRICS_FILE, HEALTH_FILE = "metrics.jsonl", "health.jsonl"
-PRETRAIN, UNAVERAGED = "pretrain", "unaveraged"  # folders in a run's folder that are those of runs
-FOLDERS = (PRETRAIN, UNAVERAGED, "checkpoints", "model", *BY_TEST)  # that a run makes in its folder
-# A network file system may hold a dead node's lock for a minute or two; a run that Slurm restarts waits for that.
-LOCK_SECONDS, LOCK_SECONDS_OF_A_RESTART, LOCK_EVERY = 4.0, 120.0, 1.0
+METRICS_FILE = "metrics.jsonl"
+HEALTH_FILE = "health.jsonl"
+PRETRAIN = "pretrain"  # in a run's folder, and a run's folder itself
+UNAVERAGED = "unaveraged"  # likewise
+LOCK_SECONDS = 4.0  # for a process that was killed and is still ending
+LOCK_SECONDS_OF_A_RESTART = 120.0  # a network file system may hold the lock of a node that Slurm has lost
 
 
 @dataclass(frozen=True)
@@ -56,18 +59,13 @@ class GlobalBatch:
         asked = batch_of_rank(recipe) * world_size
         if asked == self.windows:
             return recipe
-        if GlobalBatch.of(recipe, self.windows) != self or self.windows % batch_of_rank(recipe):
-            width = "" if train.max_tokens else f"train.micro_batch_size {train.micro_batch_size} x "
+        is_changed = GlobalBatch.of(recipe, self.windows) != self or self.windows % batch_of_rank(recipe)
+        if is_changed or self.windows % world_size:
             raise InputError(
-                f"{width}train.gradient_accumulation_steps {train.gradient_accumulation_steps} x {world_size} rank(s) "
-                f"is a global batch of {asked}, and the run began with {self.windows}: choose values with that "
-                "product, or start a new run with another --output_dir"
-            )
-        if self.windows % world_size:
-            fit = [str(n) for n in range(1, self.windows + 1) if self.windows % n == 0]
-            raise InputError(
-                f"the run began with a global batch of {self.windows}, which {world_size} ranks cannot share evenly: "
-                f"start it on {', '.join(fit)} rank(s), or start a new run with another --output_dir"
+                f"train.micro_batch_size {train.micro_batch_size} x train.gradient_accumulation_steps "
+                f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {asked}, and the run "
+                f"began with {self.windows}: choose values with that product, as many ranks as share it evenly, or a "
+                "new --output_dir"
             )
         share = self.windows // world_size
         if train.max_tokens:
@@ -82,7 +80,9 @@ class GlobalBatch:
 def batch_of_rank(recipe: Recipe) -> int:
     """A rank's share of the global batch that a recipe asks for, as `GlobalBatch.windows` counts."""
     train = recipe.train
-    return (1 if train.max_tokens else train.micro_batch_size) * train.gradient_accumulation_steps
+    if train.max_tokens:
+        return train.gradient_accumulation_steps
+    return train.micro_batch_size * train.gradient_accumulation_steps
 
 
 class RunFolder:
@@ -96,122 +96,22 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self.recipe = path / RECIPE
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.results = path / RESULTS
         self.report = path / REPORT
         self._made: list[Path] = []  # folders that `take` made, the innermost first
         # the system's lock, which vanishes with its process, and never the file's mere existence
-        self._lock = FileLock(path / LOCK, fallback_to_soft=False)
+        self._lock = FileLock(path / ".lock", fallback_to_soft=False)
 
-    def __enter__(self) -> "RunFolder":
-        return self
-
-    def __exit__(self, *_) -> None:
-        """Unlocks the folder. A start that was refused, so that the run never wrote its recipe, leaves nothing new."""
-        if self._lock.is_locked and not (self.path / RECIPE).exists():
-            (self.path / LOCK).unlink(missing_ok=True)
-        for folder in self._made:
-            with suppress(OSError):  # it holds something: a run, or what others have put there
-                folder.rmdir()
-        self._lock.release()
+    # What it holds
 
     def read_recipe(self) -> Recipe:
         """Raises InputError: the folder holds no run, or its recipe is damaged."""
-        if not (self.path / RECIPE).is_file():
+        if not self.recipe.is_file():
             raise InputError(f"{self.path}: holds no {RECIPE}, so no run: name a run's folder")
-        return Recipe.load(str(self.path / RECIPE))
-
-    def check_finished(self) -> None:
-        """Raises InputError: the folder holds no finished run."""
-        if not self.results.is_file():
-            raise InputError(f"{self.path}: holds no {self.results.name}: name the folder of a finished run")
-
-    def check_not_finished(self) -> None:
-        """Raises InputError: the folder, which has no checkpoint, holds a finished run."""
-        if self.results.is_file():
-            raise InputError(
-                f"{self.path}: its run is finished, and without checkpoints it would be trained again: test its model "
-                f"by `swep-ds evaluate {shlex.quote(str(self.model))} --data NAME=SOURCE --output_dir NEW`, or delete "
-                f"{self.results}"
-            )
-
-    def take(self, recipe: Recipe, resume: str) -> list[Path]:
-        """Locks the folder until `__exit__`, and checks that the run will be able to write all its files.
-
-        Args:
-            resume: "auto", "never", or the folder of a checkpoint, or of several, of which the newest is used. One
-                outside this folder counts only until this folder has checkpoints or results of its own, so that the
-                same command can be repeated.
-
-        Returns:
-            The checkpoints to resume from, for `Checkpoints.load`; none for a new run.
-
-        Raises:
-            InputError: another process, another run or other files are in the folder, it cannot be written to, or
-                there is no such checkpoint.
-        """
-        self.check_owner(recipe, resume)
-        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        self._take_lock()
-        self.check_owner(recipe, resume)  # another process may have held the lock until now
-        for folder in (self.path, *(self.path / name for name in FOLDERS)):
-            if folder.exists() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-                raise InputError(f"{folder}: cannot be written to: change its permissions or move it")
-        if resume in ("auto", "never"):
-            return find_checkpoints(self.checkpoints)
-        path = user_path(resume, "--resume")
-        if not path.is_dir():
-            raise InputError(f"--resume {resume}: no such folder: give auto, never, or a checkpoint's folder")
-        tags = find_checkpoints(self.checkpoints)
-        inside = path.resolve().is_relative_to(self.path.resolve())
-        if not inside and (tags or self.results.is_file()):
-            say_on_stderr(f"{self.path}: has begun already, and continues from what it holds, not from {resume}")
-            return tags
-        tag = next(iter(find_checkpoints(path)), path.resolve())
-        read_manifest(tag)
-        return [tag]
-
-    def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
-        """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""
-        where = f"--output_dir {self.path}"
-        start = user_path(recipe.model.name, "model.name").resolve()
-        if start.is_dir() and self.path.resolve() in (start, *start.parents):
-            raise InputError(
-                f"{where}: holds the model that the run starts from (model.name {start}): name another folder"
-            )
-        if not self.path.exists():
-            return
-        if not self.path.is_dir():
-            raise InputError(f"{where}: is a file: name a folder")
-        if not ((self.path / RECIPE).is_file() and (self.path / BATCH).is_file()):
-            if foreign := self._foreign():
-                raise InputError(f"{where}: holds files that belong to no run ({foreign}): name a new or empty folder")
-            return
-        if resume == "never":
-            raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
-        differing = differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5)
-        if differing and self._has_begun():
-            raise InputError(f"{where}: holds another run: name another folder ({differing})")
-
-    def _has_begun(self) -> bool:
-        """Whether the folder holds more than settings: an update, a checkpoint or results. A start that is refused in
-        its first update leaves none, and its advice is to change a setting."""
-        log = self.path / METRICS_FILE
-        saved = any(self.checkpoints.glob("update-*"))
-        return self.results.is_file() or saved or (log.is_file() and log.stat().st_size > 0)
-
-    def _foreign(self) -> str | None:
-        """The name of an entry that is not what a start leaves which ended before it wrote its recipe: hidden files,
-        the batch, a first stage, empty folders. None if there is none."""
-        for entry in sorted(self.path.iterdir()):
-            if entry.name.startswith(".") or entry.name == BATCH:
-                continue
-            is_stage = entry.name == PRETRAIN and (entry / BATCH).is_file()
-            is_empty = entry.is_dir() and all(file.name.startswith(".") for file in entry.iterdir())
-            if not (is_stage or is_empty):
-                return entry.name
-        return None
+        return Recipe.load(str(self.recipe))
 
     def read_batch(self, tags: list[Path]) -> GlobalBatch | None:
         """The batch that the run began with; for a new run, that of the run whose checkpoints it resumes from."""
@@ -225,24 +125,70 @@ class RunFolder:
         batch = self.read_batch([])
         return batch.windows if batch else batch_of_rank(recipe) * world_size
 
-    def write_batch(self, batch: GlobalBatch) -> None:
-        """Saves what `read_batch` returns."""
-        write_atomically(self.path / BATCH, json.dumps(asdict(batch)) + "\n")
+    def check_finished(self) -> None:
+        """Raises InputError: the folder holds no finished run."""
+        if not self.results.is_file():
+            raise InputError(f"{self.path}: holds no {self.results.name}: name the folder of a finished run")
 
-    def _take_lock(self) -> None:
-        """Makes and locks the folder, and waits a little for a process that was killed and is still ending.
+    def check_not_finished(self) -> None:
+        """Raises InputError: the folder, which has no checkpoint, holds a finished run."""
+        if self.results.is_file():
+            raise InputError(
+                f"{self.path}: its run is finished, and without checkpoints it would be trained again: test its model "
+                f"with `swep-ds evaluate`, or delete {self.results}"
+            )
+
+    # Who may write
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_) -> None:
+        """Unlocks the folder. A start that was refused leaves nothing new in a folder that holds no run."""
+        if self._lock.is_locked and not self._is_run():
+            (self.path / ".lock").unlink(missing_ok=True)
+        for folder in self._made:
+            with suppress(OSError):  # it holds something: a run, or what others have put there
+                folder.rmdir()
+        self._lock.release()
+
+    def take(self, recipe: Recipe, resume: str) -> list[Path]:
+        """Locks the folder until `__exit__`, and finds where the run resumes.
+
+        Args:
+            resume: "auto", "never", or the folder of a checkpoint, or of several, of which the newest is used. One
+                outside this folder counts only until this folder has checkpoints or results of its own, so that the
+                same command can be repeated.
+
+        Returns:
+            The checkpoints to resume from, for `Checkpoints.load`; none for a new run.
 
         Raises:
-            InputError: another process holds the lock, the folder cannot be made, or its file system has no locks.
+            InputError: another process, another run or other files are in the folder, it cannot be locked, or there is
+                no such checkpoint.
         """
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self._take_lock()
+        self.check_owner(recipe, resume)
+        tags = find_checkpoints(self.checkpoints)
+        if resume in ("auto", "never"):
+            return tags
+        path = user_path(resume, "--resume")
+        if not path.is_dir():
+            raise InputError(f"--resume {resume}: no such folder: give auto, never, or a checkpoint's folder")
+        is_inside = path.resolve().is_relative_to(self.path.resolve())
+        if not is_inside and (tags or self.results.is_file()):
+            say_on_stderr(f"{self.path}: has begun already, and continues from what it holds, not from {resume}")
+            return tags
+        tag = next(iter(find_checkpoints(path)), path.resolve())
+        read_manifest(tag)
+        return [tag]
+
+    def _take_lock(self) -> None:
         seconds = LOCK_SECONDS_OF_A_RESTART if slurm_restarts() > 0 else LOCK_SECONDS
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.acquire(blocking=False)
-            except Timeout:
-                say_on_stderr(f"{self.path}: another process holds it, waiting up to {seconds:.0f} s")
-                self._lock.acquire(timeout=seconds, poll_interval=LOCK_EVERY)
+            self._lock.acquire(timeout=seconds)
         except Timeout:
             raise InputError(
                 f"--output_dir {self.path}: another process is writing to it: name another folder"
@@ -252,15 +198,81 @@ class RunFolder:
                 f"--output_dir {self.path}: cannot be made and locked ({error.strerror}): name another folder"
             ) from None
 
+    def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
+        """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""
+        where = f"--output_dir {self.path}"
+        start = user_path(recipe.model.name, "model.name").resolve()
+        if start.is_dir() and self.path.resolve() in (start, *start.parents):
+            raise InputError(
+                f"{where}: holds the model that the run starts from (model.name {start}): name another folder"
+            )
+        if not self.path.exists():
+            return
+        if not self._is_run():
+            if foreign := self._foreign():
+                raise InputError(f"{where}: holds files that belong to no run ({foreign}): name a new or empty folder")
+            return
+        if resume == "never":
+            raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
+        differing = differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5)
+        if differing and self._has_begun():
+            raise InputError(f"{where}: holds another run: name another folder ({differing})")
+
+    def _is_run(self) -> bool:
+        return self.recipe.is_file() and (self.path / BATCH).is_file()
+
+    def _has_begun(self) -> bool:
+        """Whether the folder holds more than settings: an update, a checkpoint or results. A start that is refused in
+        its first update leaves none, and its advice is to change a setting."""
+        log = self.path / METRICS_FILE
+        has_updates = log.is_file() and log.stat().st_size > 0
+        return has_updates or self.results.is_file() or any(self.checkpoints.glob("update-*"))
+
+    def _foreign(self) -> str | None:
+        """The name of an entry that is not what a start leaves which ended before it wrote its recipe: hidden files,
+        the batch, a first stage, empty folders. None if there is none."""
+        for entry in sorted(self.path.iterdir()):
+            if entry.name.startswith(".") or entry.name == BATCH:
+                continue
+            is_stage = entry.name == PRETRAIN and (entry / BATCH).is_file()
+            is_empty = entry.is_dir() and all(file.name.startswith(".") for file in entry.iterdir())
+            if not (is_stage or is_empty):
+                return entry.name
+        return None
+
+    # What a start writes
+
+    def begin(self, recipe: Recipe, config: dict[str, Any], windows: int, *, is_trained: bool) -> None:
+        """Writes the settings of a start. Earlier results go, unless the run is trained and its recipe unchanged: then
+        they stay until new ones replace them.
+
+        Args:
+            config: the resolved ds_config.
+            windows: the global batch, as `GlobalBatch` counts.
+        """
+        dump = recipe.dump()
+        is_same = self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") == dump
+        if not (is_trained and is_same):
+            for file in (self.results, self.report, self.path / UNAVERAGED / RESULTS):
+                file.unlink(missing_ok=True)
+        self.path.mkdir(exist_ok=True)
+        self.write_batch(GlobalBatch.of(recipe, windows))  # first: it makes the folder a run's
+        write_atomically(self.recipe, dump)
+        write_atomically(self.path / DS_CONFIG, json.dumps(config, indent=2) + "\n")
+
+    def write_batch(self, batch: GlobalBatch) -> None:
+        """Saves what `read_batch` returns."""
+        write_atomically(self.path / BATCH, json.dumps(asdict(batch)) + "\n")
+
 
 def resume_fingerprint(recipe: Recipe) -> dict[str, object]:
     """The settings, by dotted name, that must stay the same over all starts of a run.
 
     If the run selects a checkpoint, they include what the scores on the selection data depend on.
     """
-    selects = recipe.eval.select_on is not None
-    free = MAY_CHANGE_ON_RESUME if selects else MAY_CHANGE_ON_RESUME + MAY_CHANGE_UNLESS_SELECTING
-    bound = without(flatten(recipe.model_dump(mode="json")), free)
-    if selects:
-        bound["data.eval, to select on"] = recipe.data.eval.get(recipe.eval.select_on)
+    settings = flatten(recipe.model_dump(mode="json"))
+    if recipe.eval.select_on is None:
+        return without(settings, MAY_CHANGE_ON_RESUME + MAY_CHANGE_UNLESS_SELECTING)
+    bound = without(settings, MAY_CHANGE_ON_RESUME)
+    bound["data.eval, to select on"] = recipe.data.eval.get(recipe.eval.select_on)
     return bound

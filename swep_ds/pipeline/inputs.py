@@ -16,6 +16,11 @@ from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 
 
+def source_of_test_set(name: str) -> str:
+    """The field that names the source of a run's test set."""
+    return "data.train" if name == HOLDOUT else f"data.eval.{name}"
+
+
 def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, tuple[Path, ...]]:
     """The local files that the recipe's sources of data, and its model, are read from, by field.
 
@@ -27,36 +32,20 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
     Raises:
         InputError: a path cannot be looked up, or the index of the model's weights is malformed.
     """
-    files = {}
-    for field, source in _sources(recipe).items():
-        if fields is not None and field not in fields:
-            continue
-        if field == "model.name":
-            folder = Path(QUICKSTART.get(source) or user_path(source, "model.name"))
-            if folder.is_dir():
-                files[field] = tuple(f for f in model_files(folder, f"model.name {source}") if f.name != READING)
-        elif names := local_files(source, training=not field.startswith("data.eval.")):
-            files[field] = names
-    return files
-
-
-def _sources(recipe: Recipe) -> dict[str, str]:
-    """What the recipe reads, by field."""
     data = recipe.data
-    sources = {"data.train": data.train}
-    if data.augmented:
-        sources["data.augmented"] = data.augmented
-    if recipe.pretrain:
-        sources["pretrain.train"] = recipe.pretrain.train
-    for name, source in data.eval.items():
-        sources[f"data.eval.{name}"] = source
-    sources["model.name"] = recipe.model.name
-    return sources
-
-
-def source_of_test_set(name: str) -> str:
-    """The field that names the source of a run's test set."""
-    return "data.train" if name == HOLDOUT else f"data.eval.{name}"
+    sources = {"data.train": data.train, "data.augmented": data.augmented}
+    sources["pretrain.train"] = recipe.pretrain.train if recipe.pretrain else None
+    sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
+    files = {}
+    for field, source in sources.items():
+        if source and (fields is None or field in fields):
+            files[field] = local_files(source, training=not field.startswith("data.eval."))
+    if fields is None or "model.name" in fields:
+        name = recipe.model.name
+        folder = Path(QUICKSTART.get(name) or user_path(name, "model.name"))
+        if folder.is_dir():
+            files["model.name"] = tuple(f for f in model_files(folder, f"model.name {name}") if f.name != READING)
+    return {field: names for field, names in files.items() if names}
 
 
 def input_checksums(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, str]:
@@ -77,13 +66,11 @@ def check_unchanged(
         InputError: a file holds something else now. What is computed from it would not be about the run.
     """
     before = read_results(run / RESULTS).inputs
-    for field, checksum in input_checksums(recipe, fields).items():
-        if before.get(field, checksum) != checksum:
+    for field, files in input_files(recipe, fields).items():
+        if before.get(field) not in (None, content_checksum(files)):
             named = training_source if field == "data.train" else field
-            raise InputError(
-                f"{named} {_sources(recipe)[field]}: has changed since {run} read it: restore it, or train again with "
-                "another --output_dir"
-            )
+            place = files[0] if len(files) == 1 else files[0].parent
+            raise InputError(f"{named} {place}: has changed since {run} read it: restore it, or train again elsewhere")
 
 
 def content_checksum(files: Iterable[Path]) -> str:

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,18 +84,26 @@ def prepare(
         InputError: on all ranks, with the same message.
     """
     torch.manual_seed(recipe.seed)
+
+    def read_text() -> tuple[PreTrainedTokenizerFast, list[Example], dict[str, list[Example]]]:
+        read_ds_config(ds_config)
+        set_deterministic(recipe.train.deterministic)
+        tokenizer = run_tokenizer(recipe)
+        warn_without_overlap(window_settings(recipe))
+        training, tests = load_examples(recipe, training_source)
+        for field, examples in {training_source: training, **tests}.items():
+            contexts = (example.context for example in examples)
+            check_knows(tokenizer, contexts, f"model.name {recipe.model.name}", field)
+        return tokenizer, training, tests
+
     # the cheapest come first: a missing file ends the run before gigabytes of weights are read
-    tokenizer, training, tests = ranks.on_all_ranks(lambda: _read_text(recipe, ds_config, training_source))
+    tokenizer, training, tests = ranks.on_all_ranks(read_text)
     warn_of_known(training, tested_later or {}, training_source)
-    objective, config = ranks.on_all_ranks(
-        lambda: _read_weights(recipe, ds_config, tokenizer, start or recipe.model.name)
-    )
+    source = start or recipe.model.name
+    objective, config = ranks.on_all_ranks(lambda: _load(recipe, ds_config, tokenizer, source))
     validation = {}
     if name := recipe.validation_set:
         validation[name], tests[name] = halves(tests[name])
-        others = {other: examples for other, examples in tests.items() if other != name}
-        warn_of_known(validation[name], others, f"the half of {name} that chooses")
-    inputs = ranks.from_rank0(lambda: input_checksums(recipe))
     declines = recipe.data.unanswerable == "train" and not all(example.answers for example in training)
     evaluation = Evaluation(
         tokenizer,
@@ -114,142 +123,24 @@ def prepare(
     if recipe.train.average == "last_k":
         last_k(recipe.train, batches.updates)  # checks the number
     return Prepared(
-        objective,
-        tokenizer,
-        config,
-        len(training),
-        features,
-        batches,
-        test_sets,
-        validation_sets[0] if validation_sets else None,
-        evaluation,
-        inputs,
+        objective=objective,
+        tokenizer=tokenizer,
+        config=config,
+        questions=len(training),
+        features=features,
+        batches=batches,
+        tests=test_sets,
+        validation=next(iter(validation_sets), None),
+        evaluation=evaluation,
+        inputs=ranks.from_rank0(lambda: input_checksums(recipe)),
     )
 
 
-def _read_text(
-    recipe: Recipe, ds_config: str, training_source: str
-) -> tuple[PreTrainedTokenizerFast, list[Example], dict[str, list[Example]]]:
-    """The tokenizer, training examples, and test examples by data set."""
-    read_ds_config(ds_config)
-    set_deterministic(recipe.train.deterministic)
-    tokenizer = run_tokenizer(recipe)
-    warn_without_overlap(window_settings(recipe))
-    training, tests = load_examples(recipe, training_source)
-    named = {training_source: training} | {f"data.eval.{name}": tests[name] for name in recipe.data.eval}
-    for source, examples in named.items():
-        texts = (example.context for example in examples)
-        check_knows(tokenizer, texts, f"model.name {recipe.model.name}", source)
-    return tokenizer, training, tests
-
-
-def _read_weights(
-    recipe: Recipe, ds_config: str, tokenizer: PreTrainedTokenizerFast, start: str
-) -> tuple[Objective, dict[str, Any]]:
-    """The model with the method, and the resolved ds_config."""
-    qa = load_model(recipe, tokenizer, start, mapped=zero_stage(read_ds_config(ds_config)) == 3)
-    objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
-    config = _config_of(recipe, ds_config, objective)
-    _check_environment(recipe)
-    return objective, config
-
-
-def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> list[Recipe]:
-    """Checks, for a start that is still to come, the ds_config against the recipe of each stage. Reads no model.
-
-    Args:
-        folder: of the run, which may have begun on another number of ranks.
-
-    Returns:
-        The recipe of each stage that the start would train, with the run's global batch split over the ranks.
-
-    Raises:
-        InputError: as `resolve_ds_config`; or the run cannot continue on so many ranks.
-    """
-    run, first = RunFolder(folder), RunFolder(folder / PRETRAIN)
-    stages = [(run, recipe, "")]
-    if recipe.pretrain and not run.read_batch([]) and not first.results.is_file():
-        stages.insert(0, (first, recipe.first_stage(), "first stage (pretrain): "))
-    checked = []
-    for place, stage, prefix in stages:
-        try:
-            began = place.read_batch([])
-            split = began.split(stage, world_size) if began else stage
-            resolve_ds_config(ds_config, split, world_size=world_size, micro_steps=1, hidden_size=1, on_cpu=on_cpu)
-        except InputError as error:
-            raise InputError(f"{prefix}{error}") from None
-        checked.append(split)
-    return checked
-
-
-def resolve_ds_config(
-    source: str, recipe: Recipe, *, world_size: int, micro_steps: int, hidden_size: int, on_cpu: bool
-) -> dict[str, Any]:
-    """`complete_ds_config` for a recipe."""
-    return complete_ds_config(
-        source,
-        recipe.train,
-        pretrains=recipe.pretrain is not None,
-        world_size=world_size,
-        micro_steps=micro_steps,
-        hidden_size=hidden_size,
-        on_cpu=on_cpu,
-    )
-
-
-def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
-    """Checks on this rank what `prepare` checks of the model before it reads its weights.
-
-    Args:
-        source: the model's folder.
-
-    Raises:
-        InputError: the model is of another task or its files are damaged, the ds_config does not go with it, or this
-            machine cannot run them.
-    """
-    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": source})})
-    qa = load_model(recipe, run_tokenizer(recipe), source, weights=False)
-    check_files(source, f"model.name {source}")
-    with torch.device("meta"):
-        objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
-    _config_of(recipe, ds_config, objective)
-    _check_environment(recipe)
-
-
-def _config_of(recipe: Recipe, ds_config: str, objective: Objective) -> dict[str, Any]:
-    """The resolved ds_config on the ranks of this process group."""
-    return resolve_ds_config(
-        ds_config,
-        recipe,
-        world_size=ranks.world_size(),
-        micro_steps=len(objective.parts(recipe.train.execution)),
-        hidden_size=objective.qa.hidden_size,
-        on_cpu=ranks.device().type == "cpu",
-    )
-
-
-def _check_environment(recipe: Recipe) -> None:
-    """Raises InputError where this rank's machine cannot run what the recipe asks for."""
-    if recipe.train.precision == "tf32" and not accelerator.has_tf32():
-        raise InputError(
-            f"train.precision tf32: {accelerator.product_name()} has no TF32 (NVIDIA GPUs have it from Ampere on): set "
-            "it to fp32"
-        )
-    if ranks.is_main() and recipe.train.precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
-        log.warning(
-            "train.precision %s: this processor has no instructions for bf16 and is several times as fast in fp32: "
-            "set it to fp32 in a new run",
-            recipe.train.precision,
-        )
-    fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
-    with as_input_error("SWEP_KERNELS: the perturbation kernels cannot run", fix):
-        kernels = implementation(ranks.device().type, torch.float32)
-        if hasattr(kernels, "check_driver"):
-            kernels.check_driver()
+# Text
 
 
 def run_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """The tokenizer that a run uses and saves. Raises InputError: as `load_tokenizer`."""
+    """The tokenizer that a run uses and saves."""
     tokenizer = load_tokenizer(recipe.model.name)
     if recipe.task == "extractive":
         separate_texts(tokenizer)
@@ -290,6 +181,28 @@ def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, w
     )
 
 
+# Weights
+
+
+def _load(
+    recipe: Recipe, ds_config: str, tokenizer: PreTrainedTokenizerFast, source: str, *, weights: bool = True
+) -> tuple[Objective, dict[str, Any]]:
+    """The model with the method, and the ds_config resolved on the ranks of this process group."""
+    is_partitioned = zero_stage(read_ds_config(ds_config)) == 3
+    qa = load_model(recipe, tokenizer, source, mapped=is_partitioned, weights=weights)
+    objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+    config = resolve_ds_config(
+        ds_config,
+        recipe,
+        world_size=ranks.world_size(),
+        micro_steps=len(objective.parts(recipe.train.execution)),
+        hidden_size=qa.hidden_size,
+        on_cpu=ranks.device().type == "cpu",
+    )
+    _check_environment(recipe)
+    return objective, config
+
+
 def load_model(
     recipe: Recipe, tokenizer, name: str, *, mapped: bool = False, weights: bool = True
 ) -> ExtractiveQA | GenerativeQA:
@@ -316,11 +229,10 @@ def load_model(
         "weights": weights,
     }
     if recipe.task == "generative":
-        generation_kwargs = {"beams": recipe.eval.beams, "max_answer_tokens": recipe.eval.max_answer_tokens}
-        qa = GenerativeQA.load(source, **generation_kwargs, **load_kwargs)
+        longest_answer = recipe.eval.max_answer_tokens
+        qa = GenerativeQA.load(source, beams=recipe.eval.beams, max_answer_tokens=longest_answer, **load_kwargs)
     else:
-        compiled = recipe.train.compile and weights
-        qa = ExtractiveQA.load(source, compiled=compiled, **load_kwargs)
+        qa = ExtractiveQA.load(source, compiled=recipe.train.compile and weights, **load_kwargs)
     if tokenizer is None:
         return qa
     fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")
@@ -336,18 +248,43 @@ def load_model(
     return qa
 
 
+def resolve_ds_config(source: str, recipe: Recipe, **setup: Any) -> dict[str, Any]:
+    """`complete_ds_config` for a recipe; `setup` as there."""
+    return complete_ds_config(source, recipe.train, pretrains=recipe.pretrain is not None, **setup)
+
+
+def _check_environment(recipe: Recipe) -> None:
+    """Raises InputError where this rank's machine cannot run what the recipe asks for."""
+    precision = recipe.train.precision
+    if precision == "tf32" and not accelerator.has_tf32():
+        raise InputError(
+            f"train.precision tf32: {accelerator.product_name()} has no TF32 (NVIDIA GPUs have it from Ampere on): set "
+            "it to fp32"
+        )
+    if ranks.is_main() and precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
+        log.warning("train.precision %s: this processor has no instructions for bf16, fp32 is faster", precision)
+    fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
+    with as_input_error("SWEP_KERNELS: the perturbation kernels cannot run", fix):
+        kernels = implementation(ranks.device().type, torch.float32)
+        if hasattr(kernels, "check_driver"):
+            kernels.check_driver()
+
+
+# What a checkpoint and all ranks must share
+
+
 def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a run must share with the checkpoint it resumes from, and how DeepSpeed spreads its state over the ranks."""
     config = dict(prepared.config)
     # whether DeepSpeed or `check_finite` notices an overflow changes no number
     config["bf16"] = {key: value for key, value in config["bf16"].items() if key != "check_grad_overflow"}
     setup = {
+        **resume_fingerprint(recipe),
         "updates": prepared.batches.updates,
         "global batch": prepared.batches.global_batch,
         "training data": prepared.features.fingerprint,
         "files of model.name": prepared.inputs.get("model.name"),
         **{f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)},
-        **resume_fingerprint(recipe),
         **architecture(prepared.objective),
     }
     if prepared.validation:
@@ -376,3 +313,49 @@ def check_alike(setup: dict[str, Any]) -> None:
                 f"rank {number} (here, host {ranks.host(number)}) starts with other settings than rank 0 (there, host "
                 f"{ranks.host(0)}): {differing}: give all nodes the same recipe, data and ds_config"
             )
+
+
+# Checks of a start that is still to come
+
+
+def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> list[Recipe]:
+    """Checks the ds_config against each stage of a run in `folder`, which may have begun elsewhere. Reads no model.
+
+    Returns the recipe of each stage that the start would train, with the run's global batch split over the ranks.
+
+    Raises InputError: as `complete_ds_config`; or the run cannot continue on so many ranks.
+    """
+
+    def check(place: RunFolder, stage: Recipe) -> Recipe:
+        began = place.read_batch([])
+        split = began.split(stage, world_size) if began else stage
+        resolve_ds_config(ds_config, split, world_size=world_size, micro_steps=1, hidden_size=1, on_cpu=on_cpu)
+        return split
+
+    checked = []
+    run = RunFolder(folder)
+    first = RunFolder(folder / PRETRAIN)
+    if recipe.pretrain and not run.read_batch([]) and not first.results.is_file():
+        with in_first_stage():
+            checked.append(check(first, recipe.first_stage()))
+    return [*checked, check(run, recipe)]
+
+
+def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
+    """Checks on this rank what `prepare` checks of the model in the folder `source` before it reads its weights.
+
+    Raises InputError: the model is of another task or its files are damaged, the ds_config does not go with it, or this
+    machine cannot run them.
+    """
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": source})})
+    check_files(source, f"model.name {source}")
+    _load(recipe, ds_config, run_tokenizer(recipe), source, weights=False)
+
+
+@contextmanager
+def in_first_stage() -> Iterator[None]:
+    """Errors name the stage: its recipe is not the one that the user wrote."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"first stage (pretrain): {error}") from None

@@ -7,7 +7,7 @@ the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's setting
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
@@ -18,7 +18,6 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     TypeAdapter,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -37,7 +36,7 @@ from swep_ds.common.settings import (
     validate,
     without_paths,
 )
-from swep_ds.evaluation.mlqa import LANGUAGES, Language
+from swep_ds.evaluation.mlqa import LANGUAGES
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
 from swep_ds.ranks.environment import is_first_on_node
@@ -127,27 +126,21 @@ class EvalSection(Section):
     max_answer_tokens: Count = 30  # longest answer; if generated, with its end-of-sequence token
     beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
     scorer: Literal["squad", "mlqa"] = "squad"  # scoring rules: SQuAD's, for English, or MLQA's, for `language`
-    language: Language | dict[str, Language] = "en"  # mlqa: language of the answers; or by data set, else en
-
-    @field_validator("language", mode="wrap")
-    @classmethod
-    def _either_form(cls, value: Any, check: Callable[[Any], Any]) -> Any:
-        try:
-            return check(value)
-        except ValidationError:  # it lists what is wrong with `value` in each of the two forms
-            raise ValueError(
-                f"{shown(value)}: give one of {', '.join(LANGUAGES)}, or one of them by data set"
-            ) from None
+    language: str | dict[str, str] = "en"  # mlqa: language of the answers; or by data set, else en
 
     @model_validator(mode="after")
     def _fits_together(self) -> "EvalSection":
+        languages = [self.language] if isinstance(self.language, str) else self.language.values()
+        for language in languages:
+            if language not in LANGUAGES:
+                raise FieldFault(
+                    f"language: {language!r} is not one of {', '.join(LANGUAGES)}: give one, or one by data set"
+                )
         if self.scorer == "squad" and self.language != "en":
-            raise FieldFault(
-                "language: scorer squad has rules only for English: set eval.scorer to mlqa, or language to en"
-            )
+            raise FieldFault("language: scorer squad has rules only for English: set eval.scorer to mlqa")
         return self
 
-    def answer_language(self, data_set: str) -> Language | None:
+    def answer_language(self, data_set: str) -> str | None:
         """The language whose rules score a data set; None = SQuAD's rules."""
         if self.scorer == "squad":
             return None
@@ -172,63 +165,58 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
-        model, method, data, train = self.model, self.method, self.data, self.train
-        select_on, longest = self.eval.select_on, self.eval.max_answer_tokens
-        languages = self.eval.language if isinstance(self.eval.language, dict) else {}
-        generative = self.task == "generative"
-        tests = self.test_sets
-        rules = (  # (whether it is broken, the field, why and the fix)
-            (
-                not tests and "eval" not in data.model_fields_set,
-                "data.eval names nothing to evaluate on, and data.holdout_fraction is 0: set one, or set data.eval={}",
-            ),
-            (
-                select_on == HOLDOUT and not data.holdout_fraction,
-                f"eval.select_on: {HOLDOUT} means the articles that data.holdout_fraction keeps out, and that is 0: "
-                "set it to 0.1, for example",
-            ),
-            (
-                select_on not in (None, *tests),
-                f"eval.select_on: {select_on!r} is not a data set of data.eval{suggest(str(select_on), tests)}",
-            ),
-            *(
-                (name not in tests, f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}")
-                for name in languages
-            ),
-            (
-                train.execution == "joint" and method.needs == "gradient",
-                f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
-                "pass for the next: set it to split",
-            ),
-            (
-                method.uses_model and train.activation_checkpointing,
-                f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
-                "keeps all activations: it would save nothing; set it to false",
-            ),
-            (generative and train.compile, "train.compile: is for extractive models: set it to false"),
-            (
-                model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"),
-                "model.attention: flash_attention_2 needs half precision: set train.precision to bf16",
-            ),
-            (
-                generative and data.max_target_length > longest,
-                f"data.max_target_length: the model would learn answers of {data.max_target_length} tokens, and with "
-                f"eval.max_answer_tokens {longest} never generate them: lower it to {longest}, or raise the other",
-            ),
-            (
-                method.name == "ssmba" and data.augmented is None,
-                "data.augmented: ssmba trains on samples of data.train: make them with `swep-ds augment "
-                f"--data {data.train} --model MASKED_LANGUAGE_MODEL --output FILE.json` and set this to FILE.json",
-            ),
-            (
-                train.average == "last_k" and select_on is not None,
-                "train.average: last_k is a mean over the end of the run, and eval.select_on may choose an earlier "
-                "checkpoint: set train.average to ema, or eval.select_on to null",
-            ),
-        )
-        if faults := [fault for broken, fault in rules if broken]:
+        if faults := [*self._test_faults(), *self._training_faults()]:
             raise ValueError("; ".join(faults))
         return self
+
+    def _test_faults(self) -> Iterator[str]:
+        tests = self.test_sets
+        select_on = self.eval.select_on
+        if not tests and "eval" not in self.data.model_fields_set:
+            yield "data.eval names nothing to evaluate on: name test sets, or set data.holdout_fraction or data.eval={}"
+        if select_on is not None and select_on not in tests:
+            yield (
+                f"eval.select_on: {select_on!r} is not a data set of data.eval{suggest(select_on, tests)} "
+                f"({HOLDOUT} needs data.holdout_fraction)"
+            )
+        if isinstance(self.eval.language, dict):
+            for name in self.eval.language:
+                if name not in tests:
+                    yield f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}"
+        if select_on is not None and self.train.average == "last_k":
+            yield (
+                "train.average: last_k is a mean over the end of the run, and eval.select_on may choose an earlier "
+                "checkpoint: set train.average to ema, or eval.select_on to null"
+            )
+
+    def _training_faults(self) -> Iterator[str]:
+        method = self.method
+        train = self.train
+        if train.execution == "joint" and method.needs == "gradient":
+            yield (
+                f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
+                "pass for the next: set it to split"
+            )
+        if method.uses_model and train.activation_checkpointing:
+            yield (
+                f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
+                "keeps all activations: it would save nothing; set it to false"
+            )
+        if self.model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"):
+            yield "model.attention: flash_attention_2 needs half precision: set train.precision to bf16"
+        if self.task == "generative" and train.compile:
+            yield "train.compile: is for extractive models: set it to false"
+        longest = self.eval.max_answer_tokens
+        if self.task == "generative" and self.data.max_target_length > longest:
+            yield (
+                f"data.max_target_length: the model would learn answers of {self.data.max_target_length} tokens, and "
+                f"with eval.max_answer_tokens {longest} never generate them: lower it to {longest}, or raise the other"
+            )
+        if method.name == "ssmba" and self.data.augmented is None:
+            yield (
+                "data.augmented: ssmba trains on samples of data.train: make them with `swep-ds augment "
+                f"--data {self.data.train} --model MASKED_LANGUAGE_MODEL --output FILE.json` and set this to FILE.json"
+            )
 
     @staticmethod
     def load(
@@ -237,10 +225,7 @@ class Recipe(Section):
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
-        The resolved copy extends nothing.
-
-        Setting `method.name` to another method, in either way, drops the settings of the former method, so that
-        `--set method.name=mle` compares methods under one recipe.
+        Another `method.name`, in a file or an override, drops the settings of the former method.
 
         Args:
             option: what the user named the recipe with.
@@ -248,7 +233,7 @@ class Recipe(Section):
 
         Raises:
             InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value, or test sets
-                that do not say which of them is the source domain (`_check_source_domain`).
+                that do not say which of them is the source domain.
         """
         return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain, given_by)
 
@@ -269,12 +254,8 @@ class Recipe(Section):
             path, tree = Path("recipe"), base.model_dump(mode="json")
         else:
             path, tree = read_whole(str(base), RECIPES, "recipe", Recipe, _check_source_domain)
-        given = {
-            name: section.model_dump(mode="json") if isinstance(section, Section) else section
-            for name, section in sections.items()
-        }
         merged = lay_sections(Recipe, tree, sections)
-        _check_source_domain(tree, given, merged, in_python=True)
+        _check_source_domain(tree, sections, merged)
         return validate(Recipe, merged, path, sections, "Recipe:")
 
     def first_stage(self) -> "Recipe":
@@ -305,8 +286,8 @@ class Recipe(Section):
 
     @property
     def validation_set(self) -> str | None:
-        """The test set that is split: one half chooses a checkpoint or when to decline a question, the other half is
-        reported: `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
+        """The test set of which one half chooses a checkpoint or when to decline, and the other half is reported:
+        `eval.select_on`, or else the held-out articles of a run that may decline; None if nothing chooses."""
         declines = self.data.unanswerable == "train" and self.data.holdout_fraction > 0
         return self.eval.select_on or (HOLDOUT if declines else None)
 
@@ -329,9 +310,7 @@ _Dumper.add_implicit_resolver(
 )
 
 
-def _check_source_domain(
-    base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any], *, in_python: bool = False
-) -> None:
+def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
     """Checks that the source domain, which is the first test set, still fits where a `layer` (a file, --set or a call)
     replaces data.train or holds articles out.
 
@@ -339,16 +318,17 @@ def _check_source_domain(
     layer adds others, or if the former source domain stays behind held-out articles of it: the only domain that was
     trained on could count as out of domain.
     """
-    before, given, after = (tree.get("data") for tree in (base, layer, merged))
-    if not (isinstance(before, dict) and isinstance(given, dict) and isinstance(after, dict)):
-        return  # validation says what is wrong
-    tests, given_tests, train = after.get("eval"), given.get("eval") or {}, given.get("train")
-    if not (isinstance(tests, dict) and tests and isinstance(given_tests, dict)):
+    before = _mapping(base, "data")
+    after = _mapping(merged, "data")
+    train = _mapping(layer, "data").get("train")
+    given_tests = _mapping(_mapping(layer, "data"), "eval")
+    tests = _mapping(after, "eval")
+    if not tests:
         return
     if after.get("holdout_fraction"):
-        former = next(iter((before.get("eval") or {}).items()), None)
-        same = former in tests.items() and before.get("train") == after.get("train")
-        if same and not before.get("holdout_fraction"):
+        former = next(iter(_mapping(before, "eval").items()), None)
+        is_same = former in tests.items() and before.get("train") == after.get("train")
+        if is_same and not before.get("holdout_fraction"):
             raise InputError(
                 f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
                 f"data.eval.{former[0]} ({former[1]}), which is of that domain too, would count as out of domain: name "
@@ -363,29 +343,32 @@ def _check_source_domain(
         added = ", ".join(map(str, given_tests))
         raise InputError(
             f"{kept}, and {added} would count as out of domain: name all test sets, the one of data.train's domain "
-            f"first, as in --set 'data.eval={{{next(iter(given_tests))}: FILE}}'; or repeat --set "
-            f"data.eval.{name}={source} if it is of that domain"
+            f"first, as in --set 'data.eval={{{next(iter(given_tests))}: FILE}}'"
         )
-    if is_first_on_node():
-        fix = 'data={"eval": {NAME: FILE}}' if in_python else "--set 'data.eval={NAME: FILE}'"
-        _warn_once(f"{kept}: if it is of another domain, replace it: {fix}")
+    warn_once(f"{kept}: if it is of another domain, replace it, as in --set 'data.eval={{NAME: FILE}}'")
+
+
+def _mapping(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """The mapping in this place; empty where the user wrote something else, which validation refuses."""
+    value = tree.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 @cache
-def _warn_once(text: str) -> None:
-    """A sweep loads a recipe for each run."""
-    log.warning(text)
+def warn_once(text: str) -> None:
+    """Warns on each node, and only once of what is read several times."""
+    if is_first_on_node():
+        log.warning("%s", text)
 
 
 def check_data_set_names(names: Sequence[str]) -> None:
     """Raises ValueError for names that cannot become files `predictions/NAME.json` in one folder."""
-    taken: dict[str, str] = {}
-    for name in names:
+    for number, name in enumerate(names):
         if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
             raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
-        other = taken.setdefault(name.casefold(), name)
-        if other != name:
-            raise ValueError(f"{other!r} and {name!r} would share a file where case does not count: rename one")
+        for other in names[:number]:
+            if other.casefold() == name.casefold():
+                raise ValueError(f"{other!r} and {name!r} would share a file: rename one")
 
 
 load_entry_points(GROUP)  # at the end: such a module may import this one

@@ -1,10 +1,10 @@
 """A run, from recipe to report: examples, features, batches, passes, engine, predictions, scores, results.
 
-A recipe with `pretrain` goes through twice: first on that data, as a separate run in the folder `pretrain/`.
+It reads from top to bottom: `run`, for each stage `_run_stage`, and what that calls, in order. A recipe with `pretrain`
+goes through twice: first on that data, as a separate run in the folder `pretrain/`.
 """
 
 import gc
-import json
 import logging
 import os
 import shlex
@@ -13,15 +13,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError, RunExit, reason
-from swep_ds.common.files import read_lines, write_atomically
+from swep_ds.common.errors import RunExit, reason
+from swep_ds.common.files import read_lines
 from swep_ds.evaluation.evaluate import Evaluation, Predictions
 from swep_ds.evaluation.results import (
     Evaluated,
@@ -36,9 +35,9 @@ from swep_ds.evaluation.results import (
     write_results,
 )
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
-from swep_ds.pipeline.folder import DS_CONFIG, HEALTH_FILE, PRETRAIN, RECIPE, UNAVERAGED, GlobalBatch, RunFolder
+from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
 from swep_ds.pipeline.inputs import check_unchanged
-from swep_ds.pipeline.prepare import Prepared, check_alike, prepare, resume_setup
+from swep_ds.pipeline.prepare import Prepared, check_alike, in_first_stage, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
@@ -54,6 +53,20 @@ from swep_ds.training.tracking import Table, Tracker
 log = logging.getLogger(__name__)
 MakeReport = Callable[[Path], tuple[str, Mapping[str, Table]]]  # from a run's folder: the page, and its tables by name
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A set of a run's weights, which is tested and exported into `folder` as if `recipe` had trained it."""
+
+    recipe: Recipe
+    folder: RunFolder
+    weights: Callable[[], AbstractContextManager[None]] = nullcontext  # a context in which the engine holds them
+    kind: str = ""  # names the outcome if the run has two
+
+    @property
+    def title(self) -> str:
+        return f"{self.recipe.title}, {self.kind}" if self.kind else self.recipe.title
 
 
 def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: MakeReport | None = None) -> None:
@@ -76,11 +89,11 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
         tags, split = _take(folder, recipe, resume)
         if ranks.world_size() > 1:
             check_shared(output_dir)
+        start = recipe.model.name
         if not tags:
             ranks.from_rank0(folder.check_not_finished)
-        start = recipe.model.name
-        if recipe.pretrain and not tags:
-            start = str(pretrain(recipe, split, ds_config, folder, resume, say))
+            if recipe.pretrain:
+                start = str(_pretrain(recipe, split, ds_config, folder, resume, say))
         tracker = _run_stage(recipe, prepare(split, ds_config, start), folder, tags, say)
         if report:
             _report(report, folder, tracker, say)
@@ -91,38 +104,32 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
 def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], Recipe]:
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
 
-    def take() -> tuple[list[Path], dict[str, Any]]:
+    def take() -> tuple[list[Path], GlobalBatch | None]:
         tags = folder.take(recipe, resume)
         if not tags:
             check_service(recipe.tracking)
-        began = folder.read_batch(tags)
-        split = began.split(recipe, ranks.world_size()) if began else recipe
-        return tags, split.model_dump(mode="json")  # a method's settings may be of a class that cannot be pickled
+        return tags, folder.read_batch(tags)
 
-    tags, split = ranks.from_rank0(take)
-    return tags, Recipe.model_validate(split)
+    tags, began = ranks.from_rank0(take)
+    if began:
+        recipe = ranks.on_all_ranks(lambda: began.split(recipe, ranks.world_size()))
+    return tags, recipe
 
 
-def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:
-    """Trains the first stage, unless that is done; returns the folder of its model.
-
-    Args:
-        split: the recipe as the second stage will run it.
-    """
+def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:
+    """Trains the first stage, unless that is done; returns the folder of its model. `split` is for the second stage."""
     first = recipe.first_stage()
     with RunFolder(folder.path / PRETRAIN) as first_folder:
         tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
         if ranks.from_rank0(first_folder.results.is_file):
-            with _in_first_stage():
+            with in_first_stage():
                 ranks.from_rank0(lambda: check_unchanged(first, first_folder.path, training_source="pretrain.train"))
         else:
             second = prepare(split, ds_config)  # an error of the second stage must not show hours later
             batch = GlobalBatch.of(recipe, second.batches.global_batch)
             tests = {test.name: test.examples for test in second.tests}
-            if half := second.validation:
-                tests[half.name] = half.examples + tests[half.name]
             del second
-            with _in_first_stage():
+            with in_first_stage():
                 prepared = prepare(first_split, ds_config, training_source="pretrain.train", tested_later=tests)
             say(f"first stage, in {first_folder.path}:")
             write_on_rank0(lambda: folder.write_batch(batch), folder.path)
@@ -136,25 +143,6 @@ def pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, r
     return first_folder.model
 
 
-@contextmanager
-def _in_first_stage() -> Iterator[None]:
-    """Errors name the stage: its recipe is not the one that the user wrote."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"first stage (pretrain): {error}") from None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A set of a run's weights, which is tested and exported into `folder` as if `recipe` had trained it."""
-
-    recipe: Recipe
-    folder: RunFolder
-    weights: Callable[[], AbstractContextManager[None]]  # a context in which the engine holds them
-    kind: str = ""  # names the outcome if the run has two
-
-
 def _run_stage(
     recipe: Recipe, prepared: Prepared, folder: RunFolder, tags: list[Path], say: Say, *, keep_fp32: bool = False
 ) -> Tracker:
@@ -166,57 +154,81 @@ def _run_stage(
         tags: checkpoints; the first one is resumed from. [] = a new run.
         keep_fp32: as in `export_model`.
     """
-    updates, batch = prepared.batches.updates, GlobalBatch.of(recipe, prepared.batches.global_batch)
+    updates = prepared.batches.updates
     setup, layout = resume_setup(recipe, prepared)
     check_alike(setup | layout)
     _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")
     with _engine(recipe, prepared, folder) as engine, naming_operation():
         average = WeightAverage.of(engine, recipe.train, updates)
-        main, plain = Outcome(recipe, folder, nullcontext), None
+        main = Outcome(recipe, folder)
+        outcomes = [main]
         if average:
             main = Outcome(recipe, folder, average.applied, recipe.train.average)
-            plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), nullcontext, UNAVERAGED)
+            plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), kind=UNAVERAGED)
+            outcomes = [plain, main]
         checkpoints = Checkpoints(
             folder.checkpoints,
             recipe.train.keep_checkpoints,
             setup,
             layout,
-            asdict(batch),
+            asdict(GlobalBatch.of(recipe, prepared.batches.global_batch)),
             recipe.train.on_checkpoint_failure,
             average=average,
         )
         before = checkpoints.load(engine.deepspeed, tags[0]) if tags else TrainState()
-        first = ranks.from_rank0(lambda: _first_stage(recipe, folder))
         # last, so that a start that is refused leaves the folder as it was
-        write_on_rank0(lambda: _note_start(folder, recipe, prepared, before.updates == updates), folder.path)
+        _begin(main, prepared, is_trained=before.updates == updates)
         if tags:
             say(f"resuming from {tags[0]}: {before.updates} of {updates} updates are done")
         settings = recipe.model_dump(mode="json")
         make_tracker = partial(Tracker, recipe.tracking, recipe.method.name, settings, folder.path, updates, before)
-        with write_on_all_ranks(lambda: make_tracker(active=ranks.is_main()), folder.path) as tracker:
-            selects = recipe.eval.select_on is not None
-            validate = partial(_validate, engine, prepared, main) if selects else None
+        with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
+            select_on = recipe.eval.select_on
+            validate = partial(_validate, engine, prepared, main) if select_on else None
             done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate, average)
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
-            selection = select(engine, checkpoints, recipe.eval.select_on, done, say) if selects else None
+            selection = _select(engine, checkpoints, select_on, done, say) if select_on else None
             engine.eval()
-            if plain:
-                tested_plain = _test(engine, prepared, plain, say)
-            tested = _test(engine, prepared, main, say)
-            tracker.summary(tested.scores)
+            tested = [_test(engine, prepared, outcome, say) for outcome in outcomes]
+            tracker.summary(tested[-1].scores)
         ranks.progress("export")
-        results = partial(_results, recipe, prepared, done, peak, first)
-        if plain:
-            scored = _scored(selection, tested_plain)
-            _export(engine, prepared, plain, tested_plain, results(scored, tested_plain), keep_fp32)
-        _export(engine, prepared, main, tested, results(selection, tested), keep_fp32)
+        for outcome, scored in zip(outcomes, tested, strict=True):
+            _export(engine, prepared, outcome, scored, keep_fp32)
+            write = partial(_write_results, outcome, prepared, done, peak, selection, scored)
+            write_on_rank0(write, outcome.folder.results)
     if ranks.is_main():
-        if plain:
-            _print_scores(plain, tested_plain)
-        _print_scores(main, tested)
+        for outcome, scored in zip(outcomes, tested, strict=True):
+            if scored.scores:
+                print_scores(scored.scores, outcome.title)
         say(f"model in {folder.model}, results in {folder.results}")
     return tracker
+
+
+def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Say) -> None:
+    """Prints the resolved recipe and the size of the training. A refused start never gets here."""
+    if not ranks.is_main():
+        return
+    windows = prepared.features
+    batches = prepared.batches
+    world = ranks.world_size()
+    say(recipe.dump().rstrip(), style="dim")
+    if batches.global_batch != batch_of_rank(recipe) * world:
+        say(
+            f"{folder.path} began with a global batch of {batches.global_batch}: kept, on {world} rank(s), by "
+            f"micro-batches of {batches.micro_batch // world} and an accumulation of {batches.accumulation}"
+        )
+    cut = f"{windows.questions_cut} questions cut"
+    if recipe.task == "generative":
+        cut += f", {windows.targets_cut} answers cut"
+    elif long := windows.answers_above(recipe.eval.max_answer_tokens):
+        cut += f", {long} with an answer longer than eval.max_answer_tokens, which is never given"
+    say(
+        f"training {recipe.method.name} on {prepared.questions} questions in {len(windows.dataset)} windows "
+        f"({windows.windows_without_answer} without the answer, {cut}): {batches.updates} updates of {batches.size}, "
+        f"ZeRO-{zero_stage(prepared.config)}, {world} rank(s) on {ranks.device().type}, {recipe.train.precision}, "
+        f"{recipe.train.execution} execution"
+    )
 
 
 @contextmanager
@@ -232,60 +244,10 @@ def _engine(recipe: Recipe, prepared: Prepared, folder: RunFolder) -> Iterator[E
     engine.destroy()
 
 
-def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Say) -> None:
-    """Prints the resolved recipe and the size of the training. A refused start prints only its error, because it never
-    gets here."""
-    if not ranks.is_main():
-        return
-    say(recipe.dump().rstrip(), style="dim")
-    windows, batches, world, train = prepared.features, prepared.batches, ranks.world_size(), recipe.train
-    if train.max_tokens:
-        asked_width, micro, positions = 1, f"{train.max_tokens} positions", f" x {train.max_tokens} positions"
-    else:
-        asked_width, micro, positions = train.micro_batch_size, batches.micro_batch // world, ""
-    asked = (asked_width, train.gradient_accumulation_steps)
-    if (batches.micro_batch // world, batches.accumulation) != asked:
-        say(
-            f"{folder.path} began with a global batch of {batches.global_batch}{positions}: kept, on {world} rank(s), "
-            f"by micro-batches of {micro} and an accumulation of {batches.accumulation}"
-        )
-    answers = ""
-    if recipe.task == "generative":
-        answers = f", {windows.targets_cut} answers cut"
-    elif long := windows.answers_above(recipe.eval.max_answer_tokens):
-        answers = f", {long} with an answer longer than eval.max_answer_tokens, which is never given"
-    say(
-        f"training {recipe.method.name} on {prepared.questions} questions in {len(windows.dataset)} windows "
-        f"({windows.windows_without_answer} without the answer, {windows.questions_cut} questions cut{answers}): "
-        f"{batches.updates} updates of {batches.size}, ZeRO-{zero_stage(prepared.config)}, "
-        f"{world} rank(s) on {ranks.device().type}, {train.precision}, {train.execution} execution"
-    )
-
-
-def _note_start(folder: RunFolder, recipe: Recipe, prepared: Prepared, trained: bool) -> None:
-    """`trained`: whether all updates are done. If they are, and the recipe is unchanged, earlier results stay until new
-    ones replace them."""
-    saved = folder.path / RECIPE
-    if not (trained and saved.is_file() and saved.read_text(encoding="utf-8") == recipe.dump()):
-        for file in (folder.results, folder.report, RunFolder(folder.path / UNAVERAGED).results):
-            file.unlink(missing_ok=True)
-    _begin_folder(folder, recipe, prepared)
-
-
-def _begin_folder(folder: RunFolder, recipe: Recipe, prepared: Prepared) -> None:
-    folder.path.mkdir(exist_ok=True)
-    folder.write_batch(GlobalBatch.of(recipe, prepared.batches.global_batch))  # first: it makes the folder a run's
-    write_atomically(folder.path / RECIPE, recipe.dump())
-    write_atomically(folder.path / DS_CONFIG, json.dumps(prepared.config, indent=2) + "\n")
-
-
-def _first_stage(recipe: Recipe, folder: RunFolder) -> Results | None:
-    """The results of the first stage, if it was run in this folder."""
-    file = RunFolder(folder.path / PRETRAIN).results
-    return read_results(file) if recipe.pretrain and file.is_file() else None
-
-
-# Selection and tests
+def _begin(outcome: Outcome, prepared: Prepared, *, is_trained: bool) -> None:
+    batch = prepared.batches.global_batch
+    begin = partial(outcome.folder.begin, outcome.recipe, prepared.config, batch, is_trained=is_trained)
+    write_on_rank0(begin, outcome.folder.path)
 
 
 def _validate(engine, prepared: Prepared, outcome: Outcome) -> Score:
@@ -296,7 +258,16 @@ def _validate(engine, prepared: Prepared, outcome: Outcome) -> Score:
     return score
 
 
-def select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, say: Say) -> Selection:
+def _peak(folder: RunFolder, before: TrainState) -> int:
+    """This rank's peak memory in bytes; of a resumed run at least the highest of all ranks' in earlier starts."""
+    peaks = [peak_memory_bytes()]
+    if before.updates:
+        for line in read_lines(folder.path / HEALTH_FILE):
+            peaks += [int(2**20 * mib) for mib in line.get("memory_mib", [])]
+    return max(peaks)
+
+
+def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, say: Say) -> Selection:
     """Loads the best checkpoint into the engine.
 
     A run that resumed from another run's last checkpoint has no checkpoint in its folder; it keeps that one.
@@ -314,85 +285,72 @@ def select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, sa
     return Selection(data_set=data_set, update=update, **chosen, checkpoints=scores)
 
 
-def _scored(selection: Selection | None, tested: Evaluated) -> Selection | None:
-    """The selection, which the main outcome's scores made, with the score of another outcome."""
-    if selection is None:
-        return None
-    score = SetScore.model_validate(tested.validation)
-    return selection.model_copy(update=dict(score) | {"checkpoints": {str(selection.update): score}})
-
-
 def _test(engine, prepared: Prepared, outcome: Outcome, say: Say) -> Evaluated:
     """Begins the outcome's folder, tunes threshold and calibrator on the validation data, and tests the weights."""
-    folder, recipe = outcome.folder, outcome.recipe
-    write_on_rank0(lambda: _begin_folder(folder, recipe, prepared), folder.path)
+    folder = outcome.folder
+    _begin(outcome, prepared, is_trained=True)
     if outcome.kind:
-        say(f"with train.average {recipe.train.average}, in {folder.path}:")
+        say(f"{outcome.kind}, in {folder.path}:")
     names = {test.name: prepared.evaluation.scorer(test.name).name(test.golds) for test in prepared.tests}
-    predictions, validated = None, None
+    predictions = None
+    validated = None
     with outcome.weights():
         check_weights(engine, [engine.module.qa.model, engine.module.method])
         if prepared.validation:
             predictions = prepared.evaluation.predict(engine, prepared.validation)
-            if recipe.eval.select_on:
+            if outcome.recipe.eval.select_on:
                 validated = prepared.evaluation.score_of(predictions, prepared.validation)
-        evaluation = _tuned(prepared, predictions, recipe.data.unanswerable == "train", say)
+        evaluation = _tuned(prepared, predictions, say)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
     return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
 
 
-def _tuned(prepared: Prepared, predictions: Predictions | None, may_decline: bool, say: Say) -> Evaluation:
+def _tuned(prepared: Prepared, predictions: Predictions | None, say: Say) -> Evaluation:
     """The evaluation with the threshold and, on source text, the calibrator that the answers to the validation data
     choose."""
-    evaluation, validation = prepared.evaluation, prepared.validation
+    evaluation = prepared.evaluation
+    validation = prepared.validation
     why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
     confidences = (
         "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
     )
-    if predictions:
-        if evaluation.null_threshold is not None:
-            evaluation, why = evaluation.with_threshold(predictions, validation)
-        if validation.name == prepared.tests[0].name:
-            evaluation, confidences = evaluation.with_calibrator(predictions, validation)
+    if predictions and evaluation.null_threshold is not None:
+        evaluation, why = evaluation.with_threshold(predictions, validation)
+    if predictions and validation.name == prepared.tests[0].name:
+        evaluation, confidences = evaluation.with_calibrator(predictions, validation)
     if evaluation.null_threshold is not None:
         say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
-    elif may_decline:
-        say("no question is declined: data.unanswerable is train, but all training questions have an answer")
     say(confidences)
     return evaluation
 
 
-# Results
+def _export(engine, prepared: Prepared, outcome: Outcome, tested: Evaluated, keep_fp32: bool) -> None:
+    with outcome.weights():
+        export_model(engine, prepared.tokenizer, outcome.folder.model, outcome.recipe, tested, keep_fp32)
+    export_noise(engine, outcome.folder.path / NOISE)
 
 
-def _peak(folder: RunFolder, before: TrainState) -> int:
-    """This rank's peak memory in bytes; on rank 0 the highest of all ranks' in earlier starts, if there were any."""
-    peaks = [peak_memory_bytes()]
-    if before.updates and ranks.is_main():
-        for line in read_lines(folder.path / HEALTH_FILE):
-            peaks += [int(2**20 * mib) for mib in line.get("memory_mib", [])]
-    return max(peaks)
-
-
-def _results(
-    recipe: Recipe,
-    prepared: Prepared,
-    done: TrainState,
-    peak: int,
-    first: Results | None,
-    selection: Selection | None,
-    tested: Evaluated,
-) -> Results:
-    """`first`: of the first stage, if it was run in this folder."""
-    pretraining, inputs = None, dict(prepared.inputs)
+def _write_results(
+    outcome: Outcome, prepared: Prepared, done: TrainState, peak: int, selection: Selection | None, tested: Evaluated
+) -> None:
+    recipe = outcome.recipe
+    inputs = dict(prepared.inputs)
+    pretraining = None
     if recipe.pretrain:
         pretraining = {"data": recipe.pretrain.train}
         inputs.pop("pretrain.train", None)  # it was maybe read in an earlier start, or by another run
-        if first:
+        first_folder = RunFolder(outcome.folder.path / PRETRAIN)
+        if outcome.kind == UNAVERAGED:
+            first_folder = RunFolder(outcome.folder.path.parent / PRETRAIN)
+        if first_folder.results.is_file():
+            first = read_results(first_folder.results)
             pretraining |= first.train
             if "data.train" in first.inputs:
                 inputs["pretrain.train"] = first.inputs["data.train"]
-    return Results(
+    if selection and outcome.kind == UNAVERAGED:  # the scores of the averages chose the checkpoint
+        score = SetScore.model_validate(tested.validation)
+        selection = selection.model_copy(update=dict(score) | {"checkpoints": {str(selection.update): score}})
+    results = Results(
         method=recipe.method.name,
         model=recipe.model.name,
         seed=recipe.seed,
@@ -400,7 +358,7 @@ def _results(
         threads=torch.get_num_threads(),
         versions=versions(),
         inputs=inputs,
-        provenance=provenance() if ranks.is_main() else {},  # rank 0 writes the results
+        provenance=provenance(),
         train={
             "examples": prepared.questions,
             "features": len(prepared.features.dataset),
@@ -417,20 +375,7 @@ def _results(
         null_threshold=tested.null_threshold,
         calibrator=tested.calibrator,
     )
-
-
-def _export(engine, prepared: Prepared, outcome: Outcome, tested: Evaluated, results: Results, keep_fp32: bool) -> None:
-    folder = outcome.folder
-    with outcome.weights():
-        export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
-    export_noise(engine, folder.path / NOISE)
-    write_on_rank0(lambda: write_results(folder.path, results.model_dump(exclude_none=True)), folder.results)
-
-
-def _print_scores(outcome: Outcome, tested: Evaluated) -> None:
-    if tested.scores:
-        title = outcome.recipe.title
-        print_scores(tested.scores, f"{title}, {outcome.kind}" if outcome.kind else title)
+    write_results(outcome.folder.path, results.model_dump(exclude_none=True))
 
 
 def _report(report: MakeReport, folder: RunFolder, tracker: Tracker, say: Say) -> None:

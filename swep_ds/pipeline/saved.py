@@ -1,6 +1,5 @@
-"""Saved models: loads them, and evaluates them on data sets."""
+"""Saved models: loads them, evaluates them on data sets, and calibrates those of finished runs."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +11,8 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, P
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError, reason
-from swep_ds.common.files import read_json
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.settings import Section, validate
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
@@ -29,13 +28,11 @@ from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longe
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trial import check_answers
-from swep_ds.pipeline.examples import warn_without_overlap
+from swep_ds.pipeline.examples import validation_examples, warn_without_overlap
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
-from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_names
-from swep_ds.ranks.environment import is_first_on_node
+from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_names, warn_once
 from swep_ds.ranks.writing import write_on_rank0
 
-log = logging.getLogger(__name__)
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
 _WINDOWS = {name: (DataSection.model_fields[name].annotation, DataSection.model_fields[name]) for name in WINDOWS}
 WindowSection = create_model("WindowSection", __base__=Section, **_WINDOWS)
@@ -87,25 +84,21 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or, tried on
     a short and on its longest window, it fails or computes NaN.
     """
-    source, label = resolve_model(name, "model"), f"model {name}"
+    source = resolve_model(name, "model")
+    label = f"model {name}"
     if Path(source, RECIPE).is_file():
         raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
     config = load_config(source, "model")
     tokenizer = load_tokenizer(name, "model")
     generative = config.is_encoder_decoder
-    if generative and any(name.endswith("ForQuestionAnswering") for name in config.architectures or ()):
-        raise InputError(
-            f"{label}: is a {config.architectures[0]}, an encoder-decoder that points at spans, which is not "
-            "supported: name an encoder, or a model that generates answers"
-        )
+    if generative and any(kind.endswith("ForQuestionAnswering") for kind in config.architectures or ()):
+        raise InputError(f"{label}: an encoder-decoder that points at spans is not supported: name another model")
     auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
     model = load_weights(auto_class, config, source, label)
     fit_tokenizer(tokenizer, model, label)
     from swep_ds.ranks import accelerator  # imports DeepSpeed, which takes seconds: after what can be refused
 
     if accelerator.emulates(model.dtype):
-        if is_first_on_node():
-            log.info("%s: %s is computed in float32, which is faster on this processor", label, model.dtype)
         model = model.float()
     model = model.eval().to(ranks.device())
     longest = longest_window(tokenizer, model)
@@ -146,26 +139,12 @@ def _reading_file(source: str) -> Path | None:
         return None
     except LocalEntryNotFoundError as error:
         if not constants.is_offline_mode():
-            raise InputError(
-                f"model {source}: the hub cannot give its {READING} ({reason(error)}): try again, or set "
-                "HF_HUB_OFFLINE=1"
-            ) from None
-        if is_first_on_node():
-            log.warning(
-                "model %s: offline, and its %s is not in the hub's cache: read with default windows", source, READING
-            )
+            raise InputError(f"model {source}: the hub cannot give its {READING} ({error}): try again") from None
+        warn_once(f"model {source}: offline, and its {READING} is not in the hub's cache: read with default windows")
         return None
 
 
-def validation_half(
-    saved: SavedModel, recipe: Recipe, examples: list[Example], batch_size: int
-) -> tuple[Evaluation, EvalSet]:
-    """A saved model's evaluation by the rules of its run, and the `validation_examples` as windows. Collective."""
-    name = recipe.validation_set
-    rules = {name: Scorer(recipe.eval.answer_language(name))}
-    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size, rules, saved.null_threshold)
-    [half] = ranks.local_rank_zero_first(lambda: evaluation.prepare({name: examples}))
-    return evaluation, half
+# Evaluating
 
 
 def evaluate_saved(
@@ -198,8 +177,8 @@ def evaluate_saved(
         if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":
             raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
         for name, examples in tests.items():
-            texts = (example.context for example in examples)
-            check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
+            contexts = (example.context for example in examples)
+            check_knows(saved.tokenizer, contexts, f"model {model_name}", f"--data {name}")
         longest = longest_window(saved.tokenizer, saved.qa.model)
         if max_length is not None and max_length > longest:
             raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
@@ -207,24 +186,10 @@ def evaluate_saved(
         return tests, saved
 
     tests, saved = ranks.on_all_ranks(load)
-    windows, scoring = saved.windows, saved.eval
-    if max_length is not None:
-        windows = replace(windows, max_length=max_length)
-    if doc_stride is not None:
-        windows = replace(windows, doc_stride=doc_stride)
+    windows = replace(saved.windows, **_given(max_length=max_length, doc_stride=doc_stride))
+    scoring = saved.eval.model_copy(update=_given(scorer=scorer, language=language))
     warn_without_overlap(windows)
-    if scorer:
-        scoring = scoring.model_copy(update={"scorer": scorer})
-    if language:
-        scoring = scoring.model_copy(update={"language": language})
-    if windows.task == "generative":
-        decoding = f"beams of {saved.qa.generation.num_beams}"
-    else:
-        decoding = f"answers of up to {saved.spans.max_answer_tokens} tokens, {saved.spans.n_best} starts and ends each"
-    say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart; {decoding}")
-    if windows != saved.windows and (saved.calibrator or saved.null_threshold is not None):
-        was = f"windows of {saved.windows.max_length} tokens, {saved.windows.doc_stride} apart"
-        say(f"note: the model's threshold and calibrator stay as fitted with {was}")
+    say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     evaluation = Evaluation(
         saved.tokenizer,
         windows,
@@ -238,11 +203,9 @@ def evaluate_saved(
     scorers = {test.name: evaluation.scorer(test.name).name(test.golds) for test in test_sets}
     say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
+    calibrator = saved.calibrator.model_dump() if saved.calibrator else None
     results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "scorers": scorers}
-    if saved.null_threshold is not None:
-        results["null_threshold"] = saved.null_threshold
-    if saved.calibrator is not None:
-        results["calibrator"] = saved.calibrator.model_dump()
+    results |= _given(null_threshold=saved.null_threshold, calibrator=calibrator)
     results["versions"] = versions()
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)
     if ranks.is_main():
@@ -250,23 +213,60 @@ def evaluate_saved(
     say(f"results in {output_dir / RESULTS}")
 
 
-def _read_data_sets(data: Sequence[str]) -> dict[str, list[Example]]:
-    sources: dict[str, str] = {}
-    for option in data:
+def _given(**values: object) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _read_data_sets(options: Sequence[str]) -> dict[str, list[Example]]:
+    tests = {}
+    for option in options:
         name, separator, source = option.partition("=")
         if not separator or not name:
             raise InputError(f"--data {option}: write it as name=source")
-        if name in sources:
-            raise InputError(f"--data {option}: the name {name!r} is given twice")
-        sources[name] = source
-    try:
-        check_data_set_names([*sources])
-    except ValueError as error:
-        raise InputError(f"--data: {error}") from None
-    tests = {}
-    for name, source in sources.items():
         try:
+            check_data_set_names([*tests, name])
             tests[name] = read_examples(source, training=False, unanswerable=True)
-        except InputError as error:
+        except (InputError, ValueError) as error:
             raise InputError(f"--data {name}: {error}") from None
     return tests
+
+
+# Calibrating
+
+
+def validation_half(
+    saved: SavedModel, recipe: Recipe, examples: list[Example], batch_size: int
+) -> tuple[Evaluation, EvalSet]:
+    """A saved model's evaluation by the rules of its run, and the `validation_examples` as windows. Collective."""
+    name = recipe.validation_set
+    rules = {name: Scorer(recipe.eval.answer_language(name))}
+    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size, rules, saved.null_threshold)
+    [half] = ranks.local_rank_zero_first(lambda: evaluation.prepare({name: examples}))
+    return evaluation, half
+
+
+def calibrate_run(run: Path, batch_size: int) -> None:
+    """Fits a calibrator as the run itself would, and writes it into its model's `READING`. Collective.
+
+    Raises:
+        InputError: no finished run, or it held out no half of its source domain.
+        WriteFailed: a full disk or the like.
+    """
+    say = Console(quiet=not ranks.is_main()).print
+    folder = RunFolder(run)
+
+    def load() -> tuple[Recipe, list[Example], SavedModel]:
+        folder.check_finished()
+        recipe = folder.read_recipe()
+        if recipe.validation_set not in recipe.test_sets[:1]:
+            raise InputError(f"{run}: held out no half of its source domain to calibrate on: train with eval.select_on")
+        return recipe, validation_examples(recipe, run), load_saved(str(folder.model))
+
+    recipe, examples, saved = ranks.on_all_ranks(load)
+    evaluation, validation = validation_half(saved, recipe, examples, batch_size)
+    say(f"half of {validation.name}: {len(examples)} questions in {len(validation.features.dataset)} windows")
+    evaluation, line = evaluation.with_calibrator(evaluation.predict(saved.qa.predict, validation), validation)
+    say(line)
+    file = folder.model / READING
+    reading = ReadingSettings.load(file).model_copy(update={"calibrator": evaluation.calibrator})
+    write_on_rank0(lambda: write_atomically(file, reading.text()), file)

@@ -7,7 +7,7 @@ the soup.
 
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,11 @@ from swep_ds.models.folders import load_config, weight_files
 from swep_ds.models.weights import is_finite
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head
-from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
+from swep_ds.pipeline.folder import READING, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import WINDOWS, ReadingSettings, load_saved, validation_half
 
-TOKENIZER = "tokenizer.json"
 # fields of a run's section `eval` that its answers and their scores depend on
 DECODING = ("n_best", "max_answer_tokens", "beams", "scorer", "language")
 FIX = "leave that run out"
@@ -42,48 +41,39 @@ class Ingredient:
     """A finished run and its exported model."""
 
     run: Path
+    model: Path
     recipe: Recipe
     results: Results
     reading: ReadingSettings
     weights: dict[str, Path]  # by name, the file
+    traits: dict[str, Any]  # by name: what all ingredients must share
 
     @classmethod
     def read(cls, run: Path) -> "Ingredient":
         """Raises InputError if the folder holds no finished run."""
         folder = RunFolder(run)
         folder.check_finished()
-        weights = {}
-        for file in weight_files(str(folder.model), f"{run}: its model"):
-            with as_input_error(f"{file}: cannot be read", "run it again"), safe_open(file, "pt") as content:
-                weights |= dict.fromkeys(content.keys(), file)
+        recipe = folder.read_recipe()
+        results = read_results(folder.results)
         reading = ReadingSettings.load(folder.model / READING)
-        return cls(run, folder.read_recipe(), read_results(folder.results), reading, weights)
-
-    @property
-    def model(self) -> Path:
-        return RunFolder(self.run).model
-
-    @property
-    def files(self) -> list[Path]:
-        return list(dict.fromkeys(self.weights.values()))
-
-    def traits(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """What all ingredients must share: file, and values by field."""
-        yield self.run / RECIPE, {"task": self.recipe.task, "model.name": self.recipe.model.name}
-        config = flatten(load_config(str(self.model), f"{self.run}: its model").to_dict())
-        yield self.model / "config.json", {name: v for name, v in config.items() if name not in NOT_COMPUTED}
-        yield self.model / TOKENIZER, {"CRC-32": zlib.crc32((self.model / TOKENIZER).read_bytes())}
-        read = {f"data.{name}": getattr(self.reading.data, name) for name in WINDOWS}
-        read |= {f"eval.{name}": getattr(self.reading.eval, name) for name in DECODING}
-        read["null_threshold, whether there is one"] = self.reading.null_threshold is not None
-        yield self.model / READING, read
-        shapes = {}
-        for file in self.files:
-            with safe_open(file, "pt") as content:
+        label = f"{run}: its model"
+        traits = {"task": recipe.task, "model.name": recipe.model.name}
+        traits["files of model.name"] = results.inputs.get("model.name")
+        traits["tokenizer.json, CRC-32"] = zlib.crc32((folder.model / "tokenizer.json").read_bytes())
+        traits |= {f"data.{name}": getattr(reading.data, name) for name in WINDOWS}
+        traits |= {f"eval.{name}": getattr(reading.eval, name) for name in DECODING}
+        traits["null_threshold, whether there is one"] = reading.null_threshold is not None
+        for name, value in flatten(load_config(str(folder.model), label).to_dict()).items():
+            if name not in NOT_COMPUTED:
+                traits[f"config.json {name}"] = value
+        weights = {}
+        for file in weight_files(str(folder.model), label):
+            with as_input_error(f"{file}: cannot be read", "run it again"), safe_open(file, "pt") as content:
                 for name in content.keys():  # noqa: SIM118
                     part = content.get_slice(name)
-                    shapes[name] = f"{part.get_dtype()} {list(part.get_shape())}"
-        yield self.model, shapes
+                    weights[name] = file
+                    traits[name] = f"{part.get_dtype()} {list(part.get_shape())}"
+        return cls(run, folder.model, recipe, results, reading, weights, traits)
 
     def weight(self, name: str) -> Tensor:
         """Raises InputError: it holds NaN or infinity."""
@@ -107,7 +97,10 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
     check_new_folder("--output", output)
     output = output.resolve()  # it may be a link to a folder, which no folder can replace
     ingredients = [Ingredient.read(run) for run in runs]
-    _check_alike(ingredients)
+    first = ingredients[0]
+    for other in ingredients[1:]:
+        if differing := differences(first.traits, other.traits, most=3):
+            raise InputError(f"{other.run}: is unlike {first.run} ({differing}): {FIX}")
     unfinished = output.with_name(f".{output.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
     try:
@@ -120,24 +113,13 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _check_alike(ingredients: Sequence[Ingredient]) -> None:
-    first, *others = ingredients
-    expected = list(first.traits())
-    for other in others:
-        for (file, traits), (first_file, first_traits) in zip(other.traits(), expected, strict=True):
-            if differing := differences(first_traits, traits, most=1):
-                raise InputError(f"{file}: is unlike {first_file} ({differing}): {FIX}")
-        read, first_read = (run.results.inputs.get("model.name") for run in (other, first))
-        if read and first_read and read != first_read:  # a hub id and results of earlier versions have none
-            raise InputError(f"{other.run}: started from other weights of model.name than {first.run}: {FIX}")
-
-
 def _write(ingredients: Sequence[Ingredient], folder: Path, say: Callable[[str], None]) -> None:
     first = ingredients[0]
+    files = set(first.weights.values())
     for file in first.model.iterdir():
-        if file.is_file() and file not in first.files and file.name != "README.md":
+        if file.is_file() and file not in files and file.name != "README.md":
             shutil.copyfile(file, folder / file.name)
-    for file in first.files:
+    for file in files:
         names = [name for name, holder in first.weights.items() if holder == file]
         save_file({name: _mean(ingredients, name) for name in names}, folder / file.name, metadata={"format": "pt"})
     # without a calibrator: it was fitted to an ingredient's answers
@@ -147,13 +129,8 @@ def _write(ingredients: Sequence[Ingredient], folder: Path, say: Callable[[str],
         say(f"questions are declined at null odds above {threshold:.2f}: {why}")
         reading = reading.model_copy(update={"null_threshold": threshold})
     (folder / READING).write_text(reading.text(), encoding="utf-8")
-    text = card(
-        card_head(first.recipe, "model-soup"),
-        "soup_card.md.jinja",
-        ingredients=ingredients,
-        recipe=first.recipe,
-        null_threshold=reading.null_threshold,
-    )
+    values = {"ingredients": ingredients, "recipe": first.recipe, "null_threshold": reading.null_threshold}
+    text = card(card_head(first.recipe, "model-soup"), "soup_card.md.jinja", **values)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -163,17 +140,15 @@ def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, 
     They are chosen on the half of a data set on which all of its runs chose theirs. Without such a half they are the
     mean of the runs', which is right where these are equal (no run chose its own), and otherwise a guess.
     """
-    first, *others = (ingredient.recipe for ingredient in ingredients)
+    first = ingredients[0].recipe
     name = first.validation_set
     mean = sum(ingredient.reading.null_threshold for ingredient in ingredients) / len(ingredients)
-    if name is None or any((run.data, run.validation_set) != (first.data, name) for run in others):
+    if any((run.recipe.data, run.recipe.validation_set) != (first.data, name) for run in ingredients) or name is None:
         return mean, "the mean of the runs', which did not choose on the same questions"
     try:
         examples = validation_examples(first, ingredients[0].run)
     except InputError as error:
         return mean, f"the mean of the runs', because what they chose on cannot be used ({error})"
-    if all(example.answers for example in examples):
-        return mean, f"the mean of the runs', because all questions in half of {name} have an answer"
     saved = load_saved(str(folder), mean)
     evaluation, half = validation_half(saved, first, examples, first.eval.batch_size)
     chosen, why = evaluation.with_threshold(evaluation.predict(saved.qa.predict, half), half)
@@ -181,11 +156,7 @@ def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, 
 
 
 def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
-    """The mean in float64, in the dtype of the weight.
-
-    Raises:
-        InputError: numbers that are not floating point differ between runs.
-    """
+    """The mean in float64, in the dtype of the weight. Raises InputError: integers that differ between runs."""
     first, *others = (ingredient.weight(name) for ingredient in ingredients)
     if not first.is_floating_point():
         if not all(torch.equal(first, other) for other in others):

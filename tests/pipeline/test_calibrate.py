@@ -22,7 +22,9 @@ from swep_ds.evaluation.scores import SQUAD
 from swep_ds.evaluation.spans import Answer, SpanDecoder
 from swep_ds.pipeline.examples import reported_examples, validation_examples
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import load_saved
+from swep_ds.pipeline.saved import calibrate_run, load_saved
+from swep_ds.ranks.group import process_group
+from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
@@ -72,7 +74,6 @@ def read(file: Path) -> dict:
     return json.loads(file.read_text())
 
 
-@pytest.mark.slow
 def test_a_run_fits_a_calibrator_to_the_half_that_it_does_not_report(runs):
     run = runs / "calibrated"
     results, reading = read(run / "results.json"), read(run / "model" / "reading.json")
@@ -102,7 +103,6 @@ def test_a_run_fits_a_calibrator_to_the_half_that_it_does_not_report(runs):
     assert "reading.json) that was fitted to" in (run / "model" / "README.md").read_text().replace("\n", " ")
 
 
-@pytest.mark.slow
 def test_a_run_without_a_calibrator_says_why(runs):
     out = " ".join((runs / "out").read_text().split())
     assert "no held-out half of the source domain calibrates them (eval.select_on)" in out
@@ -112,7 +112,6 @@ def test_a_run_without_a_calibrator_says_why(runs):
     assert (runs / "plain" / "n_best" / "test.json").is_file()
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_calibrated_as_it_would_have_been_itself(runs, tmp_path):
     run, command = shutil.copytree(runs / "calibrated", tmp_path / "again"), ROOT / "scripts" / "calibrate.py"
     file = run / "model" / "reading.json"
@@ -126,17 +125,14 @@ def test_a_finished_run_is_calibrated_as_it_would_have_been_itself(runs, tmp_pat
     assert again["calibrator"]["log_loss"] == pytest.approx(kept["calibrator"]["log_loss"], rel=1e-3)
     questions = run / "predictions" / "held_out.json"
     questions.write_text(json.dumps(read(questions) | {"another": "answer"}))
-    refused = run_script(command, str(run), check=False)
-    assert refused.returncode == 2
-    assert f"train.json: its questions are not those that {run} reported: restore the data" in refused.stderr
-    refused = run_script(command, str(runs / "plain"), check=False)
-    assert refused.returncode == 2
-    assert "held out no half of its source domain to calibrate on: train it with eval.select_on held_out" in (
-        refused.stderr
-    )
+    ended = run_script(command, str(run), check=False)
+    assert ended.returncode == 2
+    assert f"data.train: its questions are not those that {run} reported: restore the data" in ended.stderr
+    with process_group():
+        said = refused(calibrate_run, runs / "plain", 32)
+    assert "held out no half of its source domain to calibrate on: train with eval.select_on" in said
 
 
-@pytest.mark.slow
 def test_answers_below_the_least_confidence_are_declined(runs):
     model = runs / "calibrated" / "model"
     [example, *_] = reported_examples(Recipe.load(str(runs / "calibrated" / "recipe.yaml")), "test")
@@ -157,14 +153,3 @@ def test_answers_below_the_least_confidence_are_declined(runs):
     assert not other.calibrated
     [reply] = other(*asked)
     assert reply.confidence == reply.probability
-
-
-@pytest.mark.slow
-def test_evaluating_with_other_windows_says_what_was_fitted_to_the_model_s(runs, tmp_path):
-    model, data = runs / "calibrated" / "model", f"test={runs / 'test.json'}"
-    options = ["--data", data, "--output_dir", str(tmp_path), "--max_length", "40"]
-    out = run_script(ROOT / "scripts" / "evaluate.py", str(model), *options)
-    windows = read(model / "reading.json")["data"]
-    was = f"windows of {windows['max_length']} tokens, {windows['doc_stride']} apart"
-    assert f"the model's threshold and calibrator stay as fitted with {was}" in " ".join(out.stdout.split())
-    assert read(tmp_path / "results.json")["calibrator"] == read(model / "reading.json")["calibrator"]

@@ -1,14 +1,14 @@
 """Recipes: names and paths, overrides and their types, what errors say, the resolved copy."""
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swep_ds.common.errors import InputError
 from swep_ds.common.files import ds_config_path
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 from tests.support.bad_input import refused
@@ -31,37 +31,15 @@ def message(path: Path, *overrides: str) -> str:
     return refused(Recipe.load, str(path), overrides)
 
 
-def test_defaults_are_the_papers_extractive_setup(path):
-    recipe = Recipe.load(str(path))
-    assert (recipe.train.epochs, recipe.train.micro_batch_size, recipe.train.learning_rate) == (2, 8, 3e-5)
-    assert (recipe.method.prior_variance, recipe.method.mle_weight, recipe.method.beta) == (0.1, 0.5, 1.0)
-    assert (recipe.data.max_length, recipe.data.doc_stride, recipe.data.max_query_length) == (384, 128, 64)
-    assert (recipe.eval.n_best, recipe.eval.max_answer_tokens) == (20, 30)
-    assert recipe.train.max_grad_norm == 1.0
-    assert recipe.train.weight_decay == 0.0
-
-
 # Shipped recipes
-
-
-def head(shipped: Path) -> str:
-    """The comment that a recipe begins with, on one line."""
-    lines = shipped.read_text().splitlines()
-    return " ".join(
-        line.lstrip("# ").rstrip("\\") for line in lines[: next(i for i, x in enumerate(lines) if x[:1] != "#")]
-    )
-
-
-def load(shipped: Path, *more: str) -> Recipe:
-    """The recipe with what its launch line sets, to which a recipe may leave required values."""
-    return Recipe.load(shipped.stem, [*re.findall(r"--set (\S+)", head(shipped)), *more])
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_recipe_loads_by_name_and_has_its_launch_line_at_its_head(shipped):
-    line = head(shipped)
-    recipe = load(shipped)
-    assert Recipe.load(str(shipped), re.findall(r"--set (\S+)", line)) == recipe
+    comments = itertools.takewhile(lambda line: line.startswith("#"), shipped.read_text().splitlines())
+    line = " ".join(comment.lstrip("# ").rstrip("\\") for comment in comments)
+    required = re.findall(r"--set (\S+)", line)  # values that a recipe leaves to its launch line
+    assert Recipe.load(str(shipped), required) == Recipe.load(shipped.stem, required)
     assert line.startswith("swep-ds train")
     if named := re.search(r"--ds_config (\S+)", line):
         assert ds_config_path(named[1]).is_file()
@@ -73,6 +51,9 @@ def test_no_such_recipe_lists_those_that_exist(tmp_path):
     said = message("zzz")
     assert all(shipped.stem in said for shipped in SHIPPED)
     assert "no such recipe" in message(tmp_path / "none.yaml")
+    assert "extends quickstrat: no such recipe; did you mean 'quickstart'?" in message(
+        write(tmp_path / "mine.yaml", {"extends": "quickstrat"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,11 +72,6 @@ def test_an_ablation_changes_one_setting_of_the_papers_setup(name, settings):
     assert ablated == whole | {"method": whole["method"] | settings}
 
 
-def test_synthetic_asks_for_its_data():
-    with pytest.raises(InputError, match=r"^--recipe synthetic: pretrain\.train is required: set it"):
-        Recipe.load("synthetic")
-
-
 # One recipe on top of another
 
 
@@ -108,25 +84,6 @@ def test_a_recipe_that_extends_another_holds_what_it_changes(path, tmp_path):
     assert "extends" not in expected.dump()
     above = write(tmp_path / "again.yaml", {"extends": str(mine), "seed": 8, "train": {"epochs": 1}})
     assert Recipe.load(str(above), ["train.epochs=3"]) == Recipe.load(str(mine), ["seed=8", "train.epochs=3"])
-
-
-def test_extending_with_another_method_drops_the_former_ones_settings(tmp_path):
-    write(tmp_path / "base.yaml", MINIMAL | {"method": {"name": "swep", "beta": 0.01, "prior_variance": 0.2}})
-    mine = write(tmp_path / "mine.yaml", {"extends": "base.yaml", "method": {"name": "prior_aug"}})
-    assert Recipe.load(str(mine)).method.prior_variance == 0.1
-    same = write(tmp_path / "same.yaml", {"extends": "base.yaml", "method": {"name": "swep", "beta": 1}})
-    assert Recipe.load(str(same)).method.prior_variance == 0.2
-
-
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        ("quickstrat", "mine.yaml: extends quickstrat: no such recipe; did you mean 'quickstart'?"),
-        ("none.yaml", "none.yaml: no such recipe"),
-    ],
-)
-def test_what_cannot_be_extended(tmp_path, named, said):
-    assert said in message(write(tmp_path / "mine.yaml", {"extends": named}))
 
 
 # Two stages and the choice of a checkpoint
@@ -146,8 +103,11 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
     expected = ["data.train=pairs", "data.max_train_examples=50", "data.eval={}", "train.epochs=3"]
     expected += ["train.precision=bf16", "train.micro_batch_size=32", "train.learning_rate=2e-5"]
     assert first == Recipe.load(str(path), expected)
-    path.write_text(first.dump())
-    assert Recipe.load(str(path)) == first
+    averaged = Recipe.load(str(path), ["train.average=ema", "train.average_decay=0.9", "pretrain.train=pairs"])
+    assert averaged.unaveraged() == Recipe.load(str(path), ["pretrain.train=pairs"])
+    assert averaged.first_stage().train.average == "none"
+    samples = ["method.name=ssmba", "data.augmented=a.json", "pretrain.train=p.json"]  # of the second stage's questions
+    assert Recipe.load(str(path), samples).first_stage().method.name == "mle"
 
 
 # Overrides
@@ -176,36 +136,24 @@ def test_an_override_has_its_fields_type(path, override, expected):
     assert type(node) is type(expected)
 
 
-def test_a_bare_off_in_a_file_is_off(tmp_path):
-    text = yaml.safe_dump(MINIMAL) + "tracking:\n  to: off\n"
-    (tmp_path / "r.yaml").write_text(text)
-    assert Recipe.load(str(tmp_path / "r.yaml")).tracking.to == "off"
-
-
-def test_overrides_reach_into_the_eval_mapping_and_keep_its_order(path):
-    recipe = Recipe.load(str(path), ["data.eval.amazon=a.json", "data.eval.nyt=n.json", "data.eval.x=z"])
+def test_overrides_apply_in_order_keep_the_order_of_test_sets_and_make_missing_sections(path):
+    overrides = ["data.eval.amazon=a.json", "data.eval.nyt=n.json", "data.eval.x=z"]
+    recipe = Recipe.load(str(path), [*overrides, "eval.n_best=6", "eval.n_best=5", "tracking.project=p"])
     assert list(recipe.data.eval.items()) == [("x", "z"), ("amazon", "a.json"), ("nyt", "n.json")]
-
-
-def test_overrides_apply_in_order_and_make_missing_sections(path):
-    recipe = Recipe.load(str(path), ["eval.n_best=6", "eval.n_best=5", "tracking.project=p"])
     assert (recipe.eval.n_best, recipe.tracking.project) == (5, "p")
 
 
-def test_setting_another_method_drops_the_former_ones_settings(tmp_path):
+def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
     path = write(tmp_path / "r.yaml", MINIMAL | {"method": {"name": "swep", "beta": 0.01, "prior_variance": 0.2}})
     assert Recipe.load(str(path), ["method.name=mle"]).method.model_dump() == {"name": "mle"}
     assert Recipe.load(str(path), ["method.name=prior_aug"]).method.prior_variance == 0.1  # its own default
     assert Recipe.load(str(path), ["method.name=swep"]).method.beta == 0.01
-    later = Recipe.load(str(path), ["method.name=prior_aug", "method.mle_weight=0.3"]).method
-    assert (later.name, later.mle_weight) == ("prior_aug", 0.3)
-
-
-def test_a_methods_settings_may_stand_before_its_name(path):
-    for name in ("method.name=adv_aug", "method={name: adv_aug}"):
+    for method, variance in (("prior_aug", 0.1), ("swep", 0.2)):
+        above = write(tmp_path / "above.yaml", {"extends": "r.yaml", "method": {"name": method}})
+        assert Recipe.load(str(above)).method.prior_variance == variance
+    for name in ("method.name=adv_aug", "method={name: adv_aug}"):  # whose settings may stand before its name
         assert Recipe.load(str(path), ["method.ascent_steps=7", name]).method.ascent_steps == 7
-    last = Recipe.load(str(path), ["method={name: swep}", "method.name=mle"])
-    assert last.method.name == "mle"
+    assert Recipe.load(str(path), ["method={name: swep}", "method.name=mle"]).method.name == "mle"
 
 
 def test_what_is_no_override(path):
@@ -222,31 +170,24 @@ def test_what_is_no_override(path):
     ("overrides", "said"),
     [
         # unknown names
-        ("modle.name=m", "modle is not a field; did you mean 'model'?"),
         ("sed=1", "sed is not a field; did you mean 'seed'?"),
         ("beta=1", "beta is not a field; did you mean 'method.beta'?"),
         ("train.max_length=64", "train.max_length is not a field; did you mean 'data.max_length'?"),
-        ("data.max_lenght=1", "data.max_lenght is not a field; did you mean 'data.max_length'?"),
         ("train.learnin_rate=1", "train.learnin_rate is not a field; did you mean 'train.learning_rate'?"),
-        ("model.nam=1", "model.nam is not a field; did you mean 'model.name'?"),
-        ("eval.nbest=1", "eval.nbest is not a field; did you mean 'eval.n_best'?"),
-        ("tracking.projects=1", "tracking.projects is not a field; did you mean 'tracking.project'?"),
         ("pretrain.epocs=1", "pretrain.epocs is not a field; did you mean 'pretrain.epochs'?"),
         ("zzzz.a=1", "; known are data, eval, method, model, pretrain, seed, task, tracking, train"),
         ("method.name=sweb", "method.name: 'sweb' is not a method; did you mean 'swep'?"),
         ("method.beta=1 method.name=mle", "method.beta: mle has no setting 'beta' (a setting of swep); it takes none"),
+        ("method.name=mle method.prior_variance=1", "mle has no setting 'prior_variance' (a setting of prior_aug, "),
         ("method.prior_varience=1", "swep has no setting 'prior_varience'; did you mean 'prior_variance'?"),
         ("eval.select_on=y", "eval.select_on: 'y' is not a data set of data.eval; known are x"),
         ("data.holdout_fraction=0.1 data.eval.x=dev eval.select_on=heldout", "did you mean 'held_out'?"),
-        ("eval.select_on=held_out", "keeps out, and that is 0: set it to 0.1, for example"),
+        ("eval.select_on=held_out", "not a data set of data.eval; known are x (held_out needs data.holdout_fraction)"),
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
         ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
-        ("train.average=last_k train.average_decay=0.5", "average_decay: is a setting of average ema, and train.ave"),
         ("train.epochs=1:30", "train.epochs: '1:30': must be a valid number"),
         # sections
-        ("method=mle", "'mle' is not a section: give its fields, such as method.name"),
         ("pretrain=a.json", "'a.json' is not a section: give its fields, such as pretrain.train"),
-        ("data=", "data: None is not a section: give its fields, such as data.train"),
         ("method={name:mle,name:swep}".replace(":", ": "), "line 1, column 12: name stands here a second time"),
         # what does not fit together
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
@@ -299,11 +240,6 @@ def test_what_does_not_fit_together_is_fine_alone(path):
         assert Recipe.load(str(path), [f"method.name={name}", "data.augmented=a.json"]).data.augmented == "a.json"
 
 
-def test_a_setting_of_several_other_methods_names_them(path):
-    said = message(path, "method.name=mle", "method.prior_variance=1")
-    assert re.search(r"mle has no setting 'prior_variance' \(a setting of prior_aug, .*swep.*\); it takes none$", said)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -312,13 +248,8 @@ def test_a_setting_of_several_other_methods_names_them(path):
             for field in ("model.name", "method.name", "data.train")
         ),
         ({"method": {"beta": 1}}, "method.name is required: one of mle, prior_aug, swep"),
-        ({"method": "swep"}, "give its fields, such as method.name"),
         ({"data": None}, "data: None is not a section: give its fields, such as data.train"),
         ({"data": {"train": "t"}}, "data.eval names nothing"),
-        (
-            {"data": {"eval": {"x": "y"}}},
-            "data.train is required: set it",
-        ),
     ],
 )
 def test_what_a_file_lacks(tmp_path, changes, said):
@@ -334,9 +265,9 @@ def test_languages_are_those_of_mlqa_and_of_test_sets(path):
     assert Recipe.load(str(path), [*mlqa, "eval.language=de"]).eval.answer_language("zh") == "de"
     assert "eval.language: scorer squad has rules only for English" in message(path, "eval.language=de")
     assert "eval.language: 'hz' is not a data set" in message(path, *mlqa, "eval.language={hz: zh}")
-    languages = "give one of ar, de, en, es, hi, vi, zh, or one of them by data set"
-    assert message(path, *mlqa, "eval.language=fr").endswith(f"eval.language: 'fr': {languages}")
-    assert message(path, *mlqa, "eval.language={zh: fr}").endswith(f"eval.language: {{'zh': 'fr'}}: {languages}")
+    for language in ("fr", "{zh: fr}"):
+        said = message(path, *mlqa, f"eval.language={language}")
+        assert "eval.language: 'fr' is not one of ar, de, en, es, hi, vi, zh: give one, or one by data set" in said
 
 
 def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path):
@@ -344,36 +275,19 @@ def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path)
     recipe = Recipe.load(str(empty), ["data.train=t", "data.eval.x=y", "pretrain.train=p"])
     assert (recipe.data.train, recipe.pretrain.train) == ("t", "p")
     assert Recipe.load(str(path), ["data.eval={}"]).data.eval == {}  # said, not forgotten
-    assert Recipe.load(str(path), ["data.eval={}", "data.holdout_fraction=0.2"]).data.eval == {}
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            "train:\n  epochs: 1\nseed: 3\ntrain:\n  epochs: 2\n",
-            "not YAML (line 4, column 1: train stands here a second time",
-        ),
         ("train: {epochs: 1, epochs: 2}\n", "not YAML (line 1, column 20: epochs stands here a second time"),
-        *((content, "not YAML") for content in ("a: [1", "a: 2019-13-45", "\tx: 1")),
+        *((content, "not YAML") for content in ("a: [1", "\tx: 1")),
         *((content, "a recipe is a mapping with the sections task, seed") for content in ("", "- a\n", "text\n")),
     ],
 )
 def test_what_is_not_a_recipe(tmp_path, content, said):
     (tmp_path / "r.yaml").write_text(content)
     assert f"{tmp_path / 'r.yaml'}: {said}" in message(tmp_path / "r.yaml")
-
-
-def test_what_is_tested_without_the_average_is_the_same_training(path):
-    averaged = ["train.average=ema", "train.average_decay=0.9"]
-    assert Recipe.load(str(path), averaged).unaveraged() == Recipe.load(str(path))
-    assert Recipe.load(str(path), [*averaged, "pretrain.train=pairs"]).first_stage().train.average == "none"
-
-
-def test_samples_are_of_the_second_stage(path):
-    recipe = Recipe.load(str(path), ["method.name=ssmba", "data.augmented=a.json", "pretrain.train=p.json"])
-    first = recipe.first_stage()
-    assert (first.method.name, first.data.augmented, first.data.train) == ("mle", None, "p.json")
 
 
 def test_all_faults_in_one_message(path):
@@ -385,6 +299,7 @@ def test_all_faults_in_one_message(path):
 # The resolved copy
 
 
+@settings(max_examples=30)
 @given(rate=st.floats(1e-12, 1e3), text=st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1))
 def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, rate, text):
     tree = {

@@ -12,7 +12,7 @@ from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, load_model
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.run import _note_start, _peak, _report, _take
+from swep_ds.pipeline.run import _peak, _report, _take
 from swep_ds.ranks.group import process_group
 from swep_ds.training.checkpoints import TrainState
 from tests.support import tiny, tiny_models
@@ -73,14 +73,6 @@ def test_samples_follow_their_questions(folder, data):
         assert samples[0].span == plain[0].span
 
 
-def test_training_data_that_is_missing_names_the_field_it_was_given_in(folder):
-    data = {"train": "nowhere.json", "eval": {}}
-    recipe = Recipe.model_validate({"model": {"name": "m"}, "method": {"name": "mle"}, "data": data})
-    for field in ("data.train", "pretrain.train"):
-        with pytest.raises(InputError, match=rf"^{field}: .*nowhere\.json"):
-            load_examples(recipe, field)
-
-
 def test_samples_that_are_missing_broken_or_of_other_data(folder):
     for source, said in (
         ("nowhere.json", r"^data\.augmented: .*nowhere\.json.*no such file"),
@@ -93,23 +85,6 @@ def test_samples_that_are_missing_broken_or_of_other_data(folder):
     (folder / "broken.json").write_text(json.dumps(broken))
     with pytest.raises(InputError, match=r"^data\.augmented: .*broken\.json: question 'q0-0-ssmba0': the answer"):
         training(folder, augmented=str(folder / "broken.json"))
-
-
-def test_results_of_a_finished_run_stay_until_there_are_new_ones_unless_settings_change(tmp_path):
-    tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {}}}
-    recipe, folder = Recipe.model_validate(tree), RunFolder(tmp_path)
-    batches = SimpleNamespace(global_batch=8)
-    job = SimpleNamespace(config={}, batches=batches)
-    kept = [folder.results, folder.report, tmp_path / "unaveraged" / "results.json"]
-    _note_start(folder, recipe, job, False)
-    kept[2].parent.mkdir()
-    other = Recipe.model_validate(tree | {"eval": {"n_best": 5}})
-    for given, trained, stay in ((recipe, True, True), (other, True, False), (recipe, False, False)):
-        _note_start(folder, recipe, job, True)
-        for file in kept:
-            file.write_text("{}")
-        _note_start(folder, given, job, trained)
-        assert [file.exists() for file in kept] == [stay] * 3
 
 
 def test_a_service_that_is_not_installed_is_refused_before_the_folder_is_claimed(tmp_path, monkeypatch):
@@ -140,8 +115,8 @@ def model_recipe(folder, **train) -> Recipe:
     return Recipe.model_validate(tree | {"train": train})
 
 
-@pytest.mark.parametrize("kind", ["t5", "mt5", "switch_transformers"])
-def test_what_overflows_in_fp16_is_refused_by_its_config_alone(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["t5", "mt5"])
+def test_what_overflows_in_fp16_is_refused_by_its_config(kind, tmp_path):
     assert kind in OVERFLOWS_IN_FP16
     config = tiny_models.config("t5").to_dict() | {"model_type": kind}
     (tmp_path / "config.json").write_text(json.dumps(config))  # no weights there

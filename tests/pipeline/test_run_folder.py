@@ -1,10 +1,9 @@
 """A run's folder: whose it is, what may change between two starts, where it resumes."""
 
-import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from swep_ds.pipeline import prepare
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import refused
-from tests.support.tiny_checkpoint import change_manifest, state, write_checkpoint
+from tests.support.tiny_checkpoint import change_manifest, write_checkpoint
 
 BATCH = GlobalBatch(windows=8, micro_batch_size=8, gradient_accumulation_steps=1)
 TREE = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
@@ -71,30 +70,25 @@ def test_a_finished_run_without_checkpoints_is_not_trained_again(used, tmp_path)
     folder = RunFolder(used)
     folder.check_not_finished()
     folder.results.write_text("{}")
-    with pytest.raises(InputError, match=r"its run is finished, .*`swep-ds evaluate .*/model --data .*, or delete "):
-        folder.check_not_finished()
+    assert "its run is finished, and without checkpoints it would be trained again" in refused(
+        folder.check_not_finished
+    )
     assert take(used, resume=str(write_checkpoint(tmp_path / "other", 2))) == []  # nor from elsewhere
 
 
 # Whose a folder is
 
 
-def test_what_is_not_a_folder_or_holds_other_files(tmp_path):
-    (tmp_path / "file").write_text("")
-    before = sorted(tmp_path.rglob("*"))
-    assert "is a file: name a folder" in message(tmp_path / "file")
-    assert "cannot be made and locked (Not a directory)" in message(tmp_path / "file" / "run")
-    assert "holds files that belong to no run (file): name a new or empty folder" in message(tmp_path)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize("name", ["thesis.tex", "recipe.yaml", "checkpoints/mine", "model/mine", "pretrain/a"])
 def test_what_no_start_leaves_is_somebody_elses(tmp_path, name):
     """Such as a user's own recipe beside his model."""
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("extends: quickstart\n")
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("extends: quickstart\n")
     before = sorted(tmp_path.rglob("*"))
     assert f"holds files that belong to no run ({Path(name).parts[0]})" in message(tmp_path)
+    assert "cannot be made and locked (File exists)" in message(file)
+    assert "cannot be made and locked (Not a directory)" in message(file / "run")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -128,13 +122,6 @@ def test_folders_may_be_on_another_disk(used, tmp_path):
     assert take(used) == [used / "checkpoints" / tag.name]
     (tmp_path / "link").symlink_to(used)
     assert take(tmp_path / "link") == [tmp_path / "link" / "checkpoints" / tag.name]
-
-
-@pytest.mark.parametrize("name", ["", "model"])
-def test_what_cannot_be_written_to_is_found_at_the_start(used, monkeypatch, name):
-    (used / name).mkdir(exist_ok=True)
-    monkeypatch.setattr(os, "access", lambda path, mode: path != used / name)  # root may write everywhere
-    assert f"{used / name}: cannot be written to: change its permissions" in message(used)
 
 
 # The same run, or another one
@@ -210,13 +197,6 @@ def test_auto_resumes_from_the_newest_complete_checkpoint(used):
     assert take(used) == [tags[1], tags[0], tags[2]]
 
 
-def test_auto_with_nothing_but_damaged_checkpoints(used):
-    tag, size = write_checkpoint(used / "checkpoints", 4), len(state())
-    (tag / "state.pt").unlink()
-    said = message(used)
-    assert f"{tag}: the checkpoint is damaged (state.pt is missing, {size} were written): delete that folder" in said
-
-
 def test_a_path_names_a_checkpoint_or_a_folder_of_them(used, tmp_path, capsys):
     other = tmp_path / "other" / "checkpoints"
     older, newest = write_checkpoint(other, 1), write_checkpoint(other, 2)
@@ -232,7 +212,46 @@ def test_a_path_names_a_checkpoint_or_a_folder_of_them(used, tmp_path, capsys):
     assert take(used, resume=str(inside)) == [inside]  # which may rewind it
 
 
+def recipe_of(micro: int, steps: int, **train) -> Recipe:
+    return recipe(train={"micro_batch_size": micro, "gradient_accumulation_steps": steps, **train})
+
+
+@pytest.mark.parametrize(
+    ("windows", "world_size", "asked", "kept"),
+    [
+        (32, 4, (8, 1), (8, 1)),
+        (32, 2, (8, 1), (8, 2)),
+        (32, 32, (8, 1), (1, 1)),
+        (24, 3, (3, 4), (2, 4)),  # 8 windows per rank, which 3 do not divide
+        (14, 2, (2, 7), (1, 7)),
+    ],
+)
+def test_the_global_batch_is_kept_on_other_ranks(windows, world_size, asked, kept):
+    assert GlobalBatch(windows, *asked).split(recipe_of(*asked), world_size) == recipe_of(*kept)
+
+
+@pytest.mark.parametrize(("world_size", "steps"), [(4, 2), (1, 8)])
+def test_a_budget_of_tokens_is_kept_by_the_number_of_micro_batches(world_size, steps):
+    kept = GlobalBatch(8, 8, 2).split(recipe_of(8, 2, max_tokens=4096), world_size)
+    assert kept == recipe_of(8, steps, max_tokens=4096)
+
+
+@pytest.mark.parametrize(
+    ("began", "asked", "world_size", "batch"),
+    [
+        (GlobalBatch(32, 8, 1), recipe_of(8, 1), 3, 24),
+        (GlobalBatch(8, 8, 2), recipe_of(8, 2, max_tokens=4096), 3, 6),
+        (GlobalBatch(12, 8, 1), recipe_of(8, 1), 1, 8),
+        (GlobalBatch(16, 8, 1), recipe_of(8, 2), 2, 32),
+    ],
+)
+def test_a_global_batch_that_cannot_be_kept_is_refused(began, asked, world_size, batch):
+    said = f"x {world_size} rank(s) is a global batch of {batch}, and the run began with {began.windows}: choose values"
+    assert said in refused(began.split, asked, world_size)
+
+
 def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path):
+    assert GlobalBatch(16, 8, 1).split(recipe_of(4, 2), 2) == recipe_of(4, 2)
     assert take(used, recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2)) == []
     assert RunFolder(used).read_batch([]) == BATCH
     other = write_checkpoint(tmp_path / "other", 3)
@@ -242,48 +261,36 @@ def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path)
     assert RunFolder(tmp_path / "new").read_batch([other]) == GlobalBatch(**of_checkpoint)
 
 
-# The lock
+def test_results_stay_until_there_are_new_ones_unless_settings_change_or_more_is_trained(tmp_path):
+    folder = RunFolder(tmp_path)
+    kept = [folder.results, folder.report, tmp_path / "unaveraged" / "results.json"]
+    kept[2].parent.mkdir()
+    for given, is_trained, stay in (
+        (recipe(), True, True),
+        (recipe(eval__n_best=5), True, False),
+        (recipe(), False, False),
+    ):
+        folder.begin(recipe(), {}, 8, is_trained=True)
+        for file in kept:
+            file.write_text("{}")
+        folder.begin(given, {}, 8, is_trained=is_trained)
+        assert [file.exists() for file in kept] == [stay] * 3
 
 
-@contextmanager
-def held(path: Path):
-    """The folder is locked by another process, which is yielded."""
-    script = (
-        "import sys\n"
-        "from filelock import FileLock\n"
-        "lock = FileLock(sys.argv[1])\n"
-        "lock.acquire()\n"
-        "print('locked', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", script, str(path / ".lock")], **pipes) as holder:
+def test_another_process_holds_the_folder_until_it_ends(used, monkeypatch):
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.1)
+    script = "import sys, filelock\nlock = filelock.FileLock(sys.argv[1])\nlock.acquire()\nprint()\nsys.stdin.read()"
+    command = [sys.executable, "-c", script, str(used / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:
-            assert holder.stdout.readline() == "locked\n"
-            yield holder
+            holder.stdout.readline()  # it has the lock
+            assert "another process is writing to it: name another folder" in message(used)
+            monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # as if on the disk of a node that was lost
+            killer = threading.Timer(0.5, holder.kill)
+            killer.start()
+            with RunFolder(used) as folder:
+                assert folder.take(recipe(), "auto") == []  # a killed process leaves no lock behind
+                assert is_locked(used / ".lock")
+            killer.join()
         finally:
             holder.kill()
-
-
-def test_another_process_holds_the_folder_until_it_ends(used, monkeypatch, capsys):
-    monkeypatch.setattr(run_folder, "LOCK_EVERY", 0.05)
-    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.2)
-    with held(used) as holder:
-        assert "another process is writing to it: name another folder" in message(used)
-        assert capsys.readouterr().err == f"{used}: another process holds it, waiting up to 0 s\n"
-        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # as if on the disk of a node that was lost
-        monkeypatch.setattr(run_folder, "say_on_stderr", lambda text: (print(text), holder.kill(), holder.wait()))
-        with RunFolder(used) as folder:
-            assert folder.take(recipe(), "auto") == []  # a killed process leaves no lock behind
-            assert is_locked(used / ".lock")
-        assert capsys.readouterr().out == f"{used}: another process holds it, waiting up to 120 s\n"
-
-
-def test_another_run_that_began_while_this_one_waited_keeps_its_folder(tmp_path, monkeypatch):
-    def write_meanwhile(*_) -> None:
-        RunFolder(tmp_path).write_batch(BATCH)
-        (tmp_path / "recipe.yaml").write_text(recipe(seed=9).dump())
-        (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n')
-
-    monkeypatch.setattr(RunFolder, "_take_lock", write_meanwhile)
-    assert "holds another run: name another folder (seed 9" in message(tmp_path)

@@ -17,7 +17,7 @@ from tests.support.tiny_run import complete, ds_config, losses, make_runs, metri
 
 pytestmark = pytest.mark.slow
 
-UPDATES, EVERY, FIRST_UPDATES = 8, 2, 4
+UPDATES, EVERY, FIRST_UPDATES = 6, 2, 4
 SELECTED = {  # run -> (ZeRO stage, ranks)
     "select-0": (0, 1),
     "two-bf16": (2, 2),
@@ -68,7 +68,7 @@ def folder(tmp_path_factory) -> Path:
         [
             start(folder, "plain-0", 0),
             start(folder, "select-0", 0, *select),
-            start(folder, "stopped-0", 0, *select, stop_after=7),
+            start(folder, "stopped-0", 0, *select, stop_after=5),
             start(folder, "stopped-0", 0, *select),
             two(folder, "bad-first", 0, "pretrain.train=nowhere/generated.json", fails=True),
             two(folder, "bad-second", 0, "data.eval.more=nowhere/more.json", fails=True),

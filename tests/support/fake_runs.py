@@ -11,13 +11,8 @@ from swep_ds.evaluation.scores import SQUAD
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps.sweep import Cell, describe, read_sweep
 
-RECIPE = {
-    "model": {"name": "google/electra-small-discriminator"},
-    "method": {"name": "mle"},
-    "data": {"train": "squad.json"},
-}
-
-
+RECIPE = {"model": {"name": "google/electra-small-discriminator"}, "method": {"name": "mle"}}
+RECIPE |= {"data": {"train": "squad.json"}}
 # `results.json` has these of every run: tests/evaluation/test_evaluate.py compares the names with a real run's
 TRAIN = {"examples": 9, "features": 9, "updates": 2, "seconds": 1.0, "samples_per_second": 9.0}
 TRAIN |= {"tokens_per_second": 90.0, "peak_memory_bytes": 2**20}
@@ -25,13 +20,10 @@ TRAIN |= {"tokens_per_second": 90.0, "peak_memory_bytes": 2**20}
 
 def data_set(folder: Path, name: str, questions: int) -> dict[str, list[str]]:
     """Writes a SQuAD file `<name>.json`; returns its answers by question id: "b", in paragraphs "a b c 0" and so on."""
-    paragraphs = [
-        {
-            "context": f"a b c {i}",
-            "qas": [{"id": f"{name}{i}", "question": "which?", "answers": [{"text": "b", "answer_start": 2}]}],
-        }
-        for i in range(questions)
-    ]
+    paragraphs = []
+    for i in range(questions):
+        qa = {"id": f"{name}{i}", "question": "which?", "answers": [{"text": "b", "answer_start": 2}]}
+        paragraphs.append({"context": f"a b c {i}", "qas": [qa]})
     (folder / f"{name}.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
     return {f"{name}{i}": ["b"] for i in range(questions)}
 
@@ -68,13 +60,5 @@ def finish(folder: Path, recipe: Recipe, right: dict[str, int], **changes) -> No
 
 def results(recipe: Recipe, scores: Scores) -> dict[str, Any]:
     """The content of `results.json`."""
-    return {
-        "method": recipe.method.name,
-        "model": recipe.model.name,
-        "seed": recipe.seed,
-        "world_size": 1,
-        "train": TRAIN,
-        "inputs": {},
-        "eval": scores,
-        "versions": dict.fromkeys(PACKAGES, "1.0"),
-    }
+    run = {"method": recipe.method.name, "model": recipe.model.name, "seed": recipe.seed, "world_size": 1}
+    return run | {"train": TRAIN, "inputs": {}, "eval": scores, "versions": dict.fromkeys(PACKAGES, "1.0")}

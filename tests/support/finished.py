@@ -25,9 +25,8 @@ def finished(folder: Path, method: str = "swep", architecture: str = "bert", **s
     chosen = [f"method.name={method}", *(f"method.{name}={value}" for name, value in settings.items())]
     recipe = Recipe.load(str(prepare(folder, architecture=architecture)), chosen)
     (folder / "recipe.yaml").write_text(recipe.dump())
-    results = Results(
-        method=method, model="m", seed=0, world_size=1, eval={}, versions={}, inputs=input_checksums(recipe)
-    )
+    results = {"method": method, "model": "m", "seed": 0, "world_size": 1, "eval": {}, "versions": {}}
+    results = Results(**results, inputs=input_checksums(recipe))
     write_results(folder, results.model_dump(exclude_none=True))
     write_reading(folder / "model")
     if recipe.method.name == "swep":
@@ -35,5 +34,5 @@ def finished(folder: Path, method: str = "swep", architecture: str = "bert", **s
     return folder
 
 
-def load(folder: Path, method: str = "swep", architecture: str = "bert", **settings) -> TrainedRun:
-    return TrainedRun.load(finished(folder, method, architecture, **settings))
+def load(folder: Path, *arguments: str, **settings) -> TrainedRun:
+    return TrainedRun.load(finished(folder, *arguments, **settings))

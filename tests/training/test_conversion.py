@@ -228,7 +228,7 @@ def test_what_cannot_resume_is_refused_in_one_line(folder):
     )
     assert "in bf16 the state of ZeRO-0 has another form" in said["half"]
     assert said["half"].endswith("use a ds_config of stage 0")
-    assert "a global batch of 3, which 2 ranks cannot share evenly: start it on 1, 3 rank(s)" in said["odd"]
+    assert "x 2 rank(s) is a global batch of 6, and the run began with 3: choose values with that" in said["odd"]
     assert not any("\n" in text for text in said.values())
     assert len(losses(folder / "odd")) == STOPS[0]  # unchanged
 
