@@ -189,7 +189,6 @@ def resolve_ds_config(
     return complete_ds_config(
         source,
         recipe.train,
-        pretrains=recipe.pretrain is not None,
         world_size=world_size,
         micro_steps=micro_steps,
         hidden_size=hidden_size,

@@ -48,8 +48,7 @@ from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.metrics import check_weights, peak_memory_bytes
-from swep_ds.training.services import check_service
-from swep_ds.training.tracking import Table, Tracker
+from swep_ds.training.tracking import Table, Tracker, check_service
 
 log = logging.getLogger(__name__)
 MakeReport = Callable[[Path], tuple[str, Mapping[str, Table]]]  # from a run's folder: the page, and its tables by name
