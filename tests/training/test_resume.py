@@ -40,7 +40,6 @@ def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) 
         "method.kl_target": 4000,
         "method.noise_learning_rate": 5e-3,
         "method.noise_max_grad_norm": 0.3,
-        **more.pop("settings", {}),
     }
     return {
         "recipe": str(folder / "recipe.yaml"),
