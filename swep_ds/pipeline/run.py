@@ -43,7 +43,6 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
-from swep_ds.training.determinism import naming_operation
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import train
@@ -170,7 +169,7 @@ def _run_stage(
     check_alike(setup | layout)
     _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")
-    with _engine(recipe, prepared, folder) as engine, naming_operation():
+    with _engine(recipe, prepared, folder) as engine:
         average = WeightAverage.of(engine, recipe.train, updates)
         main, plain = Outcome(recipe, folder, nullcontext), None
         if average:

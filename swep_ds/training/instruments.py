@@ -11,7 +11,7 @@ from swep_ds.data.batches import TrainingBatches
 from swep_ds.evaluation.results import Score
 from swep_ds.training.checkpoint_files import TrainState
 from swep_ds.training.engine import Engine
-from swep_ds.training.metrics import Meter, Outliers, Stopwatch, check_finite, first_not_finite
+from swep_ds.training.metrics import Meter, Stopwatch, check_finite, first_not_finite
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.tracking import Tracker
 
@@ -30,7 +30,6 @@ class Instruments:
         self._engine, self._tracker, self._updates = engine, tracker, batches.updates
         self._meter = Meter(batches.accumulation, before.unlogged)
         self._norms: dict[int, Tensor | float] = {}  # by update, on the device: keeping one waits for nothing
-        self._outliers = Outliers(forward=engine.stage < 3)
         self._skips_overflow = settings.precision == "fp16"
 
     def begin(self, update: int) -> None:
@@ -58,7 +57,7 @@ class Instruments:
         means, health = self._meter.read(self.watch.read(), finite)
         means |= {"learning_rate": self._rate} | self._engine.read()
         if logs:
-            self._tracker.log_health(self._update, health, self._outliers.news(health))
+            self._tracker.log_health(self._update, health)
         gradient = first_not_finite(self._norms)
         self._norms.clear()
         check_finite(self._update, means, health["not_finite"], None if self._skips_overflow else gradient)

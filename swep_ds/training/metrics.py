@@ -1,9 +1,8 @@
 """What a run measures about its updates: mean losses, and each rank's health.
 
-Notable:
-- Collectives make all ranks' updates equally long. A slow rank shows where it waits for no other: in its data, and in
-  its forward passes, but not at ZeRO-3, where these wait for the other ranks' weights.
-- On a GPU forward passes are timed by events in its stream; nothing waits for them before the update is logged.
+Collectives make all ranks' updates equally long. A slow rank shows where it waits for no other: in its data, and in its
+forward passes, but not at ZeRO-3, where these wait for the other ranks' weights. On a GPU forward passes are timed by
+events in its stream; nothing waits for them before the update is logged.
 """
 
 import math
@@ -11,7 +10,6 @@ import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from statistics import median_low
 from typing import Any
 
 import torch
@@ -28,8 +26,6 @@ from swep_ds.training.sharding import full_weights
 # of each rank, for health.jsonl: seconds per update without validation and checkpoints, seconds per update of waiting
 # for data, seconds of the logged update's forward passes, peak memory so far
 NUMBERS = ("step_seconds", "data_seconds", "forward_seconds", "memory_mib")
-SLOW = 1.5  # times the (lower) median over ranks
-SHARE = 0.1  # the least share of an update that counts as slow
 MIB = 2**20
 DIVERGED = (
     "lower train.learning_rate or method.beta, raise train.warmup_fraction, or use bf16 or fp32 in place of fp16; "
@@ -211,33 +207,3 @@ def check_weights(engine, modules: Sequence[nn.Module]) -> None:
     if broken := ranks.gather(broken)[0]:
         what = f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]})"
         raise TrainingDiverged(f"{what}, so no model is exported: {DIVERGED}")
-
-
-class Outliers:
-    """Names, once, each rank that stands out in two logged updates in a row.
-
-    Args:
-        forward: whether a rank's forward passes wait for no other rank.
-    """
-
-    def __init__(self, *, forward: bool):
-        self._watched = {"data_seconds": "waits for data"}
-        if forward:
-            self._watched["forward_seconds"] = "is slow in its forward passes"
-        self._before: set[tuple[int, str]] = set()
-        self._reported: set[tuple[int, str]] = set()
-
-    def news(self, health: dict[str, list]) -> list[str]:
-        """What to report about the ranks of a logged update (`Meter.read`), a line each."""
-        lines = {}
-        update = median_low(health["step_seconds"])
-        for field, what in self._watched.items():
-            usual = median_low(health[field])
-            for rank, seconds in enumerate(health[field]):
-                if seconds > SLOW * usual and seconds - usual > SHARE * update:
-                    text = f"rank {rank} ({ranks.host(rank)}) {what}: {seconds:.3g} s an update, others {usual:.3g} s"
-                    lines[rank, what] = text
-        fresh = (lines.keys() & self._before) - self._reported
-        self._before = set(lines)
-        self._reported |= fresh
-        return [lines[key] for key in sorted(fresh)]

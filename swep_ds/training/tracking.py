@@ -7,7 +7,7 @@ Only rank 0 writes; on other ranks a tracker does nothing. A service may fail at
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -118,12 +118,10 @@ class Tracker:
             self.progress.stop()
         self._tell(lambda run: run.log(line, step=done.updates))
 
-    def log_health(self, update: int, line: dict[str, Any], remarks: Iterable[str]) -> None:
-        """Writes a line with every rank's numbers, and shows `remarks` on ranks that stand out."""
+    def log_health(self, update: int, line: dict[str, list]) -> None:
+        """Writes a line with every rank's numbers."""
         if self.active:
             self.health.write({"update": update, **line})
-            for remark in remarks:
-                self.console.print(f"note: {remark}", style="yellow")
 
     def summary(self, scores: Scores) -> None:
         """Sends the scores after training to the service."""

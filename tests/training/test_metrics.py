@@ -1,4 +1,4 @@
-"""Which ranks stand out, and statistics that survive a stop between two lines."""
+"""Numbers that are not finite, and statistics that survive a stop between two lines."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 
 from swep_ds import ranks
 from swep_ds.common.errors import TrainingDiverged
-from swep_ds.training.metrics import Meter, Outliers, Stopwatch, check_finite, first_not_finite
+from swep_ds.training.metrics import Meter, Stopwatch, check_finite, first_not_finite
 
 
 @pytest.fixture(autouse=True)
@@ -16,30 +16,6 @@ def _four_ranks(monkeypatch):
     monkeypatch.setattr(ranks, "world_size", lambda: 4)
     monkeypatch.setattr(ranks, "rank", lambda: 0)
     monkeypatch.setattr(ranks, "device", lambda: torch.device("cpu"))
-
-
-def health(data: list[float], forward: list[float]) -> dict[str, list]:
-    return {"step_seconds": [1.0] * 4, "data_seconds": data, "forward_seconds": forward}
-
-
-def test_a_rank_that_is_slow_twice_in_a_row_is_named_once():
-    outliers = Outliers(forward=True)
-    slow = health([0.01] * 4, [0.4] * 3 + [0.7])
-    news = ["rank 3 (b) is slow in its forward passes: 0.7 s an update, others 0.4 s"]
-    assert [outliers.news(slow), outliers.news(slow), outliers.news(slow)] == [[], news, []]
-
-
-def test_one_slow_line_or_a_small_share_or_waiting_for_others_is_nothing():
-    outliers = Outliers(forward=True)
-    alike = health([0.01] * 4, [0.4, 0.41, 0.39, 0.4])
-    slow = health([0.01] * 4, [0.4, 0.4, 0.4, 0.9])
-    for line in (alike, slow, alike, health([0.05, 0.01, 0.01, 0.01], [0.4] * 4)):
-        assert outliers.news(line) == []
-    at_zero_3 = Outliers(forward=False)
-    assert [at_zero_3.news(slow), at_zero_3.news(slow)] == [[], []]
-    waits = health([0.01, 0.6, 0.01, 0.01], [0.4] * 4)
-    assert at_zero_3.news(waits) == []
-    assert at_zero_3.news(waits) == ["rank 1 (a) waits for data: 0.6 s an update, others 0.01 s"]
 
 
 class Event:
