@@ -43,8 +43,7 @@ class Engine:
         deepspeed: DeepSpeed's engine. Checkpoints read and write its state.
         module: the objective.
         stage: the ZeRO stage.
-        coalesces: whether gradients are reduced once an update, and `step` is called only
-            after that (`run_update`).
+        coalesces: whether gradients are reduced once an update, and `step` is called only then (`run_update`).
     """
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
@@ -110,7 +109,7 @@ class Engine:
         return self.deepspeed.get_global_grad_norm()
 
     def read(self) -> dict[str, float]:
-        """Numbers of the latest update, for metrics.jsonl. The norms of an update that fp16 skipped are infinite."""
+        """Numbers of the latest update, for metrics.jsonl; infinite norms if fp16 skipped it."""
         numbers = {}
         if self.grad_norm is not None:
             numbers["grad_norm"] = float(self.grad_norm)
@@ -134,9 +133,7 @@ class Engine:
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:
-    """Builds the engine.
-
-    A method's own parameters, if it has any, are the optimizer's second group.
+    """Builds the engine. A method's own parameters, if it has any, are the optimizer's second group.
 
     Args:
         config: from `complete_ds_config`.
@@ -170,23 +167,16 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
 
 
 def _optimizer(groups: list[dict[str, Any]], train: TrainSection) -> Optimizer:
-    """AdamW is PyTorch's, which compiles nothing; a ds_config that names an optimizer gets DeepSpeed's fused or CPU
-    Adam. Adafactor is transformers', at the recipe's learning rate and without its own schedule, as T5 is fine-tuned.
-    """
+    """PyTorch's AdamW, which compiles nothing, or transformers' Adafactor without its own schedule, as for T5."""
     if train.optimizer == "adafactor":
         fixed = {"scale_parameter": False, "relative_step": False}
         return Adafactor(groups, lr=train.learning_rate, weight_decay=train.weight_decay, **fixed)
-    return torch.optim.AdamW(
-        groups,
-        lr=train.learning_rate,
-        betas=train.adam_betas,
-        eps=train.adam_epsilon,
-        weight_decay=train.weight_decay,
-        fused=True,  # one pass over memory instead of one per operation, on CPU and GPU
-    )
+    settings = {"betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": train.weight_decay}
+    # fused: one pass over memory instead of one per operation, on CPU and GPU
+    return torch.optim.AdamW(groups, lr=train.learning_rate, fused=True, **settings)
 
 
 def _refusals() -> AbstractContextManager[None]:
     """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
-    what, fix = "ds_config: DeepSpeed cannot build an engine from it", "fix the field it names, or use a shipped file"
-    return as_input_error(what, fix, but=NOT_OF_THE_INPUT)
+    fix = "fix the field it names, or use a shipped file"
+    return as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=NOT_OF_THE_INPUT)

@@ -27,11 +27,8 @@ MODEL, METHOD = 0, 1  # the groups' numbers
 
 
 def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | None":
-    """None if the method has no parameters, or where DeepSpeed clips without a norm for each group.
-
-    Args:
-        max_norm: `train.max_grad_norm`; 0 = no clipping.
-    """
+    """None if the method has no parameters, or where DeepSpeed clips without a norm for each group. `max_norm` is
+    `train.max_grad_norm`; 0 = no clipping."""
     limit = objective.method.max_grad_norm
     if len(objective.parameter_groups()) == 1 or (limit is None and engine.zero_optimization_stage() == 0):
         return None

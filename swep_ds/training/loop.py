@@ -90,7 +90,9 @@ def train(
                 saved = _save(checkpoints, engine, state, instruments, score)
                 signal = signal or max(ranks.gather(request.number))  # no second save for what came since the vote
             if signal:
-                _stop(signal, number, batches.updates, saved)
+                kept = "its checkpoint is saved" if saved else "earlier checkpoints stay"
+                after = f"after update {number} of {batches.updates}; {kept}, and {RESUMES}"
+                raise Stopped(f"on request ({Signals(signal).name}) {after}")
     return state
 
 
@@ -167,8 +169,3 @@ def _save(
     if saved and ranks.is_main():
         note_checkpoint(state.updates)
     return saved
-
-
-def _stop(signal: int, update: int, updates: int, saved: bool) -> None:
-    kept = "its checkpoint is saved" if saved else "earlier checkpoints stay"
-    raise Stopped(f"on request ({Signals(signal).name}) after update {update} of {updates}; {kept}, and {RESUMES}")

@@ -34,11 +34,7 @@ DIVERGED = (
 
 
 class Stopwatch:
-    """Times this rank's updates, and reports each phase to the heartbeat.
-
-    Args:
-        seconds: that the run took before this start.
-    """
+    """Times this rank's updates, and reports each phase to the heartbeat. `seconds`: what earlier starts took."""
 
     def __init__(self, seconds: float = 0.0):
         self._event = get_accelerator().Event if ranks.device().type != "cpu" else None
@@ -136,13 +132,8 @@ class Meter:
                 self.counts[name] = self.counts.get(name, 0) + 1
 
     def read(self, numbers: Sequence[float], weights_finite: bool) -> tuple[dict[str, float], dict[str, list]]:
-        """The means, and a line of health.jsonl: lists over the ranks of their `NUMBERS`, and the ranks whose loss or
-        weights are not finite. Collective.
-
-        Args:
-            numbers: this rank's, of `Stopwatch.read`.
-            weights_finite: whether this rank's weights are, where they were checked.
-        """
+        """The means, and a line of health.jsonl: lists over the ranks of their `NUMBERS` (`Stopwatch.read`), and the
+        ranks whose loss or weights are not finite. Collective."""
         sums, more = self._gather([*numbers, weights_finite])
         means = {name: sum(column) / ranks.world_size() / self.counts[name] for name, column in sums.items()}
         health = {name: [float(f"{row[k]:.4g}") for row in more] for k, name in enumerate(NUMBERS)}
@@ -175,13 +166,8 @@ def first_not_finite(norms: Mapping[int, Tensor | float]) -> int | None:
 
 
 def check_finite(update: int, means: dict[str, float], faulty: Sequence[int], gradient: int | None) -> None:
-    """Raises TrainingDiverged, naming update and ranks, if a number is not finite.
-
-    Args:
-        update: the logged update.
-        faulty: the ranks whose loss or weights are not finite.
-        gradient: the first update whose gradient was not finite (`first_not_finite`).
-    """
+    """Raises TrainingDiverged if a number of the logged `update` or since the one before is not finite: the loss or
+    weights of the `faulty` ranks, or the gradient, first in update `gradient` (`first_not_finite`)."""
     if math.isfinite(means["loss"]) and not faulty and gradient is None:
         return
     where = "" if gradient is None else f", the gradient not finite first in update {gradient}"

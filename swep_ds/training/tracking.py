@@ -45,7 +45,6 @@ class Tracker:
     """Context manager around the training loop; `finish` follows at the end of the run.
 
     Args:
-        method: the method's name.
         config: settings of the run, for the service.
         folder: the run's folder; its `metrics.jsonl` and `health.jsonl` are first cut back to `before`.
         updates: number of updates of the whole run.
