@@ -136,14 +136,36 @@ def files_by_rank(names: Iterable[str], end: str) -> list[str]:
     return sorted(chosen, key=lambda name: int(re.search(r"rank_(\d+)", name)[1]))
 
 
-def _saved_values(weights: Iterable[Tensor], states: dict[int, dict[str, Any]]) -> list[dict[str, Tensor]]:
-    """The values of each flat tensor; `states` is Adam's, by the flat tensor's number."""
-    flats = []
-    for number, weight in enumerate(weights):
-        state = states.get(number, {})
-        moments = {kind: state[kind].reshape(-1) for kind in MOMENTS if kind in state}
-        flats.append({WEIGHTS: weight.reshape(-1)} | moments)
-    return flats
+def _saved_pieces(
+    stage: int, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], names: Sequence[str]
+) -> tuple[list[Pieces], Any]:
+    """What every rank saved, and Adam's step count; at ZeRO-0 one file, the model's, holds it all.
+
+    Args:
+        optimizers: by rank.
+        names: the parameters' names, in the optimizer's order.
+    """
+    if stage == 0:
+        shapes = [{name: model["module"][name].shape} for name in names]
+        weights = [[model["module"][name] for name in names]]
+        states = [model["optimizer"]["state"]]
+    else:
+        weights_key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+        state_key = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
+        shapes = model["param_shapes"]
+        weights = [optimizer[weights_key] for optimizer in optimizers]
+        states = [optimizer[state_key]["state"] for optimizer in optimizers]
+    sizes = [flat.numel() for flat in weights[0]]  # the last ranks save theirs without padding
+    everyone = []
+    for rank, flats in enumerate(weights):
+        values = []
+        for number, flat in enumerate(flats):
+            state = states[rank].get(number, {})
+            moments = {kind: state[kind].reshape(-1) for kind in MOMENTS if kind in state}
+            values.append({WEIGHTS: flat.reshape(-1)} | moments)
+        everyone.append(cut_pieces(stage, shapes, values, rank, len(weights), sizes))
+    steps = (state["step"] for of_rank in states for state in of_rank.values() if "step" in state)
+    return everyone, next(steps, None)
 
 
 def convert(engine, tag: Path, manifest: Manifest) -> None:
@@ -167,25 +189,9 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
     optimizers = [
         read_state(tag / file)["optimizer_state_dict"] for file in files_by_rank(manifest.files, "optim_states.pt")
     ]
-    if stage == 0:
-        weights = {name: model["module"][name] for name in parameter_shapes(engine.module)}
-        shapes = [{name: weight.shape} for name, weight in weights.items()]
-        all_flats = [list(weights.values())]
-        all_states = [model["optimizer"]["state"]]
-    else:
-        shapes = model["param_shapes"]
-        flats_key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
-        all_flats = [optimizer[flats_key] for optimizer in optimizers]
-        state_key = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
-        all_states = [optimizer[state_key]["state"] for optimizer in optimizers]
-    sizes = [flat.numel() for flat in all_flats[0]]  # the last ranks save theirs without padding
-    saved = [
-        cut_pieces(stage, shapes, _saved_values(flats, states), rank, len(all_flats), sizes)
-        for rank, (flats, states) in enumerate(zip(all_flats, all_states, strict=True))
-    ]
+    saved, step = _saved_pieces(stage, model, optimizers, list(parameter_shapes(engine.module)))
     copy_pieces(saved, engine_pieces(engine, moments=True), tag)
-    steps = [state["step"] for states in all_states for state in states.values() if "step" in state]
-    set_steps(engine, steps[0] if steps else None)
+    set_steps(engine, step)
     for name, buffer in engine.module.named_buffers():
         if name in model["module"]:
             buffer.copy_(model["module"][name])
