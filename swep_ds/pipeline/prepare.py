@@ -250,7 +250,7 @@ def load_model(
 
 def resolve_ds_config(source: str, recipe: Recipe, **setup: Any) -> dict[str, Any]:
     """`complete_ds_config` for a recipe; `setup` as there."""
-    return complete_ds_config(source, recipe.train, pretrains=recipe.pretrain is not None, **setup)
+    return complete_ds_config(source, recipe.train, **setup)
 
 
 def _check_environment(recipe: Recipe) -> None:

@@ -42,13 +42,11 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
-from swep_ds.training.determinism import naming_operation
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.metrics import check_weights, peak_memory_bytes
-from swep_ds.training.services import check_service
-from swep_ds.training.tracking import Table, Tracker
+from swep_ds.training.tracking import Table, Tracker, check_service
 
 log = logging.getLogger(__name__)
 MakeReport = Callable[[Path], tuple[str, Mapping[str, Table]]]  # from a run's folder: the page, and its tables by name
@@ -159,7 +157,7 @@ def _run_stage(
     check_alike(setup | layout)
     _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")
-    with _engine(recipe, prepared, folder) as engine, naming_operation():
+    with _engine(recipe, prepared, folder) as engine:
         average = WeightAverage.of(engine, recipe.train, updates)
         main = Outcome(recipe, folder)
         outcomes = [main]

@@ -20,7 +20,6 @@ Notable:
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +27,11 @@ from torch import Tensor
 from swep_ds import ranks
 from swep_ds.common.errors import InputError
 from swep_ds.training.checkpoint_files import Manifest
-from swep_ds.training.conversion import copy_parts, engine_flats, engine_shares, refresh_weights
-from swep_ds.training.deepspeed_files import WEIGHTS, Part, Share, average_file, is_average, read_state
+from swep_ds.training.conversion import WEIGHTS, Piece, copy_pieces, engine_pieces, read_state, refresh_weights
 from swep_ds.training.settings import TrainSection
 
 EXPORTED = "qa."  # begins the names of the model's parameters in the engine's module
+FILE = "average_rank_"  # begins the names of its files in a checkpoint
 
 
 def last_k(train: TrainSection, updates: int) -> int:
@@ -64,9 +63,7 @@ class WeightAverage:
     def __init__(self, engine, train: TrainSection, updates: int):
         """`updates`: those of the whole run."""
         self._engine, self._train, self._updates = engine, train, updates
-        shares = engine_shares(engine.deepspeed, engine_flats(engine.deepspeed))
-        self._shares = {name: share for name, share in shares.items() if name.startswith(EXPORTED)}
-        self._means: list[Tensor] = []  # in the order of the shares, each of shape [count]; none before the mean begins
+        self._means: list[Tensor] = []  # in the order of `_pieces`; none before the mean begins
 
     @classmethod
     def of(cls, engine, train: TrainSection, updates: int) -> "WeightAverage | None":
@@ -76,10 +73,13 @@ class WeightAverage:
     def add(self, update: int) -> None:
         """Adds the weights after `update`, which counts from 1."""
         share = newest_share(self._train, self._updates, update)
+        if share == 0:
+            return
+        weights = self._weights()
         if share == 1:
-            self._means = [weights.clone() for weights in self._weights()]
-        elif share and self._means:  # none where a rank keeps nothing of a small model
-            torch._foreach_lerp_(self._means, self._weights(), share)
+            self._means = [part.clone() for part in weights]
+        elif weights:  # none where a rank keeps nothing of a small model
+            torch._foreach_lerp_(self._means, weights, share)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -100,19 +100,22 @@ class WeightAverage:
                 mean.copy_(swapped)
         refresh_weights(self._engine.deepspeed)
 
-    def _weights(self) -> list[Tensor]:
+    def _pieces(self) -> dict[str, Piece]:
         """The float32 weights behind the means; looked up anew, as DeepSpeed may replace its tensors."""
-        flats = [flat.data.view(-1) for flat in engine_flats(self._engine.deepspeed)]
-        return [flats[share.group].narrow(0, share.at, share.count) for share in self._shares.values()]
+        pieces = engine_pieces(self._engine.deepspeed)
+        return {name: piece for name, piece in pieces.items() if name.startswith(EXPORTED)}
+
+    def _weights(self) -> list[Tensor]:
+        return [piece.values[WEIGHTS] for piece in self._pieces().values()]
 
     def save(self, tag: Path) -> None:
-        """Writes a file into the folder of a checkpoint: for each parameter, which of its elements, and their mean.
-
-        Any number of ranks can read the files at any ZeRO stage.
-        """
+        """Writes a file into the folder of a checkpoint: for each parameter its first element that this rank keeps, and
+        the mean of the elements from there on. Any number of ranks can read the files at any ZeRO stage."""
         if not self._means or (self._engine.stage == 0 and not ranks.is_main()):
             return
-        self._engine.deepspeed.checkpoint_engine.save(self._content(), str(tag / average_file(ranks.rank())))
+        kept = zip(self._pieces().items(), self._means, strict=True)
+        content = {name: {"first": piece.first, "mean": mean} for (name, piece), mean in kept}
+        self._engine.deepspeed.checkpoint_engine.save(content, str(tag / f"{FILE}{ranks.rank()}.pt"))
 
     def load(self, tag: Path, manifest: Manifest) -> None:
         """Loads what `save` wrote on all ranks; nothing if the mean had not begun.
@@ -123,20 +126,14 @@ class WeightAverage:
         self._means = []
         if not newest_share(self._train, self._updates, manifest.done.updates):
             return
-        files = [read_state(tag / name) for name in sorted(manifest.files) if is_average(name)]
-        self._means = [torch.empty_like(weights) for weights in self._weights()]
-        copy_parts([_part(content) for content in files], _part(self._content()), tag)
-
-    def _content(self) -> dict[str, dict[str, Any]]:
-        """By parameter: its first element that this rank keeps, and their mean."""
-        kept = zip(self._shares.items(), self._means, strict=True)
-        return {name: {"first": share.first, "mean": mean} for (name, share), mean in kept}
-
-
-def _part(content: dict[str, dict[str, Any]]) -> Part:
-    """A part with a flat tensor for each parameter."""
-    shares, flats = {}, []
-    for group, (name, kept) in enumerate(content.items()):
-        shares[name] = Share(group, 0, kept["first"], len(kept["mean"]))
-        flats.append({WEIGHTS: kept["mean"]})
-    return Part(shares, flats)
+        saved = []
+        for name in manifest.files:
+            if name.startswith(FILE):
+                content = read_state(tag / name)
+                saved.append({key: Piece(kept["first"], {WEIGHTS: kept["mean"]}) for key, kept in content.items()})
+        kept = {
+            name: Piece(piece.first, {WEIGHTS: torch.empty_like(piece.values[WEIGHTS])})
+            for name, piece in self._pieces().items()
+        }
+        copy_pieces(saved, kept, tag)
+        self._means = [piece.values[WEIGHTS] for piece in kept.values()]

@@ -4,17 +4,16 @@ The manifest lists every file of a checkpoint with its size: one that is missing
 what a run must share with the checkpoint to resume from it, such as the names and shapes of the weights.
 """
 
-import json
 import logging
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from swep_ds.common.errors import InputError, reason
-from swep_ds.common.files import read_text, write_atomically
+from swep_ds.common.files import read_text
 from swep_ds.evaluation.results import Score
 
 MANIFEST = "complete.json"
@@ -35,20 +34,12 @@ class TrainState:
     method: dict[str, float] = field(default_factory=dict)  # `Method.state`
 
 
-class Layout(BaseModel):
-    """How DeepSpeed spreads the state over its files; "zero_optimization" is among the extra fields."""
-
-    model_config = ConfigDict(extra="allow")
-    world_size: int
-    zero_stage: int
-
-
 class Manifest(BaseModel):
     """The content of `complete.json`; `Checkpoints` explains the fields."""
 
     done: TrainState
     setup: dict[str, Any]
-    layout: Layout
+    layout: dict[str, Any]
     batch: dict[str, int]
     scores: dict[int, Score]  # by update
     files: dict[str, int]  # bytes by name
@@ -65,13 +56,10 @@ def checkpoint_number(name: str) -> int | None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """All folders of completed checkpoints from oldest to newest, damaged ones included; links do not count."""
-    tags = {}
-    for file in folder.glob(f"update-*/{MANIFEST}"):
-        number = checkpoint_number(file.parent.name)
-        if number is not None and not file.parent.is_symlink():
-            tags[number] = file.parent
-    return [tags[number] for number in sorted(tags)]
+    """All folders of completed checkpoints from oldest to newest, damaged ones included."""
+    tags = [file.parent for file in folder.glob(f"update-*/{MANIFEST}")]
+    numbered = [tag for tag in tags if checkpoint_number(tag.name) is not None]
+    return sorted(numbered, key=lambda tag: checkpoint_number(tag.name))
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
@@ -90,11 +78,11 @@ def find_checkpoints(folder: Path) -> list[Path]:
             read_manifest(tag)
             intact.append(tag)
         except InputError as error:
-            faults.append(str(error))
+            faults.append(error)
             if not intact:
                 log.warning("%s", error)
     if faults and not intact:
-        raise InputError(faults[0])
+        raise faults[0]
     return intact
 
 
@@ -114,16 +102,12 @@ def read_manifest(tag: Path) -> Manifest:
         raise damaged(tag, f"{MANIFEST}, or another version wrote it: {reason(error)}") from None
     for name, size in manifest.files.items():
         file = tag / name
-        if not file.is_file() or file.stat().st_size != size:
-            state = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
-            raise damaged(tag, f"{name} {state}, {size} were written")
+        if not file.is_file():
+            raise damaged(tag, f"{name} is missing")
+        if file.stat().st_size != size:
+            raise damaged(tag, f"{name} has {file.stat().st_size} bytes, {size} were written")
     return manifest
 
 
 def damaged(tag: Path, why: str) -> InputError:
     return InputError(f"{tag}: the checkpoint is damaged ({why}): {FIX}")
-
-
-def write_manifest(tag: Path, content: dict[str, Any]) -> None:
-    """Completes a checkpoint; `content` has the fields of `Manifest`."""
-    write_atomically(tag / MANIFEST, json.dumps(content, indent=1))

@@ -10,7 +10,7 @@ bit-identical to an uninterrupted one, on GPUs if it has `train.deterministic`. 
 (`training.conversion`) and losses agree to rounding, but dropout masks, drawn from (seed, update, rank), differ.
 """
 
-import functools
+import json
 import logging
 import os
 import shutil
@@ -40,10 +40,8 @@ from swep_ds.training.checkpoint_files import (
     damaged,
     list_checkpoints,
     read_manifest,
-    write_manifest,
 )
-from swep_ds.training.conversion import convert, refresh_weights
-from swep_ds.training.deepspeed_files import read_state
+from swep_ds.training.conversion import convert, read_state, refresh_weights
 
 SHOWN = 5  # differing settings that a message names
 log = logging.getLogger(__name__)
@@ -59,7 +57,7 @@ class Checkpoints:
     folder: Path  # the run's `checkpoints/`, on a file system that all ranks share
     keep: int  # number of complete checkpoints to keep
     setup: dict[str, Any]  # flat settings that a run must share with a checkpoint to resume from it
-    layout: dict[str, Any]  # `Layout` of the files; a checkpoint of another layout is converted
+    layout: dict[str, Any]  # how DeepSpeed spreads the state over its files; another layout is converted
     batch: dict[str, int]  # `pipeline.folder.GlobalBatch`, for runs in other folders that resume from here
     on_failure: Literal["stop", "continue"] = "stop"  # when a write fails
     scores: dict[int, Score] = field(default_factory=dict)  # by update
@@ -83,23 +81,8 @@ class Checkpoints:
         tag = self.tag(done.updates)
         if score is not None:
             self.scores[done.updates] = score
-
-        def write() -> dict[str, int]:
-            engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
-            if self.average:
-                self.average.save(tag)
-            return engine.checkpoint_engine.finish()
-
         try:
-            write_on_rank0(lambda: _delete(tag), tag)  # what an interrupted write or an abandoned branch left there
-        except WriteFailed as error:
-            self._fail(f"the checkpoint of update {done.updates} is lost, earlier ones stay: {error}")
-            return False
-        try:
-            files: dict[str, int] = {}
-            for written in ranks.gather(write_on_all_ranks(write, tag)):
-                files |= written
-            write_on_rank0(lambda: self._complete(tag, files, done), tag)
+            self._write(engine, tag, done)
         except WriteFailed as error:
             if ranks.is_main():
                 with suppress(OSError):
@@ -112,16 +95,30 @@ class Checkpoints:
             self._fail(f"update {done.updates} is saved, but an older checkpoint cannot be deleted: {error}")
         return True
 
+    def _write(self, engine, tag: Path, done: TrainState) -> None:
+        def write() -> dict[str, int]:
+            engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
+            if self.average:
+                self.average.save(tag)
+            return engine.checkpoint_engine.finish()
+
+        def complete() -> None:
+            manifest = {"done": asdict(done), "setup": self.setup, "layout": self.layout, "batch": self.batch}
+            manifest |= {"scores": self.scores, "files": dict(sorted(files.items()))}
+            write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
+            write_atomically(self.folder / LATEST, tag.name)
+
+        write_on_rank0(lambda: _delete(tag), tag)  # what an interrupted write or an abandoned branch left there
+        files: dict[str, int] = {}
+        for written in ranks.gather(write_on_all_ranks(write, tag)):
+            files |= written
+        write_on_rank0(complete, tag)
+
     def _fail(self, message: str) -> None:
         if self.on_failure == "stop":
             raise WriteFailed(f"{message}: fix that and start again, or set train.on_checkpoint_failure to continue")
         if ranks.is_main():
             log.warning("%s", message)
-
-    def _complete(self, tag: Path, files: dict[str, int], done: TrainState) -> None:
-        manifest = {"done": asdict(done), "setup": self.setup, "layout": self.layout, "batch": self.batch}
-        write_manifest(tag, manifest | {"scores": self.scores, "files": dict(sorted(files.items()))})
-        write_atomically(self.folder / LATEST, tag.name)
 
     def _prune(self, done: TrainState) -> None:
         updates = self._updates()
@@ -134,9 +131,8 @@ class Checkpoints:
             if update not in kept:
                 _delete(self.tag(update))
         for entry in self.folder.iterdir():
-            is_tag = checkpoint_number(entry.name) is not None and entry.is_dir() and not entry.is_symlink()
-            if is_tag and not (entry / MANIFEST).exists():  # a start was killed while it wrote or deleted it
-                _delete(entry)
+            if checkpoint_number(entry.name) is not None and not (entry / MANIFEST).exists():
+                _delete(entry)  # a start was killed while it wrote or deleted it
 
     def best(self) -> int | None:
         """The update of the best checkpoint in this folder: by F1, then EM, then the earlier one. Collective.
@@ -161,7 +157,9 @@ class Checkpoints:
             InputError: on every rank; it is damaged, or was saved under settings from which this run cannot resume.
         """
         manifest = ranks.on_all_ranks(lambda: self._read_fitting(tag))
-        if self._is_same_layout(manifest):
+        # at ZeRO-0 rank 0 writes the whole state, however many ranks there are
+        whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
+        if whole or manifest.layout == self.layout:
             file, _ = engine.load_checkpoint(str(tag.parent), tag=tag.name)
             if file is None:
                 raise damaged(tag, "it has no file of the model")
@@ -182,19 +180,14 @@ class Checkpoints:
             )
         return manifest
 
-    def _is_same_layout(self, manifest: Manifest) -> bool:
-        """Whether DeepSpeed reads the state as it is. At ZeRO-0 rank 0 writes it all, however many ranks there are."""
-        layout = manifest.layout.model_dump()
-        return layout == self.layout or layout["zero_stage"] == self.layout["zero_stage"] == 0
-
 
 def _delete(tag: Path) -> None:
-    """Deletes a checkpoint, if there is one. Raises OSError: something else is there, such as a link to a folder."""
-    if not os.path.lexists(tag):
-        return
-    if not tag.is_symlink():
+    """Deletes a checkpoint, if there is one; of a link only the link. Raises OSError: a file is there."""
+    if tag.is_symlink():
+        tag.unlink()
+    elif tag.exists():
         (tag / MANIFEST).unlink(missing_ok=True)  # first: a half-deleted folder must not look complete
-    shutil.rmtree(tag)
+        shutil.rmtree(tag)
 
 
 class Writer(TorchCheckpointEngine):
@@ -221,28 +214,25 @@ class Writer(TorchCheckpointEngine):
             raise fault
         return written
 
-    def keeping_fault(self, step: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(step)
-        def attempt(*arguments, **settings) -> None:
-            try:
-                if self._fault is None:
-                    step(*arguments, **settings)
-            except OSError as error:
-                self._fault = error
-
-        return attempt
+    def attempt(self, step: Callable[..., None], *arguments) -> None:
+        """Runs a step, unless one has failed before."""
+        if self._fault is not None:
+            return
+        try:
+            step(*arguments)
+        except OSError as error:
+            self._fault = error
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        self.keeping_fault(os.makedirs)(path, exist_ok=exist_ok)
+        self.attempt(os.makedirs, path, 0o777, exist_ok)
 
     def save(self, state_dict: dict[str, Any], path: str) -> None:
-        self.keeping_fault(self._save)(state_dict, path)
+        self.attempt(self._save, state_dict, path)
 
     def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
         return read_state(Path(path), mapped=False)
 
     def _save(self, state: dict[str, Any], path: str) -> None:
-        """`torch.save`, whose RuntimeError of a failed write becomes the OSError that caused it."""
         try:
             with open(path, "wb") as file:
                 torch.save(state, file)
@@ -251,7 +241,7 @@ class Writer(TorchCheckpointEngine):
                 self._written[Path(path).name] = file.tell()
         except (OSError, RuntimeError) as error:
             cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):
+            while cause is not None and not isinstance(cause, OSError):  # PyTorch hides it behind a RuntimeError
                 cause = cause.__cause__ or cause.__context__
             if cause is None:
                 raise

@@ -1,48 +1,175 @@
 """Loads a checkpoint that another number of ranks or another ZeRO stage wrote.
 
-`find_shares` says which elements of each parameter are where, in the files and in the engine; what overlaps is copied.
-That covers all four stages and any number of ranks. Half-precision weights are then made from the float32 ones, as
-after any update. The files are mapped into memory: a rank reads only what it keeps.
+Every rank keeps float32 weights and Adam's moments in flat tensors: at ZeRO-0 whole parameters, at ZeRO-1 and 2 a
+piece of all parameters laid end to end, at ZeRO-3 a piece of each parameter. `cut_pieces` says which elements of each
+parameter a rank keeps, in the files and in the engine; what overlaps is copied. Half-precision weights are then made
+from the float32 ones, as after any update. The files are mapped into memory: a rank reads only what it keeps.
 
 DeepSpeed's universal checkpoints would write the whole state to disk a second time, and fail with a bare assertion
 between ZeRO-2 and ZeRO-3.
 """
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor, nn
 
 from swep_ds.common.errors import InputError
 from swep_ds.training.checkpoint_files import Manifest
-from swep_ds.training.deepspeed_files import (
-    MOMENTS,
-    WEIGHTS,
-    Part,
-    Share,
-    find_shares,
-    name_files,
-    read_state,
-    saved_parts,
-)
 
+WEIGHTS = "weights"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # every optimizer that runs at ZeRO 1 to 3 is an Adam
 COUNTS = ("global_steps", "global_samples", "skipped_steps")
 
 
-def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of the trained parameters in the optimizer's order, whole even if partitioned; a tied weight once."""
-    return {
-        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    }
+class Piece(NamedTuple):
+    """The elements of a parameter from number `first` on, as a rank keeps them."""
+
+    first: int
+    values: dict[str, Tensor]  # WEIGHTS and, if there are any, MOMENTS: views of shape [elements]
+
+
+Pieces = dict[str, Piece]  # by parameter
+
+
+def cut_pieces(
+    stage: int,
+    shapes: Sequence[dict[str, Sequence[int]]],
+    flats: Sequence[dict[str, Tensor]],
+    rank: int,
+    world_size: int,
+    sizes: Sequence[int],
+) -> Pieces:
+    """A rank's piece of each parameter; parameters of which it keeps nothing are left out.
+
+    Args:
+        shapes: for every flat tensor, the parameters' shapes by name, in order.
+        flats: the rank's flat tensors, each as its values by kind, of shape [elements].
+        sizes: elements in each flat tensor of a rank; ZeRO 0 to 2 cut the parameters there.
+    """
+    pieces = {}
+    for group, named in enumerate(shapes):
+        # where the previous parameter ends: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
+        end = 0
+        for name, shape in named.items():
+            total = math.prod(shape)
+            if stage == 3:
+                share = -(-total // world_size)
+                first = share * rank
+                last = min(total, first + share)
+                start = end
+                end += share
+            else:
+                begin = sizes[group] * rank - end  # where the rank's part begins, relative to this parameter
+                first = max(0, begin)
+                last = min(total, begin + sizes[group])
+                start = first - begin
+                end += total
+            if first < last:
+                values = {kind: flat.narrow(0, start, last - first) for kind, flat in flats[group].items()}
+                pieces[name] = Piece(first, values)
+    return pieces
+
+
+def copy_pieces(saved: Sequence[Pieces], kept: Pieces, tag: Path) -> None:
+    """Fills `kept` from the pieces of all ranks that wrote the checkpoint `tag`.
+
+    Raises:
+        InputError: elements of a parameter are in none of the pieces.
+    """
+    for name, target in kept.items():
+        wanted = len(target.values[WEIGHTS])
+        filled = 0
+        for source in (pieces[name] for pieces in saved if name in pieces):
+            begin = max(target.first, source.first)
+            count = min(target.first + wanted, source.first + len(source.values[WEIGHTS])) - begin
+            if count <= 0:
+                continue
+            filled += count
+            for kind, values in target.values.items():
+                place = values.narrow(0, begin - target.first, count)
+                if kind in source.values:
+                    place.copy_(source.values[kind].narrow(0, begin - source.first, count))
+                else:
+                    place.zero_()  # a parameter that never had a gradient has no moments
+        if filled != wanted:
+            raise InputError(
+                f"{tag}: the checkpoint has {filled} of {wanted} elements of {name}: resume on the number of ranks "
+                "and the ZeRO stage that wrote it"
+            )
+
+
+# Files
+
+
+def _enumeration_member(kind: type[Enum], name: str) -> Enum:
+    """Replaces `getattr`, which Python 3.11.0 to 3.11.3 pickles for every member of an enumeration."""
+    if kind is not ZeroStageEnum:
+        raise UnpicklingError(f"getattr of {kind}, which no checkpoint of DeepSpeed calls")
+    return kind[name]
+
+
+def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
+    """What DeepSpeed saved in a file, in CPU memory or, if `mapped`, read from the file when it is used.
+
+    Raises:
+        UnpicklingError: the file holds more than tensors, plain values and a few classes of DeepSpeed. No code is run.
+    """
+    known = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (_enumeration_member, "builtins.getattr")]
+    with torch.serialization.safe_globals(known):
+        return torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
+
+
+def files_by_rank(names: Iterable[str], end: str) -> list[str]:
+    """The names of a checkpoint's files that end with `end`, in the order of the ranks that wrote them."""
+    chosen = [name for name in names if name.endswith(end)]
+    return sorted(chosen, key=lambda name: int(re.search(r"rank_(\d+)", name)[1]))
+
+
+def _saved_pieces(
+    stage: int, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], names: Sequence[str]
+) -> tuple[list[Pieces], Any]:
+    """What every rank saved, and Adam's step count; at ZeRO-0 one file, the model's, holds it all.
+
+    Args:
+        optimizers: by rank.
+        names: the parameters' names, in the optimizer's order.
+    """
+    if stage == 0:
+        shapes = [{name: model["module"][name].shape} for name in names]
+        weights = [[model["module"][name] for name in names]]
+        states = [model["optimizer"]["state"]]
+    else:
+        weights_key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+        state_key = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
+        shapes = model["param_shapes"]
+        weights = [optimizer[weights_key] for optimizer in optimizers]
+        states = [optimizer[state_key]["state"] for optimizer in optimizers]
+    sizes = [flat.numel() for flat in weights[0]]  # the last ranks save theirs without padding
+    everyone = []
+    for rank, flats in enumerate(weights):
+        values = []
+        for number, flat in enumerate(flats):
+            state = states[rank].get(number, {})
+            moments = {kind: state[kind].reshape(-1) for kind in MOMENTS if kind in state}
+            values.append({WEIGHTS: flat.reshape(-1)} | moments)
+        everyone.append(cut_pieces(stage, shapes, values, rank, len(weights), sizes))
+    steps = (state["step"] for of_rank in states for state in of_rank.values() if "step" in state)
+    return everyone, next(steps, None)
 
 
 def convert(engine, tag: Path, manifest: Manifest) -> None:
-    """Loads a checkpoint of another layout into an engine of the same model.
+    """Loads a checkpoint of another layout into DeepSpeed's engine around the same model.
 
     Weights, moments, step counts, schedule and loss scale are then as if the engine had made the updates itself. Not
     collective; `refresh_weights` follows when all ranks are done.
@@ -50,18 +177,21 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
     Raises:
         InputError: in bf16 from or to ZeRO-0, or elements of a parameter are missing.
     """
-    stage, engine_stage = manifest.layout.zero_stage, engine.zero_optimization_stage()
+    stage = manifest.layout["zero_stage"]
+    engine_stage = engine.zero_optimization_stage()
     if 0 in (stage, engine_stage) and engine.bfloat16_enabled():
+        fitting = "1, 2 or 3" if stage else "0"
         raise InputError(
             f"{tag}: in bf16 the state of ZeRO-0 has another form than that of the other stages, and "
-            f"ZeRO-{stage} wrote this checkpoint: use a ds_config of stage {'1, 2 or 3' if stage else '0'}"
+            f"ZeRO-{stage} wrote this checkpoint: use a ds_config of stage {fitting}"
         )
-    models, files = name_files(manifest.files, stage, manifest.layout.world_size)
-    model = read_state(tag / models[0])
-    optimizers = [read_state(tag / file)["optimizer_state_dict"] for file in files]
-    saved = saved_parts(stage, model, optimizers, list(parameter_shapes(engine.module)))
-    copy_parts(saved, _kept(engine), tag)
-    _set_steps(engine, next((part.step for part in saved if part.step is not None), None))
+    model = read_state(tag / files_by_rank(manifest.files, "model_states.pt")[0])
+    optimizers = [
+        read_state(tag / file)["optimizer_state_dict"] for file in files_by_rank(manifest.files, "optim_states.pt")
+    ]
+    saved, step = _saved_pieces(stage, model, optimizers, list(parameter_shapes(engine.module)))
+    copy_pieces(saved, engine_pieces(engine, moments=True), tag)
+    set_steps(engine, step)
     for name, buffer in engine.module.named_buffers():
         if name in model["module"]:
             buffer.copy_(model["module"][name])
@@ -76,12 +206,67 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
         setattr(engine, name, model[name])
 
 
+# The engine
+
+
+def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of the trained parameters in the optimizer's order, whole even if partitioned; a tied weight once."""
+    return {
+        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def _engine_flats(engine) -> list[Tensor]:
+    """The float32 weights that this rank's optimizer updates."""
+    if engine.zero_optimization_stage() == 3:
+        return engine.optimizer.fp32_partitioned_groups_flat
+    return [tensor for group in engine.basic_optimizer.param_groups for tensor in group["params"]]
+
+
+def engine_pieces(engine, *, moments: bool = False) -> Pieces:
+    """What this rank's optimizer updates, as views; with `moments` also Adam's, zero where it has none yet."""
+    flats = _engine_flats(engine)
+    values = []
+    for flat in flats:
+        kinds = {WEIGHTS: flat.data.view(-1)}
+        for kind in MOMENTS if moments else ():
+            state = engine.basic_optimizer.state[flat]
+            if kind not in state:
+                state[kind] = torch.zeros_like(flat, requires_grad=False)
+            kinds[kind] = state[kind].view(-1)
+        values.append(kinds)
+    sizes = [flat.numel() for flat in flats]
+    stage = engine.zero_optimization_stage()
+    if stage == 0:
+        shapes = [{name: shape} for name, shape in parameter_shapes(engine.module).items()]
+        return cut_pieces(0, shapes, values, 0, 1, sizes)
+    ranks = engine.optimizer.dp_process_group
+    shapes = engine._get_zero_param_shapes()
+    return cut_pieces(stage, shapes, values, dist.get_rank(ranks), dist.get_world_size(ranks), sizes)
+
+
+def set_steps(engine, step: Any) -> None:
+    """Sets Adam's step counts; if `step` is None, as before the first finite gradient, empties Adam's state."""
+    fused = engine.basic_optimizer.defaults.get("fused")  # fused Adam counts on the weights' device
+    for flat in _engine_flats(engine):
+        state = engine.basic_optimizer.state[flat]
+        if step is None:
+            state.clear()
+        elif torch.is_tensor(step):  # a copy for each flat tensor, as Adam counts in place
+            state["step"] = step.to(flat.device if fused else "cpu", copy=True)
+        else:
+            state["step"] = step
+
+
 def refresh_weights(engine) -> None:
     """Makes the module's weights from the optimizer's float32 ones. Collective.
 
     At ZeRO-0 in float32 they are the same tensors.
     """
-    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+    optimizer = engine.optimizer
+    stage = engine.zero_optimization_stage()
     if stage == 0 and hasattr(optimizer, "fp32_groups"):
         for rounded, exact in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
             torch._foreach_copy_([parameter.data for parameter in rounded], exact)
@@ -94,75 +279,3 @@ def refresh_weights(engine) -> None:
         if optimizer.persistent_parameters:
             optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
         optimizer.checkpoint_event_epilogue()
-
-
-def engine_flats(engine) -> list[Tensor]:
-    """The float32 weights that this rank's optimizer updates."""
-    if engine.zero_optimization_stage() == 3:
-        return engine.optimizer.fp32_partitioned_groups_flat
-    return [tensor for group in engine.basic_optimizer.param_groups for tensor in group["params"]]
-
-
-def engine_shares(engine, flats: Sequence[Tensor]) -> dict[str, Share]:
-    """What this rank keeps of each parameter in `flats`, which are from `engine_flats`."""
-    stage, sizes = engine.zero_optimization_stage(), [flat.numel() for flat in flats]
-    if stage == 0:
-        shapes = [{name: flat.shape} for name, flat in zip(parameter_shapes(engine.module), flats, strict=True)]
-        return find_shares(0, shapes, 0, 1, sizes=sizes)
-    group = engine.optimizer.dp_process_group
-    gaps = getattr(engine.optimizer, "round_robin_bit16_padding", None)
-    shapes = engine._get_zero_param_shapes()
-    return find_shares(stage, shapes, dist.get_rank(group), dist.get_world_size(group), sizes=sizes, gaps=gaps)
-
-
-def _kept(engine) -> Part:
-    """What this rank keeps, with zero moments where the optimizer has none yet."""
-    flats, kept = engine_flats(engine), []
-    for flat in flats:
-        state = engine.basic_optimizer.state[flat]
-        for key in MOMENTS:
-            if key not in state:
-                state[key] = torch.zeros_like(flat, requires_grad=False)
-        kept.append({WEIGHTS: flat.data.view(-1)} | {key: state[key].view(-1) for key in MOMENTS})
-    return Part(engine_shares(engine, flats), kept)
-
-
-def _set_steps(engine, step: Any) -> None:
-    """Sets Adam's step counts; if `step` is None, as before the first finite gradient, empties Adam's state."""
-    fused = engine.basic_optimizer.defaults.get("fused")  # fused Adam counts on the weights' device
-    for flat in engine_flats(engine):
-        state = engine.basic_optimizer.state[flat]
-        if step is None:
-            state.clear()
-        elif torch.is_tensor(step):  # a copy for each flat tensor, as Adam counts in place
-            state["step"] = step.to(flat.device if fused else "cpu", copy=True)
-        else:
-            state["step"] = step
-
-
-def copy_parts(saved: Sequence[Part], kept: Part, tag: Path) -> None:
-    """Copies into `kept` what it holds of each parameter, from the parts of all ranks that wrote the checkpoint `tag`.
-
-    Raises:
-        InputError: elements of a parameter are in none of the parts.
-    """
-    for name, to in kept.shares.items():
-        filled = 0
-        for part in saved:
-            source = part.shares.get(name, to._replace(count=0))
-            first = max(to.first, source.first)
-            count = min(to.first + to.count, source.first + source.count) - first
-            if count <= 0:
-                continue
-            filled += count
-            for key, flat in kept.flats[to.group].items():
-                target = flat.narrow(0, to.at + first - to.first, count)
-                if key in part.flats[source.group]:
-                    target.copy_(part.flats[source.group][key].narrow(0, source.at + first - source.first, count))
-                else:
-                    target.zero_()  # a parameter that never had a gradient has no moments
-        if filled != to.count:
-            raise InputError(
-                f"{tag}: the checkpoint has {filled} of {to.count} elements of {name}: resume on the number of ranks "
-                "and the ZeRO stage that wrote it"
-            )

@@ -7,13 +7,10 @@ out. The Triton kernels of this package use no atomics.
 """
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-
-from swep_ds.common.errors import InputError
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # PyTorch refuses a value that is not deterministic
 FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"  # read by transformers for `model.attention: flash_attention_2`
@@ -47,21 +44,3 @@ def deterministic_restored() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def naming_operation() -> Iterator[None]:
-    """Turns PyTorch's refusal of an operation without a deterministic version into an `InputError` that names it.
-
-    All ranks run the same operations, so all raise.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        refused = re.search(r"(\S+) does not have a deterministic implementation", str(error))
-        if not refused:
-            raise
-        raise InputError(
-            f"train.deterministic: PyTorch has no deterministic version of {refused[1]} on this device: set it to "
-            "false, or use a model or method without this operation"
-        ) from None

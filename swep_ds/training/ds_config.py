@@ -1,45 +1,79 @@
-"""Completes a ds_config from the recipe, and reports all contradictions between the two in one error.
+"""Checks a ds_config, completes it from the recipe, and reports all contradictions between the two in one error.
 
 The recipe decides batch, optimizer, schedule, clipping and precision; the ds_config decides how DeepSpeed carries that
 out (ZeRO stage, offload, buckets, communication). "auto" takes the recipe's value, and any other value must agree with
-it.
+it. DeepSpeed itself checks the fields of about half of its blocks, and ignores unknown fields elsewhere.
 """
 
+import difflib
+import functools
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from pydantic import ValidationError
 
+from swep_ds.common import settings
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import ds_config_path, read_json
 from swep_ds.common.settings import flatten
 from swep_ds.data.batches import engine_divisor
-from swep_ds.training.ds_fields import AUTO, field_faults, shown, without_idle
 from swep_ds.training.ds_roles import QUIET
 from swep_ds.training.settings import TrainSection
 
 OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
+AUTO = "auto"
+VALUES = """
+    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
+    communication_data_type zero_allow_untested_optimizer zero_force_ds_cpu_optimizer steps_per_print
+    wall_clock_breakdown memory_breakdown dump_state log_level
+"""
+# block -> its fields; "" = DeepSpeed checks them. An optimizer checks its `params` itself.
+BLOCKS = {
+    **dict.fromkeys(("bf16", "fp16", "zero_optimization", "comms_logger"), ""),
+    **dict.fromkeys(("tensorboard", "csv_monitor", "wandb", "comet"), ""),
+    "torch_autocast": "enabled dtype lower_precision_safe_modules",
+    "optimizer": "type params",
+    "aio": "block_size queue_depth intra_op_parallelism thread_count single_submit overlap_events use_gds",
+    "timers": "throughput",
+    "flops_profiler": "enabled profile_step module_depth top_modules detailed output_file recompute_fwd_factor",
+}
+KNOWN = [*VALUES.split(), *BLOCKS]
+# what DeepSpeed takes, and is decided otherwise here or leads to something wrong
+REFUSED = {
+    "amp": "the recipe's train.precision decides the precision: remove this block",
+    "scheduler": "the recipe's train.warmup_fraction and train.schedule decide it: remove this block",
+    "activation_checkpointing": "would do nothing: set the recipe's train.activation_checkpointing to true instead",
+    "data_types": "gradients are accumulated in the engine's precision: remove this block",
+    "fp16.auto_cast": "a batch holds whole numbers, which must not be cast: remove this field",
+    "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"} instead',
+    "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"} instead',
+    # DeepSpeed 0.19 takes float32 weights and optimizer state from another parameter's place
+    "zero_optimization.round_robin_gradients": "DeepSpeed then saves wrong weights: remove it",
+    "zero_optimization.elastic_checkpoint": "no run resumes from the checkpoints that this makes: remove it",
+    "zero_optimization.parameter_alignment": "no run resumes from them on other ranks: remove it",
+    "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
+    **dict.fromkeys(
+        ("zero_optimization.module_granularity_threshold", "zero_optimization.stage3_module_granularity_threshold"),
+        "DeepSpeed then leaves some of this package's weights partitioned: remove this field",
+    ),
+}
+shown = functools.partial(settings.shown, write=json.dumps)  # a value as JSON, shortened
 
 
 def complete_ds_config(
-    source: str,
-    train: TrainSection,
-    *,
-    pretrains: bool,
-    world_size: int,
-    micro_steps: int,
-    hidden_size: int,
-    on_cpu: bool,
+    source: str, train: TrainSection, *, world_size: int, micro_steps: int, hidden_size: int, on_cpu: bool
 ) -> dict[str, Any]:
     """Reads a ds_config file and completes it.
 
     Args:
         source: name of a shipped ds_config, or path of a JSON file.
-        pretrains: whether the recipe has a first stage.
         micro_steps: micro-steps of a micro-batch (`Objective.parts`).
         hidden_size: the model's, from which ZeRO's "auto" buckets get their sizes as in transformers.
         on_cpu: whether there is no accelerator.
@@ -56,7 +90,7 @@ def complete_ds_config(
     if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
         for field in given:  # a run's file: its recipe decided these
             _set(config, field, AUTO)
-    faults = _recipe_faults(config, train, given, pretrains) + _silent_faults(config)
+    faults = _recipe_faults(config, train, given) + _silent_faults(config)
     _fill(config, given, hidden_size)
     autos = [field for field, value in flatten(config).items() if value == AUTO]
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
@@ -76,9 +110,81 @@ def _check_deepspeed() -> None:
     installed = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
     if installed < tuple(map(int, OLDEST_DEEPSPEED.split("."))):
         raise InputError(
-            f"DeepSpeed {deepspeed.__version__} ({Path(deepspeed.__file__).parent}): versions before "
-            f"{OLDEST_DEEPSPEED} can silently lose gradients: pip install 'deepspeed>={OLDEST_DEEPSPEED}'"
+            f"DeepSpeed {deepspeed.__version__}: versions before {OLDEST_DEEPSPEED} can silently lose gradients: "
+            f"pip install 'deepspeed>={OLDEST_DEEPSPEED}'"
         )
+
+
+def zero_stage(config: dict[str, Any]) -> int:
+    return config.get("zero_optimization", {}).get("stage", 0)
+
+
+# Fields
+
+
+def read_ds_config(source: str) -> dict[str, Any]:
+    """The content of a ds_config, without fields that are switched off and of no use here; values may be "auto".
+
+    Raises:
+        InputError: no such file, not JSON, a key given twice, a field that is unknown (names the nearest one) or of no
+            use here, or a value of the wrong type; all faults of fields in one message.
+    """
+    config = read_json(ds_config_path(source), f"--ds_config {source}")
+    if not isinstance(config, dict):
+        raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
+    for name, value in list(config.items()):
+        if name not in KNOWN and _is_off(value):
+            del config[name]
+    faults = []
+    for name, value in config.items():
+        if name in REFUSED:
+            faults.append(f"{name}: {REFUSED[name]}")
+        elif name not in KNOWN:
+            faults.append(_unknown(name, KNOWN))
+        elif name in BLOCKS:
+            faults += _block_faults(name, value)
+    if faults:
+        raise InputError(f"--ds_config {source}: {'; '.join(faults)}")
+    return config
+
+
+def _is_off(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = value.get("enabled", True)
+    return value in (None, False, AUTO)
+
+
+def _unknown(name: str, known: list[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    fix = f"did you mean {close[0]!r}?" if close else "remove it"
+    return f"{shown(prefix + name)[1:-1]} is not a field of a ds_config that is of use here: {fix}"
+
+
+def _block_faults(name: str, block: Any) -> list[str]:
+    """What is wrong with a block. Removes its fields that are refused, but switched off."""
+    if not isinstance(block, dict):
+        return [f"{name} is {shown(block)}: write it as a JSON object"]
+    known = BLOCKS[name].split()
+    faults = [_unknown(field, known, f"{name}.") for field in block if known and field not in known]
+    for field in list(block):
+        fix = REFUSED.get(f"{name}.{field}")
+        if fix and _is_off(block[field]):
+            del block[field]
+        elif fix:
+            faults.append(f"{name}.{field}: {fix}")
+    if name == "zero_optimization" and block.get("stage", 0) not in (0, 1, 2, 3):
+        faults.append(f"{name}.stage is {shown(block['stage'])}: write 0, 1, 2 or 3")
+    elif name == "zero_optimization" and not faults:
+        try:
+            DeepSpeedZeroConfig(**block)
+        except ValidationError as error:
+            for fault in error.errors():
+                field = ".".join(map(str, (name, *fault["loc"])))
+                faults.append(f"{field}: {fault['msg'].lower()}")
+    return faults
+
+
+# What contradicts the recipe, or goes wrong without a word
 
 
 def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict[str, tuple[Any, str]]:
@@ -107,11 +213,11 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict
     return given
 
 
-def _recipe_faults(
-    config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]], pretrains: bool
-) -> list[str]:
+def _recipe_faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]]) -> list[str]:
     """What contradicts the recipe."""
-    faults, stage, present = [], zero_stage(config), flatten(config)
+    faults = []
+    stage = zero_stage(config)
+    present = flatten(config)
     for field, (value, origin) in given.items():
         if present.get(field) not in (None, AUTO, value):
             faults.append(f"{field} = {shown(present[field])}, but the recipe's {origin} gives {shown(value)}")
@@ -125,29 +231,27 @@ def _recipe_faults(
             "zero_optimization.stage: at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale that it never "
             "multiplied the loss by: use --ds_config zero1, or another train.precision"
         )
-    if train.optimizer == "adafactor":
-        if "optimizer" in config:
-            faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
-        if stage or train.precision in ("bf16", "fp16"):
-            faults.append(
-                "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
-                "DeepSpeed hands an optimizer flat pieces: use --ds_config zero0 and fp32, tf32 or autocast, or adamw"
-            )
+    if train.optimizer == "adafactor" and (stage or train.precision in ("bf16", "fp16")):
+        faults.append(
+            "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
+            "DeepSpeed hands an optimizer flat pieces: use --ds_config zero0 and fp32, tf32 or autocast, or adamw"
+        )
+    if "optimizer" in config and train.optimizer == "adafactor":
+        faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
     elif "optimizer" in config:
         faults += _adam_faults(config["optimizer"])
         if not stage and train.precision == "bf16":
-            kept = "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor"
-            fix = "remove this block, or use --ds_config zero1"
-            if train.average != "none":
-                faults.append(f"{kept}, from which train.average {train.average} cannot leave out the method's: {fix}")
-            if pretrains:
-                faults.append(f"{kept}, so pretrain cannot export the model's for the second stage: {fix}")
+            faults.append(
+                "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, of which no "
+                "mean and no float32 copy can be taken: remove this block, or use --ds_config zero1"
+            )
     return faults
 
 
 def _adam_faults(optimizer: dict[str, Any]) -> list[str]:
     """What makes another optimizer than the recipe's AdamW."""
-    params, faults = optimizer.get("params", {}), []
+    faults = []
+    params = optimizer.get("params", {})
     if optimizer.get("type") not in ("AdamW", "Adam") or params.get("adam_w_mode") is False:
         faults.append(f'optimizer.type = {shown(optimizer.get("type"))}: the recipe trains with "AdamW": name that')
     for name, default in (("bias_correction", True), ("amsgrad", False)):
@@ -158,24 +262,24 @@ def _adam_faults(optimizer: dict[str, Any]) -> list[str]:
 
 def _silent_faults(config: dict[str, Any]) -> list[str]:
     """Settings that DeepSpeed 0.19 would silently ignore, or with which it computes or saves something wrong."""
-    zero, stage, faults = config.get("zero_optimization", {}), zero_stage(config), []
+    faults = []
+    zero = config.get("zero_optimization", {})
     if zero.get("load_from_fp32_weights") is False:
         faults.append(
             "zero_optimization.load_from_fp32_weights: a run would resume from weights rounded to half precision: "
             "remove it"
         )
-    if stage == 3 and config.get("gradient_predivide_factor", 1) != 1:
-        # divides by the factor and, with as many ranks, does not multiply again; with reduce_scatter it asserts
-        faults.append("gradient_predivide_factor: at ZeRO-3 gradients may then be too small, or it fails: remove it")
     for name, least in OFFLOADS.items():
-        block, field = zero.get(name), f"zero_optimization.{name}"
+        block = zero.get(name)
+        field = f"zero_optimization.{name}"
         if not block or block.get("device") == "none":
             continue
         if "device" not in block:
             faults.append(f'{field} names no device and would do nothing: give it "device": "cpu"')
-        elif stage < least:
+        elif zero_stage(config) < least:
             faults.append(
-                f"{field} would do nothing at ZeRO-{stage}: set the stage to {least} or more, or remove this block"
+                f"{field} would do nothing at ZeRO-{zero_stage(config)}: set the stage to {least} or more, or remove "
+                "this block"
             )
         elif name == "offload_optimizer" and block["device"] == "nvme":
             # 2 % of the loss in the second update
@@ -208,26 +312,6 @@ def _fill(config: dict[str, Any], given: dict[str, tuple[Any, str]], hidden_size
     for name in OFFLOADS:
         if not zero.get(name) or zero[name].get("device") == "none":
             zero.pop(name, None)
-
-
-def read_ds_config(source: str) -> dict[str, Any]:
-    """The content of a ds_config without comments; fields and types are right, values may be "auto".
-
-    Raises:
-        InputError: no such file, not JSON, a key given twice, a field that is unknown (names the nearest one) or of no
-            use here, or a value of the wrong type; all faults of fields in one message.
-    """
-    config = read_json(ds_config_path(source), f"--ds_config {source}")
-    if not isinstance(config, dict):
-        raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
-    config = without_idle(config)
-    if faults := field_faults(config):
-        raise InputError(f"--ds_config {source}: {'; '.join(faults)}")
-    return config
-
-
-def zero_stage(config: dict[str, Any]) -> int:
-    return config.get("zero_optimization", {}).get("stage", 0)
 
 
 def _set(config: dict[str, Any], field: str, value: Any) -> None:

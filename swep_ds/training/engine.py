@@ -6,17 +6,17 @@ the parameter groups; and in `foreach.py`, a step of few operations.
 
 import logging
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
-from swep_ds.common.errors import NOT_OF_THE_INPUT, InputError, TrainingDiverged, as_input_error
+from swep_ds.common.errors import NOT_OF_THE_INPUT, TrainingDiverged, as_input_error
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
@@ -43,12 +43,12 @@ class Engine:
         deepspeed: DeepSpeed's engine. Checkpoints read and write its state.
         module: the objective.
         stage: the ZeRO stage.
-        coalesces: whether gradients are reduced once an update, in `coalesce_grad_reduction`, and `step` is called only
-            after that (`run_update`).
+        coalesces: whether gradients are reduced once an update, and `step` is called only then (`run_update`).
     """
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
-        self.deepspeed, self.module = engine, engine.module
+        self.deepspeed = engine
+        self.module = engine.module
         self.stage = engine.zero_optimization_stage()
         self.coalesces = train.coalesce_grad_reduction and self.stage >= 2  # below, gradients are reduced once anyway
         if self.coalesces:
@@ -56,10 +56,11 @@ class Engine:
         self._precision = train.precision
         use_foreach(engine)
         self._norms = watch_norms(engine, self.module, train.max_grad_norm)
-        engine.checkpoint_engine = writer = Writer(engine)
+        writer = Writer(engine)
+        engine.checkpoint_engine = writer
         # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
         engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
-        engine._copy_recovery_script = writer.keeping_fault(engine._copy_recovery_script)
+        engine._copy_recovery_script = partial(writer.attempt, engine._copy_recovery_script)
 
     def __call__(self, batch: Batch, step: MicroStep | None = None) -> Any:
         """`Objective.forward`: a micro-step's loss, or predictions."""
@@ -82,9 +83,6 @@ class Engine:
             if "loss scale already at minimum" not in str(error):
                 raise
             raise TrainingDiverged(f"every fp16 gradient overflows, at the smallest loss scale: {DIVERGED}") from None
-
-    def coalesce_grad_reduction(self) -> AbstractContextManager[None]:
-        return self.deepspeed.coalesce_grad_reduction()
 
     def train(self) -> None:
         self.deepspeed.train()
@@ -111,7 +109,7 @@ class Engine:
         return self.deepspeed.get_global_grad_norm()
 
     def read(self) -> dict[str, float]:
-        """Numbers of the latest update, for metrics.jsonl. The norms of an update that fp16 skipped are infinite."""
+        """Numbers of the latest update, for metrics.jsonl; infinite norms if fp16 skipped it."""
         numbers = {}
         if self.grad_norm is not None:
             numbers["grad_norm"] = float(self.grad_norm)
@@ -135,9 +133,7 @@ class Engine:
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:
-    """Builds the engine.
-
-    A method's own parameters, if it has any, are the optimizer's second group.
+    """Builds the engine. A method's own parameters, if it has any, are the optimizer's second group.
 
     Args:
         config: from `complete_ds_config`.
@@ -146,13 +142,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     Raises:
         InputError: DeepSpeed refuses a setting; on all ranks.
     """
-    config, stage = dict(config), zero_stage(config)
-    to_disk = config.get("zero_optimization", {}).get("offload_param", {}).get("device") == "nvme"
-    if to_disk and not AsyncIOBuilder().is_compatible():
-        raise InputError(
-            "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
-            "built here: install libaio's headers (Debian: libaio-dev), or use --ds_config zero3_offload"
-        )
+    config = dict(config)
+    stage = zero_stage(config)
     if stage == 3:
         with _refusals():
             shard(objective, config)
@@ -162,11 +153,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     optimizer = None if "optimizer" in config else _optimizer(groups, train)
     if optimizer is not None and "offload_optimizer" in config.get("zero_optimization", {}):
         config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
-    if stage == 0 and config["bf16"]["enabled"] and "optimizer" not in config and ranks.is_main():
-        log.warning(
-            "bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time, which leaves a GPU idle: use "
-            "--ds_config zero1"
-        )
+    if stage == 0 and config["bf16"]["enabled"] and ranks.is_main():
+        log.warning("bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time: use --ds_config zero1")
 
     def schedule(inner: Optimizer):
         return get_scheduler(SCHEDULES[train.schedule], inner, round(train.warmup_fraction * updates), updates)
@@ -179,28 +167,16 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
 
 
 def _optimizer(groups: list[dict[str, Any]], train: TrainSection) -> Optimizer:
-    """AdamW is PyTorch's, which compiles nothing; a ds_config that names an optimizer gets DeepSpeed's fused or CPU
-    Adam. Adafactor is transformers', at the recipe's learning rate and without its own schedule, as T5 is fine-tuned.
-    """
+    """PyTorch's AdamW, which compiles nothing, or transformers' Adafactor without its own schedule, as for T5."""
     if train.optimizer == "adafactor":
-        return Adafactor(
-            groups,
-            lr=train.learning_rate,
-            weight_decay=train.weight_decay,
-            scale_parameter=False,
-            relative_step=False,
-        )
-    return torch.optim.AdamW(
-        groups,
-        lr=train.learning_rate,
-        betas=train.adam_betas,
-        eps=train.adam_epsilon,
-        weight_decay=train.weight_decay,
-        fused=True,  # one pass over memory instead of one per operation, on CPU and GPU
-    )
+        fixed = {"scale_parameter": False, "relative_step": False}
+        return Adafactor(groups, lr=train.learning_rate, weight_decay=train.weight_decay, **fixed)
+    settings = {"betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": train.weight_decay}
+    # fused: one pass over memory instead of one per operation, on CPU and GPU
+    return torch.optim.AdamW(groups, lr=train.learning_rate, fused=True, **settings)
 
 
 def _refusals() -> AbstractContextManager[None]:
     """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
-    what, fix = "ds_config: DeepSpeed cannot build an engine from it", "fix the field it names, or use a shipped file"
-    return as_input_error(what, fix, but=NOT_OF_THE_INPUT)
+    fix = "fix the field it names, or use a shipped file"
+    return as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=NOT_OF_THE_INPUT)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 def use_foreach(engine) -> None:
     """Replaces the loops of ZeRO 1 to 3. With offload they stay: there the gradients are copied one by one anyway."""
-    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
-    # ZeRO-0, and bf16 with float32 accumulation at ZeRO-1, have optimizers of other classes
-    if not hasattr(optimizer, "get_grad_norm_direct") or engine.zero_cpu_offload():
+    optimizer = engine.optimizer
+    stage = engine.zero_optimization_stage()
+    if stage == 0 or engine.zero_cpu_offload():
         return
     optimizer.get_grad_norm_direct = _norm_of_partition(optimizer, stage)
     if stage == 3:
@@ -53,7 +53,8 @@ def _clip_without_reading(optimizer) -> Callable[..., None]:
     """DeepSpeed's clipping, which also asks the device whether the norm is finite. If not, it is infinite already."""
 
     def clip(gradients: Sequence[Tensor], norm: Tensor) -> None:
-        scale, limit = optimizer.loss_scale, optimizer.clip_grad
+        scale = optimizer.loss_scale
+        limit = optimizer.clip_grad
         if limit > 0:
             scale = torch.clamp((norm / scale + 1e-6) / limit, min=1.0) * scale
         elif scale == 1:
@@ -66,7 +67,8 @@ def _clip_without_reading(optimizer) -> Callable[..., None]:
 
 def _copy_together(optimizer) -> None:
     """Copies a bucket's reduced gradients, which the next bucket overwrites, to this rank's partition in one go."""
-    copy_one, reduce = optimizer.copy_grads_in_partition, optimizer.reduce_ipg_grads
+    copy_one = optimizer.copy_grads_in_partition
+    reduce = optimizer.reduce_ipg_grads
     copies: list[tuple[Tensor, Tensor]] = []
 
     def note(parameter: Tensor, group: int) -> None:
@@ -77,7 +79,8 @@ def _copy_together(optimizer) -> None:
             size = sum(p.numel() for group in optimizer.params_in_partition for p in group)
             optimizer.grads_in_partition = torch.empty(size, dtype=optimizer.dtype, device=parameter.device)
             optimizer.grads_in_partition_offset = 0
-        gradient, begin = optimizer.get_gradient_for_reduction(parameter), optimizer.grads_in_partition_offset
+        gradient = optimizer.get_gradient_for_reduction(parameter)
+        begin = optimizer.grads_in_partition_offset
         place = optimizer.grads_in_partition[begin : begin + parameter.numel()]
         copies.append((place, gradient.view(-1)))
         gradient.data = place.view_as(gradient)
@@ -90,4 +93,5 @@ def _copy_together(optimizer) -> None:
             torch._foreach_copy_(places, gradients)
             copies.clear()
 
-    optimizer.copy_grads_in_partition, optimizer.reduce_ipg_grads = note, reduce_and_copy
+    optimizer.copy_grads_in_partition = note
+    optimizer.reduce_ipg_grads = reduce_and_copy

@@ -13,7 +13,7 @@ DeepSpeed 0.19 knows one norm for all groups:
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,23 +21,18 @@ from deepspeed.runtime.utils import combine_grad_norm_groups
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from swep_ds.common.errors import InputError
 from swep_ds.methods.objective import Objective
 
 MODEL, METHOD = 0, 1  # the groups' numbers
 
 
 def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | None":
-    """None if the method has no parameters, or where DeepSpeed clips without a norm for each group.
-
-    Args:
-        max_norm: `train.max_grad_norm`; 0 = no clipping.
-    """
-    if len(objective.parameter_groups()) == 1:
+    """None if the method has no parameters, or where DeepSpeed clips without a norm for each group. `max_norm` is
+    `train.max_grad_norm`; 0 = no clipping."""
+    limit = objective.method.max_grad_norm
+    if len(objective.parameter_groups()) == 1 or (limit is None and engine.zero_optimization_stage() == 0):
         return None
-    if objective.method.max_grad_norm is None:
-        return GroupNorms(engine, None) if hasattr(engine.optimizer, "get_grad_norm_direct") else None
-    return GroupNorms(engine, (max_norm, objective.method.max_grad_norm))
+    return GroupNorms(engine, None if limit is None else (max_norm, limit))
 
 
 class GroupNorms:
@@ -50,20 +45,17 @@ class GroupNorms:
     """
 
     def __init__(self, engine, limits: tuple[float, float] | None):
-        self._limits, self._norms, self._scale = limits, deque(), 1.0
-        self._optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+        self._optimizer, self._limits = engine.optimizer, limits
+        self._scale = 1.0
+        self._norms: Sequence[Tensor] = []
+        self._groups = [MODEL, METHOD]  # the group of each flat tensor
+        stage = engine.zero_optimization_stage()
         if stage == 0:
-            self._groups = [MODEL, METHOD]
             engine.basic_optimizer.register_step_pre_hook(self._clip_whole)
             return
-        # the group of each flat tensor
-        self._groups = [*engine.optimizer.sub_group_to_group_id.values()] if stage == 3 else [MODEL, METHOD]
+        if stage == 3:
+            self._groups = [*engine.optimizer.sub_group_to_group_id.values()]
         self._norms = deque(maxlen=len(self._groups))  # one norm per flat tensor
-        if not hasattr(engine.optimizer, "get_grad_norm_direct"):
-            raise InputError(
-                "data_types.grad_accum_dtype: at ZeRO-1 in bf16 it leaves method.noise_max_grad_norm without a norm of "
-                "the noise generator's gradient: remove this field of the ds_config"
-            )
         # whichever DeepSpeed calls, without or with offload, it calls once for each flat tensor, in their order
         for name in ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload"):
             setattr(engine.optimizer, name, self._noting(getattr(engine.optimizer, name)))

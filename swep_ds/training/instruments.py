@@ -1,8 +1,7 @@
 """All that a run measures while it trains, from its clock to the log."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,9 +9,9 @@ from torch import Tensor
 from swep_ds import ranks
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.evaluation.results import Score
-from swep_ds.training.checkpoints import TrainState
+from swep_ds.training.checkpoint_files import TrainState
 from swep_ds.training.engine import Engine
-from swep_ds.training.metrics import Meter, Outliers, Stopwatch, check_finite, columns, first_not_finite
+from swep_ds.training.metrics import Meter, Stopwatch, check_finite, first_not_finite
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.tracking import Tracker
 
@@ -27,21 +26,17 @@ class Instruments:
     def __init__(
         self, engine: Engine, batches: TrainingBatches, settings: TrainSection, tracker: Tracker, before: TrainState
     ):
+        self.watch = Stopwatch(before.seconds)
         self._engine, self._tracker, self._updates = engine, tracker, batches.updates
         self._meter = Meter(batches.accumulation, before.unlogged)
-        self._watch = Stopwatch(before.seconds)
         self._norms: dict[int, Tensor | float] = {}  # by update, on the device: keeping one waits for nothing
-        self._outliers = Outliers(forward=engine.stage < 3)
         self._skips_overflow = settings.precision == "fp16"
 
     def begin(self, update: int) -> None:
         """Begins the update with this number, from 1."""
         self._update = update
         self._rate = self._engine.learning_rate  # the engine's step moves on to the next update's
-        self._watch.next_update(update)
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._watch.phase(name)
+        self.watch.next_update(update)
 
     def add(self, statistics: Sequence[dict[str, Tensor]]) -> None:
         """Adds the statistics of the update's micro-batches."""
@@ -59,26 +54,17 @@ class Instruments:
             TrainingDiverged: on all ranks; the loss or a gradient is not finite, or a weight that is to be saved.
         """
         finite = self._engine.has_finite_weights() if saves else True
-        means, health = self._meter.read(self._watch.read(), finite)
+        means, health = self._meter.read(self.watch.read(), finite)
         means |= {"learning_rate": self._rate} | self._engine.read()
         if logs:
-            self._tracker.log_health(self._update, columns(health), self._outliers.news(health))
+            self._tracker.log_health(self._update, health)
         gradient = first_not_finite(self._norms)
         self._norms.clear()
-        check_finite(self._update, means, health, None if self._skips_overflow else gradient)
-        for name in ("grad_norm", "noise_grad_norm"):
-            if not math.isfinite(means.get(name, 0.0)):
-                del means[name]  # of an update that fp16 skipped; JSON has no infinity
-        self._means = means
+        check_finite(self._update, means, health["not_finite"], None if self._skips_overflow else gradient)
+        # JSON has no infinity, which is the norm of an update that fp16 skipped
+        self._means = {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
         ranks.synchronize()
-        return self._watch.seconds
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """The time inside is not part of the run's seconds."""
-        seconds = self._watch.seconds
-        yield
-        self._watch.reset(seconds)
+        return self.watch.seconds
 
     def log(self, state: TrainState, score: Score | None) -> None:
         """Writes what was read as a line of metrics.jsonl, and begins new means."""

@@ -51,7 +51,8 @@ def train(
         Stopped: a signal asked any rank to stop; on all ranks, after a checkpoint.
         WriteFailed: a checkpoint cannot be written, and train.on_checkpoint_failure is stop.
     """
-    method, parts = engine.module.method, engine.module.parts(settings.execution)
+    method = engine.module.method
+    parts = engine.module.parts(settings.execution)
     state = before
     instruments = Instruments(engine, batches, settings, tracker, before)
     if before.updates:
@@ -69,7 +70,7 @@ def train(
             step = MicroStep(update, update / batches.updates, measure=logs, compare=compares)
             seed_dropout(batches.seed, update)
             instruments.begin(number)
-            statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, instruments.phase)
+            statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, instruments.watch.phase)
             instruments.add(statistics)
             observe(method, statistics)
             if average:
@@ -81,7 +82,7 @@ def train(
                 state = replace(state, seconds=instruments.read(logs=logs, saves=saves))
             score = None
             if due and validate:
-                with instruments.paused():
+                with instruments.watch.paused():
                     score = validate()
             if logs:
                 instruments.log(state, score)
@@ -89,7 +90,9 @@ def train(
                 saved = _save(checkpoints, engine, state, instruments, score)
                 signal = signal or max(ranks.gather(request.number))  # no second save for what came since the vote
             if signal:
-                _stop(signal, number, batches.updates, saved)
+                kept = "its checkpoint is saved" if saved else "earlier checkpoints stay"
+                after = f"after update {number} of {batches.updates}; {kept}, and {RESUMES}"
+                raise Stopped(f"on request ({Signals(signal).name}) {after}")
     return state
 
 
@@ -114,7 +117,7 @@ def run_update(
         The statistics of each micro-batch (`Objective.loss`), with its "loss".
     """
     statistics = []
-    with engine.coalesce_grad_reduction() if engine.coalesces else nullcontext():
+    with engine.deepspeed.coalesce_grad_reduction() if engine.coalesces else nullcontext():
         for _ in range(accumulation):
             with phase("data"):
                 batch = next(micro_batches)
@@ -160,14 +163,9 @@ def _save(
     checkpoints: Checkpoints, engine: Engine, state: TrainState, instruments: Instruments, score: Score | None
 ) -> bool:
     """Whether the checkpoint is complete. Collective."""
-    with instruments.phase("checkpoint"):
+    with instruments.watch.phase("checkpoint"):
         done = replace(state, unlogged=instruments.unlogged(), method=engine.module.method.state())
         saved = checkpoints.save(engine.deepspeed, done, score)
     if saved and ranks.is_main():
         note_checkpoint(state.updates)
     return saved
-
-
-def _stop(signal: int, update: int, updates: int, saved: bool) -> None:
-    kept = "its checkpoint is saved" if saved else "earlier checkpoints stay"
-    raise Stopped(f"on request ({Signals(signal).name}) after update {update} of {updates}; {kept}, and {RESUMES}")

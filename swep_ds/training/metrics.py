@@ -1,9 +1,8 @@
 """What a run measures about its updates: mean losses, and each rank's health.
 
-Notable:
-- Collectives make all ranks' updates equally long. A slow rank shows where it waits for no other: in its data, and in
-  its forward passes, but not at ZeRO-3, where these wait for the other ranks' weights.
-- On a GPU forward passes are timed by events in its stream; nothing waits for them before the update is logged.
+Collectives make all ranks' updates equally long. A slow rank shows where it waits for no other: in its data, and in its
+forward passes, but not at ZeRO-3, where these wait for the other ranks' weights. On a GPU forward passes are timed by
+events in its stream; nothing waits for them before the update is logged.
 """
 
 import math
@@ -11,8 +10,7 @@ import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,8 +23,9 @@ from swep_ds.ranks import accelerator
 from swep_ds.ranks.heartbeat import ranks_of
 from swep_ds.training.sharding import full_weights
 
-SLOW = 1.5  # times the (lower) median over ranks
-SHARE = 0.1  # the least share of an update that counts as slow
+# of each rank, for health.jsonl: seconds per update without validation and checkpoints, seconds per update of waiting
+# for data, seconds of the logged update's forward passes, peak memory so far
+NUMBERS = ("step_seconds", "data_seconds", "forward_seconds", "memory_mib")
 MIB = 2**20
 DIVERGED = (
     "lower train.learning_rate or method.beta, raise train.warmup_fraction, or use bf16 or fp32 in place of fp16; "
@@ -34,63 +33,46 @@ DIVERGED = (
 )
 
 
-class Health(NamedTuple):
-    """One rank's numbers, over the updates since the last logged one."""
-
-    step_seconds: float  # per update, without validation and checkpoints
-    data_seconds: float  # per update, waiting for data
-    forward_seconds: float  # the logged update's forward passes
-    memory_mib: float  # the peak so far, as `peak_memory_bytes`
-    finite: bool  # whether its loss is finite, and its weights where they were checked
-
-
 class Stopwatch:
-    """Times this rank's updates, and reports each phase to the heartbeat.
-
-    Args:
-        seconds: that the run took before this start.
-    """
+    """Times this rank's updates, and reports each phase to the heartbeat. `seconds`: what earlier starts took."""
 
     def __init__(self, seconds: float = 0.0):
         self._event = get_accelerator().Event if ranks.device().type != "cpu" else None
         self._forward: list[tuple] = []
-        self._is_read = True
-        self.reset(seconds)
+        self._updates = 0  # since the last one that was read
+        self._started = time.perf_counter() - seconds
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole run so far, over all its starts."""
         return time.perf_counter() - self._started
 
-    def reset(self, seconds: float) -> None:
-        """Sets the run's clock back to `seconds`: the time since then does not count."""
-        self._started = time.perf_counter() - seconds
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The time inside is not part of the run's seconds."""
+        began = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - began
 
     def next_update(self, number: int) -> None:
-        """Begins an update, and a new line of `Health` if the last update was read."""
-        if self._is_read:
+        """Begins an update."""
+        if self._updates == 0:
             self._began = time.perf_counter()
-            self._updates = 0
             self._data = 0.0
-            self._is_read = False
-        self._update = number
+        self._number = number
         self._updates += 1
         self._forward.clear()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A phase of the update, which other ranks see; "data" and "forward" are timed."""
-        ranks.progress(f"update {self._update}, {name}")
-        if name == "data":
-            began = time.perf_counter()
-            yield
-            self._data += time.perf_counter() - began
-        elif name == "forward":
-            began = self._mark()
-            yield
+        ranks.progress(f"update {self._number}, {name}")
+        began = self._mark() if name == "forward" else time.perf_counter()
+        yield
+        if name == "forward":
             self._forward.append((began, self._mark()))
-        else:
-            yield
+        elif name == "data":
+            self._data += time.perf_counter() - began
 
     def _mark(self):
         if self._event is None:
@@ -100,15 +82,16 @@ class Stopwatch:
         return event
 
     def read(self) -> list[float]:
-        """The first four fields of this rank's `Health`."""
-        self._is_read = True
+        """This rank's `NUMBERS` of the updates since the last one that was read."""
         if self._event is None:
             forward = sum(after - before for before, after in self._forward)
         else:
             self._forward[-1][1].synchronize()
             forward = sum(before.elapsed_time(after) for before, after in self._forward) / 1000
         step = (time.perf_counter() - self._began) / self._updates
-        return [step, self._data / self._updates, forward, peak_memory_bytes() / MIB]
+        data = self._data / self._updates
+        self._updates = 0
+        return [step, data, forward, peak_memory_bytes() / MIB]
 
 
 def peak_memory_bytes() -> int:
@@ -148,14 +131,14 @@ class Meter:
                 self.sums[name] = self.sums.get(name, 0) + value.double()
                 self.counts[name] = self.counts.get(name, 0) + 1
 
-    def read(self, times: Sequence[float], weights_finite: bool) -> tuple[dict[str, float], list[Health]]:
-        """The means, and every rank's health with the `times` of its stopwatch. Collective."""
-        sums, more = self._gather([*times, weights_finite])
+    def read(self, numbers: Sequence[float], weights_finite: bool) -> tuple[dict[str, float], dict[str, list]]:
+        """The means, and a line of health.jsonl: lists over the ranks of their `NUMBERS` (`Stopwatch.read`), and the
+        ranks whose loss or weights are not finite. Collective."""
+        sums, more = self._gather([*numbers, weights_finite])
         means = {name: sum(column) / ranks.world_size() / self.counts[name] for name, column in sums.items()}
-        health = [
-            Health(*row[:-1], finite=row[-1] > 0 and math.isfinite(loss))
-            for row, loss in zip(more, sums["loss"], strict=True)
-        ]
+        health = {name: [float(f"{row[k]:.4g}") for row in more] for k, name in enumerate(NUMBERS)}
+        is_finite = [row[-1] > 0 and math.isfinite(loss) for row, loss in zip(more, sums["loss"], strict=True)]
+        health["not_finite"] = [rank for rank, finite in enumerate(is_finite) if not finite]
         return means, health
 
     def state(self) -> dict[str, Any]:
@@ -175,14 +158,6 @@ class Meter:
         return {name: [row[k] for row in rows] for k, name in enumerate(names)}, [row[len(names) :] for row in rows]
 
 
-def columns(health: Sequence[Health]) -> dict[str, list]:
-    """A line of health.jsonl: a list over ranks for each number, and the ranks whose loss is not finite."""
-    numbers = {
-        name: [float(f"{getattr(rank, name):.4g}") for rank in health] for name in Health._fields if name != "finite"
-    }
-    return numbers | {"not_finite": [number for number, rank in enumerate(health) if not rank.finite]}
-
-
 def first_not_finite(norms: Mapping[int, Tensor | float]) -> int | None:
     """The first update whose gradient norm, on the device, is not finite."""
     values = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in norms.values()]
@@ -190,18 +165,13 @@ def first_not_finite(norms: Mapping[int, Tensor | float]) -> int | None:
     return next((update for update, is_finite in zip(norms, finite, strict=True) if not is_finite), None)
 
 
-def check_finite(update: int, means: dict[str, float], health: Sequence[Health], gradient: int | None) -> None:
-    """Raises TrainingDiverged, naming update and ranks, if a number is not finite.
-
-    Args:
-        update: the logged update.
-        gradient: the first update whose gradient was not finite (`first_not_finite`).
-    """
-    faulty = [number for number, rank in enumerate(health) if not rank.finite]
+def check_finite(update: int, means: dict[str, float], faulty: Sequence[int], gradient: int | None) -> None:
+    """Raises TrainingDiverged if a number of the logged `update` or since the one before is not finite: the loss or
+    weights of the `faulty` ranks, or the gradient, first in update `gradient` (`first_not_finite`)."""
     if math.isfinite(means["loss"]) and not faulty and gradient is None:
         return
     where = "" if gradient is None else f", the gradient not finite first in update {gradient}"
-    if 0 < len(faulty) < len(health):
+    if 0 < len(faulty) < ranks.world_size():
         where += f", not finite on {ranks_of(faulty)}, host {ranks.host(faulty[0])}"
     raise TrainingDiverged(
         f"loss, gradient or weights are not finite numbers by update {update} (loss {means['loss']}, gradient norm "
@@ -223,33 +193,3 @@ def check_weights(engine, modules: Sequence[nn.Module]) -> None:
     if broken := ranks.gather(broken)[0]:
         what = f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]})"
         raise TrainingDiverged(f"{what}, so no model is exported: {DIVERGED}")
-
-
-class Outliers:
-    """Names, once, each rank that stands out in two logged updates in a row.
-
-    Args:
-        forward: whether a rank's forward passes wait for no other rank.
-    """
-
-    def __init__(self, *, forward: bool):
-        self._watched = {"waits for data": "data_seconds"}
-        if forward:
-            self._watched["is slow in its forward passes"] = "forward_seconds"
-        self._before: set[tuple[int, str]] = set()
-        self._reported: set[tuple[int, str]] = set()
-
-    def news(self, health: Sequence[Health]) -> list[str]:
-        """What to report about the ranks of a logged update, a line each."""
-        lines = {}
-        update = median_low(rank.step_seconds for rank in health)
-        for what, field in self._watched.items():
-            usual = median_low(getattr(rank, field) for rank in health)
-            for number, rank in enumerate(health):
-                seconds = getattr(rank, field)
-                if seconds > SLOW * usual and seconds - usual > SHARE * update:
-                    where = f"rank {number} ({ranks.host(number)})"
-                    lines[number, what] = f"{where} {what}: {seconds:.3g} s an update, others {usual:.3g} s"
-        fresh = (lines.keys() & self._before) - self._reported
-        self._before, self._reported = set(lines), self._reported | fresh
-        return [lines[key] for key in sorted(fresh)]

@@ -1,49 +1,50 @@
 """What a run reports while it trains: a progress bar (lines where there is no terminal), metrics.jsonl, health.jsonl,
-and a service such as wandb (`services.py`).
+and Weights & Biases or TensorBoard, as `tracking.to` says.
 
-Only rank 0 writes; on other ranks a tracker does nothing.
+Only rank 0 writes; on other ranks a tracker does nothing. A service may fail at any time: the training continues.
 """
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from swep_ds.common.console import Console, Progress
-from swep_ds.common.errors import RunExit, reason
+from swep_ds.common.errors import InputError, RunExit, reason
 from swep_ds.common.files import read_lines, write_atomically
 from swep_ds.evaluation.results import Scores
-from swep_ds.training.checkpoints import TrainState
+from swep_ds.training.checkpoint_files import TrainState
 from swep_ds.training.metrics import peak_memory_bytes
-from swep_ds.training.services import Table, start_service
 from swep_ds.training.settings import TrackingSection
 
 log = logging.getLogger(__name__)
-# (name in metrics.jsonl, name on screen, format)
-SHOWN = (
-    ("loss", "loss", ".3f"),
-    ("nll_clean", "clean", ".3f"),
-    ("nll_noisy", "noisy", ".3f"),
-    ("divergence", "divergence", ".3g"),
-    ("hidden_distance", "distance", ".3g"),
-    ("kl_per_token", "KL/token", ".3g"),
-    ("kl_per_window", "KL/window", ".3g"),
-    ("beta", "beta", ".2e"),
-    ("mu", "mu", ".3f"),
-    ("sigma", "sigma", ".3f"),
-    ("validation_f1", "validation F1", ".2f"),
-    ("learning_rate", "lr", ".2e"),
-    ("samples_per_second", "samples/s", ".1f"),
-)
+Table = tuple[list[str], list[list[Any]]]  # columns, rows
+# name in metrics.jsonl -> name on screen, format
+SHOWN = {
+    "loss": ("loss", ".3f"),
+    "nll_clean": ("clean", ".3f"),
+    "nll_noisy": ("noisy", ".3f"),
+    "divergence": ("divergence", ".3g"),
+    "hidden_distance": ("distance", ".3g"),
+    "kl_per_token": ("KL/token", ".3g"),
+    "kl_per_window": ("KL/window", ".3g"),
+    "beta": ("beta", ".2e"),
+    "mu": ("mu", ".3f"),
+    "sigma": ("sigma", ".3f"),
+    "validation_f1": ("validation F1", ".2f"),
+    "learning_rate": ("lr", ".2e"),
+    "samples_per_second": ("samples/s", ".1f"),
+}
 
 
 class Tracker:
     """Context manager around the training loop; `finish` follows at the end of the run.
 
     Args:
-        method: the method's name.
         config: settings of the run, for the service.
         folder: the run's folder; its `metrics.jsonl` and `health.jsonl` are first cut back to `before`.
         updates: number of updates of the whole run.
@@ -67,8 +68,9 @@ class Tracker:
         self.active = active
         if not active:
             return
-        self.updates, self.method = updates, method
-        self.service = start_service(settings, method, config, folder, before.updates)
+        self.updates = updates
+        self.to = settings.to
+        self.service = _start_service(settings, method, config, folder, before.updates)
         self.service_warned = False
         self.metrics = Lines(folder / "metrics.jsonl", before)
         self.health = Lines(folder / "health.jsonl", before)
@@ -87,13 +89,13 @@ class Tracker:
             self.metrics.close()
             self.health.close()
             if kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
-                self._tell(lambda service: service.finish(exit_code=1))
+                self._tell(lambda run: run.finish(exit_code=1))
 
     def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
         """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
 
         Args:
-            remark: from `Method.remark`. It is shown when it begins to hold, and withdrawn when it no longer does.
+            remark: from `Method.remark`. It is shown when it begins to hold.
         """
         if not self.active:
             return
@@ -106,46 +108,41 @@ class Tracker:
             "peak_memory_bytes": peak_memory_bytes(),
         }
         self.metrics.write(line)
-        shown = "  ".join(f"{title} {line[name]:{form}}" for name, title, form in SHOWN if name in line)
-        self.progress.update(done.updates, shown)
-        if bool(remark) != bool(self.remark):
-            text = remark or f"since update {done.updates} the last note about {self.method} no longer holds"
-            self.console.print(f"note: {text}", style="yellow")
+        shown = [f"{title} {line[name]:{form}}" for name, (title, form) in SHOWN.items() if name in line]
+        self.progress.update(done.updates, "  ".join(shown))
+        if remark and not self.remark:
+            self.console.print(f"note: {remark}", style="yellow")
         self.remark = remark
         if done.updates == self.updates:
             self.progress.stop()
-        self._tell(lambda service: service.log(line, done.updates))
+        self._tell(lambda run: run.log(line, step=done.updates))
 
-    def log_health(self, update: int, line: dict[str, Any], remarks: Iterable[str]) -> None:
-        """Writes a line with every rank's numbers, and shows `remarks` on ranks that stand out."""
-        if not self.active:
-            return
-        self.health.write({"update": update, **line})
-        for remark in remarks:
-            self.console.print(f"note: {remark}", style="yellow")
+    def log_health(self, update: int, line: dict[str, list]) -> None:
+        """Writes a line with every rank's numbers."""
+        if self.active:
+            self.health.write({"update": update, **line})
 
     def summary(self, scores: Scores) -> None:
         """Sends the scores after training to the service."""
         if self.active:
             values = {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
-            self._tell(lambda service: service.summary(values))
+            self._tell(lambda run: run.summary.update(values))
 
     def finish(self, page: str | None = None, tables: Mapping[str, Table] | None = None) -> None:
         """Ends the tracking of a finished run; sends the service its report, an HTML document, and tables by name."""
         if self.active:
-            self._tell(lambda service: service.show(page, tables or {}))
-            self._tell(lambda service: service.finish(exit_code=0))
+            if self.to != "tensorboard":
+                self._tell(lambda run: _show(run, page, tables or {}))
+            self._tell(lambda run: run.finish(exit_code=0))
 
     def _tell(self, send: Callable[[Any], None]) -> None:
-        """Sends something to the service, if there is one. A failure is reported once, and the training continues."""
-        if not self.service:
-            return
+        """Sends something to the service, if there is one. Its first failure is reported."""
         try:
-            send(self.service)
+            if self.service:
+                send(self.service)
         except Exception as error:  # wandb raises anything
             if not self.service_warned:
-                name = type(self.service).__name__
-                log.warning("%s fails and may miss data from now on; the run continues (%s)", name, reason(error))
+                log.warning("%s fails and may miss data from now on; the run continues (%s)", self.to, reason(error))
             self.service_warned = True
 
 
@@ -170,3 +167,82 @@ class Lines:
     def close(self) -> None:
         with suppress(OSError):  # `write` has warned
             self.file.close()
+
+
+class TensorBoard:
+    """Stands in for wandb's run. Event files in the run's folder `tensorboard/` hold the numbers."""
+
+    def __init__(self, folder: Path, updates: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        # what an earlier start logged of updates that are made again is dropped
+        self.writer = SummaryWriter(folder / "tensorboard", purge_step=updates + 1)
+        self.step = updates
+        self.summary = self
+
+    def log(self, line: dict[str, Any], step: int) -> None:
+        self.step = step
+        for name, value in line.items():
+            if isinstance(value, int | float):
+                self.writer.add_scalar(name, value, step)
+
+    def update(self, values: dict[str, Any]) -> None:
+        self.log(values, self.step)
+
+    def finish(self, exit_code: int) -> None:
+        self.writer.close()
+
+
+def _show(run: Any, page: str | None, tables: Mapping[str, Table]) -> None:
+    """Sends the report and the tables to wandb's run."""
+    import wandb
+
+    shown = {}
+    for name, (columns, rows) in tables.items():
+        # a mean over data sets has no number of questions, and a column has one type
+        cells = [[None if cell == "" else cell for cell in row] for row in rows]
+        shown[name] = wandb.Table(columns=columns, data=cells)
+    if page:
+        shown["report"] = wandb.Html(page, inject=False)
+    run.log(shown)
+
+
+def check_service(settings: TrackingSection) -> None:
+    """Raises InputError if the service's package is not installed; call it before the work."""
+    package = settings.to.removesuffix("_offline")
+    if package != "off" and not find_spec(package):
+        raise InputError(f"tracking.to: {package} is not installed: pip install {package}, or set it to off")
+
+
+def _start_service(settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int) -> Any:
+    """wandb's run, a `TensorBoard`, or None. A new run ends if its service cannot start; one that resumes, maybe from a
+    queue, goes on without."""
+    if settings.to == "off":
+        return None
+    known = folder / "wandb_id"  # a resumed run continues under its id
+    run_id = known.read_text(encoding="utf-8") if known.is_file() else ""
+    try:
+        if settings.to == "tensorboard":
+            return TensorBoard(folder, updates)
+        import wandb
+
+        run = wandb.init(
+            mode="offline" if settings.to == "wandb_offline" else "online",
+            project=settings.project,
+            group=settings.group,
+            job_type=method,
+            tags=[method],
+            dir=str(folder),
+            config=config,
+            id=run_id or secrets.token_hex(4),
+            resume="allow",
+            reinit="create_new",
+        )
+    except Exception as error:  # a broken installation and an absent server raise anything
+        if not (run_id or updates):
+            fix = "log in to it or repair its installation, or set it to wandb_offline or off"
+            raise InputError(f"tracking.to: {settings.to} cannot start ({reason(error)}): {fix}") from None
+        log.warning("%s cannot start: this run goes untracked (%s)", settings.to, reason(error))
+        return None
+    write_atomically(known, run.id)
+    return run

@@ -88,7 +88,7 @@ def test_samples_that_are_missing_broken_or_of_other_data(folder):
 
 
 def test_a_service_that_is_not_installed_is_refused_before_the_folder_is_claimed(tmp_path, monkeypatch):
-    monkeypatch.setattr("swep_ds.training.services.find_spec", lambda _: None)
+    monkeypatch.setattr("swep_ds.training.tracking.find_spec", lambda _: None)
     tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {}}}
     recipe, path = Recipe.model_validate(tree | {"tracking": {"to": "tensorboard"}}), tmp_path / "run"
     said = r"^tracking\.to: tensorboard is not installed: pip install tensorboard, or set it to off$"

@@ -7,21 +7,13 @@ from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import refused
 
-TRAIN = {
-    "micro_batch_size": 4,
-    "gradient_accumulation_steps": 3,
-    "learning_rate": 2e-4,
-    "max_grad_norm": 0.5,
-    "weight_decay": 0.01,
-    "adam_betas": [0.8, 0.98],
-    "adam_epsilon": 1e-6,
-}
+TRAIN = {"micro_batch_size": 4, "gradient_accumulation_steps": 3, "learning_rate": 2e-4, "max_grad_norm": 0.5}
+TRAIN |= {"weight_decay": 0.01, "adam_betas": [0.8, 0.98], "adam_epsilon": 1e-6}
 
 
-def recipe(method: dict | None = None, pretrain: dict | None = None, **train) -> Recipe:
+def recipe(**train) -> Recipe:
     sections = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
-    sections["method"] |= method or {}
-    return Recipe.model_validate(sections | {"train": TRAIN | train, "pretrain": pretrain})
+    return Recipe.model_validate(sections | {"train": TRAIN | train})
 
 
 def write(folder: Path, config: object) -> Path:
@@ -37,11 +29,7 @@ def resolve(source: Path, micro_steps=2, world_size=2, on_cpu=True, **train) -> 
 
 def message(source: Path, **changes) -> str:
     """What `resolve` raises."""
-    return checked(refused(resolve, source, **changes), str(source))
-
-
-def checked(said: str, source: str) -> str:
+    said = refused(resolve, source, **changes)
     assert said.isprintable()
-    assert source in said
-    assert len(said) < 4000
+    assert str(source) in said
     return said

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from swep_ds.training.checkpoint_files import MANIFEST, checkpoint_name, write_manifest
+from swep_ds.training.checkpoint_files import MANIFEST, checkpoint_name
 
 LAYOUT = {"world_size": 1, "zero_stage": 1}
 BATCH = {"windows": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
@@ -28,13 +28,12 @@ def write_checkpoint(folder: Path, update: int) -> Path:
     tag.mkdir(parents=True)
     (tag / "state.pt").write_bytes(state())
     done = {"updates": update, "windows": 8 * update, "tokens": 80 * update, "seconds": 1.5, "unlogged": {}}
-    files = {"state.pt": len(state())}
-    content = {"done": done, "setup": {}, "layout": LAYOUT, "batch": BATCH, "scores": {}, "files": files}
-    write_manifest(tag, content)
+    content = {"done": done, "setup": {}, "layout": LAYOUT, "batch": BATCH, "scores": {}}
+    (tag / MANIFEST).write_text(json.dumps(content | {"files": {"state.pt": len(state())}}))
     return tag
 
 
 def change_manifest(tag: Path, change: Callable[[dict[str, Any]], None]) -> None:
     content = json.loads((tag / MANIFEST).read_text())
     change(content)
-    write_manifest(tag, content)
+    (tag / MANIFEST).write_text(json.dumps(content))

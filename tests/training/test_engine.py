@@ -4,7 +4,6 @@ The package's loop trains on CPU with gloo: a launch per world size makes many r
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -31,31 +30,28 @@ from tests.support.tiny_run import ROOT, WITHOUT_GRADIENT, ds_config, losses, me
 
 pytestmark = pytest.mark.slow
 
-UPDATES, GLOBAL_BATCH = 6, 8
+UPDATES, GLOBAL_BATCH = 4, 8
 QUESTIONS = 18  # 21 windows: each epoch ends with an update of 5
-STAGES, WORLD_SIZES = (0, 1, 2, 3), (1, 2)
+STAGES = (0, 1, 2, 3)
 JOINT, CHECKPOINTED = {"train.execution": "joint"}, {"train.activation_checkpointing": True}
-# world size -> runs of SWEP that compute the same: (name, ZeRO stage, accumulation, settings)
+# world size -> runs of SWEP that compute the same: name -> ZeRO stage, accumulation, settings
 AGREEING = {
-    1: [
-        ("zero0-joint", 0, 1, JOINT),
-        ("zero0-split", 0, 1, {}),
-        ("zero0-accumulation", 0, 2, {}),
-        ("zero0-checkpointing", 0, 1, CHECKPOINTED),
-        ("zero2-joint", 2, 1, JOINT),
-        ("zero2-split", 2, 1, {}),
-        ("zero3-split", 3, 1, {}),
-    ],
-    2: [
-        ("zero0-split", 0, 1, {}),
-        ("zero1-split", 1, 1, {}),
-        ("zero2-split", 2, 1, {}),
-        ("zero2-accumulation", 2, 2, JOINT),
-        ("zero2-checkpointing", 2, 1, CHECKPOINTED | JOINT),
-        ("zero3-joint", 3, 1, JOINT),
-        ("zero3-accumulation", 3, 2, {}),
-        ("zero3-checkpointing", 3, 1, CHECKPOINTED),
-    ],
+    1: {
+        "zero0-joint": (0, 1, JOINT),
+        "zero0-accumulation": (0, 2, {}),
+        "zero2-split": (2, 1, {}),
+        "zero3-split": (3, 1, {}),
+        "deterministic": (2, 1, {"train.deterministic": True}),
+    },
+    2: {
+        "zero0-split": (0, 1, {}),
+        "zero1-split": (1, 1, {}),
+        "zero2-accumulation": (2, 2, JOINT),
+        "zero2-checkpointing": (2, 1, CHECKPOINTED | JOINT),
+        "zero3-joint": (3, 1, JOINT),
+        "zero3-accumulation": (3, 2, {}),
+        "zero3-checkpointing": (3, 1, CHECKPOINTED),
+    },
 }
 MLE = {
     "method.name": "mle",
@@ -64,12 +60,10 @@ MLE = {
     "train.adam_epsilon": 1e-6,
     "train.warmup_fraction": 1 / 3,
 }
+EMA = {"train.average": "ema", "train.average_decay": 0.7}
+LAST_K = {"train.average": "last_k", "train.average_last": 0.5}
 # (ZeRO stage, world size) -> the mean of the weights that an MLE run keeps
-AVERAGES = {
-    (0, 1): {"train.average": "ema", "train.average_decay": 0.7},
-    (0, 2): {"train.average": "last_k", "train.average_last": 0.5},
-}
-AVERAGES |= {(2, 1): AVERAGES[0, 2], (2, 2): AVERAGES[0, 1], (3, 1): AVERAGES[0, 1], (3, 2): AVERAGES[0, 2]}
+AVERAGES = {(0, 1): EMA, (2, 2): LAST_K, (3, 2): EMA}
 VARIANTS = {
     "published": {"method.separate_hidden_pass": True, "method.kl_reduction": "mean"},
     "without_mle": {"method.mle_weight": 0.0},
@@ -95,13 +89,9 @@ RIVALS = {
 }
 VARIANTS |= RIVALS
 ACCUMULATED = ("adv_aug", "freelb")
-
-
-def stages(variant: str, world_size: int) -> tuple[int, ...]:
-    """ZeRO stages of a variant's runs."""
-    if world_size == 1:
-        return (0,)
-    return {"controlled": STAGES, "published": (2, 3), "lnsr": (2, 3), "r3f": (2, 3)}.get(variant, (3,))
+# on one rank, in other ways: name -> ds_config
+CONTROLLED = {"controlled-zero2_offload": "zero2_offload", "controlled-zero3_offload": "zero3_offload"}
+CONTROLLED |= {"controlled-ds_adam": "zero2"}
 
 
 @pytest.fixture(scope="module")
@@ -109,16 +99,12 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("engine")
     prepare(path)
     (path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
-    shutil.copytree(path / "model", path / "dropout")
-    config = json.loads((path / "model" / "config.json").read_text())
-    config |= {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    (path / "dropout" / "config.json").write_text(json.dumps(config))
     return path
 
 
 def runs(folder: Path, world_size: int) -> dict[str, dict]:
     """The runs of one launch, by name. Every run has the same global batch."""
-    finished = {}
+    listed = {}
 
     def add(name: str, config: Path, accumulation: int = 1, **settings) -> None:
         settings |= {
@@ -127,38 +113,32 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
             "train.gradient_accumulation_steps": accumulation,
             "data.eval": {},
         }
-        output = folder / f"{name}-on{world_size}"
         overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-        run = {"recipe": str(folder / "recipe.yaml"), "set": overrides}
-        finished[name] = run | {"ds_config": str(config), "output_dir": str(output)}
+        run = {"recipe": str(folder / "recipe.yaml"), "set": overrides, "ds_config": str(config)}
+        listed[name] = run | {"output_dir": str(folder / f"{name}-on{world_size}")}
 
     zero = {stage: ds_config(folder, stage) for stage in STAGES}
-    for name, stage, accumulation, settings in AGREEING[world_size]:
+    for name, (stage, accumulation, settings) in AGREEING[world_size].items():
         add(name, zero[stage], accumulation, **settings)
-    for name, settings in VARIANTS.items():
-        for stage in stages(name, world_size):
-            several = name == "controlled" and stage == 3  # flat tensors in a group
-            config = ds_config(folder, 3, sub_group_size=1000) if several else zero[stage]
-            add(f"zero{stage}-{name}", config, **settings)
-    for stage in (0, 2, 3):
-        add(f"mle-zero{stage}", zero[stage], **MLE, **AVERAGES[stage, world_size])
+    for (stage, ranks), average in AVERAGES.items():
+        if ranks == world_size:
+            add(f"mle-zero{stage}", zero[stage], **MLE, **average)
     if world_size == 2:
+        for name, settings in VARIANTS.items():
+            add(name, zero[3], **settings)
+        for stage in STAGES[:3]:
+            add(f"controlled-zero{stage}", zero[stage], **VARIANTS["controlled"])
+        # several flat tensors in a group
+        add("controlled-zero3", ds_config(folder, 3, sub_group_size=1000), **VARIANTS["controlled"])
         for name in ACCUMULATED:
-            add(f"zero2-{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
-        add("mle-zero3-plain", zero[3], **MLE)
+            add(f"{name}-accumulation", zero[2], accumulation=2, **VARIANTS[name])
     else:
-        for stage in (2, 3):
-            offload = ROOT / "ds_configs" / f"zero{stage}_offload.json"
-            add(f"zero{stage}_offload", offload)
-            add(f"controlled-zero{stage}_offload", offload, **VARIANTS["controlled"])
-        for stage, precision in ((0, "bf16"), (2, "bf16"), (3, "bf16"), (0, "autocast"), (3, "autocast")):
-            add(f"zero{stage}-{precision}", zero[stage], **{"train.precision": precision})
-        add("controlled-zero3-bf16", zero[3], **VARIANTS["controlled"] | {"train.precision": "bf16"})
-        for name in ("dropout", "dropout-again"):
-            add(name, zero[2], **{"model.name": str(folder / "dropout")})
-        add("ds_adam", deepspeeds_own_adam(folder))
-        add("controlled-ds_adam", deepspeeds_own_adam(folder), **VARIANTS["controlled"])
-    return finished
+        for name, config in CONTROLLED.items():
+            add(name, ROOT / "ds_configs" / f"{config}.json", **VARIANTS["controlled"])
+        listed["controlled-ds_adam"]["ds_config"] = str(deepspeeds_own_adam(folder))
+        add("zero3-bf16", zero[3], **VARIANTS["controlled"] | {"train.precision": "bf16"})
+        add("zero3-autocast", zero[3], **VARIANTS["controlled"] | {"train.precision": "autocast"})
+    return listed
 
 
 def deepspeeds_own_adam(folder: Path) -> Path:
@@ -174,7 +154,7 @@ def deepspeeds_own_adam(folder: Path) -> Path:
 def finished(folder) -> dict[tuple[str, int], Path]:
     """The folders of all runs by name and world size."""
     folders = {}
-    for world_size in WORLD_SIZES:
+    for world_size in (1, 2):
         listed = runs(folder, world_size)
         train_runs(folder, list(listed.values()), world_size)
         folders |= {(name, world_size): Path(run["output_dir"]) for name, run in listed.items()}
@@ -186,15 +166,18 @@ def reference(finished) -> Path:
     return finished["zero0-joint", 1]
 
 
-def assert_same_run(run: Path, expected: Path, tolerance: float = 1e-5) -> None:
+Training = tuple[list[float], dict[str, torch.Tensor]]  # losses and the model's weights at the end
+
+
+def assert_same_training(run: Path, expected: Training) -> None:
     """Losses of all updates, relative, and the weights."""
     assert len(losses(run)) == UPDATES
-    np.testing.assert_allclose(losses(run), losses(expected), rtol=tolerance, atol=0)
-    assert_same_weights(model_weights(run), model_weights(expected))
+    np.testing.assert_allclose(losses(run), expected[0], rtol=1e-5, atol=0)
+    assert_same_weights(model_weights(run), expected[1])
 
 
 def assert_same_weights(mine: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Equal to 3e-5, where the learning rates add up to 3.5e-3."""
+    """Equal to 3e-5, where the learning rates add up to 2.5e-3."""
     assert mine.keys() == expected.keys()
     for name in mine:
         if not name.endswith(WITHOUT_GRADIENT):
@@ -209,24 +192,25 @@ def model_weights(run: Path, file: str = "weights") -> dict[str, torch.Tensor]:
 
 def test_the_runs_are_worth_comparing(reference, finished, folder):
     first, *_, last = losses(reference)
-    assert abs(last - first) > 0.1  # a wrong update would show
+    assert abs(last - first) > 0.05  # a wrong update would show
     before, after = load_file(folder / "model" / "model.safetensors"), model_weights(reference)
     moved = {name: float((after[name] - before[name]).abs().max()) for name in before}
-    assert min(moved[name] for name in moved if not name.endswith(WITHOUT_GRADIENT)) > 2e-3  # the tolerance: 3e-5
+    assert min(moved[name] for name in moved if not name.endswith(WITHOUT_GRADIENT)) > 1e-3  # the tolerance: 3e-5
     features = len(job_of(folder)[1].batches.features)
     assert features % GLOBAL_BATCH  # an update with an unequal batch ...
     assert features < (UPDATES - 1) * GLOBAL_BATCH  # ... that all runs reach
-    norms = [line["grad_norm"] for line in metrics(finished["zero2-joint", 1])]
+    norms = [line["grad_norm"] for line in metrics(finished["zero2-split", 1])]
     assert max(norms) > 1.0  # clipped
 
 
-WAYS = [(name, world_size) for world_size, runs_of in AGREEING.items() for name, *_ in runs_of]
-WAYS += [("zero2_offload", 1), ("zero3_offload", 1), ("ds_adam", 1)]  # the last: an optimizer in the ds_config
-
-
-@pytest.mark.parametrize(("name", "world_size"), WAYS)
+@pytest.mark.parametrize(("name", "world_size"), [(name, size) for size, named in AGREEING.items() for name in named])
 def test_every_way_to_carry_a_run_out_agrees(finished, reference, name, world_size):
-    assert_same_run(finished[name, world_size], reference)
+    assert_same_training(finished[name, world_size], (losses(reference), model_weights(reference)))
+
+
+def test_a_deterministic_training_has_the_same_numbers_on_a_cpu(finished):
+    files = [finished[name, 1] / "weights.safetensors" for name in ("deterministic", "zero2-split")]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def job_of(folder: Path, **settings) -> tuple[Recipe, Prepared]:
@@ -237,10 +221,10 @@ def job_of(folder: Path, **settings) -> tuple[Recipe, Prepared]:
         return recipe, prepare_job(recipe, str(ds_config(folder, 0)))
 
 
-def without_an_engine(folder: Path, variant: str) -> list[float]:
-    """Losses in a plain PyTorch loop: one process, one backward a pass, one step at the end.
+def without_an_engine(folder: Path, variant: str) -> Training:
+    """A plain PyTorch loop: one process, one backward a pass, one step at the end.
 
-    They are those of a method's passes; a rival's are those of its equations, in one backward.
+    Its losses are those of a method's passes; a rival's are those of its equations, in one backward.
     """
     settings, seen = VARIANTS[variant], []
     recipe, job = job_of(folder, **settings)
@@ -269,7 +253,7 @@ def without_an_engine(folder: Path, variant: str) -> list[float]:
         schedule.step()
         optimizer.zero_grad()
         seen.append(total)
-    return seen
+    return seen, objective.qa.model.state_dict()
 
 
 def by_equation(objective: Objective, method: Settings, batch: Batch, update: int) -> torch.Tensor:
@@ -279,19 +263,18 @@ def by_equation(objective: Objective, method: Settings, batch: Batch, update: in
     return methods_reference.loss(objective.qa.model, batch, method, objective.seed, draw, generator)
 
 
+@pytest.fixture(scope="module")
+def controlled(folder) -> Training:
+    return without_an_engine(folder, "controlled")
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_method_is_its_passes_at_every_stage(finished, folder, reference, variant):
+def test_every_method_is_its_passes(finished, folder, reference, variant):
     expected = without_an_engine(folder, variant)
-    for world_size in WORLD_SIZES:
-        for stage in stages(variant, world_size):
-            assert losses(finished[f"zero{stage}-{variant}", world_size]) == pytest.approx(expected, rel=1e-5)
-            assert_same_run(finished[f"zero{stage}-{variant}", world_size], finished[f"zero0-{variant}", 1])
-    assert expected != pytest.approx(losses(reference), rel=1e-4)
-
-
-@pytest.mark.parametrize("variant", ACCUMULATED)
-def test_what_a_pass_carries_on_belongs_to_its_micro_batch(finished, variant):
-    assert_same_run(finished[f"zero2-{variant}-accumulation", 2], finished[f"zero0-{variant}", 1])
+    assert_same_training(finished[variant, 2], expected)
+    if variant in ACCUMULATED:  # what a pass carries on belongs to its micro-batch
+        assert_same_training(finished[f"{variant}-accumulation", 2], expected)
+    assert expected[0] != pytest.approx(losses(reference), rel=1e-4)
 
 
 SAME = ("nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "span_nats", "mu", "mu_distance", "sigma")
@@ -314,65 +297,49 @@ def test_changed_words_are_the_same_at_every_stage(finished):
     assert max(shares[0]) > 0
 
 
-@pytest.mark.parametrize("name", ["controlled-ds_adam", "controlled-zero2_offload", "controlled-zero3_offload"])
-def test_groups_are_clipped_alike_by_every_optimizer(finished, name):
-    assert_same_run(finished[name, 1], finished["zero0-controlled", 1])
+@pytest.mark.parametrize("name", CONTROLLED)
+def test_groups_are_clipped_alike_by_every_optimizer(finished, controlled, name):
+    assert_same_training(finished[name, 1], controlled)
 
 
-def test_each_group_has_its_norm_and_its_rate(finished):
-    whole = metrics(finished["zero0-controlled", 1])
-    for stage in STAGES[1:]:
-        for mine, other in zip(metrics(finished[f"zero{stage}-controlled", 2]), whole, strict=True):
+def test_each_group_has_its_norm_and_its_rate(finished, controlled):
+    whole = metrics(finished["controlled-zero0", 2])
+    for stage in STAGES:
+        run = finished[f"controlled-zero{stage}", 2]
+        assert_same_training(run, controlled)
+        for mine, other in zip(metrics(run), whole, strict=True):
             assert mine["noise_grad_norm"] == pytest.approx(other["noise_grad_norm"], rel=1e-4)
-            assert mine["noise_grad_norm"] < mine["grad_norm"]  # of both groups
+            assert mine["noise_grad_norm"] < mine.get("grad_norm", torch.inf)  # of both groups; at ZeRO-0 there is none
             for key in ("beta", "kl_per_window"):
                 assert mine[key] == pytest.approx(other[key], rel=1e-4)
     assert {line["noise_grad_norm"] > 1.5 for line in whole} == {True, False}  # some are clipped
     betas = [line["beta"] for line in whole]
     assert betas[0] == pytest.approx(1e-3)
     assert len(set(betas)) == UPDATES
-    shared = metrics(finished["zero2-joint", 1])
+    shared = metrics(finished["zero2-split", 1])
     assert all(0 < line["noise_grad_norm"] <= line["grad_norm"] for line in shared)
     assert {line["beta"] for line in shared} == {1e-3}
 
 
 def test_beta_follows_its_schedule(finished):
-    betas = [line["beta"] for line in metrics(finished["zero3-annealed", 2])]
+    betas = [line["beta"] for line in metrics(finished["annealed", 2])]
     assert betas == pytest.approx([1e-3 * (1 - update / UPDATES) for update in range(UPDATES)])
 
 
 def test_loss_is_its_parts(finished):
-    for line in metrics(finished["zero0-prior_aug", 1]):
+    for line in metrics(finished["prior_aug", 2]):
         assert line["loss"] == pytest.approx((line["nll_clean"] + line["nll_noisy"]) / 2, rel=1e-6)
 
 
-# Low precision, dropout
-
-
-@pytest.mark.parametrize(("stage", "precision"), [(2, "bf16"), (3, "bf16"), (0, "autocast"), (3, "autocast")])
-def test_low_precision_is_close_to_fp32(finished, reference, stage, precision):
-    run = finished[f"zero{stage}-{precision}", 1]
-    np.testing.assert_allclose(losses(run), losses(reference), rtol=0.02)
-    assert not np.allclose(losses(run), losses(reference), rtol=1e-5)
-    dtype = torch.float32 if precision == "autocast" else torch.bfloat16
-    assert {value.dtype for value in weights(run).values()} == {dtype}
-
-
-def test_bf16_leaves_the_control_of_the_kl_and_the_clipping_as_they_are(finished):
-    mine, whole = (metrics(finished[name, 1]) for name in ("controlled-zero3-bf16", "zero0-controlled"))
+@pytest.mark.parametrize("precision", ["bf16", "autocast"])
+def test_low_precision_is_close_to_fp32(finished, controlled, precision):
+    run = finished[f"zero3-{precision}", 1]
+    mine, whole = metrics(run), metrics(finished["controlled-zero3", 2])
     for key in ("loss", "beta", "kl_per_window", "noise_grad_norm"):  # bf16 resolves 0.8 %
         np.testing.assert_allclose([line[key] for line in mine], [line[key] for line in whole], rtol=0.02)
-
-
-def test_bf16_runs_at_stage_0(finished):
-    # no reference: DeepSpeed takes one optimizer step on zero gradients there when it starts
-    assert len(losses(finished["zero0-bf16", 1])) == UPDATES
-    assert np.isfinite(losses(finished["zero0-bf16", 1])).all()
-
-
-def test_dropout_is_on_and_repeats(finished, reference):
-    assert losses(finished["dropout", 1]) == losses(finished["dropout-again", 1])
-    assert not np.allclose(losses(finished["dropout", 1]), losses(reference), rtol=1e-3)
+    assert not np.allclose(losses(run), controlled[0], rtol=1e-5)
+    dtype = torch.float32 if precision == "autocast" else torch.bfloat16
+    assert {value.dtype for value in weights(run).values()} == {dtype}
 
 
 # MLE is plain fine-tuning
@@ -432,13 +399,7 @@ def test_mle_is_plain_fine_tuning_step_for_step_and_keeps_the_mean_of_its_weight
     assert_same_weights(model_weights(run, "average"), mean)
     # most differ from the last weights by more than the tolerance of 3e-5; with this epsilon Adam moves some little
     trained = [name for name in mean if not name.endswith(WITHOUT_GRADIENT)]
-    assert np.median([float((mean[name] - after[-1][name]).abs().max()) for name in trained]) > 2e-4
-
-
-def test_averaging_does_not_change_the_training(finished):
-    averaged, plain = finished["mle-zero3", 2], finished["mle-zero3-plain", 2]
-    assert losses(averaged) == losses(plain)
-    assert (averaged / "weights.safetensors").read_bytes() == (plain / "weights.safetensors").read_bytes()
+    assert np.median([float((mean[name] - after[-1][name]).abs().max()) for name in trained]) > 1e-4
 
 
 def test_an_update_does_not_wait_for_the_device(monkeypatch):

@@ -19,7 +19,7 @@ from tests.support.tiny_run import ROOT, ds_config, losses, make_runs, metrics, 
 
 pytestmark = pytest.mark.slow
 
-STAGES, UPDATES = (0, 2, 3), 6
+UPDATES = 4
 ADAFACTOR = {"train.optimizer": "adafactor", "train.schedule": "constant", "train.weight_decay": 0.1}
 # name, ranks, ds_config and settings: of runs with answers, then of trainings only
 WHOLE = [
@@ -29,18 +29,14 @@ WHOLE = [
     ("untied", 2, "zero3", {}),
 ]
 TRAININGS = [
-    ("joint", 1, "zero0", {"train.execution": "joint"}),
-    ("zero2", 1, "zero2", {}),
-    ("zero3", 1, "zero3", {}),
-    ("zero2_offload", 1, "zero2_offload", {}),
+    ("joint", 1, "zero3", {"train.execution": "joint"}),
     ("zero3_offload", 1, "zero3_offload", {}),
     ("bf16", 1, "zero2", {"train.precision": "bf16"}),
-    ("zero0-autocast", 1, "zero0", {"train.precision": "autocast"}),
-    ("zero3-autocast", 1, "zero3", {"train.precision": "autocast"}),
+    ("autocast", 1, "zero3", {"train.precision": "autocast"}),
     ("adafactor", 1, "zero0", ADAFACTOR | {"method.name": "mle"}),
-    ("zero0", 2, "zero0", {}),
     ("zero2", 2, "zero2", {}),
 ]
+AGREEING = [("joint", 1), ("zero3_offload", 1), ("zero2", 2), ("tied", 2)]
 
 
 @pytest.fixture(scope="module")
@@ -83,29 +79,22 @@ def predictions(run: Path) -> dict[str, str]:
 
 def test_the_runs_are_worth_comparing(finished, folder):
     before = load_file(folder / "tied" / "model" / "model.safetensors")
-    after = weights(finished["zero2", 1])
+    after = weights(finished["zero2", 2])
     assert all((after[f"qa.model.{n}"] - value).abs().max() > 1e-3 for n, value in before.items() if value.dim() == 2)
     answers = predictions(finished["tied", 1])
     assert len(answers) == 9
     assert any(answers.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "world_size"),
-    [(name, 1) for name in ("joint", "zero2", "zero3", "zero2_offload", "zero3_offload")]
-    + [("zero0", 2), ("zero2", 2), ("tied", 2)],
-)
+@pytest.mark.parametrize(("name", "world_size"), AGREEING)
 def test_stages_offload_and_world_sizes_agree(finished, name, world_size):
     assert losses(finished[name, world_size]) == pytest.approx(losses(finished["tied", 1]), rel=1e-5)
     first, expected = (metrics(finished[run])[0] for run in ((name, world_size), ("tied", 1)))
     compared = [key for key in expected if "_nll_" in key]  # what the noise does
     assert len(compared) == 6
+    assert predictions(finished["tied", 2]) == predictions(finished["tied", 1])  # by beam search
     for key in compared:
         assert first[key] == pytest.approx(expected[key], rel=1e-4), key
-
-
-def test_beam_search_on_two_ranks_answers_as_on_one(finished):
-    assert predictions(finished["tied", 2]) == predictions(finished["tied", 1])
 
 
 def test_an_output_layer_of_its_own_is_trained_and_exported(finished, folder):
@@ -130,7 +119,7 @@ def test_an_output_layer_of_its_own_is_trained_and_exported(finished, folder):
     torch.testing.assert_close(spread, after, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bf16", "zero0-autocast", "zero3-autocast"])
+@pytest.mark.parametrize("name", ["bf16", "autocast"])
 def test_low_precision_is_close_to_fp32(finished, name):
     run = finished[name, 1]
     assert losses(run) == pytest.approx(losses(finished["tied", 1]), rel=0.02)
