@@ -25,7 +25,7 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
         fields: the only ones to look at, such as data.eval.news; None = all.
 
     Raises:
-        InputError: a path cannot be looked up, or the index of the model's weights is malformed.
+        InputError: a path cannot be looked up.
     """
     files = {}
     for field, source in _sources(recipe).items():
@@ -34,7 +34,7 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
         if field == "model.name":
             folder = Path(QUICKSTART.get(source) or user_path(source, "model.name"))
             if folder.is_dir():
-                files[field] = tuple(f for f in model_files(folder, f"model.name {source}") if f.name != READING)
+                files[field] = tuple(f for f in model_files(folder) if f.name != READING)
         elif names := local_files(source, training=not field.startswith("data.eval.")):
             files[field] = names
     return files

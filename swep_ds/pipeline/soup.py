@@ -23,7 +23,6 @@ from swep_ds.common.files import check_new_folder
 from swep_ds.common.settings import differences, flatten
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.models.folders import load_config, weight_files
-from swep_ds.models.weights import is_finite
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
@@ -53,7 +52,7 @@ class Ingredient:
         folder = RunFolder(run)
         folder.check_finished()
         weights = {}
-        for file in weight_files(str(folder.model), f"{run}: its model"):
+        for file in weight_files(str(folder.model)):
             with as_input_error(f"{file}: cannot be read", "run it again"), safe_open(file, "pt") as content:
                 weights |= dict.fromkeys(content.keys(), file)
         reading = ReadingSettings.load(folder.model / READING)
@@ -89,7 +88,7 @@ class Ingredient:
         """Raises InputError: it holds NaN or infinity."""
         with safe_open(self.weights[name], "pt") as content:
             tensor = content.get_tensor(name)
-        if not is_finite(tensor):
+        if not tensor.isfinite().all():
             raise InputError(f"{self.model}: {name} holds NaN or infinity: {FIX}")
         return tensor
 
