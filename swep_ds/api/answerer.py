@@ -22,10 +22,10 @@ from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.fields import is_blank
 from swep_ds.data.windows import WindowCutter
-from swep_ds.evaluation.calibrator import N_BEST, Candidate, features
+from swep_ds.evaluation.calibrator import N_BEST, features
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import decode_alone
-from swep_ds.evaluation.spans import Null, SpanDecoder, with_null
+from swep_ds.evaluation.spans import Answer, Null, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
 
@@ -162,7 +162,7 @@ class QuestionAnswerer:
         for example in examples:
             yield self._replies(example, answers[example.id], nulls.get(example.id))[:n_best]
 
-    def _replies(self, example: Example, answers: Sequence[Candidate], null: Null | None) -> list[Reply]:
+    def _replies(self, example: Example, answers: Sequence[Answer], null: Null | None) -> list[Reply]:
         """Best first, after the decision whether to decline."""
         candidates = with_null(answers, null, self._saved.null_threshold) or [Reply("", 0.0, None)]
         confidence = candidates[0].probability
@@ -182,6 +182,5 @@ def _example(number: int, question: str, context: str) -> Example:
     return Example(str(number), question, context, (), None, context)
 
 
-def _reply(answer: Candidate) -> Reply:
-    place = {"start": answer.start, "end": answer.end} if hasattr(answer, "start") else {}
-    return Reply(answer.text, answer.probability, answer.score, **place)
+def _reply(answer: Answer | Null | Reply) -> Reply:
+    return Reply(answer.text, answer.probability, answer.score, answer.start, answer.end)

@@ -37,7 +37,7 @@ def calibration(confidence: Sequence[float], exact_match: Sequence[float]) -> di
     """
     confidence_N, right_N = ordered(confidence, exact_match)
     gaps = [abs((confidence_N[rows] - right_N[rows]).sum()) for rows in bins(len(right_N))]
-    ece = 100.0 * float(np.clip(sum(gaps) / len(right_N), 0, 1))
+    ece = _percent(sum(gaps) / len(right_N))
     return dict(zip(CALIBRATION, [ece, *_order_scores(right_N)], strict=True))
 
 
@@ -45,8 +45,14 @@ def _order_scores(right_N: np.ndarray) -> list[float]:
     """The scores `CHANGES`, of exact matches that are `ordered`."""
     accuracy_N = accuracy_by_coverage(right_N)
     enough = np.flatnonzero(accuracy_N >= COVERED_ACCURACY / 100 - 1e-12)  # but for rounding
-    coverage = (enough[-1] + 1) / len(right_N) if len(enough) else 0.0
-    return [100.0 * float(np.clip(value, 0, 1)) for value in (np.mean(1 - accuracy_N), coverage)]
+    coverage = 0.0
+    if len(enough):
+        coverage = (enough[-1] + 1) / len(right_N)
+    return [_percent(np.mean(1 - accuracy_N)), _percent(coverage)]
+
+
+def _percent(share: float) -> float:
+    return 100.0 * float(np.clip(share, 0, 1))
 
 
 def calibrated_scores(
@@ -62,30 +68,32 @@ def calibrated_scores(
     Returns:
         `CALIBRATED`, and for `CHANGES` "<name>_change_low" and "_high": the `LEVEL` % interval of the score with the
         calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0). Fewer than
-        `MIN_CLUSTERS` effective clusters give no interval. Neither does the ECE: few questions a bin make it too
-        large, most of all that of well calibrated confidences, and resampling does so a second time.
+        `MIN_CLUSTERS` effective clusters give no interval. Neither does the ECE, which few questions a bin make too
+        large; resampling would do so a second time.
     """
     scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
-    cluster_N, right_N = np.asarray(clusters), np.asarray(exact_match, dtype=float)
+    cluster_N = np.asarray(clusters)
     if effective_clusters(cluster_N) < MIN_CLUSTERS:
         return scores
-    # sorted once for all resamples
-    both = [(np.argsort(-sure_N, kind="stable"), sure_N) for sure_N in map(np.asarray, (softmax, calibrated))]
-    count, rng = int(cluster_N.max()) + 1, np.random.default_rng(0)
+    right_N = np.asarray(exact_match, dtype=float)
+    sorted_once = []
+    for confidence_N in (np.asarray(softmax), np.asarray(calibrated)):
+        order_N = np.argsort(-confidence_N, kind="stable")
+        sorted_once.append((cluster_N[order_N], confidence_N[order_N], right_N[order_N]))
+    count = int(cluster_N.max()) + 1
+    rng = np.random.default_rng(0)
     changes = []
     for _ in range(RESAMPLES):
-        copies_N = np.bincount(rng.integers(count, size=count), minlength=count)[cluster_N]
-        scores_of_both = []
-        for order_N, sure_N in both:
-            row_M = np.repeat(order_N, copies_N[order_N])
-            scores_of_both.append(_order_scores(_means_of_ties(sure_N[row_M], right_N[row_M])))
-        before, after = scores_of_both
+        copies = np.bincount(rng.integers(count, size=count), minlength=count)
+        before, after = (
+            _order_scores(_means_of_ties(np.repeat(confidence_N, copies[of_N]), np.repeat(right_N, copies[of_N])))
+            for of_N, confidence_N, right_N in sorted_once
+        )
         changes.append(np.subtract(after, before))
     tail = (100 - LEVEL) / 2
-    low, high = np.percentile(changes, [tail, 100 - tail], axis=0).tolist()
-    for number, name in enumerate(CHANGES):
-        scores[f"{name}_change_low"] = low[number]
-        scores[f"{name}_change_high"] = high[number]
+    for name, values in zip(CHANGES, np.transpose(changes), strict=True):
+        low, high = np.percentile(values, [tail, 100 - tail]).tolist()
+        scores |= {f"{name}_change_low": low, f"{name}_change_high": high}
     return scores
 
 

@@ -1,6 +1,6 @@
 """How likely is a model's best answer exactly right? A logistic regression on what the answers themselves show.
 
-It is fitted to questions that the model was not trained on and that no score is reported of. Three kinds compete:
+It is fitted to questions that the model was not trained on and whose scores are not reported. Three kinds compete:
   - softmax: the answer's probability as it is;
   - temperature: its log odds divided by one number, sigmoid(log odds / T), which keeps the order of the questions;
   - features: a logistic regression on the probabilities of the five best answers and on the lengths of question, text
@@ -9,12 +9,12 @@ It is fitted to questions that the model was not trained on and that no score is
 The kind with the lowest cross-validated log loss is fitted to all questions. Questions of a cluster
 (`data.splits.clusters`) are left out together. All is deterministic.
 
-Shapes: N questions, F features.
+Shapes: N questions, F features, P weights that are fitted.
 """
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import scipy  # whose parts are imported when they are used, as in `data/splits.py`
@@ -22,6 +22,9 @@ import scipy  # whose parts are imported when they are used, as in `data/splits.
 from swep_ds.common.settings import Section
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.example import Example
+
+if TYPE_CHECKING:  # it imports PyTorch, which readers of results need not
+    from swep_ds.evaluation.spans import Answer, Null
 
 N_BEST = 5  # answers to a question that are kept, and that features are made of
 FEATURES = ("log_odds", "text_log_odds", *(f"probability_{n}" for n in range(2, N_BEST + 1)))
@@ -31,16 +34,6 @@ MIN_OF_EACH = 20  # right answers, and wrong ones
 MAX_ODDS = 1e6  # probability 1 counts as these odds, 0 as their inverse
 RIDGE = 1.0  # penalty on half the squared weights of standardised features
 KINDS = ("softmax", "temperature", "features")
-
-
-class Candidate(Protocol):
-    """An answer, or none (text "")."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def probability(self) -> float: ...
 
 
 class Calibrator(Section):
@@ -63,18 +56,18 @@ class Calibrator(Section):
         return f"confidences are calibrated {chosen}"
 
 
-def features(example: Example, candidates: Sequence[Candidate]) -> list[float]:
-    """The F features of a question.
-
-    Args:
-        candidates: the answer that is given and the next best, `N_BEST` or fewer; none = no answer has a probability.
-    """
-    probabilities = [candidate.probability for candidate in candidates[:N_BEST]]
-    probabilities += [0.0] * (N_BEST - len(probabilities))
-    texts = [normalize_answer(candidate.text) for candidate in candidates[:N_BEST]]
-    same = sum(p for text, p in zip(texts, probabilities, strict=False) if text == texts[0])
-    lengths = map(len, (example.question, example.context, candidates[0].text if candidates else ""))
-    return [_log_odds(probabilities[0]), _log_odds(same), *probabilities[1:], *map(math.log1p, lengths)]
+def features(example: Example, answers: Sequence["Answer | Null"]) -> list[float]:
+    """The F features of a question, from the answer that is given and the next best; none has probability 0."""
+    answers = answers[:N_BEST]
+    probabilities = [answer.probability for answer in answers] + [0.0] * (N_BEST - len(answers))
+    text = ""
+    same = 0.0
+    if answers:
+        text = answers[0].text
+        normalized = normalize_answer(text)
+        same = sum(answer.probability for answer in answers if normalize_answer(answer.text) == normalized)
+    lengths = [math.log1p(len(part)) for part in (example.question, example.context, text)]
+    return [_log_odds(probabilities[0]), _log_odds(same), *probabilities[1:], *lengths]
 
 
 def _log_odds(probability: float) -> float:
@@ -94,8 +87,9 @@ def fit(features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Se
         Or, with too few questions or texts, a sentence that says so.
     """
     right_N = np.asarray(right_N, dtype=float)
-    right, texts = int(right_N.sum()), len(set(clusters_N))
+    right = int(right_N.sum())
     wrong = len(right_N) - right
+    texts = len(set(clusters_N))
     if min(right, wrong) < MIN_OF_EACH or texts < FOLDS:
         return (
             f"confidences are softmax probabilities: {right} right and {wrong} wrong answers about {texts} texts are "
@@ -103,7 +97,7 @@ def fit(features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Se
         )
     fold_N = _folds(clusters_N)
     log_loss = {kind: _cross_validated(kind, features_NF, right_N, fold_N) for kind in KINDS}
-    kind = min(KINDS, key=lambda name: log_loss[name])
+    kind = min(KINDS, key=log_loss.__getitem__)
     intercept, weights_F = _fit(kind, features_NF, right_N)
     weights = {name: float(weight) for name, weight in zip(FEATURES, weights_F, strict=True) if weight}
     return Calibrator(kind=kind, intercept=intercept, weights=weights, log_loss=log_loss, questions=len(right_N))
@@ -111,11 +105,12 @@ def fit(features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Se
 
 def _folds(clusters_N: Sequence[Hashable]) -> np.ndarray:
     """The fold of each question [N]: clusters in random order, each to the fold with the fewest questions so far."""
-    names, cluster_N, sizes = np.unique(list(map(str, clusters_N)), return_inverse=True, return_counts=True)
-    folds, filled = np.empty(len(names), int), np.zeros(FOLDS, int)
-    for cluster in np.random.default_rng(0).permutation(len(names)):
-        folds[cluster] = fold = int(filled.argmin())
-        filled[fold] += sizes[cluster]
+    _, cluster_N, sizes = np.unique(list(map(str, clusters_N)), return_inverse=True, return_counts=True)
+    folds = np.empty(len(sizes), int)
+    filled = np.zeros(FOLDS, int)
+    for cluster in np.random.default_rng(0).permutation(len(sizes)):
+        folds[cluster] = filled.argmin()
+        filled[folds[cluster]] += sizes[cluster]
     return folds[cluster_N]
 
 
@@ -140,34 +135,28 @@ def _fit(kind: str, features_NF: np.ndarray, right_N: np.ndarray) -> tuple[float
     if kind == "softmax":
         return 0.0, weights_F
     if kind == "temperature":
-        [weights_F[0]] = _minimum(features_NF[:, :1], right_N, start=[1.0], lowest=1e-3)  # T is positive
+        [weights_F[0]] = _minimum(features_NF[:, :1], right_N, np.ones(1), np.zeros(1), [(1e-3, None)])  # T is positive
         return 0.0, weights_F
-    mean_F, std_F = features_NF.mean(0), features_NF.std(0)
+    mean_F = features_NF.mean(0)
+    std_F = features_NF.std(0)
     std_F[std_F < 1e-12] = np.inf  # a constant says nothing
-    scaled_NF = (features_NF - mean_F) / std_F
-    columns_NP = np.column_stack([np.ones(len(right_N)), scaled_NF])
-    ridge_P = [0.0] + scaled_NF.shape[1] * [RIDGE]  # none on the intercept
-    intercept, *scaled_F = _minimum(columns_NP, right_N, ridge=ridge_P)
+    columns_NP = np.column_stack([np.ones(len(right_N)), (features_NF - mean_F) / std_F])
+    ridge_P = np.full(columns_NP.shape[1], RIDGE)
+    ridge_P[0] = 0.0  # the intercept's
+    intercept, *scaled_F = _minimum(columns_NP, right_N, np.zeros(len(ridge_P)), ridge_P)
     weights_F = np.array(scaled_F) / std_F
     return float(intercept - mean_F @ weights_F), weights_F
 
 
 def _minimum(
-    columns_NP: np.ndarray,
-    right_N: np.ndarray,
-    start: Sequence[float] | None = None,
-    ridge: Sequence[float] | float = 0.0,
-    lowest: float | None = None,
+    columns_NP: np.ndarray, right_N: np.ndarray, start_P: np.ndarray, ridge_P: np.ndarray, bounds: list | None = None
 ) -> np.ndarray:
     """The P weights with the least summed log loss and ridge penalty; the problem is convex."""
-    ridge_P = np.broadcast_to(ridge, columns_NP.shape[1])
 
     def loss(weights_P: np.ndarray) -> tuple[float, np.ndarray]:
         logit_N = columns_NP @ weights_P
         value = _log_losses(logit_N, right_N).sum() + ridge_P @ weights_P**2 / 2
         return value, columns_NP.T @ (scipy.special.expit(logit_N) - right_N) + ridge_P * weights_P
 
-    begin = np.zeros(columns_NP.shape[1]) if start is None else np.array(start)
-    bounds = None if lowest is None else [(lowest, None)] * len(begin)
     options = {"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-8}
-    return scipy.optimize.minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    return scipy.optimize.minimize(loss, start_P, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x

@@ -20,7 +20,7 @@ from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import calibrated_scores, calibration
 from swep_ds.evaluation.calibrator import N_BEST, Calibrator, features, fit
-from swep_ds.evaluation.generated import GeneratedAnswer, GeneratedAnswers
+from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import Predict, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import Scorer
@@ -46,10 +46,10 @@ class EvalSet:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Answers by question id, in the order of the examples: the `N_BEST` best and, if the model may decline, the null
+    """By question id, in the order of the examples: the `N_BEST` best answers and, if the model may decline, the null
     answer."""
 
-    n_best: dict[str, list[Answer | GeneratedAnswer | Null]]
+    n_best: dict[str, list[Answer | Null]]
     nulls: dict[str, Null]
 
     @property
@@ -69,9 +69,9 @@ class Predictions:
     def declining(self, threshold: float | None) -> "Predictions":
         """The same predictions, after the decision to decline. Where a question's null odds exceed the threshold, the
         null answer comes first; elsewhere it is kept only if it is among the n best. None declines no question."""
-        n_best = {
-            id_: with_null(answers, self.nulls.get(id_), threshold)[:N_BEST] for id_, answers in self.n_best.items()
-        }
+        n_best = {}
+        for id_, answers in self.n_best.items():
+            n_best[id_] = with_null(answers, self.nulls.get(id_), threshold)[:N_BEST]
         return Predictions(n_best, self.nulls)
 
     def features(self, examples: list[Example]) -> np.ndarray:
@@ -87,9 +87,9 @@ class Predictions:
         return contents
 
 
-def _fields(answer: Answer | GeneratedAnswer | Null) -> dict[str, Any]:
+def _fields(answer: Answer | Null) -> dict[str, Any]:
     fields = {"text": answer.text, "probability": answer.probability, "score": answer.score}
-    if isinstance(answer, Answer):
+    if answer.start is not None:
         fields |= {"start": answer.start, "end": answer.end}
     return fields
 
@@ -106,16 +106,14 @@ class Evaluation:
     null_threshold: float | None = None  # a question with null odds above this is declined; None = never
     calibrator: Calibrator | None = None
 
+    def scorer(self, name: str) -> Scorer:
+        """The rules for a data set."""
+        return self.scorers.get(name, Scorer())
+
     def prepare(self, tests: dict[str, list[Example]]) -> list[EvalSet]:
         """Tokenises data sets by name. On several ranks call it inside `local_rank_zero_first`, for the cache."""
-        console = Console(quiet=not ranks.is_main())
-        sets = []
-        for name, examples in tests.items():
-            windows = build_features(
-                examples, self.tokenizer, self.windows, training=False, cache_dir=CACHE, console=console
-            )
-            sets.append(EvalSet(name, examples, windows))
-        return sets
+        build = partial(build_features, training=False, cache_dir=CACHE, console=Console(quiet=not ranks.is_main()))
+        return [EvalSet(name, tests[name], build(tests[name], self.tokenizer, self.windows)) for name in tests]
 
     def run(self, predict: Predict, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
         """Scores by data set, in order, on every rank; rank 0 writes `predictions/`, `confidence/`, `n_best/`, of a
@@ -128,25 +126,38 @@ class Evaluation:
         for test in tests:
             cut = f", {test.features.questions_cut} questions cut" if test.features.questions_cut else ""
             say(f"evaluating {test.name}: {len(test.examples)} questions in {len(test.features.dataset)} windows{cut}")
+            scorer = self.scorer(test.name)
             predictions = self.predict(predict, test)
             given = predictions.declining(self.null_threshold)
-            scorer, golds = self.scorer(test.name), test.golds
-            right, softmax = self._right(given, test), list(given.confidences.values())
             contents = given.contents()
-            score = scorer.score(given.texts, golds) | calibration(softmax, right)
+            right = self._right(given, test)
+            softmax = list(given.confidences.values())
+            score = scorer.score(given.texts, test.golds) | calibration(softmax, right)
             if self.calibrator:
                 sure = self.calibrator.confidence(given.features(test.examples)).tolist()
                 score |= calibrated_scores(softmax, sure, right, clusters(test.examples))
                 contents["calibrated"] = dict(zip(given.texts, sure, strict=True))
-            if predictions.nulls and not all(golds.values()):
-                score |= scorer.best_thresholds(predictions.texts, golds, predictions.odds)
+            if predictions.nulls and not all(test.golds.values()):
+                score |= scorer.best_thresholds(predictions.texts, test.golds, predictions.odds)
             scores[test.name] = score
             write_on_rank0(partial(write_predictions, folder, test.name, contents), folder)
         return scores
 
-    def _right(self, predictions: Predictions, test: EvalSet) -> list[float]:
-        """The exact match of each question."""
-        return [em for em, _ in self.scorer(test.name).by_question(predictions.texts, test.golds).values()]
+    def predict(self, predict: Predict, test: EvalSet, *, best_only: bool = False) -> Predictions:
+        """The best answers to each question, none declined, on every rank; with `best_only` one each. Collective."""
+        declines = self.null_threshold is not None
+        if self.windows.task == "generative":
+            decoder = GeneratedAnswers(test.examples, self.tokenizer)
+        else:
+            decoder = SpanDecoder(test.examples, self.spans, best_only=best_only, null=declines)
+        decode(predict, decoder, test.features.dataset, Padding.of(self.tokenizer), self.batch_size)
+        n_best = {}
+        nulls = {}
+        for n_best_of_rank, nulls_of_rank in ranks.gather((decoder.n_best(N_BEST), decoder.nulls())):
+            n_best |= n_best_of_rank
+            nulls |= nulls_of_rank
+        ids = [example.id for example in test.examples]
+        return Predictions({id_: n_best[id_] for id_ in ids}, {id_: nulls[id_] for id_ in ids if id_ in nulls})
 
     def score(self, predict: Predict, test: EvalSet) -> Score:
         """EM and F1, on every rank; at the threshold with the best F1 if the model may decline. Collective."""
@@ -170,34 +181,15 @@ class Evaluation:
         for the log."""
         given = predictions.declining(self.null_threshold)
         fitted = fit(given.features(test.examples), self._right(given, test), clusters(test.examples).tolist())
-        return replace(self, calibrator=fitted if isinstance(fitted, Calibrator) else None), str(fitted)
+        calibrator = fitted if isinstance(fitted, Calibrator) else None
+        return replace(self, calibrator=calibrator), str(fitted)
+
+    def _right(self, predictions: Predictions, test: EvalSet) -> list[float]:
+        """The exact match of each question."""
+        return [em for em, _ in self.scorer(test.name).by_question(predictions.texts, test.golds).values()]
 
     def _best_threshold(self, predictions: Predictions, test: EvalSet) -> float:
-        odds = predictions.odds
-        below = math.nextafter(min(odds.values()), -math.inf)
+        below = math.nextafter(min(predictions.odds.values()), -math.inf)
         scorer = self.scorer(test.name)
-        best = scorer.best_thresholds(predictions.texts, test.golds, odds, below, reachable=True)
+        best = scorer.best_thresholds(predictions.texts, test.golds, predictions.odds, below, reachable=True)
         return best["best_f1_threshold"]
-
-    def predict(self, predict: Predict, test: EvalSet, *, best_only: bool = False) -> Predictions:
-        """The best answer to each question, none declined, on every rank. Collective.
-
-        Args:
-            best_only: leaves out the other answers.
-        """
-        declines = self.null_threshold is not None
-        if self.windows.task == "generative":
-            decoder = GeneratedAnswers(test.examples, self.tokenizer)
-        else:
-            decoder = SpanDecoder(test.examples, self.spans, best_only=best_only, null=declines)
-        decode(predict, decoder, test.features.dataset, Padding.of(self.tokenizer), self.batch_size)
-        found, nulls = {}, {}
-        for answers, nulls_of_rank in ranks.gather((decoder.n_best(N_BEST), decoder.nulls() if declines else {})):
-            found |= answers
-            nulls |= nulls_of_rank
-        ids = [example.id for example in test.examples]
-        return Predictions({i: found[i] for i in ids if i in found}, {i: nulls[i] for i in ids if i in nulls})
-
-    def scorer(self, name: str) -> Scorer:
-        """The rules for a data set."""
-        return self.scorers.get(name, Scorer())

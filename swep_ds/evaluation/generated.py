@@ -9,23 +9,16 @@ log(p / (1 - p)) its null odds.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.data.example import Example
-from swep_ds.evaluation.spans import Null
+from swep_ds.evaluation.spans import Answer, Null
 
 LOWEST = -1e30  # in place of a log probability that is not a finite number: its answer never wins
-MIN_PROBABILITY = 1e-30  # least probability of all other answers together: beside the empty one it may round to 0
-
-
-class GeneratedAnswer(NamedTuple):
-    text: str
-    probability: float  # the whole sequence's, given its window
-    score: float  # its logarithm
+MIN_PROBABILITY = 1e-30  # of all answers but the empty one: next to that theirs may round to 0
 
 
 class GeneratedAnswers:
@@ -36,7 +29,8 @@ class GeneratedAnswers:
     """
 
     def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast):
-        self.examples, self.tokenizer = examples, tokenizer
+        self.examples = examples
+        self.tokenizer = tokenizer
         # by example: whether it is blank, negative log probability per token, text, tokens
         self._best: dict[int, tuple[bool, float, str, int]] = {}
         self._null: dict[int, float] = {}  # by example: the lowest log probability of the empty answer
@@ -49,16 +43,17 @@ class GeneratedAnswers:
         null_N: Tensor | None = None,
     ) -> None:
         """Adds N windows: their evaluation columns (`Features.dataset`), and the output of `GenerativeQA.predict`."""
+        rows = [int(row) for row in columns["example"]]
         ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
         # whatever the tokenizer's configuration says: cleaning up would join " 's" to the word before
         texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        counts, scores = (token_ids_NK != IGNORED).sum(1).tolist(), _finite(log_probability_N)
-        for example, text, score, count in zip(map(int, columns["example"]), texts, scores, counts, strict=True):
+        counts = (token_ids_NK != IGNORED).sum(1).tolist()
+        for row, text, score, count in zip(rows, texts, _finite(log_probability_N), counts, strict=True):
             proposal = (not text.strip(), -score, text.strip(), count)
-            self._best[example] = min(self._best.get(example, proposal), proposal)
+            self._best[row] = min(self._best.get(row, proposal), proposal)
         if null_N is not None:
-            for example, null in zip(map(int, columns["example"]), _finite(null_N), strict=True):
-                self._null[example] = min(self._null.get(example, null), null)
+            for row, null in zip(rows, _finite(null_N), strict=True):
+                self._null[row] = min(self._null.get(row, null), null)
 
     def nulls(self) -> dict[str, Null]:
         """The empty answer by example id: its log probability, probability and log odds."""
@@ -68,12 +63,13 @@ class GeneratedAnswers:
             nulls[self.examples[row].id] = Null(log_p, math.exp(log_p), odds)
         return nulls
 
-    def n_best(self, count: int | None = None) -> dict[str, list[GeneratedAnswer]]:
+    def n_best(self, count: int | None = None) -> dict[str, list[Answer]]:
         """The best answer by example id, in a list as from `SpanDecoder`, whatever `count`: a window has one answer."""
-        return {
-            self.examples[row].id: [GeneratedAnswer(text, math.exp(-loss * count), -loss * count)]
-            for row, (_, loss, text, count) in sorted(self._best.items())
-        }
+        answers = {}
+        for row, (_, loss, text, tokens) in sorted(self._best.items()):
+            log_p = -loss * tokens
+            answers[self.examples[row].id] = [Answer(text, None, None, log_p, math.exp(log_p))]
+        return answers
 
 
 def _finite(log_probability_N: Tensor) -> list[float]:

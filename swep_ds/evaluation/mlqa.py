@@ -12,15 +12,13 @@ import unicodedata
 from functools import lru_cache
 from typing import Literal, get_args
 
-_WORDS = {
-    "en": "a an the",
-    "es": "un una unos unas el la los las",
-    "vi": "của là cái chiếc những",
-    "de": "ein eine einen einem eines einer der die das den dem des",
+ARTICLES = {
+    "en": r"\b(a|an|the)\b",
+    "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
+    "vi": r"\b(của|là|cái|chiếc|những)\b",
+    "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
+    "ar": "ال",
 }
-_ARTICLES = {language: re.compile(rf"\b({words.replace(' ', '|')})\b") for language, words in _WORDS.items()}
-_ARTICLES["ar"] = re.compile("ال")
-_HAN = re.compile("([\u4e00-\u9fa5])")
 Language = Literal["ar", "de", "en", "es", "hi", "vi", "zh"]
 LANGUAGES = get_args(Language)
 
@@ -29,8 +27,8 @@ LANGUAGES = get_args(Language)
 def normalize_mlqa(text: str, language: Language) -> str:
     """The normalised tokens of `text`, with a space between them; `language` is one of `LANGUAGES`."""
     kept = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
-    if language in _ARTICLES:
-        kept = _ARTICLES[language].sub(" ", kept)
+    if language in ARTICLES:
+        kept = re.sub(ARTICLES[language], " ", kept)
     if language == "zh":
-        kept = _HAN.sub(r" \1 ", kept)
+        kept = re.sub("([\u4e00-\u9fa5])", r" \1 ", kept)
     return " ".join(kept.split())

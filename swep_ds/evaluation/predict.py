@@ -33,23 +33,20 @@ def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, paddi
         batch_size: windows per rank and call.
     """
     batches = _batches(features, batch_size, ranks.rank(), ranks.world_size())
-    stored = features.with_format("arrow")
-
-    def read(number: int) -> tuple[Columns, Batch]:
-        columns = read_columns(stored, batches[number] if number < len(batches) else np.array([0]))
-        return columns, _batch(columns, padding)
-
     calls = max(ranks.gather(len(batches)))
-    following = read(0)
+    rows = batches + [np.array([0])] * (calls - len(batches))
+    stored = features.with_format("arrow")
+    columns = read_columns(stored, rows[0])
     with Progress(Console(quiet=not ranks.is_main()), "batches", calls) as progress:
         for number in range(calls):
             ranks.progress(f"evaluation, batch {number + 1}")
-            columns, batch = following
-            result = predict(batch.to(ranks.device()))
+            result = predict(_batch(columns, padding).to(ranks.device()))
+            following = None
             if number + 1 < calls:
-                following = read(number + 1)  # while a GPU computes the result
+                following = read_columns(stored, rows[number + 1])  # while a GPU computes the result
             if number < len(batches):
                 decoder.add(columns, *result)
+            columns = following
             progress.update(number + 1)
 
 
@@ -59,7 +56,7 @@ def decode_alone(
 ) -> None:
     """As `decode`, in a process that need not be a rank."""
     for rows in _batches(windows, batch_size, rank=0, world_size=1):
-        columns = _columns(windows if windows.num_rows == 1 else windows.take(rows))
+        columns = _columns(windows.take(rows))
         decoder.add(columns, *predict(_batch(columns, padding).to(device)))
 
 
@@ -70,10 +67,10 @@ def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:
 
 def _columns(windows: pa.Table) -> Columns:
     [table] = windows.combine_chunks().to_batches()
-    return {
-        field.name: column if pa.types.is_list(field.type) else column.to_numpy()
-        for field, column in zip(table.schema, table.columns, strict=True)
-    }
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        columns[field.name] = column if pa.types.is_list(field.type) else column.to_numpy()
+    return columns
 
 
 def _batch(columns: Columns, padding: Padding) -> Batch:
@@ -87,7 +84,8 @@ def _batch(columns: Columns, padding: Padding) -> Batch:
 
 def _batches(features: datasets.Dataset | pa.Table, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
     """This rank's rows: all windows of every `world_size`-th question, longest first so that memory peaks at once."""
-    example, length = (np.asarray(features[name][:]) for name in ("example", "length"))
+    example = np.asarray(features["example"][:])
+    length = np.asarray(features["length"][:])
     rows = np.flatnonzero(example % world_size == rank)
     rows = rows[np.argsort(-length[rows], kind="stable")]
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]

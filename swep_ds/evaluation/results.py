@@ -20,13 +20,13 @@ from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.version import __version__
 from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL
 from swep_ds.evaluation.calibrator import Calibrator
+from swep_ds.evaluation.scores import METRICS
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
-METRICS = ("exact_match", "f1")
 RESULTS = "results.json"
 OUT_OF_DOMAIN = "out-of-domain mean"
-Score = dict[str, float | int]  # exact_match, f1 and, of a test set, `CALIBRATION` in percent; total
+Score = dict[str, float | int]  # exact_match and f1 in percent, total; of a test set also what `DataSetScore` has
 Scores = dict[str, Score]  # by data set
 Percent = Annotated[float, Field(ge=0, le=100)]
 Count = Annotated[int, Field(ge=0)]
@@ -43,37 +43,22 @@ class SetScore(Checked):
 
 
 class DataSetScore(SetScore):
-    """A test set's scores. `ece`, `aurc` and `coverage_at_80` (`calibration.py`) are missing in results of earlier
-    versions; `calibrated_...` and `..._change_...` where no calibrator was fitted; what SQuAD v2.0's scorer adds where
-    all questions have an answer."""
+    """A test set's scores. Others are kept as they are: those of `calibration` and `calibrated_scores`, and what
+    `Scorer.best_thresholds` gives."""
 
-    ece: Percent | None = None
-    aurc: Percent | None = None
-    coverage_at_80: Percent | None = None
-    calibrated_ece: Percent | None = None
-    calibrated_aurc: Percent | None = None
-    calibrated_coverage_at_80: Percent | None = None
-    # intervals of what the calibrator changes, in points
-    aurc_change_low: float | None = None
-    aurc_change_high: float | None = None
-    coverage_at_80_change_low: float | None = None
-    coverage_at_80_change_high: float | None = None
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | int]
+    # where some questions have no answer
     has_answer_exact_match: Percent | None = None
     has_answer_f1: Percent | None = None
     has_answer_total: Count | None = None
     no_answer_exact_match: Percent | None = None
-    no_answer_f1: Percent | None = None
     no_answer_total: Count | None = None
-    # with the threshold that is best for these very questions, if the model may decline
-    best_exact_match: Percent | None = None
-    best_exact_match_threshold: float | None = None
-    best_f1: Percent | None = None
-    best_f1_threshold: float | None = None
 
     @property
     def coverage_change(self) -> tuple[float, float] | None:
         """The interval of what the calibrator changes in coverage at 80 % accuracy, in points."""
-        if self.coverage_at_80_change_low is None:
+        if "coverage_at_80_change_low" not in self.model_extra:
             return None
         return self.coverage_at_80_change_low, self.coverage_at_80_change_high
 
@@ -138,11 +123,8 @@ def read_results(file: Path) -> Results:
     try:
         return Results.model_validate(read_json(file))
     except ValidationError as error:
-        raise InputError(f"{file}: not of this version ({describe_faults(error)}): run it again") from None
-
-
-def describe_faults(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].lower()}" for fault in error.errors()[:3])
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].lower()}" for fault in error.errors()[:3]]
+        raise InputError(f"{file}: not of this version ({'; '.join(faults)}): run it again") from None
 
 
 def versions() -> dict[str, str]:
@@ -182,20 +164,24 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
     shifted = list(scores.values())[1:]
     if len(shifted) < 2:
         return None
-    means = [key for key in shifted[0] if not key.endswith(("total", "threshold", "_low", "_high"))]
-    shared = [key for key in means if all(s.get(key) is not None for s in shifted)]
-    return {key: sum(s[key] for s in shifted) / len(shifted) for key in shared}
+    means = {}
+    for name in shifted[0]:
+        values = [score.get(name) for score in shifted]
+        if None not in values and not name.endswith(("total", "threshold", "_low", "_high")):
+            means[name] = sum(values) / len(values)
+    return means
 
 
 def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any]]) -> None:
     """`<kind>/<name>.json` of each kind of content, by question id, such as `predictions/`: id -> answer, as the
     official scorers read it. Kinds of `BY_TEST` without content lose the file that an earlier test left."""
     for kind in BY_TEST:
-        if kind not in contents:
-            (folder / kind / f"{name}.json").unlink(missing_ok=True)
-    for kind, content in contents.items():
-        (folder / kind).mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / kind / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=0))
+        file = folder / kind / f"{name}.json"
+        if kind in contents:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, json.dumps(contents[kind], ensure_ascii=False, indent=0))
+        else:
+            file.unlink(missing_ok=True)
 
 
 def read_predictions(folder: Path, name: str) -> dict[str, str]:
@@ -216,17 +202,19 @@ def print_scores(scores: Scores, title: str) -> None:
     for column in columns:
         table.add_column(column, justify="right")
     for name, score in scores.items():
-        parts = {"": name, "has_answer_": "  with an answer", "no_answer_": "  without an answer"}
-        for part, row in parts.items():
-            if f"{part}total" in score:
-                percent = (f"{score[part + metric]:.2f}" for metric in METRICS)
-                coverage = [] if part else _coverage(score)
-                table.add_row(row, *percent, str(score[f"{part}total"]), *coverage)
-    mean = out_of_domain_mean(scores)
-    if mean:
+        table.add_row(name, *_cells(score), *_coverage(score))
+        if "no_answer_total" in score:
+            if "has_answer_total" in score:
+                table.add_row("  with an answer", *_cells(score, "has_answer_"))
+            table.add_row("  without an answer", *_cells(score, "no_answer_"))
+    if mean := out_of_domain_mean(scores):
         table.add_section()
-        table.add_row(OUT_OF_DOMAIN, f"{mean['exact_match']:.2f}", f"{mean['f1']:.2f}", "")
+        table.add_row(OUT_OF_DOMAIN, *_cells(mean))
     Console().print(table)
+
+
+def _cells(score: Score, part: str = "") -> list[str]:
+    return [f"{score[part + metric]:.2f}" for metric in METRICS] + [str(score.get(f"{part}total", ""))]
 
 
 def _coverage(score: Score) -> list[str]:

@@ -19,6 +19,7 @@ from swep_ds.data.answers import normalize_answer
 from swep_ds.evaluation.mlqa import normalize_mlqa
 
 Golds = Mapping[str, Sequence[str]]  # accepted answers by question id; none = the question has no answer
+METRICS = ("exact_match", "f1")
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class Scorer:
         scores = {}
         for id_, answers in golds.items():
             if id_ not in predictions:
-                scores[id_] = 0.0, 0.0
+                scores[id_] = (0.0, 0.0)
             elif answered:
-                scores[id_] = self.exact_match(predictions[id_], answers), self.f1(predictions[id_], answers)
+                scores[id_] = (self.exact_match(predictions[id_], answers), self.f1(predictions[id_], answers))
             else:
                 scores[id_] = self._v2(predictions[id_], answers)
         return scores
@@ -82,8 +83,8 @@ class Scorer:
         scores = {}
         for part, ids in parts.items():
             if ids:
-                scores[f"{part}exact_match"] = 100.0 * sum(by_question[id_][0] for id_ in ids) / len(ids)
-                scores[f"{part}f1"] = 100.0 * sum(by_question[id_][1] for id_ in ids) / len(ids)
+                for number, metric in enumerate(METRICS):
+                    scores[part + metric] = 100.0 * sum(by_question[id_][number] for id_ in ids) / len(ids)
                 scores[f"{part}total"] = len(ids)
         return scores
 
@@ -106,21 +107,21 @@ class Scorer:
             reachable: compares only what a threshold can tell apart. v2.0's scorer also looks between questions with
                 the same odds, where its best may be a score that no threshold gives.
         """
-        scores = self.by_question(predictions, golds)
+        by_question = self.by_question(predictions, golds)
         ids = sorted(golds, key=odds.__getitem__)
-        unanswerable = sum(not answers for answers in golds.values())
         best = {}
-        for number, name in enumerate(("exact_match", "f1")):
-            total = highest = unanswerable  # all questions are declined
+        for number, metric in enumerate(METRICS):
+            total = sum(not answers for answers in golds.values())  # all questions are declined
+            highest = total
             threshold = declining_all
-            for place, id_ in enumerate(ids):
-                total += scores[id_][number] if golds[id_] else -bool(predictions[id_])
-                splits_a_tie = place + 1 < len(ids) and odds[ids[place + 1]] == odds[id_]
+            for id_, following in zip(ids, [*ids[1:], None], strict=True):
+                total += by_question[id_][number] if golds[id_] else -bool(predictions[id_])
+                splits_a_tie = following is not None and odds[following] == odds[id_]
                 if total > highest and not (reachable and splits_a_tie):
                     highest = total
                     threshold = odds[id_]
-            best[f"best_{name}"] = 100.0 * highest / len(golds)
-            best[f"best_{name}_threshold"] = threshold
+            best[f"best_{metric}"] = 100.0 * highest / len(golds)
+            best[f"best_{metric}_threshold"] = threshold
         return best
 
 
@@ -131,5 +132,6 @@ def _token_f1(predicted: list[str], gold: list[str]) -> float:
     same = (Counter(predicted) & Counter(gold)).total()
     if same == 0:
         return 0.0
-    precision, recall = same / len(predicted), same / len(gold)
+    precision = same / len(predicted)
+    recall = same / len(gold)
     return 2 * precision * recall / (precision + recall)

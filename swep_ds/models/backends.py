@@ -7,9 +7,8 @@ flash_attention_2 still synchronises in every layer of a padded batch: transform
 from the device how much is left.
 """
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from typing import Literal
 
@@ -24,8 +23,8 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # train.precision -> d
 def float32_products(kind: Literal["tf32", "fp32"]) -> Iterator[None]:
     """Inside, products of float32 matrices are computed in TF32 (10 bits of mantissa, float32 sums) or in float32.
 
-    PyTorch's switch is global: it also holds for the threads of a backward. After the block it is as before. Elements
-    and sums in memory are float32 either way.
+    PyTorch's switch is global: it also holds for the threads of a backward. Elements and sums in memory are float32
+    either way.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision({"tf32": "high", "fp32": "highest"}[kind])
@@ -35,36 +34,8 @@ def float32_products(kind: Literal["tf32", "fp32"]) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _for_a_block(change: Callable[[], Callable[[], None]]) -> Callable[[], AbstractContextManager[None]]:
-    """Makes a context manager of a function that changes the process and returns what undoes the change.
-
-    Blocks may overlap, in any threads: the first one changes the process, and the end of the last one undoes it.
-    """
-    lock = threading.Lock()
-    blocks = 0
-    undo = None
-
-    @wraps(change)
-    @contextmanager
-    def block() -> Iterator[None]:
-        nonlocal blocks, undo
-        with lock:
-            if blocks == 0:
-                undo = change()
-            blocks += 1
-        try:
-            yield
-        finally:
-            with lock:
-                blocks -= 1
-                if blocks == 0:
-                    undo()
-
-    return block
-
-
-@_for_a_block
-def without_cudnn_attention() -> Callable[[], None]:
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
     """Inside, PyTorch's fused attention (SDPA) does not take cuDNN's kernel.
 
     On an H100, H200 or B200, PyTorch 2.11 and later prefer that kernel in half precision. cuDNN plans it anew for each
@@ -73,7 +44,10 @@ def without_cudnn_attention() -> Callable[[], None]:
     """
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
-    return lambda: torch.backends.cuda.enable_cudnn_sdp(before)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def _without_sync(make_mask: Callable) -> Callable:
@@ -91,9 +65,13 @@ def _without_sync(make_mask: Callable) -> Callable:
 WITHOUT_SYNC = {name: _without_sync(MASK_FUNCTIONS[name]) for name in ("sdpa", "eager")}
 
 
-@_for_a_block
-def given_masks() -> Callable[[], None]:
-    """Inside, models use the padding masks that they are given."""
+@contextmanager
+def given_masks() -> Iterator[None]:
+    """Inside, models use the padding masks that they are given. Threads that overlap may leave it so: no number is
+    different, only the synchronisation is."""
     before = {name: MASK_FUNCTIONS[name] for name in WITHOUT_SYNC}
     MASK_FUNCTIONS.update(WITHOUT_SYNC)
-    return lambda: MASK_FUNCTIONS.update(before)
+    try:
+        yield
+    finally:
+        MASK_FUNCTIONS.update(before)

@@ -1,7 +1,5 @@
 """Extractive QA: any Hugging Face encoder, or decoder, with a question-answering head."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -63,13 +61,21 @@ class ExtractiveQA(QAModel):
         return output.start_logits, output.end_logits
 
     def _run(self, batch: Batch, **inputs: Any):
+        inputs["attention_mask"] = batch.padding_mask
         if batch.token_type_ids is not None:
             inputs["token_type_ids"] = batch.token_type_ids
-        # a compiled model always gets a mask: with and without one it would be compiled twice
-        compiled = self.model._compiled_call_impl is not None
-        mask = batch.attention_mask if compiled else batch.padding_mask
-        with given_masks(), _refusals(self.model) if compiled else nullcontext():
-            return self.model(attention_mask=mask, return_dict=True, **inputs)
+        if self.model._compiled_call_impl is None:
+            with given_masks():
+                return self.model(return_dict=True, **inputs)
+        inputs["attention_mask"] = batch.attention_mask  # with and without a mask it would be compiled twice
+        try:
+            with given_masks():
+                return self.model(return_dict=True, **inputs)
+        except (torch._dynamo.exc.FailOnRecompileLimitHit, torch._dynamo.exc.TorchDynamoException) as error:
+            kind = self.model.config.model_type
+            raise InputError(
+                f"train.compile: PyTorch cannot compile {kind} ({reason(error)}): set it to false"
+            ) from error
 
 
 def _compile(model: PreTrainedModel) -> None:
@@ -82,16 +88,3 @@ def _compile(model: PreTrainedModel) -> None:
         # the first call that asks for hidden states installs transformers' hooks, under a lock that cannot be compiled
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), output_hidden_states=True)
     model.compile(dynamic=True, fullgraph=True)
-
-
-@contextmanager
-def _refusals(model: PreTrainedModel) -> Iterator[None]:
-    """Turns PyTorch's refusal to compile the model into an `InputError`."""
-    kind = model.config.model_type
-    faults = torch._dynamo.exc
-    try:
-        yield
-    except faults.FailOnRecompileLimitHit as error:
-        raise InputError(f"train.compile: {kind} takes more than {MAX_GRAPHS} graphs: set it to false") from error
-    except faults.TorchDynamoException as error:
-        raise InputError(f"train.compile: PyTorch cannot compile {kind} ({reason(error)}): set it to false") from error

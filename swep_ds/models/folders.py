@@ -2,11 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import find_adapter_config_file
@@ -21,38 +19,12 @@ DECIDING = (
     r"(added_tokens|(generation_)?config|special_tokens_map)\.json"
     r"|(tokenizer|vocab|merges|spiece|sentencepiece|spm|reading)[^/]*\.(json|txt|model)"
 )
-BAD_CONFIG = "no model can be built from its config.json"
-CORRECT = "correct it or name another model"
 # Fields of config.json, wherever they stand: attention and experts may be code from the hub, and quantised weights
 # cannot be trained.
 REFUSED = re.compile(
     r'"(\w*(?:attn|experts)_implementation\w*|quantization_config)": '
     r'(?!null|true|false|"(?:eager|sdpa|batched_mm|grouped_mm)")'
 )
-
-
-@contextmanager
-def transformers_errors(label: str, fault: str, fix: str) -> Iterator[None]:
-    """`as_input_error` around a call of transformers, which may advise to run code that comes with the model.
-
-    Args:
-        label: how the user named the model, as in "model.name ./bert".
-        fault: what is wrong if the block fails, as in "no model can be built from its config.json".
-        fix: what the user can do, in the imperative.
-
-    Raises:
-        InputError: the block raised anything.
-    """
-    try:
-        with as_input_error(f"{label}: {fault}", fix):
-            yield
-    except InputError as error:
-        if re.search("trust_remote_code|unsupported global", str(error.__cause__), re.IGNORECASE):
-            raise InputError(
-                f"{label}: needs code of its own, which is never run: name a model that transformers itself has a "
-                "class for"
-            ) from None
-        raise
 
 
 def check_folder(source: str, label: str) -> None:
@@ -76,36 +48,26 @@ def _local_folder(source: str) -> Path | None:
         return None
 
 
-def model_files(source: str | Path, label: str) -> list[Path]:
+def model_files(source: str | Path) -> list[Path]:
     """The files in a model's local folder that decide what it answers: settings, vocabulary, weights, and how its run
-    read texts. Raises InputError: as `weight_files`."""
+    read texts."""
     entries = sorted(Path(source).iterdir())
     deciding = [entry for entry in entries if re.fullmatch(DECIDING, entry.name) and entry.is_file()]
-    return deciding + weight_files(str(source), label)
+    return deciding + weight_files(str(source))
 
 
-def weight_files(source: str, label: str) -> list[Path]:
+def weight_files(source: str) -> list[Path]:
     """The files that transformers loads the weights from: those of a local folder, or of a hub id in the hub's cache.
-    They may be missing. Raises InputError: the index of the weights is damaged."""
+    They may be missing."""
     folder = _local_folder(source)
     if folder is None:
         return []
-    for file in (folder / name for name in WEIGHTS):
-        if file.is_file() and file.suffix != ".json":
-            return [file]
-        if file.is_file():
-            with as_input_error(f"{label}: its {file.name} has no weight_map", "fetch it again"):
-                return [folder / name for name in sorted(set(read_json(file)["weight_map"].values()))]
-    return []
-
-
-def check_cache(name: str, label: str) -> None:
-    """Raises InputError: the hub is switched off, and nothing of the model was fetched before."""
-    if constants.is_offline_mode() and _local_folder(name) is None:
-        raise InputError(
-            f"{label}: not a folder, and not in the hub's cache (HF_HUB_OFFLINE is set): name a local folder, or fetch "
-            "it once without HF_HUB_OFFLINE"
-        )
+    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if file is None:
+        return []
+    if file.suffix == ".json":
+        return [folder / name for name in sorted(set(read_json(file)["weight_map"].values()))]
+    return [file]
 
 
 def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
@@ -115,10 +77,9 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     malformed.
     """
     label = f"{option} {name}"
-    fix = "name a model on the hub that can be reached, or a local folder with a config.json"
-    with transformers_errors(label, BAD_CONFIG, fix):
+    fix = "name a model that transformers itself has a class for, on the hub or in a folder with a config.json"
+    with as_input_error(f"{label}: no model can be built from its config.json", fix):
         if not Path(name).is_dir():
-            check_cache(name, label)
             check_hub(name, "config.json", label)
             find_adapter_config_file(name)  # fetches it
         check_folder(name, label)

@@ -1,5 +1,6 @@
 """Model names (a hub id, a local folder, or a model of this package) and tokenizers."""
 
+import hashlib
 import inspect
 import json
 import logging
@@ -13,13 +14,12 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_hub, user_path
-from swep_ds.data.cache import checksum
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.tokens import is_mark
 from swep_ds.data.windows import stop_sampling
-from swep_ds.models.folders import check_cache, check_folder, load_config, model_files, transformers_errors
+from swep_ds.models.folders import check_folder, load_config, model_files
 from swep_ds.ranks.environment import is_first_on_node
 
 log = logging.getLogger(__name__)
@@ -33,25 +33,30 @@ MIN_KNOWN = 0.5  # share of a text's letters and digits
 
 def resolve_model(name: str, option: str = "model.name") -> str:
     """A folder, with `~` expanded, or a hub id; `option` is the option or field that the user named the model with.
-    Raises InputError: the path cannot be looked up, is not a folder, or is missing and cannot be a hub id."""
+    Raises InputError: there is no such folder, and it cannot be a hub id."""
     if name in QUICKSTART:
         return str(QUICKSTART[name])
     path = user_path(name, option)
     if path.is_dir():
         return str(path)
-    if path.exists():
-        raise InputError(f"{option} {name}: is not a folder: name the folder that holds its config.json")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:  # a hub id is NAME or OWNER/NAME
+    # a hub id is NAME or OWNER/NAME
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise InputError(f"{option} {name}: no such folder: name the folder that holds its config.json, or a hub id")
     return name
 
 
 def model_checksum(name: str, option: str = "model.name") -> str | None:
     """A checksum of the files of a local folder that decide what its model computes (`model_files`); None for a hub id,
-    whose name identifies them. Raises InputError: as `resolve_model`, or a file cannot be read."""
+    whose name identifies them. Raises InputError: as `resolve_model`."""
     source = resolve_model(name, option)
-    files = model_files(source, f"{option} {name}") if Path(source).is_dir() else []
-    return checksum(*files)[:32] if files else None
+    if not Path(source).is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in model_files(source):
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:32]
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:
@@ -66,10 +71,9 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     if Path(source, "config.json").is_file():
         load_config(source, option)  # transformers reads it for the tokenizer, too: its faults get their own message
     if not Path(source).is_dir():
-        check_cache(source, label)
         check_hub(source, "tokenizer_config.json", label)
-    fix = "give a hub id that can be reached or a local folder with tokenizer files"
-    with transformers_errors(label, "no tokenizer to load there", fix):
+    fix = "name a hub id that can be reached or a local folder with tokenizer files, of a class of transformers itself"
+    with as_input_error(f"{label}: no tokenizer to load there", fix):
         tokenizer = _load_tokenizer(source, label)
     if not tokenizer.is_fast:
         raise InputError(
@@ -91,35 +95,24 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
 
 
 def _load_tokenizer(source: str, label: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or a hub id. May raise anything.
-
-    transformers builds a tokenizer of the class that a config names and takes little more than the vocabulary from
-    tokenizer.json. If the file is of another kind, the model would get other tokens than those that it learnt. Then the
-    file is loaded as it is, with the special tokens of the class that it knows.
-    """
+    """transformers builds a tokenizer of the class that a config names and takes little more than the vocabulary from
+    tokenizer.json. If the file treats texts otherwise, the model would get other tokens than those that it learnt: then
+    the file is loaded as it is, with the special tokens of the class that it knows."""
+    made = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     file = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-    if file is None:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    as_written = Tokenizer.from_file(file)
-    settings = {}
-    try:
-        made = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # any kind, where the class cannot be built from another kind of vocabulary
-        if "trust_remote_code" in str(error):
-            raise
-    else:
-        if as_written.post_processor is None and made.is_fast:  # the file leaves special tokens to the class
-            as_written.post_processor = made.backend_tokenizer.post_processor
-        if made.is_fast and _steps(made.backend_tokenizer) == _steps(as_written):
-            return made
-        settings = {name: getattr(made, name) for name in KEPT}
-        for name, token in made.special_tokens_map.items():
-            if as_written.token_to_id(str(token)) is not None:
-                settings[name] = str(token)
+    if file is None or not made.is_fast:
+        return made
+    written = Tokenizer.from_file(file)
+    if written.post_processor is None:  # the file leaves special tokens to the class
+        written.post_processor = made.backend_tokenizer.post_processor
+    if _steps(written) == _steps(made.backend_tokenizer):
+        return made
     if is_first_on_node():
-        log.warning(
-            "%s: its tokenizer.json is used as it is: the class that transformers chooses treats texts otherwise", label
-        )
+        log.warning("%s: its tokenizer.json is used as it is: %s treats texts otherwise", label, type(made).__name__)
+    settings = {name: getattr(made, name) for name in KEPT}
+    for name, token in made.special_tokens_map.items():
+        if written.token_to_id(str(token)) is not None:
+            settings[name] = str(token)
     return PreTrainedTokenizerFast.from_pretrained(source, **settings)
 
 
@@ -168,22 +161,21 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
     Raises:
         InputError: less than `MIN_KNOWN` of their letters and digits are known.
     """
-    known = 0
-    total = 0
-    unknown = tokenizer.unk_token_id
     beginnings = [text[:1000] for text in islice(texts, FIRST_TEXTS)]
     if not beginnings:
         return
+    known = 0
+    total = 0
     encoded = tokenizer(beginnings, add_special_tokens=False, return_offsets_mapping=True)
     for text, ids, offsets in zip(beginnings, encoded.input_ids, encoded.offset_mapping, strict=True):
         covered = set()
         for token, (begin, end) in zip(ids, offsets, strict=True):
-            if token != unknown:
+            if token != tokenizer.unk_token_id:
                 covered.update(range(begin, end))
         # a tokenizer may leave out marks, such as vowel points
-        letters = {letter for letter in set(text) if letter.isalnum() and not is_mark(letter)}
-        known += sum(text[place] in letters for place in covered)
-        total += sum(letter in letters for letter in text)
+        letters = [place for place, letter in enumerate(text) if letter.isalnum() and not is_mark(letter)]
+        known += len(covered.intersection(letters))
+        total += len(letters)
     if known < MIN_KNOWN * total:
         raise InputError(
             f"{label}: its tokenizer knows {known / total:.0%} of the first texts of {data}: name a model for this "

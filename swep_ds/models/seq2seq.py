@@ -74,27 +74,29 @@ class GenerativeQA(Seq2SeqQA):
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):
         super().__init__(model)
         self.empty_answer: list[int] | None = None  # the token ids of "", special ones included; see `predict`
-        config = model.config
-        self.ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
-            raise InputError(
-                f"model {config.name_or_path}: {type(model).__name__} cannot shift targets for its decoder: name "
-                "a model such as T5 or BART"
-            )
-        fault = f"model {config.name_or_path}: its config.json lacks a token that answers begin or end with"
-        with as_input_error(fault, "add decoder_start_token_id, eos_token_id and pad_token_id"):
+        self.ends = model.config.eos_token_id
+        if not isinstance(self.ends, list):
+            self.ends = [self.ends]
+        fault = f"model {model.config.name_or_path}: {type(model).__name__} cannot shift targets for its decoder"
+        fix = "add decoder_start_token_id, eos_token_id and pad_token_id to config.json, or name a model such as T5"
+        with as_input_error(fault, fix):
             start = self._first_token(self.ends[:1])
         self.generation = GenerationConfig(
             num_beams=beams,
             max_new_tokens=max_answer_tokens,
             decoder_start_token_id=start,
-            eos_token_id=config.eos_token_id,
-            pad_token_id=config.pad_token_id,
+            eos_token_id=model.config.eos_token_id,
+            pad_token_id=model.config.pad_token_id,
         )
         # Replaces the model's own settings, from which transformers would fill in whatever is not set here: published
         # summarisers forbid short answers and repeated words, and force a first token. Training teaches that token
         # where targets begin with it. The exported model generates with these settings as well.
         model.generation_config = self.generation
+
+    @classmethod
+    def load(cls, name: str, *, beams: int = 4, max_answer_tokens: int = 30, **load_kwargs: Any) -> "GenerativeQA":
+        """Loads a hub id or a local folder; `load_kwargs` as `load_trainable`, which says what is refused."""
+        return cls(load_trainable(AutoModelForSeq2SeqLM, name, **load_kwargs), beams, max_answer_tokens)
 
     def check_start(self, empty_answer: Sequence[int]) -> None:
         """Checks that the targets of training begin with the token that answers are generated from.
@@ -117,15 +119,6 @@ class GenerativeQA(Seq2SeqQA):
         """The token that a target begins with once it is shifted for the decoder."""
         return int(self.model.prepare_decoder_input_ids_from_labels(labels=torch.tensor([[*target]]))[0, 0])
 
-    @classmethod
-    def load(cls, name: str, *, beams: int = 4, max_answer_tokens: int = 30, **load_kwargs: Any) -> "GenerativeQA":
-        """Loads a hub id or a local folder; `load_kwargs` as `load_trainable`.
-
-        Raises:
-            InputError: as `load_trainable`, or as the class.
-        """
-        return cls(load_trainable(AutoModelForSeq2SeqLM, name, **load_kwargs), beams, max_answer_tokens)
-
     @without_cudnn_attention()
     def predict(self, batch: Batch) -> tuple[Tensor, ...]:
         """Generates answers by beam search. Collective: a rank that has finished keeps generating until all have.
@@ -134,22 +127,21 @@ class GenerativeQA(Seq2SeqQA):
             Token ids [N, K], IGNORED after the end of sequence, and the answers' mean log probabilities [N]. With
             `empty_answer` no answer is empty, and a third tensor [N] holds the log probability of the empty one.
         """
+        given = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
         # the end of sequence is forbidden for as many tokens as the empty answer has
         options = {"min_new_tokens": len(self.empty_answer)} if self.empty_answer else {}
         with given_masks():
             ids_NK = self.model.generate(
-                input_ids=batch.input_ids,
-                attention_mask=batch.attention_mask,
+                **given,
                 generation_config=self.generation,
                 synced_gpus=dist.is_initialized() and dist.get_world_size() > 1,
                 **options,
             )[:, 1:]  # without the decoder's start token
+            # from the ids, as the answers: some models scale only the embeddings of ids
+            encoded = self.model.get_encoder()(**given, return_dict=True)
         ends_NK = torch.isin(ids_NK, torch.tensor(self.ends, device=ids_NK.device))
         after_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
         ids_NK = ids_NK.masked_fill(after_NK, IGNORED)
-        # from the ids, as the answers: some models scale only the embeddings of ids
-        with given_masks():
-            encoded = self.model.get_encoder()(batch.input_ids, attention_mask=batch.attention_mask, return_dict=True)
         log_p_N = -self._score(batch._replace(target_ids=ids_NK), encoder_outputs=encoded).nll
         if not self.empty_answer:
             return ids_NK, log_p_N

@@ -30,7 +30,7 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
         fields: the only ones to look at, such as data.eval.news; None = all.
 
     Raises:
-        InputError: a path cannot be looked up, or the index of the model's weights is malformed.
+        InputError: a path cannot be looked up.
     """
     data = recipe.data
     sources = {"data.train": data.train, "data.augmented": data.augmented}
@@ -44,7 +44,7 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
         name = recipe.model.name
         folder = Path(QUICKSTART.get(name) or user_path(name, "model.name"))
         if folder.is_dir():
-            files["model.name"] = tuple(f for f in model_files(folder, f"model.name {name}") if f.name != READING)
+            files["model.name"] = tuple(f for f in model_files(folder) if f.name != READING)
     return {field: names for field, names in files.items() if names}
 
 

@@ -29,8 +29,8 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.loading import check_files
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.models.weights import check_files
 from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_without_overlap
 from swep_ds.pipeline.folder import PRETRAIN, RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums

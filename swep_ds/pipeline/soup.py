@@ -23,7 +23,6 @@ from swep_ds.common.files import check_new_folder
 from swep_ds.common.settings import differences, flatten
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.models.folders import load_config, weight_files
-from swep_ds.models.weights import is_finite
 from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RunFolder
@@ -67,7 +66,7 @@ class Ingredient:
             if name not in NOT_COMPUTED:
                 traits[f"config.json {name}"] = value
         weights = {}
-        for file in weight_files(str(folder.model), label):
+        for file in weight_files(str(folder.model)):
             with as_input_error(f"{file}: cannot be read", "run it again"), safe_open(file, "pt") as content:
                 for name in content.keys():  # noqa: SIM118
                     part = content.get_slice(name)
@@ -79,7 +78,7 @@ class Ingredient:
         """Raises InputError: it holds NaN or infinity."""
         with safe_open(self.weights[name], "pt") as content:
             tensor = content.get_tensor(name)
-        if not is_finite(tensor):
+        if not tensor.isfinite().all():
             raise InputError(f"{self.model}: {name} holds NaN or infinity: {FIX}")
         return tensor
 

@@ -8,7 +8,6 @@ import pytest
 from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import calibration
 from swep_ds.evaluation.calibrator import FEATURES, Calibrator, _folds, features, fit
-from swep_ds.evaluation.generated import GeneratedAnswer
 from swep_ds.evaluation.spans import Answer, Null
 
 EXAMPLE = Example("q", "Who?", "The tea. A tea", ("tea",), None, "a")
@@ -41,7 +40,7 @@ def test_features_are_of_the_answer_that_is_given():
     declined = features(EXAMPLE, [Null(0.0, 0.5, 1.0), *spans(("tea", 0.3))])
     assert declined[:3] == pytest.approx([0.0, 0.0, 0.3])
     assert declined[-1] == 0  # the length of ""
-    generated = features(EXAMPLE, [GeneratedAnswer("tea", 0.25, math.log(0.25))])
+    generated = features(EXAMPLE, [Answer("tea", None, None, math.log(0.25), 0.25)])
     assert generated[:6] == pytest.approx([log_odds(0.25)] * 2 + [0.0] * 4)
 
 

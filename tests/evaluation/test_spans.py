@@ -225,8 +225,10 @@ def test_extreme_logits_and_both_zeros_are_ordered_like_numbers(logits, n_best, 
     with np.errstate(over="ignore"):
         expected = candidates_by_loops(window(start_logits=start_logits, end_logits=end_logits), sizes)
     expected = [candidate for candidate in expected if candidate[0] > -math.inf]
-    bounds = (np.array([window()[name]]) for name in NAMES)
-    _, *parts = window_candidates(*torch.tensor(logits)[:, None], *bounds, sizes, best_only=best_only)
+    begin, end = window()["context_begin"], window()["context_end"]
+    allowed = torch.full((2, 1, 5), -math.inf)
+    allowed[:, 0, begin:end] = torch.tensor(logits)[:, begin:end]
+    _, *parts = window_candidates(*allowed, sizes, best_only=best_only)
     candidates = [*zip(*(part.tolist() for part in parts), strict=True)]
     if best_only:
         expected = [candidate for candidate in expected if candidate[0] == expected[0][0]]

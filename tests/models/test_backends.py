@@ -30,21 +30,15 @@ def test_predictions_take_no_cudnn_attention_and_the_masks_that_they_are_given(k
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_blocks_that_overlap_leave_all_as_it_was_before_the_first(before):
+def test_blocks_leave_all_as_it_was(before):
     functions = masks()
     enable_cudnn_sdp(before)
     try:
-        for make, read, inside, after in (
-            (without_cudnn_attention, cudnn_sdp_enabled, False, before),
-            (given_masks, masks, WITHOUT_SYNC, functions),
-        ):
-            first, second = make(), make()
-            first.__enter__()
-            second.__enter__()
-            first.__exit__(None, None, None)
-            assert read() == inside
-            second.__exit__(None, None, None)
-            assert read() == after
+        with without_cudnn_attention(), given_masks():
+            with without_cudnn_attention(), given_masks():
+                pass
+            assert (cudnn_sdp_enabled(), masks()) == (False, WITHOUT_SYNC)
+        assert (cudnn_sdp_enabled(), masks()) == (before, functions)
     finally:
         enable_cudnn_sdp(True)
 

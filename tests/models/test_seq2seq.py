@@ -136,7 +136,7 @@ def test_any_of_several_ends_ends_an_answer():
 def test_a_config_without_a_token_that_answers_need_is_refused(architecture, field):
     plain = tiny_models.model(architecture)
     setattr(plain.config, field, None)
-    assert "its config.json lacks a token that answers begin or end with (" in refused(GenerativeQA, plain)
+    assert "cannot shift targets for its decoder (" in refused(GenerativeQA, plain)
 
 
 def test_a_class_that_cannot_shift_targets_is_refused():

@@ -10,7 +10,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
-from transformers import BertForQuestionAnswering, FNetConfig, FNetForQuestionAnswering, T5ForConditionalGeneration
+from transformers import BertForQuestionAnswering, T5ForConditionalGeneration
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.pipeline.folder import READING
@@ -135,14 +135,6 @@ def test_an_encoder_decoder_with_a_head_for_spans_is_no_generator(folder):
     config = json.loads((folder / "config.json").read_text()) | {"architectures": ["T5ForQuestionAnswering"]}
     (folder / "config.json").write_text(json.dumps(config))
     assert "an encoder-decoder that points at spans is not supported" in refused(load_saved, str(folder))
-
-
-def test_a_model_whose_answers_depend_on_padding_is_named(tmp_path, caplog):
-    tokenizer, sizes = tiny.wordpiece(), {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
-    tokenizer.save_pretrained(tmp_path)
-    FNetForQuestionAnswering(FNetConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path)
-    load_saved(str(tmp_path))
-    assert f"model {tmp_path}: what FNetForQuestionAnswering answers depends on the padding" in caplog.text
 
 
 def test_the_model_that_comes_with_this_package():
