@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
@@ -94,8 +93,8 @@ def _window(example: Example, cutter: WindowCutter) -> AnswerWindow:
         words.append(TextWord(text.group(), "answer" if in_answer else "context", positions))
     return AnswerWindow(
         example,
-        np.concatenate(template.pieces(question.ids, shown.ids)).tolist(),
-        template.type_ids([len(question.ids)], [end - begin]).tolist(),
+        template.input_ids(question.ids, shown.ids).tolist(),
+        template.type_ids(len(question.ids), end - begin).tolist(),
         words,
         (first + shift, last + shift),
         cutter.backend.encode(example.context[slice(*span)]).ids,

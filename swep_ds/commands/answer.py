@@ -113,13 +113,9 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
     chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
+    answerer = QuestionAnswerer(arguments.model, **kwargs)
+    answerer.check(examples, n_best)
     missing = chunks.take(setup)
-    try:
-        answerer = QuestionAnswerer(arguments.model, **kwargs)
-        answerer.check(examples, n_best)
-    except InputError:
-        chunks.leave()
-        raise
 
     def questions(chunk: int) -> list[Example]:
         return examples[chunk * QUESTIONS_AT_A_TIME :][:QUESTIONS_AT_A_TIME]
@@ -134,7 +130,6 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     done = kept = min((chunks.count - len(missing)) * QUESTIONS_AT_A_TIME, len(examples))
     if kept:
         console.print(f"resuming: {kept} of {len(examples)} questions are answered")
-    chunks.begin(setup)
     with Progress(console, "questions", len(examples), kept) as progress:
         for chunk in missing:
             asked = questions(chunk)

@@ -105,7 +105,7 @@ def test_json_lines_find_the_answer_as_whole_words(tmp_path):
             '{"context": "A cat.", "question": "What?", "answer": null}',
             "line 1: field 'answer' is None; expected a string",
         ),
-        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1: is not a generated pair (it has 4 columns instead of 5)"),
+        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1: is not a generated pair (IndexError"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token id 9999, and the tokenizer has"),
         ("some text\n", "line 1: is not a generated pair"),
     ],
