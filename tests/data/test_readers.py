@@ -161,11 +161,6 @@ def test_mrqa_markers_become_blanks_and_offsets_hold(save):
     assert example.context[slice(*example.span)] == "Green  tea"  # the last offset of MRQA is part of the answer
 
 
-def test_mrqa_header_may_be_missing(save):
-    with_header, without = mrqa(), mrqa().split("\n", 1)[1]
-    assert read_examples(save(with_header), training=True) == read_examples(save(without), training=True)
-
-
 def test_mrqa_evaluation_needs_no_detected_answer(save):
     (example,) = read_examples(save(mrqa(detected_answers=[])), training=False)
     assert example.span is None
@@ -368,12 +363,6 @@ def test_all_faulty_questions_of_a_file_are_named_at_once(save, layout):
 def test_half_of_a_surrogate_pair_is_not_text(save, layout, changes):
     """Nothing could be written with it: a run would end where it writes its predictions."""
     assert "holds half of a surrogate pair" in refused(save(LAYOUTS[layout](WHEN | changes)), training=False)
-
-
-@in_rows_or_not
-@pytest.mark.parametrize("start", ["19th", 19.5, [19], -20, 10**9], ids=str)
-def test_offsets_that_are_no_places_in_the_context(save, layout, start):
-    refused(save(LAYOUTS[layout](WHEN | {"answers": [{"text": "1998", "answer_start": start}]})))
 
 
 def test_evaluation_needs_answers_but_no_offsets(save):
