@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swep_ds.common.errors import InputError as InputError
     from swep_ds.common.errors import TrainingDiverged as TrainingDiverged
     from swep_ds.common.errors import WriteFailed as WriteFailed
-    from swep_ds.data.reader_registry import reader as reader
+    from swep_ds.data.readers import reader as reader
     from swep_ds.kernels import perturb as perturb
     from swep_ds.methods import method as method
     from swep_ds.methods.base import Inputs as Inputs
@@ -39,7 +39,7 @@ _MODULES = {
     "swep_ds.api.run": ["Run", "train"],
     "swep_ds.api.wrap": ["Robust", "wrap"],
     "swep_ds.common.errors": ["InputError", "TrainingDiverged", "WriteFailed"],
-    "swep_ds.data.reader_registry": ["reader"],
+    "swep_ds.data.readers": ["reader"],
     "swep_ds.kernels": ["perturb"],
     "swep_ds.methods": ["method"],
     "swep_ds.methods.base": ["Inputs", "Method", "Pass", "Perturbed", "gaussian", "uniform"],

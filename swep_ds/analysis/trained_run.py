@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -117,8 +116,8 @@ def _window(example: Example, cutter: WindowCutter) -> AnswerWindow:
         words.append(TextWord(text.group(), "answer" if in_answer else "context", positions))
     return AnswerWindow(
         example,
-        np.concatenate(template.pieces(question.ids, in_window.ids)).tolist(),
-        template.type_ids([len(question.ids)], [end - begin]).tolist(),
+        template.input_ids(question.ids, in_window.ids).tolist(),
+        template.type_ids(len(question.ids), end - begin).tolist(),
         words,
         (first + shift, last + shift),
         cutter.backend.encode(example.context[slice(*span)]).ids,

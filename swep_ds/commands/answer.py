@@ -102,14 +102,9 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
     chunks = Chunks(arguments.output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
+    answerer = QuestionAnswerer(arguments.model, **kwargs)
+    answerer.check(examples, n_best)
     missing = chunks.take(setup)
-    try:
-        answerer = QuestionAnswerer(arguments.model, **kwargs)
-        answerer.check(examples, n_best)
-    except InputError:
-        chunks.leave()
-        raise
-    chunks.begin(setup)
 
     console = Console()
     began = time.monotonic()

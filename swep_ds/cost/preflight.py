@@ -24,8 +24,7 @@ from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import PACKAGE, ds_config_path, shipped, user_path
-from swep_ds.data.reader_registry import find_reader
-from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART
+from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART, find_reader
 from swep_ds.evaluation.results import versions
 from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline.folder import RunFolder

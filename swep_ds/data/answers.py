@@ -1,4 +1,4 @@
-"""Answers: whether two texts are the same answer, and where the training answer is in its context."""
+"""Answers: their texts and offsets in every form that files have them, and where the training answer is."""
 
 import re
 import string
@@ -11,17 +11,13 @@ from typing import Any
 from swep_ds.common.errors import InputError
 from swep_ds.data.fields import excerpt, field, is_blank, is_missing, nested_value
 
+GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Scripts that put no space between words: Thai, Lao, Myanmar, Khmer, kana and Han
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
-)
-
-GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
-_EXPECTED = (
-    "an object with two lists, text and answer_start (characters of the context, from 0), a list of such objects with "
-    "one text each, or a list of texts; or give one text in a field 'answer'"
 )
 
 
@@ -41,18 +37,28 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     of offsets. Lists and objects may also be written as a text, in JSON or as Python prints it (`nested_value`): in
     `answers` always, in `answer` where the context does not hold that text. A number is a text.
 
-    Raises InputError: anything else, or no such field in a question that is not marked `is_impossible`.
+    Raises InputError: anything else; no such field, or `is_impossible` contradicts the answers.
     """
-    given = row.get("answers")
-    if _looks_nested(given):
-        given = _nested_answers(given)
-    if is_missing(given) or (isinstance(given, str | list | dict) and not given):
-        given = row.get("answer")
-        if _looks_nested(given) and given.strip() not in context:
-            with suppress(InputError):
-                given = _nested_answers(given)
-    if is_missing(given) and not ({"answers", "answer"} & row.keys() or _is_impossible(row)):
-        raise InputError(f"field 'answers' is missing (found: {excerpt(list(row))}); expected {_EXPECTED}")
+    texts, starts = _texts_and_starts(row, context)
+    pairs = []
+    for text, start in zip(texts, starts, strict=True):
+        if not _is_no_text(text, context):
+            pairs.append((_as_text(text, context), start))
+    if pairs and _is_impossible(row):
+        raise InputError("is_impossible is true, but it has answers: empty its answers, or set is_impossible to false")
+    if not pairs and str(row.get("is_impossible")).lower() in ("false", "0", "0.0"):
+        raise InputError(
+            "is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
+        )
+    return pairs
+
+
+def _is_impossible(row: dict[str, Any]) -> bool:
+    return str(row.get("is_impossible")).lower() in ("true", "1", "1.0")
+
+
+def _texts_and_starts(row: dict[str, Any], context: str) -> tuple[list[Any], list[Any]]:
+    given = _given(row, context)
     starts = row.get("answer_start")
     if isinstance(given, dict):
         starts = given.get("answer_start")
@@ -62,7 +68,7 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
         given = [field(answer, "text") for answer in given]
     texts = given if isinstance(given, list) else [given]
     if all(_is_no_text(text, context) for text in texts):
-        return []
+        return [], []
     if isinstance(starts, str) and starts.lstrip().startswith("["):
         starts = nested_value(starts)
     if is_missing(starts):
@@ -71,8 +77,43 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
         starts = [starts]
     if len(starts) != len(texts):
         raise InputError(f"answer_start is {excerpt(starts)}; give one whole number for each text")
-    pairs = zip(texts, starts, strict=True)
-    return [(_as_text(text, context), start) for text, start in pairs if not _is_no_text(text, context)]
+    return texts, starts
+
+
+def _given(row: dict[str, Any], context: str) -> Any:
+    """The value of `answers` or `answer`."""
+    given = row.get("answers")
+    if _looks_nested(given):
+        given = _nested_answers(given)
+    if not is_missing(given) and given not in ("", [], {}):
+        return given
+    given = row.get("answer")
+    if _looks_nested(given) and given.strip() not in context:
+        with suppress(InputError):
+            given = _nested_answers(given)
+    if not ({"answers", "answer"} & row.keys() or _is_impossible(row)):
+        raise InputError(
+            f"field 'answers' is missing (found: {excerpt(list(row))}); give one text in a field 'answer', or a list "
+            "of texts or objects {text, answer_start} in 'answers'"
+        )
+    return given
+
+
+def _looks_nested(value: Any) -> bool:
+    return isinstance(value, str) and value.lstrip().startswith(("[", "{"))
+
+
+def _nested_answers(text: str) -> Any:
+    with suppress(InputError):
+        given = nested_value(text)
+        if isinstance(given, dict):
+            return given
+        if isinstance(given, list) and all(is_missing(answer) or isinstance(answer, str | dict) for answer in given):
+            return given
+    raise InputError(
+        f"answers {excerpt(text)}: is neither a list of texts nor answers in JSON or as Python prints them: give an "
+        "answer that itself begins with [ or { in a column `answer`, or in a JSON list of texts"
+    )
 
 
 def _is_no_text(value: Any, context: str) -> bool:
@@ -90,39 +131,6 @@ def _as_text(value: Any, context: str) -> str:
     if re.fullmatch(r"\d+\.0", value) and value not in context:
         return value[:-2]
     return value
-
-
-def _looks_nested(value: Any) -> bool:
-    return isinstance(value, str) and value.lstrip().startswith(("[", "{"))
-
-
-def _nested_answers(text: str) -> Any:
-    """The value of `answers` that is written as a text."""
-    with suppress(InputError):
-        given = nested_value(text)
-        if isinstance(given, dict):
-            return given
-        if isinstance(given, list) and all(is_missing(answer) or isinstance(answer, str | dict) for answer in given):
-            return given
-    raise InputError(
-        f"answers {excerpt(text)}: is neither a list of texts nor answers in JSON or as Python prints them: give an "
-        "answer that itself begins with [ or { in a column `answer`, or in a JSON list of texts"
-    )
-
-
-def _is_impossible(row: dict[str, Any]) -> bool:
-    return str(row.get("is_impossible")).lower() in ("true", "1", "1.0")
-
-
-def check_possible(row: dict[str, Any], answered: bool) -> None:
-    """Raises InputError: `is_impossible` is true although there are answers, such as SQuAD v2.0's plausible ones, or
-    false without any."""
-    if answered and _is_impossible(row):
-        raise InputError("is_impossible is true, but it has answers: empty its answers, or set is_impossible to false")
-    if not answered and str(row.get("is_impossible")).lower() in ("false", "0", "0.0"):
-        raise InputError(
-            "is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
-        )
 
 
 def squad_span(context: str, text: str, start: int) -> tuple[int, int]:
@@ -174,7 +182,6 @@ def occurrences(context: str, text: str) -> Iterator[int]:
 
 
 def _splits_a_word(context: str, at: int) -> bool:
-    """Whether the character at `at` and the one before belong to one word."""
     return 0 < at < len(context) and all(map(_in_spaced_word, context[at - 1 : at + 1]))
 
 
@@ -185,24 +192,18 @@ def _in_spaced_word(character: str) -> bool:
     return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
 
 
-def mrqa_span(context: str, row: dict[str, Any]) -> tuple[int, int]:
-    """Characters [start, end) of the first detected answer's first occurrence, without white space at its ends.
+def mrqa_span(context: str, detected: list[dict[str, Any]]) -> tuple[int, int]:
+    """Characters [start, end) of the first of MRQA's detected answers, at its first place, without white space at its
+    ends.
 
     The shared task looked answers up with SQuAD's normalisation and in detokenised text: texts that differ only in
-    white space, case, punctuation and articles are the same answer.
-
-    Raises InputError: there is no detected answer, or it is somewhere else.
+    white space, case, punctuation and articles are the same answer. Raises InputError: there is none, or another text.
     """
-    detected = field(row, "detected_answers", list)
     if not detected:
         raise InputError("no detected_answers to train on; leave the question out")
     text = field(detected[0], "text", str)
-    spans = field(detected[0], "char_spans", list)
-    match spans:
-        case [[int(start), int(last)], *_]:
-            actual = context[start : last + 1] if 0 <= start <= last < len(context) else ""
-        case _:
-            raise InputError(f"char_spans is {excerpt(spans)}; expected [[first, last], ...], characters")
+    start, last = field(detected[0], "char_spans", list)[0]
+    actual = context[start : last + 1]
     if not _same_answer(actual, text):
         raise InputError(
             f"the answer {excerpt(text)} is not at char_spans {[start, last]} of its context, which has "
@@ -215,7 +216,7 @@ def _same_answer(text: str, other: str) -> bool:
     """Whether the texts differ only in white space and case, or else also in punctuation and articles, which fails for
     texts that normalise to nothing ("the", "?!")."""
     for form in (str.casefold, normalize_answer):
-        bare, other_bare = ("".join(form(value).split()) for value in (text, other))
-        if bare == other_bare != "":
+        bare = "".join(form(text).split())
+        if bare and bare == "".join(form(other).split()):
             return True
     return False

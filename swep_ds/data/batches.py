@@ -1,13 +1,12 @@
 """Batches: the windows of every rank in every update, padded, with their weights in the loss.
 
-Notable:
 - The windows of an update depend only on the seed and the global batch (micro batch x accumulation x ranks), not on
   how the batch is split; resuming at update u needs nothing but u.
 - Windows of similar length share an update: an epoch is shuffled and cut into mega-batches of 50 updates; each
   mega-batch is sorted by length and cut into updates, and the updates are shuffled. On SQuAD-like text random batches
-  of 8 waste a third of their positions in padding. `group_by_length=False` leaves them random.
-- With `max_tokens` an update takes as many windows as fit, so that short windows do not leave a device idle. Every
-  other mega-batch is sorted in reverse, or short and long windows would meet at its end.
+  of 8 waste a third of their positions in padding.
+- With `max_tokens` an update takes as many windows as fit. Every other mega-batch is sorted in reverse, or short and
+  long windows would meet at its end.
 - All windows of an update are padded to the longest of them, on every rank: Hugging Face's loss takes the softmax
   over padding too, so any other padding would make the loss depend on the split.
 - Every window carries its share of the update's loss. Sums over micro-batches and ranks are then exact means over
@@ -138,9 +137,14 @@ class TrainingBatches(torch.utils.data.Dataset):
         max_tokens: int | None = None,
         group_by_length: bool = True,
     ):
-        self.features, self.padding, self.seed = features, padding, seed
-        self.max_tokens, self.group_by_length = max_tokens, group_by_length
-        self.accumulation, self.rank, self.world_size = accumulation, rank, world_size
+        self.features = features
+        self.padding = padding
+        self.seed = seed
+        self.max_tokens = max_tokens
+        self.group_by_length = group_by_length
+        self.accumulation = accumulation
+        self.rank = rank
+        self.world_size = world_size
         self.micro_batch = (1 if max_tokens else micro_batch_size) * world_size  # over all ranks
         self.global_batch = self.micro_batch * accumulation  # windows; with max_tokens, micro-batches
         self.lengths = np.asarray(features["length"][:])
@@ -150,14 +154,16 @@ class TrainingBatches(torch.utils.data.Dataset):
                 "at least, or lower data.max_length"
             )
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
-        most = math.inf if max_updates is None else max_updates
+        self._count_updates(epochs, math.inf if max_updates is None else max_updates)
+
+    def _count_updates(self, epochs: float, most: float) -> None:
         # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
         whole, part = divmod(epochs * (1 - 1e-12), 1)
-        counts = [self._updates_of(0)]  # with max_tokens those of the first epoch; others have about as many
+        counts = [self._updates_of(0)]
         while len(counts) <= whole and sum(counts) < most:  # with max_tokens each epoch has to be cut to be counted
             counts.append(self._updates_of(len(counts)))
         self._begins = np.cumsum([0, *counts[:-1]])  # updates before each epoch
-        self.updates_per_epoch = counts[0]
+        self.updates_per_epoch = counts[0]  # with max_tokens those of the first epoch; others have about as many
         last = counts[-1]
         if len(counts) > whole:
             last = math.ceil(part * last)
@@ -186,6 +192,7 @@ class TrainingBatches(torch.utils.data.Dataset):
         return self._epoch[1][update - self._begins[epoch]]
 
     def _shuffled(self, epoch: int) -> list[np.ndarray]:
+        """The rows of each update of an epoch."""
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self.features))
         if self.group_by_length:
@@ -199,17 +206,18 @@ class TrainingBatches(torch.utils.data.Dataset):
         if self.max_tokens:
             windows = max(1, int(self.global_batch * self.max_tokens / self.lengths.mean()))
         mega = MEGA_BATCH * windows
-        parts = [
-            part[np.argsort(self.lengths[part], kind="stable")]
-            for part in np.split(order, range(mega, len(order), mega))
-        ]
-        if self.max_tokens:
-            parts[1::2] = [part[::-1] for part in parts[1::2]]
+        parts = []
+        for number, part in enumerate(np.split(order, range(mega, len(order), mega))):
+            part = part[np.argsort(self.lengths[part], kind="stable")]
+            if self.max_tokens and number % 2:
+                part = part[::-1]
+            parts.append(part)
         return np.concatenate(parts)
 
     def _cuts(self, order: np.ndarray) -> list[int]:
         """The ends of all updates but the last: each takes as many windows as fit into its micro-batches."""
-        cuts, begin = [], 0
+        cuts = []
+        begin = 0
         while True:
             longest = np.maximum.accumulate(self.lengths[order[begin : begin + self.global_batch * self.max_tokens]])
             room = self.global_batch * (self.max_tokens // longest)  # windows that fit if the update ends with this one

@@ -3,20 +3,14 @@
 import hashlib
 import json
 import os
-import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 from datasets import Dataset
 
 from swep_ds.common.errors import InputError, reason
-
-UNFINISHED = ".unfinished-"  # begins the name of a folder in which windows are written
-ABANDONED_SECONDS = 86400.0  # since it was made: its process was killed
 
 
 def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], counts: Mapping[str, int]) -> None:
@@ -27,12 +21,9 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
     folder = cached.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"{UNFINISHED}*"):
-            with suppress(FileNotFoundError):  # another process has finished it
-                if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
-                    shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as temporary:
-            windows, facts = Path(temporary, "windows"), Path(temporary, "facts")
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as temporary:
+            windows = Path(temporary, "windows")
+            facts = Path(temporary, "facts")
             rows = 0
             with pa.OSFile(str(windows), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for batch in batches:
@@ -46,29 +37,23 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
             facts.write_text(json.dumps({"bytes": windows.stat().st_size, **counts}), encoding="utf-8")
             if load(cached) is None:  # else another node has made it, too: on NFS a new file would take it away
                 os.replace(windows, cached)
-                os.replace(facts, _facts(cached))
-    except OSError as error:
+                os.replace(facts, cached.with_suffix(".json"))
+    except OSError as error:  # most often a full disk or quota, of which Arrow's error names no file
         raise InputError(
-            f"{folder}: tokenised windows cannot be written ({reason(error)}): make room there or give permission, or "
-            "name another folder in HF_DATASETS_CACHE (or HF_HOME)"
+            f"{folder}: tokenised windows cannot be written ({reason(error)}): make room there, or name another "
+            "folder in HF_DATASETS_CACHE (or HF_HOME)"
         ) from error
 
 
 def load(cached: Path) -> tuple[Dataset, dict[str, int]] | None:
     """The cached windows and their counts; None if there are none, or if a part of them is missing."""
-    if not (cached.exists() and _facts(cached).exists()):
+    file = cached.with_suffix(".json")
+    if not (cached.exists() and file.exists()):
         return None
-    try:
-        facts = json.loads(_facts(cached).read_text(encoding="utf-8"))
-    except ValueError:  # a machine that went down had not written it to its disk
-        return None
-    if facts.pop("bytes", None) != cached.stat().st_size:
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    if facts.pop("bytes") != cached.stat().st_size:
         return None
     return Dataset.from_file(str(cached)), facts
-
-
-def _facts(cached: Path) -> Path:
-    return cached.with_suffix(".json")
 
 
 def checksum(*files: Path) -> str:

@@ -6,6 +6,7 @@ The chunks are JSON files in the folder `<output>.chunks` until all are finished
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,28 @@ from swep_ds.data.example import Example
 
 
 class Chunks:
-    """The finished chunks of the file that --output names, which one process writes at a time."""
+    """The finished chunks of the file that --output names, which one process writes at a time.
+
+    Raises InputError: the output exists.
+    """
 
     def __init__(self, output: Path, count: int):
-        self.output, self.count = output, count
+        if output.exists():
+            raise InputError(f"--output {output}: exists already: name another file, or delete it")
+        self.output = output
+        self.count = count
         self.folder = output.with_name(f"{output.name}.chunks")
         self.settings = self.folder / "settings.json"
         self._lock = FileLock(self.folder / ".lock", fallback_to_soft=False)
 
     def take(self, setup: dict[str, Any]) -> list[int]:
-        """Locks the folder for this process and returns the missing chunks. `begin` must precede the first `write`.
+        """Locks the folder for this process and returns the missing chunks.
 
         Args:
             setup: what decides the content of all chunks, as JSON; only the same setup resumes them.
 
-        Raises:
-            InputError: the output exists; the folder is in use or holds chunks of another setup.
+        Raises InputError: the folder cannot be written, is in use or holds chunks of another setup.
         """
-        if self.output.exists():
-            raise InputError(f"--output {self.output}: exists already: name another file, or delete it")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(blocking=False)  # held until the process ends
@@ -44,48 +48,32 @@ class Chunks:
             raise InputError(f"--output {self.output}: another process is writing it: name another") from None
         except OSError as error:
             raise InputError(f"--output {self.output}: cannot be written ({error.strerror}): name another") from None
-        if self.settings.is_file():
-            if differing := differences(read_json(self.settings), setup):
-                raise InputError(
-                    f"--output {self.output}: {self.folder.name} holds chunks made with other settings ({differing}): "
-                    "name another file, or delete that folder"
-                )
-        elif any(self.folder.glob("[!.]*")):
-            raise InputError(f"--output {self.output}: {self.folder.name} holds files of something else: delete it")
-        return [number for number in range(self.count) if not self.file(number).exists()]
-
-    def begin(self, setup: dict[str, Any]) -> None:
-        """Records that the folder holds chunks of this setup."""
+        if self.settings.is_file() and (differing := differences(read_json(self.settings), setup)):
+            raise InputError(
+                f"--output {self.output}: {self.folder.name} holds chunks made with other settings ({differing}): "
+                "name another file, or delete that folder"
+            )
         write_atomically(self.settings, json.dumps(setup))
+        return [number for number in range(self.count) if not self._file(number).exists()]
 
-    def leave(self) -> None:
-        """Unlocks the folder, and removes it if nothing has begun there."""
-        if self.settings.exists():
-            self._lock.release()
-        else:
-            self._remove()
-
-    def file(self, number: int) -> Path:
+    def _file(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
 
     def write(self, number: int, content: Any) -> None:
         """Keeps a finished chunk, as JSON."""
-        write_atomically(self.file(number), json.dumps(content, ensure_ascii=False))
+        write_atomically(self._file(number), json.dumps(content, ensure_ascii=False))
 
     def read(self, number: int) -> Any:
-        return read_json(self.file(number))
+        return read_json(self._file(number))
 
     def finish(self, document: Iterable[str]) -> None:
         """Writes the output, in parts that `document` makes of the chunks, and removes their folder."""
         write_atomically(self.output, document)
-        self._remove()
-
-    def _remove(self) -> None:
         self._lock.release()  # first: NFS keeps an open file, and with it the folder
         # hidden: the lock, and what a killed process was writing; the settings last: they identify the others
         for file in (*self.folder.glob("0*.json"), *self.folder.glob(".*"), self.settings):
             file.unlink(missing_ok=True)
-        if not any(self.folder.iterdir()):  # else it holds a file of the user's
+        with suppress(OSError):  # it holds a file of the user's
             self.folder.rmdir()
 
 

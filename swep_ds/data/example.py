@@ -9,9 +9,8 @@ class Example:
 
     `answers` are the accepted texts for scoring; none = the context does not answer the question. `span` is the
     training answer as characters [start, end) of `context`, None without an answer or when read for evaluation (and
-    until `settle_repeated` for an answer that occurs several times).
-    `article` is its title where the source has one: a split of the data must keep the questions of one article on one
-    side.
+    until `settle_repeated` for an answer that occurs several times). `article` is its title, or else its context: a
+    split of the data must keep the questions of one article on one side.
     """
 
     id: str

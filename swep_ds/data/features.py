@@ -1,14 +1,15 @@
 """Features: the windows of all questions (`data/windows.py`) as columns, cached as Arrow.
 
-Every distinct context is tokenised once, however many questions share it; windows are assembled from its ids.
+A context is tokenised once for all questions about it that follow each other; windows are assembled from its ids.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +19,11 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.common.console import Console, Progress
 from swep_ds.data import cache
 from swep_ds.data.example import Example
-from swep_ds.data.tokens import TextTokens, ahead
-from swep_ds.data.windows import ContextWindow, Template, WindowCutter, WindowSettings
+from swep_ds.data.tokens import ahead
+from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSettings
 
 FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
 TOKENS_AT_A_TIME = 2**20  # written at once, of all windows together: a long context has thousands of them
-
-_Row = tuple[np.ndarray, np.ndarray, dict[str, Any]]  # a window's question and context ids, int32; its other columns
-_Windows = Iterator[tuple[ContextWindow, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -101,10 +99,14 @@ def build_features(
 
     if cache.load(cached) is None:
         counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
-        schema = _schema(cutter, training=training)
-        groups = _shown(ahead(cutter.tokenise(examples)), len(examples), console or Console(quiet=True))
-        asked = _asked(examples, groups, cutter, counts)
-        cache.save(cached, schema, _batches(asked, cutter, schema, counts, training=training, drop=drop), counts)
+        schema = _schema(cutter, training)
+        with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
+            questions = _shown(ahead(cutter.tokenise(examples)), progress)
+            if training:
+                rows = _rows_to_learn(examples, questions, cutter, counts, drop)
+            else:
+                rows = _rows_to_answer(questions, cutter, counts)
+            cache.save(cached, schema, _batches(rows, schema), counts)
     dataset, facts = cache.load(cached)
     return Features(dataset, **facts, fingerprint=cached.stem)
 
@@ -113,139 +115,113 @@ def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tupl
     """The windows of a few examples, at least one, as `build_features` makes them for evaluation, but in memory; and
     how many questions were cut. Raises InputError: a context has no token."""
     counts = Counter()
+    rows = _rows_to_answer(chain.from_iterable(cutter.tokenise(examples)), cutter, counts)
     schema = _schema(cutter, training=False)
-    asked = _asked(examples, cutter.tokenise(examples), cutter, counts)
-    batches = _batches(asked, cutter, schema, counts, training=False, drop=False)
-    return pa.Table.from_batches(batches, schema), counts["questions_cut"]
+    return pa.Table.from_batches(_batches(rows, schema), schema), counts["questions_cut"]
 
 
-def _schema(cutter: WindowCutter, *, training: bool) -> pa.Schema:
-    int32, int32s = pa.int32(), pa.list_(pa.int32())
-    types = {"token_type_ids": pa.list_(pa.int8())} if cutter.takes_types else {}
-    if cutter.settings.task == "generative":
-        task = {"target_ids": int32s} if training else {"example": int32}
+def _schema(cutter: WindowCutter, training: bool) -> pa.Schema:
+    int32 = pa.int32()
+    int32s = pa.list_(int32)
+    columns = {"input_ids": int32s}
+    if cutter.takes_types:
+        columns["token_type_ids"] = pa.list_(pa.int8())
+    columns["length"] = int32
+    generative = cutter.settings.task == "generative"
+    if training and generative:
+        columns["target_ids"] = int32s
     elif training:
-        task = {"start_position": int32, "end_position": int32, "has_answer": pa.bool_()}
+        columns |= {"start_position": int32, "end_position": int32, "has_answer": pa.bool_()}
     else:
-        task = {"example": int32, "null_position": int32, "context_begin": int32, "context_end": int32}
-        task |= {"own_begin": int32, "own_end": int32, "offset_start": int32s, "offset_end": int32s}
-    return pa.schema({"input_ids": int32s, **types, "length": int32, **task})
+        columns["example"] = int32
+        if not generative:
+            names = ("null_position", "context_begin", "context_end", "own_begin", "own_end")
+            columns |= dict.fromkeys(names, int32)
+            columns |= {"offset_start": int32s, "offset_end": int32s}
+    return pa.schema(columns)
 
 
-class _Asked(NamedTuple):
-    """A tokenised question and its windows."""
-
-    number: int  # of the example
-    example: Example
-    question: np.ndarray  # int32 ids
-    context: TextTokens
-    windows: list[ContextWindow]
+def _shown(groups: Iterator[list[Question]], progress: Progress) -> Iterator[Question]:
+    done = 0
+    for group in groups:
+        yield from group
+        done += len(group)
+        progress.update(done)
 
 
-def _asked(
-    examples: Sequence[Example], groups: Iterator[tuple], cutter: WindowCutter, counts: Counter
-) -> Iterator[_Asked]:
-    """Every example with its tokens. A context's tokens stay in memory from its first question to its last.
-
-    Args:
-        groups: the examples as `tokenise` yields them. While the caller assembles windows, the tokenizer, which
-            releases the interpreter, works on the next group.
-    """
-    uses = Counter(example.context for example in examples)
-    contexts: dict[str, TextTokens] = {}
-    for at, group, new, questions in groups:
-        contexts |= new
-        for number, (example, (question, cut)) in enumerate(zip(group, questions, strict=True), start=at):
-            counts["questions_cut"] += cut
-            context = contexts[example.context]
-            yield _Asked(number, example, question, context, cutter.windows(len(question), len(context.ids)))
-            uses[example.context] -= 1
-            if not uses[example.context]:
-                del contexts[example.context]
-
-
-def _batches(
-    questions: Iterator[_Asked],
-    cutter: WindowCutter,
-    schema: pa.Schema,
-    counts: Counter,
-    *,
-    training: bool,
-    drop: bool,
-) -> Iterator[pa.RecordBatch]:
-    """The windows, a bounded number at a time; adds to `counts` on the way."""
-    rows: list[_Row] = []
+def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    batch = []
     tokens = 0
-    for asked in questions:
-        if not training:
-            windows = _windows_to_answer(asked, cutter)
-        elif cutter.settings.task == "generative":
-            windows = _windows_with_target(asked, cutter, counts)
-        else:
-            windows = _windows_with_span(asked, cutter, counts, drop)
-        for window, columns in windows:
-            context = asked.context.ids[window.begin : window.end]
-            rows.append((asked.question, context, columns))
-            tokens += cutter.specials + len(asked.question) + len(context)
-            if tokens >= TOKENS_AT_A_TIME:
-                yield _record_batch(rows, cutter.template, schema)
-                rows, tokens = [], 0
-    if rows:
-        yield _record_batch(rows, cutter.template, schema)
+    for row in rows:
+        batch.append(row)
+        tokens += row["length"]
+        if tokens >= TOKENS_AT_A_TIME:
+            yield pa.RecordBatch.from_pylist(batch, schema)
+            batch = []
+            tokens = 0
+    if batch:
+        yield pa.RecordBatch.from_pylist(batch, schema)
 
 
-def _windows_to_answer(asked: _Asked, cutter: WindowCutter) -> _Windows:
-    """All windows of a question, to find its answer in them."""
-    context_begin = cutter.template.context_begin(len(asked.question))
-    for window in asked.windows:
-        columns: dict[str, Any] = {"example": asked.number}
-        if cutter.settings.task == "extractive":
-            begin, end, own_begin, own_end = window
-            shift = context_begin - begin
-            columns["null_position"] = cutter.null_position(end + shift + len(cutter.template.suffix))
-            columns["context_begin"] = context_begin
-            columns["context_end"] = end + shift
-            columns["own_begin"] = own_begin + shift
-            columns["own_end"] = own_end + shift
-            columns["offset_start"] = asked.context.starts[begin:end]
-            columns["offset_end"] = asked.context.ends[begin:end]
-        yield window, columns
+def _rows_to_learn(
+    examples: Sequence[Example], questions: Iterator[Question], cutter: WindowCutter, counts: Counter, drop: bool
+) -> Iterator[dict[str, Any]]:
+    """The training windows, with the first and last token of the answer (or the null position for both), or with the
+    tokens to write."""
+    generative = cutter.settings.task == "generative"
+    for example, question in zip(examples, questions, strict=True):
+        counts["questions_cut"] += question.cut
+        first = last = -1  # in no window
+        if example.span:
+            first, last = question.context.answer_tokens(example.span)
+        if generative:
+            target = _target(cutter, example, counts)
+        for window in cutter.windows(len(question.ids), len(question.context.ids)):
+            has_answer = window.begin <= first <= last < window.end
+            if not has_answer:
+                counts["windows_without_answer"] += 1
+                if drop and example.span:
+                    continue
+            row = _inputs(question, window, cutter)
+            if generative:
+                row["target_ids"] = target
+            else:
+                row["has_answer"] = has_answer
+                row["start_position"] = row["end_position"] = cutter.null_position(row["length"])
+                if has_answer:
+                    shift = cutter.template.context_begin(len(question.ids)) - window.begin
+                    row["start_position"] = first + shift
+                    row["end_position"] = last + shift
+            yield row
 
 
-def _windows_with_span(asked: _Asked, cutter: WindowCutter, counts: Counter, drop: bool) -> _Windows:
-    """The windows of a question, to learn the first and last token of its answer, or the null position without it."""
-    first, last = _answer_tokens(asked)
-    context_begin = cutter.template.context_begin(len(asked.question))
-    for window in asked.windows:
-        shift = context_begin - window.begin
-        has_answer = window.begin <= first <= last < window.end
-        if has_answer:
-            start, end = first + shift, last + shift
-        else:
-            counts["windows_without_answer"] += 1
-            if drop and asked.example.span:
-                continue
-            start = end = cutter.null_position(window.end + shift + len(cutter.template.suffix))
-        yield window, {"start_position": start, "end_position": end, "has_answer": has_answer}
+def _rows_to_answer(questions: Iterator[Question], cutter: WindowCutter, counts: Counter) -> Iterator[dict[str, Any]]:
+    """The windows of every question, to find or to write its answer."""
+    for number, question in enumerate(questions):
+        counts["questions_cut"] += question.cut
+        context_begin = cutter.template.context_begin(len(question.ids))
+        for window in cutter.windows(len(question.ids), len(question.context.ids)):
+            row = _inputs(question, window, cutter)
+            row["example"] = number
+            if cutter.settings.task == "extractive":
+                begin, end, own_begin, own_end = window
+                shift = context_begin - begin
+                row["null_position"] = cutter.null_position(row["length"])
+                row["context_begin"] = context_begin
+                row["context_end"] = end + shift
+                row["own_begin"] = own_begin + shift
+                row["own_end"] = own_end + shift
+                row["offset_start"] = question.context.starts[begin:end]
+                row["offset_end"] = question.context.ends[begin:end]
+            yield row
 
 
-def _windows_with_target(asked: _Asked, cutter: WindowCutter, counts: Counter) -> _Windows:
-    """The windows of a question that hold its whole answer, or all if it has none, to learn to write it."""
-    first, last = _answer_tokens(asked)
-    target = _target(cutter, asked.example, counts)
-    for window in asked.windows:
-        has_answer = window.begin <= first <= last < window.end
-        if not has_answer:
-            counts["windows_without_answer"] += 1
-        if has_answer or not asked.example.span:
-            yield window, {"target_ids": target}
-
-
-def _answer_tokens(asked: _Asked) -> tuple[int, int]:
-    """First and last context token of the answer; first > last without one."""
-    if asked.example.span is None:
-        return len(asked.context.ids), -1
-    return asked.context.answer_tokens(asked.example.span)
+def _inputs(question: Question, window: ContextWindow, cutter: WindowCutter) -> dict[str, Any]:
+    ids = cutter.template.input_ids(question.ids, question.context.ids[window.begin : window.end])
+    row = {"input_ids": ids, "length": len(ids)}
+    if cutter.takes_types:
+        row["token_type_ids"] = cutter.template.type_ids(len(question.ids), window.end - window.begin)
+    return row
 
 
 def _target(cutter: WindowCutter, example: Example, counts: Counter) -> np.ndarray:
@@ -260,40 +236,3 @@ def _target(cutter: WindowCutter, example: Example, counts: Counter) -> np.ndarr
         counts["targets_cut"] += 1
         target = np.delete(target, np.s_[longest - 1 : -1])  # the end token stays
     return target
-
-
-def _shown(groups: Iterator[tuple], total: int, console: Console) -> Iterator[tuple]:
-    """The groups; shows how many of `total` questions are tokenised."""
-    with Progress(console, "questions tokenised", total) as progress:
-        for group in groups:
-            yield group
-            progress.update(group[0] + len(group[1]))
-
-
-def _record_batch(rows: list[_Row], template: Template, schema: pa.Schema) -> pa.RecordBatch:
-    """The windows `rows`, at least one, with their inputs and other columns."""
-    questions = [len(question) for question, _, _ in rows]
-    contexts = [len(context) for _, context, _ in rows]
-    lengths = [template.specials + sum(sizes) for sizes in zip(questions, contexts, strict=True)]
-    arrays = []
-    for column in schema:
-        if column.name == "length":
-            arrays.append(pa.array(lengths, column.type))
-        elif column.name == "input_ids":
-            pieces = [piece for question, context, _ in rows for piece in template.pieces(question, context)]
-            arrays.append(_lists(pieces, lengths, column.type))
-        elif column.name == "token_type_ids":
-            arrays.append(_lists([template.type_ids(questions, contexts)], lengths, column.type))
-        else:
-            values = [columns[column.name] for _, _, columns in rows]
-            if pa.types.is_list(column.type):
-                arrays.append(_lists(values, list(map(len, values)), column.type))
-            else:
-                arrays.append(pa.array(values, column.type))
-    return pa.record_batch(arrays, schema=schema)
-
-
-def _lists(pieces: list[np.ndarray], lengths: list[int], kind: pa.DataType) -> pa.ListArray:
-    """Lists of these lengths, which the pieces, joined, fill."""
-    ends = np.cumsum([0, *lengths], dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(pieces), kind.value_type), type=kind)

@@ -12,8 +12,7 @@ from typing import Any
 
 from swep_ds.common.errors import InputError
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_KINDS = {str: "a string", list: "a list", (str, int): "a string or number"}
+_KINDS = {str: "a string", list: "a list"}
 _BLANK = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories of Unicode
 
 # a text, a number or the end of a list, and the white space by which NumPy separates it from the next value
@@ -42,8 +41,8 @@ def excerpt(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def field(mapping: Any, name: str, kind: type | tuple[type, ...] = object) -> Any:
-    """`mapping[name]`, which must be of `kind`. Raises InputError: it is not, is missing, or there is no mapping."""
+def field(mapping: Any, name: str, kind: type = object) -> Any:
+    """`mapping[name]`, which must be of `kind`. Raises InputError: it is not, or is missing."""
     if not isinstance(mapping, dict):
         raise InputError(f"expected an object with the field {name!r}, found {excerpt(mapping)}")
     if name not in mapping:
@@ -59,7 +58,7 @@ def text_field(mapping: Any, name: str) -> str:
     value = field(mapping, name, str)
     if is_blank(value):
         raise InputError(f"{name} is empty; give its text or leave it out of the data set")
-    return require_text(value, name)
+    return value
 
 
 def is_blank(text: str) -> bool:
@@ -84,24 +83,6 @@ def whole_number(value: Any, name: str) -> int | None:
     if not number.is_integer():
         raise InputError(f"{name} is {excerpt(value)}; expected a whole number of characters, from 0")
     return int(number)
-
-
-def id_field(mapping: dict[str, Any], name: str, otherwise: str | None = None) -> str:
-    """A question's id. `otherwise` replaces a missing id, as in generated pairs; None = every question needs an id."""
-    value = mapping.get(name)
-    if otherwise and (is_missing(value) or value == ""):
-        return otherwise
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return require_text(str(field(mapping, name, (str, int))), name)
-
-
-def require_text(value: str, name: str) -> str:
-    """Returns `value`. Raises InputError: it holds half of a surrogate pair, which cannot be encoded as UTF-8: a run
-    would end where it writes its predictions."""
-    if not value.isascii() and _SURROGATE.search(value):
-        raise InputError(f"{name} holds half of a surrogate pair, which is not text; remove or complete it")
-    return value
 
 
 def nested_value(text: str) -> Any:

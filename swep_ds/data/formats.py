@@ -1,28 +1,37 @@
 """What a file holds: recognises its format by its content and gives its items."""
 
+import csv
 import gzip
+import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.data.fields import excerpt, field
-from swep_ds.data.layouts import column_of
-from swep_ds.data.tables import arrow_rows, csv_delimiter, csv_rows, is_arrow
+from swep_ds.data.layouts import COLUMNS, column_of
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
+
 WORKBOOK = "a workbook of Excel or LibreOffice: save it as CSV UTF-8"
 OTHER_FORMATS = {  # first bytes -> what the file is, and the fix
     b"\xd0\xcf\x11\xe0": WORKBOOK,
     b"PK\x03\x04": "a zip archive: unpack it, and name the file in it",
-    b"7z\xbc\xaf": "a 7-Zip archive: unpack it, and name the file in it",
     b"BZh": "compressed by bzip2: unpack it (bunzip2)",
     b"\xfd7zXZ": "compressed by xz: unpack it (unxz)",
     b"\x28\xb5\x2f\xfd": "compressed by Zstandard: unpack it (unzstd)",
 }
+ARROW = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # first bytes of Parquet, an Arrow file and an Arrow stream
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+LABELS = {"answers", "answer", "is_impossible", "detected_answers"}
 MAX_HEADER = 4096  # characters of a file's first line that are looked at
+ROWS_AT_A_TIME = 100  # converted to Python objects at once: many rows may repeat one long context
 
 
 def file_items(path: Path, labels: bool) -> Items:
@@ -34,8 +43,8 @@ def file_items(path: Path, labels: bool) -> Items:
     if content.startswith(b"\x1f\x8b"):
         with as_input_error("damaged gzip file", "fetch it again"):
             content = gzip.decompress(content)
-    if is_arrow(content):
-        yield from numbered(arrow_rows(content, labels))
+    if content.startswith(ARROW):
+        yield from numbered(_arrow_rows(content, labels))
         return
     text = re.sub(r"\Asep=[,;\t]\r?\n", "", _text(content))  # which Excel writes to itself
     header, *_ = text[:MAX_HEADER].lstrip().splitlines() or [""]
@@ -43,8 +52,8 @@ def file_items(path: Path, labels: bool) -> Items:
         raise InputError("is empty; give a data set with at least one question")
     if header.startswith(("{", "[")):
         yield from _json_items(text)
-    elif delimiter := csv_delimiter(header):
-        yield from csv_rows(text, delimiter, labels)
+    elif delimiter := _csv_delimiter(header):
+        yield from _csv_rows(text, delimiter, labels)
     else:
         raise InputError(
             f"holds neither JSON nor Parquet, Arrow or CSV (whose first line names the columns question, context and "
@@ -66,11 +75,12 @@ def _text(content: bytes) -> str:
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        near = content[max(0, error.start - 20) : error.start + 20].decode("cp1252", "replace")
         raise InputError(
-            f"is neither Parquet nor Arrow nor UTF-8 text (byte {error.start}); if {excerpt(near)} is its text there, "
-            "it is Windows-1252, as Excel's plain CSV is: save it as UTF-8 (in Excel: CSV UTF-8)"
+            f"is neither Parquet nor Arrow nor UTF-8 text (byte {error.start}): save it as UTF-8 (in Excel: CSV UTF-8)"
         ) from None
+
+
+# JSON
 
 
 def _json_items(text: str) -> Items:
@@ -109,8 +119,6 @@ def document_items(document: Any) -> Items:
     columns = {name: cells for name, cells in document.items() if isinstance(cells, list | dict)}
     if {"question", "context"} <= {column_of(name) for name in columns}:
         cells = [list(cells.values()) if isinstance(cells, dict) else cells for cells in columns.values()]
-        if len(set(map(len, cells))) > 1:
-            raise InputError("its columns have different numbers of rows: write it with orient='records'")
         return numbered(dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True))
     if "data" in document:
         return ((f"data[{number}]", article) for number, article in enumerate(field(document, "data", list)))
@@ -119,3 +127,83 @@ def document_items(document: Any) -> Items:
     if document and all(isinstance(row, dict) for row in document.values()):  # orient="index"
         return numbered(document.values())
     return iter([("line 1", document)])
+
+
+# Tables
+
+
+def _arrow_rows(content: bytes, labels: bool) -> Iterator[dict[str, Any]]:
+    with as_input_error("damaged data file", "fetch it or save it again"):
+        if content.startswith(b"PAR1"):
+            file = pq.ParquetFile(pa.BufferReader(content))
+            table = file.read(_columns(file.schema_arrow.names, labels))
+        elif content.startswith(b"ARROW1"):
+            table = pa.ipc.open_file(content).read_all()
+        elif content.endswith(END_OF_STREAM):
+            table = pa.ipc.open_stream(content).read_all()
+        else:  # pyarrow would take the end of the file for the end of the stream, and lose the rest
+            raise ValueError("it is cut off")
+    for batch in table.select(_columns(table.column_names, labels)).to_batches(ROWS_AT_A_TIME):
+        yield from batch.to_pylist()
+
+
+def dataset_rows(dataset: Any, labels: bool) -> Iterator[dict[str, Any]]:
+    """The rows of a `datasets.Dataset`. `labels`: whether they must have answers.
+
+    Raises InputError: a column is missing, or is there twice.
+    """
+    dataset = dataset.select_columns(_columns(dataset.column_names, labels)).with_format("arrow")
+    for table in dataset.iter(ROWS_AT_A_TIME):
+        yield from table.to_pylist()
+
+
+def _csv_delimiter(header: str) -> str | None:
+    """What separates the columns of a text table, by its first line: a comma, a semicolon or a tab; None = nothing."""
+    for delimiter in ",;\t":
+        if {"question", "context"} & {column_of(name.strip(' "')) for name in header.split(delimiter)}:
+            return delimiter
+    most = max(",;\t", key=header.count)
+    return most if most in header else None
+
+
+def _csv_rows(text: str, delimiter: str, labels: bool) -> Items:
+    """The rows of a text table with a header, without empty ones. They are counted as a spreadsheet does, from the
+    header on, which is row 1."""
+    csv.field_size_limit(sys.maxsize)  # a context may be long
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    line = 1
+    try:
+        for number, cells in enumerate(reader, 1):
+            if any(cells) and not header:
+                _columns(cells, labels)
+                header = [column_of(name) for name in cells]
+            elif any(cells):
+                if len(cells) != len(header):
+                    raise csv.Error(f"it has {len(cells)} cells, and the header {len(header)}")
+                row = dict(zip(header, cells, strict=True))
+                if "id" in row:  # pandas makes 7.0 of the number 7 in a column with gaps
+                    row["id"] = re.sub(r"^(\d+)\.0$", r"\1", row["id"])
+                yield f"row {number}", row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"malformed table of text from line {line} on ({error}): give every row the header's columns; put a text "
+            "with quotation marks in quotation marks and double its own"
+        ) from None
+
+
+def _columns(names: Sequence[str], labels: bool) -> list[str]:
+    """The names that stand for `COLUMNS`. Raises InputError: two stand for the same one, or a needed one is missing."""
+    columns = [column_of(name) for name in names]
+    for column in COLUMNS:
+        if columns.count(column) > 1:
+            raise InputError(f"has the column {column!r} {columns.count(column)} times; keep one")
+    missing = [name for name in ("question", "context") if name not in columns]
+    if labels and not LABELS.intersection(columns):
+        missing.append("answer")
+    if missing:
+        raise InputError(
+            f"has no column {' and no column '.join(missing)} (found: {excerpt(list(names))}): rename yours"
+        )
+    return [name for name in names if column_of(name) in COLUMNS]

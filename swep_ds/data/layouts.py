@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.answers import answer_pairs, check_possible, find_answer, mrqa_span, occurrences, squad_span
+from swep_ds.data.answers import answer_pairs, find_answer, mrqa_span, occurrences, squad_span
 from swep_ds.data.example import Example
-from swep_ds.data.fields import at, excerpt, field, id_field, is_missing, require_text, text_field, whole_number
+from swep_ds.data.fields import at, excerpt, field, is_missing, text_field, whole_number
 
 # Several MRQA sets put [SEP] after titles.
 _MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")
 MAX_NAMED = 100  # questions of a file that a message names
 COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
 COLUMNS += ("detected_answers",)  # tells MRQA's rows
-LABELS = {"answers", "answer", "is_impossible", "detected_answers"}
 
 
 class LabelOptions(NamedTuple):
@@ -33,18 +32,11 @@ class LabelOptions(NamedTuple):
     labels: bool = True  # False: only questions and contexts, with or without answers
 
 
-class _Row(NamedTuple):
-    """A question of any layout, unchecked."""
-
-    place: str  # in its file, such as "row 7" or "data[0].paragraphs[1].qas[2]"
-    fields: dict[str, Any]  # id, title, question, context and labels
-    is_mrqa: bool = False
-
-
 def settle_repeated(examples: list[Example], choice: Literal["error", "first", "drop"]) -> tuple[list[Example], int]:
     """What `data.repeated_answers` makes of training examples that were read with `repeated`: those whose answer occurs
     several times get its first place ("first") or are left out ("drop"). Also returns their number."""
-    settled, count = [], 0
+    settled = []
+    count = 0
     for example in examples:
         if example.answers and example.span is None:
             count += 1
@@ -67,40 +59,38 @@ def read_items(source: str, items: Iterable[tuple[str, Any]], wanted: LabelOptio
     Raises InputError: an item is none of these, or questions have faults (one message for all of a file).
     """
     faults: list[tuple[str, InputError]] = []
-    for row in _rows(source, items):
-        label = row.place
+    for place, fields in _rows(source, items):
+        label = place
         try:
-            id_ = _id(row, Path(source).name)
+            id_ = _id(fields) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
             label = excerpt(id_)
-            yield _example(id_, row, wanted)
+            yield _example(id_, fields, wanted)
         except InputError as error:
             faults.append((label, error))
     if faults:
-        raise InputError(_report(faults))
+        (label, first), *others = faults
+        message = f"question {label}: {first}"
+        if others:
+            named = [label for label, _ in others[:MAX_NAMED]]
+            if len(others) > MAX_NAMED:
+                named.append("...")
+            message += f"; {len(others)} more of this file's questions have faults: {', '.join(named)}"
+        raise InputError(message)
 
 
-def _report(faults: list[tuple[str, InputError]]) -> str:
-    """The first fault and the other questions that have faults."""
-    (label, first), *others = faults
-    message = f"question {label}: {first}"
-    if others:
-        named = ", ".join(label for label, _ in others[:MAX_NAMED])
-        message += f"; {len(others)} more of this file's questions have faults: {named}"
-    if len(others) > MAX_NAMED:
-        message += f" and {len(others) - MAX_NAMED} others"
-    return message
-
-
-def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[_Row]:
+def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the unchecked fields of each question."""
     contexts: dict[str, str] = {}  # rows repeat their paragraph: memory holds one copy of it
-    untitled: dict[str, str] = {}  # context -> the name of its article, if that has no title
+    untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
     for place, item in items:
         if isinstance(item, dict) and "paragraphs" in item:
+            title = _title(item)
             with at(place):
                 paragraphs = field(item, "paragraphs", list)
-            title = _title(item) or _name_of_untitled(paragraphs, f"{source}: {place}", untitled)
-            for p, paragraph in enumerate(paragraphs):
-                yield from _paragraph_rows(f"{place}.paragraphs[{p}]", paragraph, title)
+            for number, paragraph in enumerate(paragraphs):
+                if not title:
+                    title = untitled.setdefault(paragraph.get("context"), f"{source}: {place}")
+                yield from _paragraph_rows(f"{place}.paragraphs[{number}]", paragraph, title)
         elif isinstance(item, dict) and "qas" in item:
             yield from _paragraph_rows(place, item, _title(item))
         else:
@@ -109,29 +99,21 @@ def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[_Row]:
             context = fields.get("context")
             if isinstance(context, str):
                 fields["context"] = contexts.setdefault(context, context)
-            yield _Row(place, fields)
+            yield place, fields
 
 
-def _name_of_untitled(paragraphs: list[dict[str, Any]], name: str, known: dict[str, str]) -> str:
-    """The name of a known article that shares a context, else `name`; adds the contexts to the known ones."""
-    contexts = [paragraph.get("context") for paragraph in paragraphs]
-    name = next((known[context] for context in contexts if context in known), name)
-    for context in contexts:
-        known.setdefault(context, name)
-    return name
-
-
-def _paragraph_rows(place: str, paragraph: Any, title: str) -> Iterator[_Row]:
+def _paragraph_rows(place: str, paragraph: dict[str, Any], title: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The questions about one context. MRQA's have a `qid`."""
     with at(place):
         context = text_field(paragraph, "context")
         qas = field(paragraph, "qas", list)
-    is_mrqa = any("qid" in qa or "detected_answers" in qa for qa in qas)
-    if is_mrqa:
+    if any("qid" in qa or "detected_answers" in qa for qa in qas):
         # as many blanks as the marker has characters, so that every offset holds
         context = _MRQA_MARKER.sub(lambda marker: " " * len(marker[0]), context)
-    for q, qa in enumerate(qas):
-        yield _Row(f"{place}.qas[{q}]", {**qa, "context": context, "title": title}, is_mrqa)
+    for number, qa in enumerate(qas):
+        fields = {**qa, "context": context, "title": title}
+        fields["id"] = qa.get("qid", qa.get("id"))
+        yield f"{place}.qas[{number}]", fields
 
 
 def _with_known_names(row: Any) -> dict[str, Any]:
@@ -156,40 +138,52 @@ def column_of(name: Any) -> Any:
     return column if column in COLUMNS else name
 
 
-def _id(row: _Row, file: str) -> str:
-    if row.is_mrqa:
-        return id_field(row.fields, "qid")
-    return id_field(row.fields, "id", f"{file}-{'.'.join(re.findall('[0-9]+', row.place))}")
+def _id(fields: dict[str, Any]) -> str:
+    """The id of a question; "" if it has none, as in generated pairs."""
+    value = fields.get("id")
+    if is_missing(value):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if not isinstance(value, str | int):
+        raise InputError(f"field 'id' is {excerpt(value)}; expected a string or number")
+    return str(value)
 
 
-def _example(id_: str, row: _Row, wanted: LabelOptions) -> Example:
-    question, context = text_field(row.fields, "question"), text_field(row.fields, "context")
-    answers, span = (), None
+def _title(fields: dict[str, Any]) -> str:
+    """The title, which may be a number; "" if there is none."""
+    title = fields.get("title")
+    return "" if is_missing(title) else str(title)
+
+
+def _example(id_: str, fields: dict[str, Any], wanted: LabelOptions) -> Example:
+    question = text_field(fields, "question")
+    context = text_field(fields, "context")
+    answers: tuple[str, ...] = ()
+    span = None
     if wanted.labels:
-        answers, span = _labels(row, context, wanted)
-    return Example(id_, question, context, answers, span, _title(row.fields) or context)
+        answers, span = _labels(fields, context, wanted)
+    example = Example(id_, question, context, answers, span, _title(fields) or context)
+    try:
+        "\n".join((id_, question, context, example.article, *answers)).encode()
+    except UnicodeEncodeError:  # a run would end where it writes its predictions
+        raise InputError("holds half of a surrogate pair, which is not text; remove or complete it") from None
+    return example
 
 
-def _labels(row: _Row, context: str, wanted: LabelOptions) -> tuple[tuple[str, ...], tuple[int, int] | None]:
+def _labels(
+    fields: dict[str, Any], context: str, wanted: LabelOptions
+) -> tuple[tuple[str, ...], tuple[int, int] | None]:
     """The accepted texts and the training span."""
-    pairs = answer_pairs(row.fields, context)
-    check_possible(row.fields, bool(pairs))
-    if not pairs:
-        if wanted.unanswerable:
-            return (), None
+    pairs = answer_pairs(fields, context)
+    if not pairs and not wanted.unanswerable:
         raise InputError("has no answer; give it, or set data.unanswerable to drop such questions or to train on them")
-    texts = tuple(require_text(text, "an answer") for text, _ in pairs)
-    if not wanted.spans:
+    texts = tuple(text for text, _ in pairs)
+    if not pairs or not wanted.spans:
         return texts, None
-    if row.is_mrqa:
-        return texts, mrqa_span(context, row.fields)
+    if "detected_answers" in fields:
+        return texts, mrqa_span(context, field(fields, "detected_answers", list))
     start = whole_number(pairs[0][1], "answer_start")
     if start is None:
         return texts, find_answer(context, texts[0], repeated=wanted.repeated)
     return texts, squad_span(context, texts[0], start)
-
-
-def _title(fields: dict[str, Any]) -> str:
-    """The title, which may be a number; "" if there is none: no such field, null, "" or NaN."""
-    title = fields.get("title")
-    return "" if is_missing(title) else require_text(str(title), "title")

@@ -99,10 +99,9 @@ class _Features:
 
     def __call__(self, line: str) -> Pair:
         columns = line.split("\t")
-        if len(columns) < 5:
-            raise ValueError(f"it has {len(columns)} columns instead of 5")
-        ids = [int(i) for i in columns[0].split()]
-        first, last = int(columns[3]), int(columns[4])
+        ids = list(map(int, columns[0].split()))
+        first = int(columns[3])
+        last = int(columns[4])
         if max(ids) >= len(self.pieces):
             raise ValueError(f"token id {max(ids)}, and the tokenizer has {len(self.pieces)}: give --tokenizer")
         middle = ids.index(self.separator)
@@ -111,12 +110,14 @@ class _Features:
         context, spans = self._text(ids[middle + 1 : end])
         if not middle < first <= last < end:
             return question, context, "", None
-        start, stop = spans[first - middle - 1][0], spans[last - middle - 1][1]
+        start = spans[first - middle - 1][0]
+        stop = spans[last - middle - 1][1]
         return question, context, context[start:stop], start
 
     def _text(self, ids: list[int]) -> tuple[str, list[tuple[int, int]]]:
         """The words with a blank between them, and every id's characters in them."""
-        text, spans = "", []
+        text = ""
+        spans = []
         for piece in (self.pieces[i] for i in ids):
             letters = piece.removeprefix("##")
             if text and letters == piece:

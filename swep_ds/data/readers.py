@@ -1,35 +1,40 @@
-"""Question-answering examples from the hub, from local files or from the embedded quick-start corpus.
+"""Question-answering examples from the hub, from local files, from the quick-start corpus or from a registered reader.
 
 Local files are recognised by content, never by name, gzip or not (`formats`). Their items are articles of SQuAD v1.1
 and v2.0, also the layout of SQuADShifts, XQuAD and MLQA; paragraphs with their questions, as simpletransformers and the
 MRQA 2019 shared task have them; or rows (id, question, context, and answers in a form of `answers.answer_pairs`).
-Except in MRQA's layout a question without an id gets one from its place in the file, and an answer without an offset is
-looked up in its context.
+A question without an id gets one from its place in the file, and an answer without an offset is looked up in its
+context.
 """
 
+import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.errors import InputError, as_input_error, reason
 from swep_ds.common.files import check_hub, read_json, user_path
+from swep_ds.common.plugins import check_free, load_entry_points
 from swep_ds.data.example import Example
 from swep_ds.data.fields import at, excerpt
-from swep_ds.data.formats import Items, document_items, file_items, numbered
+from swep_ds.data.formats import Items, dataset_rows, document_items, file_items, numbered
 from swep_ds.data.layouts import LabelOptions, read_items
-from swep_ds.data.reader_registry import BUILT_IN, find_reader, read_rows
-from swep_ds.data.tables import dataset_rows
 
 SOURCES = (
     "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "
     "owner/name[:config][@split], quickstart:<domain> or quickstart_v2:<domain>, or NAME:ADDRESS of a reader that a "
     "package registers"
 )
-QUICKSTART = tuple(f"{name}:" for name in BUILT_IN)
+QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
+GROUP = "swep_ds.readers"  # the entry points' group
 
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
+
+Reader = Callable[[str], Iterable[dict[str, Any]]]
+R = TypeVar("R", bound=Reader)
+_readers: dict[str, Reader] = {}
 
 
 def read_examples(source: str, *, training: bool, unanswerable: bool = False, repeated: bool = False) -> list[Example]:
@@ -38,18 +43,17 @@ def read_examples(source: str, *, training: bool, unanswerable: bool = False, re
     Args:
         source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
             else its data files in name order, whose names may tell splits apart), `quickstart:<domain>[.<split>]`,
-            `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a registered reader
-            (`reader_registry.reader`). A source with named splits gives "train" for training, else "validation" or,
-            without it, "test" (the quick start has "train" and "test").
+            `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a registered reader. A source with
+            named splits gives "train" for training, else "validation" or, without it, "test" (the quick start has
+            "train" and "test").
         training: the first answer of each question must be at its offset or, without one, occur exactly once in the
             context; it becomes `Example.span`.
         unanswerable: reads questions without an answer, too, which are an error otherwise.
         repeated: for training, reads questions whose answer has no offset and occurs several times, too, which are an
             error otherwise; `settle_repeated` then gives each a span or leaves it out.
 
-    Raises InputError: a missing or malformed source, a missing field, a blank question or context, a question without
-    an answer, an answer not at its offset (training only), duplicate ids, or no example. One message reports the faults
-    of all questions of a file.
+    Raises InputError: a missing or malformed source, faults of its questions (one message for all of a file), duplicate
+    ids, or no example.
     """
     return _read(source, training, LabelOptions(training, unanswerable, repeated))
 
@@ -62,7 +66,7 @@ def read_questions(source: str) -> list[Example]:
 
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     """The files that a local file or folder is read from, with `training` as in `read_examples`; none for another
-    source. Raises InputError: the path cannot be looked up, or the folder has no such split."""
+    source. Raises InputError: the folder has no such split."""
     if source.startswith(QUICKSTART) or find_reader(source):
         return ()
     path = user_path(source, "data source")
@@ -71,6 +75,44 @@ def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     if saved := _saved_folder(path, training):  # in which the library keeps its caches, too
         return tuple(sorted(file for file in saved.glob("*.arrow") if not file.name.startswith("cache-")))
     return tuple(_data_files(path, training))
+
+
+def reader(name: str) -> Callable[[R], R]:
+    """Registers a function as the reader of all sources `name:ADDRESS`, in recipes and commands.
+
+        @sd.reader("faq")
+        def read_faq(address: str):
+            for row in csv.DictReader(open(address)):
+                yield {"question": row["q"], "context": row["text"], "answers": {...}}
+
+    It gets ADDRESS and yields rows: question and context (str), answers {"text": [str], "answer_start": [int]}, and if
+    wanted id and title (str), which groups questions of one article. They are checked as the rows of a file are. An
+    OSError, ValueError, LookupError or csv.Error that it raises is reported as a fault of the source.
+
+    Raises TypeError: the name is taken, or is not a name.
+    """
+    if not isinstance(name, str):
+        raise TypeError('reader: it needs a name: write @sd.reader("NAME")')
+
+    def register(function: R) -> R:
+        if not name.isidentifier() or f"{name}:" in QUICKSTART:
+            raise TypeError(
+                f"reader {name!r}: name it with letters, digits and '_', and not as {' or '.join(QUICKSTART)}"
+            )
+        check_free(name, _readers.get(name), function)
+        _readers[name] = function
+        return function
+
+    return register
+
+
+def find_reader(source: str) -> Reader | None:
+    """The reader that a source names; None if it names none."""
+    name, colon, _ = source.partition(":")
+    if not colon or not name.isidentifier():
+        return None
+    load_entry_points(GROUP)
+    return _readers.get(name)
 
 
 def _read(source: str, training: bool, wanted: LabelOptions) -> list[Example]:
@@ -94,16 +136,18 @@ def _parts(source: str, training: bool, labels: bool) -> Iterator[tuple[str, Ite
         yield source, document_items(_quickstart(source, training))
         return
     if read := find_reader(source):
-        yield source, read_rows(source, read)
+        yield source, _registered_rows(source, read)
         return
     path = user_path(source, "data source")
     if path.is_dir() and (saved := _saved_folder(path, training)):
         from datasets import load_from_disk
 
         yield source, numbered(dataset_rows(load_from_disk(str(saved)), labels))
-    elif path.is_file() or path.is_dir():  # no pipe, which every rank would read a part of
-        for file in _data_files(path, training) if path.is_dir() else [path]:
+    elif path.is_dir():
+        for file in _data_files(path, training):
             yield str(file), file_items(file, labels)
+    elif path.is_file():  # no pipe, which every rank would read a part of
+        yield str(path), file_items(path, labels)
     elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(path.suffixes):
         yield source, numbered(dataset_rows(_hub_dataset(source, hub_id, training), labels))
     else:
@@ -115,13 +159,22 @@ def _quickstart(source: str, training: bool) -> dict[str, Any]:
 
     name, _, place = source.partition(":")
     domain, _, split = place.partition(".")
+    split = split or ("train" if training else "test")
     try:
-        return corpus(domain, split or ("train" if training else "test"), unanswerable=name == BUILT_IN[1])
+        return corpus(domain, split, unanswerable=name == "quickstart_v2")
     except KeyError as error:
         raise InputError(
             f"{source}: the quick-start corpus has no such domain or split; name one of "
             f"{', '.join(DOMAINS)} for evaluation, {SOURCE} for training"
         ) from error
+
+
+def _registered_rows(source: str, read: Reader) -> Items:
+    name, _, address = source.partition(":")
+    try:
+        yield from numbered(read(address))
+    except (OSError, ValueError, LookupError, csv.Error, SystemExit) as error:
+        raise InputError(f"its reader {name} cannot read it ({reason(error)}): correct the data") from error
 
 
 def _saved_folder(folder: Path, training: bool) -> Path | None:
@@ -142,10 +195,12 @@ def _data_files(folder: Path, training: bool) -> list[Path]:
     splits: dict[str | None, list[Path]] = {}
     for file in files:
         splits.setdefault(_split_of(file), []).append(file)
-    if None in splits and len(splits) > 1:
+    if len(splits) == 1:
+        return files
+    if None in splits:
         named = ", ".join(file.name for file in files)
         raise InputError(f"{folder}: some files of this folder name a split and others do not ({named}): name one file")
-    return splits[_default_split(str(folder), splits, training)] if len(splits) > 1 else files
+    return splits[_default_split(str(folder), splits, training)]
 
 
 def _split_of(file: Path) -> str | None:
@@ -167,12 +222,11 @@ def _hub_dataset(source: str, hub_id: re.Match[str], training: bool) -> Any:
 
 
 def _default_split(source: str, splits: Any, training: bool) -> str:
-    """The split that `read_examples` uses by default."""
-    wanted = ("train",) if training else ("validation", "test")
-    split = next((split for split in wanted if split in splits), None)
-    if split is None:
-        raise InputError(
-            f"{source}: has no split {' or '.join(wanted)}, only {', '.join(splits)}; name one (@split "
-            "after a hub id, the split's folder, or its file)"
-        )
-    return split
+    for split in ("train",) if training else ("validation", "test"):
+        if split in splits:
+            return split
+    wanted = "train" if training else "validation or test"
+    raise InputError(
+        f"{source}: has no split {wanted}, only {', '.join(splits)}; name one (@split after a hub id, the split's "
+        "folder, or its file)"
+    )

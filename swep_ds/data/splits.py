@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import pandas
 import scipy  # whose parts are imported when they are used: 0.5 s that a check of settings need not wait for
 
 from swep_ds.common.errors import InputError
@@ -39,18 +40,21 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
     by_id = {example.id: example for example in originals}
     samples = []
     for sample in augmented:
-        if original := by_id.get(sample.id.rpartition(SAMPLE_SUFFIX)[0]):
-            wanted, given = (e.span and e.context[slice(*e.span)] for e in (original, sample))
-            if wanted != given:
-                raise InputError(
-                    f"data.augmented: {sample.id!r} has the answer {given!r:.80}, and {original.id!r} of the "
-                    f"training data {wanted!r:.80}: make it from this data.train with `swep-ds augment`"
-                )
-            samples.append(sample)
+        original = by_id.get(sample.id.rpartition(SAMPLE_SUFFIX)[0])
+        if original is None:
+            continue
+        wanted = original.span and original.context[slice(*original.span)]
+        given = sample.span and sample.context[slice(*sample.span)]
+        if wanted != given:
+            raise InputError(
+                f"data.augmented: {sample.id!r} has the answer {given!r:.80}, and {original.id!r} of the training data "
+                f"{wanted!r:.80}: make it from this data.train with `swep-ds augment`"
+            )
+        samples.append(sample)
     if not samples:
         raise InputError(
-            f"data.augmented: none of its {len(augmented)} questions is a sample of a training question "
-            f"({augmented[0].id!r} is not): make it from data.train with `swep-ds augment`"
+            f"data.augmented: none of its {len(augmented)} questions is a sample of a training question: make it from "
+            "data.train with `swep-ds augment`"
         )
     return samples
 
@@ -64,23 +68,30 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 
     Raises InputError: the examples have fewer than two articles.
     """
-    names = _inseparable(examples, least_articles=1)
-    counts = Counter(names)
-    ordered = sorted(counts)
-    if len(ordered) < 2:
+    groups = _inseparable(examples, least_articles=1)
+    counts = Counter(groups)
+    names = sorted(counts)
+    if len(names) < 2:
         raise InputError("data.holdout_fraction: the training data has a single article: give data.eval a test set")
-    held, questions, aim = set[str](), 0, fraction * len(examples)
-    for index in np.random.default_rng(0).permutation(len(ordered)):
-        if questions >= aim or len(held) == len(ordered) - 1:
+    held: set[str] = set()
+    questions = 0
+    aim = fraction * len(examples)
+    for index in np.random.default_rng(0).permutation(len(names)):
+        if questions >= aim or len(held) == len(names) - 1:
             break
-        if questions + counts[ordered[index]] <= 2 * aim:
-            held.add(ordered[index])
-            questions += counts[ordered[index]]
+        name = names[index]
+        if questions + counts[name] <= 2 * aim:
+            held.add(name)
+            questions += counts[name]
     if not held:
-        held.add(min(ordered, key=lambda name: (counts[name], name)))
-    sides: tuple[list[Example], list[Example]] = [], []
-    for example, name in zip(examples, names, strict=True):
-        sides[name in held].append(example)
+        held.add(min(names, key=lambda name: (counts[name], name)))
+    return _divided(examples, [name in held for name in groups])
+
+
+def _divided(examples: list[Example], on_second_side: Sequence[bool]) -> tuple[list[Example], list[Example]]:
+    sides: tuple[list[Example], list[Example]] = ([], [])
+    for example, second in zip(examples, on_second_side, strict=True):
+        sides[second].append(example)
     return sides
 
 
@@ -93,7 +104,8 @@ def _sources(examples: Sequence[Example], least_articles: int) -> list[str]:
 def _recur(examples: Sequence[Example], sources: Sequence[str]) -> bool:
     """Whether hardly any two questions share a paragraph, but at least `MIN_RECURRING` different questions are asked of
     many: BioASQ's 1,504 are 224 questions about 1,490 texts."""
-    texts, questions = {example.context for example in examples}, {example.question for example in examples}
+    texts = {example.context for example in examples}
+    questions = {example.question for example in examples}
     return len(texts) > MIN_TEXTS_PER_QUESTION * len(examples) and MIN_RECURRING <= len(questions) < len(set(sources))
 
 
@@ -104,29 +116,28 @@ def _inseparable(examples: Sequence[Example], least_articles: int) -> list[str]:
     in two articles ties both. Where questions recur (`_recur`), those with the same text belong together as well,
     unless that ties most of the examples to each other.
     """
+    if not examples:
+        return []
     sources = _sources(examples, least_articles)
-    if not sources:
-        return sources
     columns = [sources, [example.context for example in examples]]
     group_N = _tied(*columns)
     if _recur(examples, sources):
         with_questions_N = _tied(*columns, [example.question for example in examples])
         if 2 * np.bincount(with_questions_N).max() <= len(examples):
             group_N = with_questions_N
-    least: dict[int, str] = {}  # a group's first name, which does not depend on the order of the examples
-    for group, source in zip(group_N.tolist(), sources, strict=True):
-        least[group] = min(least.get(group, source), source)
-    return [least[group] for group in group_N.tolist()]
+    # a group's least name does not depend on the order of the examples
+    return pandas.Series(sources).groupby(group_N).transform("min").tolist()
 
 
 def _tied(*columns: Sequence[str]) -> np.ndarray:
     """The number of each row's group [N]: rows with the same name in a column share one."""
-    nodes, size = [], 0
+    nodes = []
+    size = 0
     for column in columns:
-        nodes.append(_numbers(column) + size)
+        nodes.append(pandas.factorize(np.array(column, object))[0] + size)
         size = nodes[-1].max() + 1
     first, *others = nodes
-    ends = np.tile(first, len(others)), np.concatenate(others)
+    ends = (np.tile(first, len(others)), np.concatenate(others))
     ties = scipy.sparse.coo_array((np.ones(len(ends[0])), ends), (size, size))
     return scipy.sparse.csgraph.connected_components(ties, directed=False)[1][first]
 
@@ -138,18 +149,12 @@ def clusters(examples: Sequence[Example]) -> np.ndarray:
     names = _sources(examples, MIN_ARTICLES)
     if _recur(examples, names):
         names = [example.question for example in examples]
-    return _numbers(names)
+    return pandas.factorize(np.array(names, object))[0]
 
 
 def effective_clusters(clusters_N: np.ndarray) -> float:
     """Q^2 / sum of squared cluster sizes, for Q questions: the number of clusters if all have one size."""
     return len(clusters_N) ** 2 / np.square(np.bincount(clusters_N)).sum()
-
-
-def _numbers(names: Sequence[str]) -> np.ndarray:
-    """The number of each name, from 0 in the order of their first places."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return np.array([numbers[name] for name in names])
 
 
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
@@ -167,8 +172,11 @@ def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
             "eval.select_on: all questions are about one text: name a data set that can be split in half (without one, "
             "the held-out articles choose when to decline a question: raise data.holdout_fraction)"
         )
-    names, sizes, chosen = sorted(counts), [0, 0], {}
+    names = sorted(counts)
+    sizes = [0, 0]
+    side_of = {}
     for index in np.random.default_rng(0).permutation(len(names)):
-        chosen[names[index]] = side = int(sizes[0] > sizes[1])
+        side = int(sizes[0] > sizes[1])
+        side_of[names[index]] = side
         sizes[side] += counts[names[index]]
-    return tuple([e for e, name in zip(examples, groups, strict=True) if chosen[name] == side] for side in (0, 1))
+    return _divided(examples, [side_of[name] for name in groups])

@@ -1,7 +1,7 @@
-"""Tokens of questions and contexts with their characters, tokenised a bounded number of characters at a time."""
+"""Tokens of a text with their characters."""
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -9,10 +9,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from tokenizers import Encoding
 
-from swep_ds.data.example import Example
-
-EXAMPLES_AT_A_TIME = 1024
-CHARACTERS_AT_A_TIME = 2**20  # the tokenizer takes some 200 bytes for each
 BYTE_LEVEL_SPACE = "\u0120"  # how byte-level tokens write a space
 
 T = TypeVar("T")
@@ -30,7 +26,8 @@ class TextTokens(NamedTuple):
         """The tokens of `text`, as `gap` and the text were encoded. Those of the gap end at character 0 or before."""
         count = len(encoding)
         offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2)
-        starts, ends = offsets[:, 0].copy(), offsets[:, 1].copy()
+        starts = offsets[:, 0].copy()
+        ends = offsets[:, 1].copy()
         _give_back_first_letters(encoding, gap + text, starts, ends)
         _deal_out_bytes(encoding, gap + text, starts, ends)
         starts -= len(gap)
@@ -43,11 +40,11 @@ class TextTokens(NamedTuple):
 
         Overlap, not equality: a token may extend beyond the answer or begin with the space before it.
         """
-        if len(self.ids) == 0:
-            return 0, -1
-        ends_after, starts_before = self.ends > span[0], self.starts < span[1]
-        first, last = int(ends_after.argmax()), len(self.ids) - 1 - int(starts_before[::-1].argmax())
-        return (first, last) if ends_after[first] and starts_before[last] else (len(self.ids), -1)
+        end_after = np.flatnonzero(self.ends > span[0])
+        start_before = np.flatnonzero(self.starts < span[1])
+        if len(end_after) == 0 or len(start_before) == 0:
+            return len(self.ids), -1
+        return int(end_after[0]), int(start_before[-1])
 
 
 def _give_back_first_letters(encoding: Encoding, text: str, starts: np.ndarray, ends: np.ndarray) -> None:
@@ -77,11 +74,13 @@ def _deal_out_bytes(encoding: Encoding, text: str, starts: np.ndarray, ends: np.
     tokens = encoding.tokens
     first = 0
     for last in [*np.flatnonzero(~shared).tolist(), len(tokens) - 1]:
-        begin, end = int(starts[first]), int(ends[first])
+        begin = int(starts[first])
+        end = int(ends[first])
         sizes = [len(character.encode()) for character in text[begin:end]]
         if last > first and sum(sizes) == last + 1 - first and tokens[first].startswith("<0x"):
             characters = np.repeat(np.arange(begin, end), sizes)
-            starts[first : last + 1], ends[first : last + 1] = characters, characters + 1
+            starts[first : last + 1] = characters
+            ends[first : last + 1] = characters + 1
         first = last + 1
 
 
@@ -103,22 +102,6 @@ def is_mark(character: str) -> bool:
     end of a Hangul syllable."""
     mark = unicodedata.category(character).startswith("M") or character in "\uff9e\uff9f"
     return mark or "\u1160" <= character <= "\u11ff"
-
-
-def in_groups(examples: Sequence[Example]) -> Iterator[tuple[int, Sequence[Example]]]:
-    """Consecutive examples to tokenise together, with the index of the first."""
-    at, characters, before = 0, 0, None
-    for number, example in enumerate(examples):
-        size = len(example.question)
-        if example.context is not before:
-            size += len(example.context)
-        full = characters + size > CHARACTERS_AT_A_TIME or number - at == EXAMPLES_AT_A_TIME
-        if number > at and full:
-            yield at, examples[at:number]
-            at, characters = number, 0
-        characters += size
-        before = example.context
-    yield at, examples[at:]
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:

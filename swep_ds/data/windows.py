@@ -19,7 +19,9 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
-from swep_ds.data.tokens import TextTokens, in_groups
+from swep_ds.data.tokens import TextTokens
+
+EXAMPLES_AT_A_TIME = 256  # to tokenise: an encoding takes some 200 bytes for each character
 
 # a tokenizer's own special tokens, without those that were added to it
 NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_token")
@@ -96,7 +98,8 @@ def stop_sampling(backend: Tokenizer) -> None:
     if isinstance(backend.model, models.BPE):
         backend.model.dropout = None
     elif isinstance(backend.model, models.Unigram):
-        backend.model.alpha = backend.model.nbest_size = None
+        backend.model.alpha = None
+        backend.model.nbest_size = None
 
 
 def named_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
@@ -113,8 +116,9 @@ def empty_answer(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 def separate_texts(tokenizer: PreTrainedTokenizerFast) -> None:
     """Puts a newline between the two texts of a pair where a tokenizer, such as many decoders', puts no token: nothing
     else would tell a model where the question ends. A saved tokenizer keeps it."""
-    backend, text = plain_backend(tokenizer), "text"
-    pair, newline = backend.encode(text, text), backend.encode("\n", add_special_tokens=False)
+    backend = plain_backend(tokenizer)
+    pair = backend.encode("text", "text")
+    newline = backend.encode("\n", add_special_tokens=False)
     if pair.sequence_ids[pair.sequence_ids.index(1) - 1] is None or not newline.ids:
         return
     used = {"\n": {"id": "\n", "ids": newline.ids, "tokens": newline.tokens}}
@@ -132,8 +136,16 @@ def separate_texts(tokenizer: PreTrainedTokenizerFast) -> None:
 
     double = pieces(pair)
     double.insert(double.index("$B:1"), "\n:1")
-    template = processors.TemplateProcessing(pieces(backend.encode(text)), double, list(used.values()))
+    template = processors.TemplateProcessing(pieces(backend.encode("text")), double, list(used.values()))
     tokenizer.backend_tokenizer.post_processor = template
+
+
+class Question(NamedTuple):
+    """A tokenised question about a context."""
+
+    ids: np.ndarray  # int32, at most `max_query_length`
+    cut: bool  # whether it was longer
+    context: TextTokens
 
 
 class Template(NamedTuple):
@@ -146,15 +158,15 @@ class Template(NamedTuple):
 
     @classmethod
     def learn(cls, backend: Tokenizer, example: Example) -> "Template":
-        """Reads them off the encoding of a text paired with itself: the start of a context, which may be long.
-        Raises InputError: the context of the example has no token."""
-        for text in (example.context[:1000], example.context):
-            if count := len(backend.encode(text, add_special_tokens=False)):
-                break
-        _require_tokens(count, example)
+        """Reads them off the encoding of a context paired with itself. Raises InputError: it has no token."""
+        text = example.context
+        count = len(backend.encode(text, add_special_tokens=False))
+        _require_tokens(count, text)
         pair = backend.encode(text, text)
-        first, second = pair.sequence_ids.index(0), pair.sequence_ids.index(1)
-        ids, types = np.array(pair.ids, np.int32), pair.type_ids
+        first = pair.sequence_ids.index(0)
+        second = pair.sequence_ids.index(1)
+        ids = np.array(pair.ids, np.int32)
+        types = pair.type_ids
         return cls(
             prefix=ids[:first],
             middle=ids[first + count : second],
@@ -167,9 +179,9 @@ class Template(NamedTuple):
         """The template of "question: ... context: ...", in the tokenizer's special tokens for one text."""
         around = backend.encode("question:")
         end = len(around) - around.special_tokens_mask[::-1].index(0)
-        ids, middle = np.array(around.ids, np.int32), backend.encode(f"{gap}context:", add_special_tokens=False).ids
-        types = np.zeros(len(ids) + 1 + len(middle) + 1, np.int8)
-        return cls(ids[:end], np.array(middle, np.int32), ids[end:], types)
+        ids = np.array(around.ids, np.int32)
+        middle = np.array(backend.encode(f"{gap}context:", add_special_tokens=False).ids, np.int32)
+        return cls(ids[:end], middle, ids[end:], np.zeros(len(ids) + len(middle) + 2, np.int8))
 
     @property
     def specials(self) -> int:
@@ -179,16 +191,16 @@ class Template(NamedTuple):
         """Position of the first context token in a window, given the question's length in tokens."""
         return len(self.prefix) + question + len(self.middle)
 
-    def pieces(self, question: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The ids of a window, to be joined."""
-        return self.prefix, question, self.middle, context, self.suffix
+    def input_ids(self, question: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """The int32 ids of a window, given those of the question and of its part of the context."""
+        return np.concatenate([self.prefix, question, self.middle, context, self.suffix])
 
-    def type_ids(self, questions: list[int], contexts: list[int]) -> np.ndarray:
-        """int8 token types of W windows, one after the other, given each question's and context's length in tokens."""
-        repeats = np.ones((len(contexts), len(self.types)), np.int64)
-        repeats[:, len(self.prefix)] = questions
-        repeats[:, len(self.prefix) + 1 + len(self.middle)] = contexts
-        return np.repeat(np.tile(self.types, len(contexts)), repeats.ravel())
+    def type_ids(self, question: int, context: int) -> np.ndarray:
+        """The int8 token types of a window, given both lengths in tokens."""
+        repeats = np.ones(len(self.types), np.int64)
+        repeats[len(self.prefix)] = question
+        repeats[len(self.prefix) + 1 + len(self.middle)] = context
+        return np.repeat(self.types, repeats)
 
 
 class WindowCutter:
@@ -201,13 +213,14 @@ class WindowCutter:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings, example: Example):
-        self.settings, self.backend = settings, plain_backend(tokenizer)
+        self.settings = settings
+        self.backend = plain_backend(tokenizer)
+        self.gap = ""
         if settings.task == "generative":
             self.gap = _gap(self.backend)
             self.template = Template.prompt(self.backend, self.gap)
         else:
-            self.gap, self.template = "", Template.learn(self.backend, example)
-        self.specials = self.template.specials
+            self.template = Template.learn(self.backend, example)
         self.takes_types = "token_type_ids" in tokenizer.model_input_names
         self.unknown = tokenizer.unk_token_id
         self.special_ids = np.array([*{*named_tokens(tokenizer).values()} - {self.unknown}], np.int32)
@@ -216,27 +229,26 @@ class WindowCutter:
         behind = is_cls.any() and tokenizer.cls_token_id not in (*self.template.prefix, tokenizer.sep_token_id)
         self.cls_from_end = len(is_cls) - int(is_cls.argmax()) if behind else None
 
-    def tokenise(self, examples: Sequence[Example]) -> Iterator[tuple]:
-        """Yields groups of examples: the index of the first, the group, its new contexts and its questions.
-
-        Contexts are a dict from text to `TextTokens`; a question is its int32 ids and whether they were cut.
-        """
+    def tokenise(self, examples: Sequence[Example]) -> Iterator[list[Question]]:
+        """Yields groups of questions, in order. A context is tokenised once for questions that follow each other."""
         longest = self.settings.max_query_length
-        seen: set[str] = set()
-        for at, group in in_groups(examples):
-            new = {example.context: example for example in group if example.context not in seen}
-            seen |= new.keys()
+        contexts: dict[str, TextTokens] = {}
+        for begin in range(0, len(examples), EXAMPLES_AT_A_TIME):
+            group = examples[begin : begin + EXAMPLES_AT_A_TIME]
+            before = contexts
+            contexts = {example.context: before.get(example.context) for example in group}
+            new = [context for context, tokens in contexts.items() if tokens is None]
             encodings = self.backend.encode_batch([self.gap + context for context in new], add_special_tokens=False)
-            contexts = {}
-            for context, example in new.items():
+            for context in new:
                 contexts[context] = self._tokens(encodings.pop(0), context)  # an encoding takes far more memory
-                _require_tokens(len(contexts[context].ids), example)
+                _require_tokens(len(contexts[context].ids), context)
             texts = [self.gap + example.question for example in group]
             questions = []
-            for asked in self.backend.encode_batch_fast(texts, add_special_tokens=False):
-                ids = np.array(asked.ids[:longest], np.int32)
-                questions.append((self.as_text(ids), len(asked) > longest))
-            yield at, group, contexts, questions
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+            for example, asked in zip(group, encodings, strict=True):
+                ids = self.as_text(np.array(asked.ids[:longest], np.int32))
+                questions.append(Question(ids, len(asked) > longest, contexts[example.context]))
+            yield questions
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
@@ -250,7 +262,9 @@ class WindowCutter:
         """The ids of a text's tokens, with the unknown token for those of `NAMED`: a Unigram model, such as T5's, has
         them among its pieces, and finds them where a text spells them out."""
         special = (ids[:, None] == self.special_ids).any(axis=1)  # for few ids far faster than `np.isin`
-        return ids if self.unknown is None or not special.any() else np.where(special, np.int32(self.unknown), ids)
+        if self.unknown is None or not special.any():
+            return ids
+        return np.where(special, np.int32(self.unknown), ids)
 
     def null_position(self, length: int) -> int:
         """The position in a window of `length` tokens that stands for no answer: [CLS], or else the first token."""
@@ -258,31 +272,32 @@ class WindowCutter:
 
     def windows(self, question: int, context: int) -> list[ContextWindow]:
         """Windows of a context, given both lengths in tokens."""
-        room = self.settings.max_length - self.specials - question
+        room = self.settings.max_length - self.template.specials - question
         return context_windows(context, room, min(self.settings.doc_stride, room))
 
     def check_sizes(self) -> None:
         """Raises InputError if the longest question leaves no room for context."""
         settings = self.settings
-        needed = self.specials + settings.max_query_length + 1
+        specials = self.template.specials
+        needed = specials + settings.max_query_length + 1
         if settings.max_length < needed:  # names as those of a recipe, of reading.json and of options
             raise InputError(
                 f"max_length {settings.max_length} leaves no room for context beside a question of max_query_length "
-                f"{settings.max_query_length} and {self.specials} special tokens: raise max_length to at least "
-                f"{needed}, or lower max_query_length"
+                f"{settings.max_query_length} and {specials} special tokens: raise max_length to at least {needed}, "
+                "or lower max_query_length"
             )
 
 
 def _gap(backend: Tokenizer) -> str:
     """What a byte-level tokenizer needs before a piece of a sentence, so that it is not glued to the word before: a
     space. Others add it themselves."""
-    first, after = (backend.encode(text, add_special_tokens=False).ids for text in ("context:", " context:"))
+    first = backend.encode("context:", add_special_tokens=False).ids
+    after = backend.encode(" context:", add_special_tokens=False).ids
     return "" if first == after else " "
 
 
-def _require_tokens(count: int, example: Example) -> None:
+def _require_tokens(count: int, context: str) -> None:
     if count == 0:
         raise InputError(
-            f"question {example.id!r}: the tokenizer finds no token in its context {example.context[:40]!r}; "
-            "leave the question out of the data set"
+            f"the tokenizer finds no token in the context {context[:40]!r}: leave its questions out of the data set"
         )

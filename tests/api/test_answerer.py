@@ -63,8 +63,8 @@ def by_hand(model: str, question: str, context: str) -> tuple[list[Reply], float
     tokens, text = cutter.encode(question).ids[:8], cutter.encode(context)
     spans, nulls = [], []
     for begin, end, own_begin, own_end in cutter.windows(len(tokens), len(text.ids)):
-        ids = [token for piece in cutter.template.pieces(tokens, text.ids[begin:end]) for token in piece.tolist()]
-        types = cutter.template.type_ids([len(tokens)], [end - begin]).tolist()
+        ids = cutter.template.input_ids(tokens, text.ids[begin:end]).tolist()
+        types = cutter.template.type_ids(len(tokens), end - begin).tolist()
         output = qa(torch.tensor([ids]), token_type_ids=torch.tensor([types]))
         starts, ends = output.start_logits[0].tolist(), output.end_logits[0].tolist()
         first = cutter.template.context_begin(len(tokens)) - begin

@@ -14,7 +14,7 @@ from swep_ds.analysis.runs import find_runs
 from swep_ds.common import plugins
 from swep_ds.common.errors import InputError
 from swep_ds.common.schema import describe
-from swep_ds.data import reader_registry
+from swep_ds.data import readers
 from swep_ds.data.readers import read_examples
 from swep_ds.pipeline.recipe import Recipe
 from tests.pipeline.test_recipe import MINIMAL
@@ -45,10 +45,10 @@ class Scaled(sd.Method):
 @pytest.fixture
 def registry(monkeypatch):
     """What a test registers is forgotten after it."""
-    kept = {"METHODS": dict(methods.METHODS), "_readers": dict(reader_registry._readers)}
+    kept = {"METHODS": dict(methods.METHODS), "_readers": dict(readers._readers)}
     yield
     for name, before in kept.items():
-        now = getattr(reader_registry if name == "_readers" else methods, name)
+        now = getattr(readers if name == "_readers" else methods, name)
         now.clear()
         now.update(before)
 
@@ -232,6 +232,6 @@ def test_an_installed_package_adds_methods_and_readers(registry, site):
     ("code", "said"), [("import there_is_no_such_module", "no_such_module"), ("raise SystemExit(0)", "SystemExit")]
 )
 def test_a_package_that_cannot_be_imported_is_named(site, code, said):
-    installed(site, "quiet_package", code, reader_registry.GROUP)
+    installed(site, "quiet_package", code, readers.GROUP)
     with pytest.raises(InputError, match=rf"^entry point silent = quiet_package, group .*{said}"):
         read_examples("silence:x", training=True)

@@ -9,7 +9,7 @@ import pytest
 
 from swep_ds.common.errors import InputError
 from swep_ds.cost import preflight
-from swep_ds.data import reader_registry
+from swep_ds.data import readers
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
@@ -43,7 +43,7 @@ def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
     assert preflight._data("train.json").startswith("1 file(s), 2 bytes, ")
     assert {preflight._data(name) for name in ("dev.json.gz", "no such thing", "empty")} == {"missing"}
     assert preflight._data("quickstart:news") == "in this package"
-    monkeypatch.setitem(reader_registry._readers, "faq", iter)
+    monkeypatch.setitem(readers._readers, "faq", iter)
     assert preflight._data("faq:questions.csv") == "read by a registered reader"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)

@@ -10,7 +10,7 @@ from swep_ds.data.readers import read_examples
 
 
 def detected(text, spans):
-    return {"detected_answers": [{"text": text, "char_spans": spans}]}
+    return [{"text": text, "char_spans": spans}]
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_an_mrqa_file_with_such_answers_is_read_in_full(tmp_path):
     start = context.index("Terra")
     qas = [
         {"qid": "m1", "question": "What?", "answers": ["Terra preta (black earth)"]}
-        | detected("Terra preta (black earth)", [[start, start + 24]]),
+        | {"detected_answers": detected("Terra preta (black earth)", [[start, start + 24]])},
         {"qid": "m2", "question": "Where?", "answers": ["An Amazon basin"]}
-        | detected("An Amazon basin", [[context.index("Amazon"), context.index("Amazon") + 11]]),
+        | {"detected_answers": detected("An Amazon basin", [[45, 56]])},
     ]
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(map(json.dumps, [{"header": {"split": "train"}}, {"context": context, "qas": qas}])))

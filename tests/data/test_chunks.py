@@ -1,5 +1,9 @@
 """A file in chunks: only missing chunks are made again, and nothing of another setup is taken."""
 
+from functools import partial
+
+import pytest
+
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
 from tests.support import bad_input
@@ -7,60 +11,38 @@ from tests.support import bad_input
 SETUP = {"model": "m", "samples": 8, "seed": 0}
 
 
-def test_chunks_become_the_output_and_leave_nothing(tmp_path):
+@pytest.mark.parametrize("notes", [[], ["notes.txt"]])
+def test_chunks_become_the_output_and_leave_only_a_file_of_the_users(tmp_path, notes):
+    first = Chunks(tmp_path / "new" / "out.txt", 3)
+    assert first.take(SETUP) == [0, 1, 2]
+    first.write(2, {"name": "Zürich 2"})
+    (first.folder / ".000001.json.123").write_text('{"name"')  # cut off while being written
+    for name in notes:
+        (first.folder / name).write_text("mine")
+    del first  # and with it its lock
     chunks = Chunks(tmp_path / "new" / "out.txt", 3)
-    assert chunks.take(SETUP) == [0, 1, 2]
-    chunks.begin(SETUP)
-    for number in (2, 0, 1):
+    assert chunks.take(SETUP) == [0, 1]
+    for number in (1, 0):
         chunks.write(number, {"name": f"Zürich {number}"})
         assert not chunks.output.exists()
-    (chunks.folder / ".000002.json.123").write_text('{"name"')  # cut off while being written
     chunks.finish(chunks.read(number)["name"] + "\n" for number in range(3))
-    assert [file.name for file in chunks.output.parent.iterdir()] == ["out.txt"]
     assert chunks.output.read_text(encoding="utf-8") == "Zürich 0\nZürich 1\nZürich 2\n"
+    assert [file.name for file in chunks.folder.glob("*")] == notes
+    assert chunks.folder.exists() == bool(notes)
 
 
-def test_a_file_of_the_users_stays(tmp_path):
-    chunks = Chunks(tmp_path / "out.txt", 1)
+def test_other_settings_another_process_and_an_output_that_exists_are_refused(tmp_path):
+    new = partial(Chunks, tmp_path / "out.json", 3)
+    chunks = new()
     chunks.take(SETUP)
-    chunks.begin(SETUP)
-    (chunks.folder / "notes.txt").write_text("mine")
-    chunks.write(0, "done")
-    chunks.finish(["done"])
-    assert [file.name for file in chunks.folder.iterdir()] == ["notes.txt"]
-
-
-def test_only_missing_chunks_are_made_again(tmp_path):
-    first = Chunks(tmp_path / "out.json", 3)
-    first.take(SETUP)
-    first.begin(SETUP)
-    first.write(1, [])
-    (first.folder / ".000002.json.123").write_text('{"name"')  # cut off while being written
-    del first  # and with it its lock
-    assert Chunks(tmp_path / "out.json", 3).take(SETUP) == [0, 2]
-
-
-def refused(chunks: Chunks, setup: dict) -> str:
-    message = bad_input.refused(chunks.take, setup)
-    assert str(chunks.output) in message
-    return message
-
-
-def test_other_settings_an_output_that_is_there_and_strange_files_are_refused(tmp_path):
-    chunks = Chunks(tmp_path / "out.json", 3)
-    chunks.take(SETUP)
-    chunks.begin(SETUP)
-    assert "another process is writing it" in refused(Chunks(tmp_path / "out.json", 3), SETUP)
+    assert f"{chunks.output}: another process is writing it" in bad_input.refused(new().take, SETUP)
     del chunks
-    said = refused(Chunks(tmp_path / "out.json", 3), SETUP | {"seed": 1})
+    said = bad_input.refused(new().take, SETUP | {"seed": 1})
     assert "seed 0 there, 1 here" in said
     assert "model" not in said
-    (tmp_path / "strange.json.chunks").mkdir()
-    (tmp_path / "strange.json.chunks" / "thesis.tex").write_text("")
-    assert "holds files of something else" in refused(Chunks(tmp_path / "strange.json", 3), SETUP)
-    (tmp_path / "done.json").write_text("")
-    assert "exists already" in refused(Chunks(tmp_path / "done.json", 3), SETUP)
-    assert "cannot be written" in refused(Chunks(tmp_path / "done.json" / "out.json", 3), SETUP)
+    (tmp_path / "out.json").write_text("")
+    assert "exists already" in bad_input.refused(new)
+    assert "cannot be written" in bad_input.refused(Chunks(tmp_path / "out.json" / "out.json", 3).take, SETUP)
 
 
 def test_the_digest_of_examples_changes_with_each_and_with_their_order():

@@ -235,7 +235,7 @@ def test_sizes_that_leave_no_room():
 def test_a_context_without_tokens(at):
     examples = [EXAMPLES[0]]
     examples.insert(at, tiny.Example("empty", "When?", "\u200b\u200b", ("x",), (0, 1), "a"))
-    with pytest.raises(InputError, match="question 'empty': the tokenizer finds no token in its context"):
+    with pytest.raises(InputError, match="the tokenizer finds no token in the context"):
         build(examples, "wordpiece", SMALL)
 
 

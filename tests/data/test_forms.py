@@ -226,7 +226,7 @@ def archive(name, content="{}"):
         (b"\x28\xb5\x2f\xfd\x04\x00", "is compressed by Zstandard: unpack it"),
         (
             "question;context;answer\nWo?;Das Café ist in Köln.;Köln\n".encode("cp1252"),
-            "UTF-8 text (byte 35); if ",
+            "UTF-8 text (byte 35): save it as UTF-8",
         ),
     ],
     ids=["xlsx", "xls", "ods", "zip", "bz2", "xz", "zst", "Windows-1252"],

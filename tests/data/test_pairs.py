@@ -1,12 +1,14 @@
 """Generated pairs become rows that the reader takes; ids read back as text give the same ids again."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swep_ds.commands import convert as convert_command
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.features import build_features
@@ -14,9 +16,6 @@ from swep_ds.data.pairs import convert_pairs
 from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings
 from tests.support import tiny
-from tests.support.fork_server import ROOT, run_script
-
-SCRIPT = ROOT / "scripts" / "convert_pairs.py"
 
 WORDS = " ".join(tiny.SENTENCES).split()
 
@@ -105,7 +104,7 @@ def test_json_lines_find_the_answer_as_whole_words(tmp_path):
             '{"context": "A cat.", "question": "What?", "answer": null}',
             "line 1: field 'answer' is None; expected a string",
         ),
-        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1: is not a generated pair (it has 4 columns instead of 5)"),
+        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1: is not a generated pair (IndexError"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token id 9999, and the tokenizer has"),
         ("some text\n", "line 1: is not a generated pair"),
     ],
@@ -121,27 +120,25 @@ def test_bad_files(tmp_path, content, message):
     assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
 
 
-def test_ids_of_another_kind_of_tokenizer_are_refused(tmp_path):
+def test_nothing_is_overwritten_and_wrong_files_and_tokenizers_are_named(tmp_path):
     (tmp_path / "pairs.txt").write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
     with pytest.raises(InputError, match="has no WordPiece vocabulary"):
         convert_pairs(tmp_path / "pairs.txt", tmp_path / "pairs.jsonl", tiny.byte_bpe)
     assert not (tmp_path / "pairs.jsonl").exists()
-
-
-def test_nothing_is_overwritten_and_wrong_files_are_named_before_a_tokenizer_is_loaded(tmp_path):
     (tmp_path / "notes.csv").write_text("question\tcontext\tanswer\n")
     with pytest.raises(InputError, match=r"notes\.csv: line 1: is not a generated pair"):
         convert_pairs(tmp_path / "notes.csv", tmp_path / "out.jsonl", lambda: pytest.fail("a tokenizer was loaded"))
     (tmp_path / "there.jsonl").write_text("")
     with pytest.raises(InputError, match=r"there\.jsonl: exists already"):
         convert_pairs(tmp_path / "pairs.txt", tmp_path / "there.jsonl", tiny.wordpiece)
-    with pytest.raises(InputError, match=r"pairs\.txt: no such file"):
-        convert_pairs(tmp_path / "pairs.txt", tmp_path / "new.jsonl", tiny.wordpiece)
+    with pytest.raises(InputError, match=r"none\.txt: no such file"):
+        convert_pairs(tmp_path / "none.txt", tmp_path / "new.jsonl", tiny.wordpiece)
 
 
-def test_the_script_says_what_it_wrote_and_dropped(tmp_path):
+def test_the_command_says_what_it_wrote_and_dropped(tmp_path, monkeypatch, capsys):
     pairs = [{"context": "A cat.", "question": "What?", "answer": answer} for answer in ("cat", "dog", "cow")]
     (tmp_path / "pairs.txt").write_text("\n".join(map(json.dumps, pairs)))
     output = tmp_path / "pairs.jsonl"
-    ended = run_script(SCRIPT, str(tmp_path / "pairs.txt"), str(output))
-    assert ended.stdout.splitlines()[-2:] == [f"{output}: 1 pairs", "dropped: 2 (answer not in the context)"]
+    monkeypatch.setattr(sys, "argv", ["convert", str(tmp_path / "pairs.txt"), str(output)])
+    convert_command.convert()
+    assert capsys.readouterr().out.splitlines() == [f"{output}: 1 pairs", "dropped: 2 (answer not in the context)"]

@@ -98,6 +98,7 @@ def test_articles_are_held_out_whole(articles, fraction):
     if len(held) < aim and len({e.article for e in kept}) > 1:
         assert min(counts[e.article] for e in kept) + len(held) > 2 * aim
     assert len(held) - max(counts[e.article] for e in held) < aim
+    assert {e.article for e in hold_out_articles(examples[::-1], fraction)[1]} == {e.article for e in held}
 
 
 def test_an_article_that_is_much_too_large_is_kept():
@@ -106,17 +107,6 @@ def test_an_article_that_is_much_too_large_is_kept():
     assert len(hold_out_articles(examples, 0.1)[0]) == 1000
     two_articles = questions(["a"] * 60 + ["b"] * 40)
     assert {e.article for e in hold_out_articles(two_articles, 0.1)[1]} == {"b"}
-
-
-def test_the_choice_of_articles_does_not_depend_on_the_order_of_the_questions():
-    examples = questions(list("aabbccddeeff"))
-    held = {e.article for e in hold_out_articles(examples, 0.4)[1]}
-    assert {e.article for e in hold_out_articles(examples[::-1], 0.4)[1]} == held
-
-
-def test_a_single_article_cannot_be_split():
-    with pytest.raises(InputError, match=r"data\.holdout_fraction.*single article.*data\.eval"):
-        hold_out_articles(questions(["t"] * 5), 0.2)
 
 
 @given(SEVERAL_ARTICLES)
@@ -177,7 +167,9 @@ def test_questions_that_tie_most_texts_to_each_other_do_not_decide_the_split():
     assert len(first) == len(second) == 150
 
 
-def test_a_single_text_cannot_be_halved():
+def test_a_single_article_or_text_cannot_be_split():
+    with pytest.raises(InputError, match=r"data\.holdout_fraction.*single article.*data\.eval"):
+        hold_out_articles(questions(["t"] * 5), 0.2)
     with pytest.raises(InputError, match=r"eval\.select_on: all questions are about one text"):
         halves(questions(["t"] * 5))
 

@@ -1,8 +1,5 @@
 """Damaged and unusual Arrow and Parquet data: read, or refused in one line."""
 
-import json
-
-import datasets
 import pyarrow as pa
 import pytest
 
@@ -45,12 +42,6 @@ def test_other_kinds_of_strings(save, write, column):
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_columns_that_are_not_read_may_hold_anything(save, write):
-    table = TABLE.append_column("more", pa.array([b"\xff", None])).append_column("more", pa.array([1, 2]))
-    assert read_examples(save(write(table)), training=True) == EXAMPLES
-
-
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 def test_more_rows_than_are_converted_at_a_time(save, write):
     examples = read_examples(save(write(pa.Table.from_pylist(questions(3000)))), training=True)
     assert [example.id for example in examples] == [f"q{i}" for i in range(3000)]
@@ -89,24 +80,3 @@ def test_a_stream_that_is_cut_off_between_its_batches(save):
     content = sink.getvalue().to_pybytes()
     assert read_examples(save(content), training=True) == EXAMPLES
     assert "damaged data file (it is cut off)" in refused(save(content[:whole]))
-
-
-# Saved data sets
-
-
-@pytest.fixture
-def folder(tmp_path):
-    datasets.Dataset.from_list(questions()).save_to_disk(tmp_path / "saved", num_shards=2)
-    return tmp_path / "saved"
-
-
-def test_a_saved_data_set_is_read_in_the_order_of_its_state(folder):
-    assert read_examples(str(folder), training=True) == EXAMPLES
-    change_state(folder, lambda state: state["_data_files"].reverse())
-    assert read_examples(str(folder), training=True) == EXAMPLES[::-1]
-
-
-def change_state(folder, change):
-    state = json.loads((folder / "state.json").read_text())
-    change(state)
-    (folder / "state.json").write_text(json.dumps(state))

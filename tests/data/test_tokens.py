@@ -1,19 +1,18 @@
 """Tokens in bounded memory, and the characters that each of them reads."""
 
-import copy
 import tempfile
 import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from swep_ds.data import features, tokens
+from swep_ds.data import features
+from swep_ds.data import windows as windows_module
 from swep_ds.data.features import build_features
 from swep_ds.data.tokens import TextTokens
-from swep_ds.data.windows import Template, WindowSettings
+from swep_ds.data.windows import WindowSettings
 from tests.support import tiny
 
 LONG = " ".join(tiny.SENTENCES * 60)
@@ -37,8 +36,7 @@ def test_bounds_do_not_show_in_the_windows(kind, training, task, monkeypatch):
 
     expected, sums = windows()
     assert len(sums) == 1
-    monkeypatch.setattr(tokens, "CHARACTERS_AT_A_TIME", 300)
-    monkeypatch.setattr(tokens, "EXAMPLES_AT_A_TIME", 3)
+    monkeypatch.setattr(windows_module, "EXAMPLES_AT_A_TIME", 3)
     monkeypatch.setattr(features, "TOKENS_AT_A_TIME", 300)
     rows, sums = windows()
     assert rows == expected
@@ -59,24 +57,6 @@ def test_memory_does_not_grow_with_tokens_times_windows(tmp_path, monkeypatch):
         tracemalloc.stop()
         assert len(built.dataset) > 2400
         assert peak < 20 * 2**20
-
-
-def test_the_template_is_read_off_the_beginning_of_a_context(monkeypatch):
-    """A context of megabytes is not encoded three times more for it."""
-    encoded = []
-
-    class Counting:
-        def encode(self, *texts, **options):
-            encoded.append(sum(map(len, texts)))
-            return tiny.wordpiece().backend_tokenizer.encode(*texts, **options)
-
-    long = tiny.example("When?", LONG * 10, "1998")
-    short = Template.learn(tiny.wordpiece().backend_tokenizer, tiny.example("When?", tiny.SENTENCES[3], "1998"))
-    learned = Template.learn(Counting(), long)
-    assert max(encoded) <= 2000
-    assert all(map(np.array_equal, short, learned))
-    blank = tiny.Example("q", "When?", "\u200b" * 3000 + "1998", ("1998",), (3000, 3004), "a")
-    assert all(map(np.array_equal, short, Template.learn(copy.deepcopy(tiny.wordpiece().backend_tokenizer), blank)))
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,9 @@ def test_a_special_token_that_a_text_spells_out_is_text(make):
     assert not {*tokens.ids.tolist()} & specials
     marker = tokenizer.convert_tokens_to_ids("<hl>")
     assert marker in cutter.encode("an abbot <hl> from").ids
-    [(_, _, contexts, [(question, _)])] = cutter.tokenise([example])
-    assert contexts[text].ids.tolist() == tokens.ids.tolist()
-    assert not {*question.tolist()} & specials
+    [[question]] = cutter.tokenise([example])
+    assert question.context.ids.tolist() == tokens.ids.tolist()
+    assert not {*question.ids.tolist()} & specials
     covered = {place for start, end in zip(tokens.starts, tokens.ends, strict=True) for place in range(start, end)}
     assert covered >= {place for place, character in enumerate(text) if character != " "}
 

@@ -42,52 +42,43 @@ def corpus(domain: str, split: Literal["train", "test"], unanswerable: bool = Fa
     """The quick-start corpus of one domain in SQuAD's layout.
 
     Args:
-        domain: one of `DOMAINS`. Only the source, "encyclopedia", has a "train" split.
-        split: "train" (about 7,000 questions) or "test" (about 450).
+        domain: one of `DOMAINS`.
+        split: "train" (about 7,000 questions; only of the source) or "test" (about 450).
         unanswerable: gives each passage one more question, which it does not answer, and adds passages of at most two
             sentences. The other passages and questions are those without it.
-
-    Each question has one answer or, with `is_impossible`, none.
 
     Raises KeyError: there is no such domain, or no such split of it.
     """
     if domain not in DOMAINS or split not in _ARTICLES or (split == "train" and domain != SOURCE):
         raise KeyError(f"no quick-start corpus {domain}.{split}: only {SOURCE!r} has a train split")
-    kinds, name = load_kinds(domain), f"{domain}-{split}"
+    kinds = load_kinds(domain)
     world = World(random.Random(f"swep-ds quickstart {domain} {split}"), split)
     articles = []
     for number in range(_ARTICLES[split]):
         passage = write_passage(kinds[number % len(kinds)], world)
         articles.append((passage, write_questions(passage, world, 4)))
-    impossible = [[] for _ in articles]
+    impossible: list[str | None] = [None] * len(articles)
     if unanswerable:
-        # random numbers of their own, so that what stands above is the same with them and without
+        # with an rng of their own, so that what stands above is the same with them and without
         world = World(random.Random(f"swep-ds quickstart unanswerable {domain} {split}"), split)
         for number in range(_SHORT_ARTICLES[split]):
             passage = write_passage(kinds[number % len(kinds)], world, most=2)
             articles.append((passage, write_questions(passage, world, 2)))
-        impossible = [[write_unanswerable(passage, kinds, world)] for passage, _ in articles]
-    data = [
-        _article(f"{name}-{number:04d}", *article, unanswered)
-        for number, (article, unanswered) in enumerate(zip(articles, impossible, strict=True))
-    ]
+        impossible = [write_unanswerable(passage, kinds, world) for passage, _ in articles]
+    data = []
+    for number, ((passage, questions), unanswered) in enumerate(zip(articles, impossible, strict=True)):
+        data.append(_article(f"{domain}-{split}-{number:04d}", passage, questions, unanswered))
     return {"version": f"swep-ds quickstart {2 if unanswerable else 1}", "data": data}
 
 
-def _article(name: str, passage: Passage, questions: list[tuple[str, Mention]], unanswered: list[str]) -> dict:
-    """A SQuAD article of one paragraph. `unanswered`: questions that the passage does not answer."""
+def _article(name: str, passage: Passage, questions: list[tuple[str, Mention]], unanswered: str | None) -> dict:
+    """A SQuAD article of one paragraph. `unanswered`: a question that the passage does not answer."""
     text = passage.text
-    qas = [
-        {
-            "id": f"{name}-{letter}",
-            "question": question,
-            "answers": [{"text": text[answer.start : answer.end], "answer_start": answer.start}],
-        }
-        for letter, (question, answer) in zip("abcd", questions, strict=False)
-    ]
-    qas += [
-        {"id": f"{name}-{letter}", "question": question, "answers": [], "is_impossible": True}
-        for letter, question in zip("z", unanswered, strict=False)
-    ]
+    qas: list[dict] = []
+    for letter, (question, answer) in zip("abcd", questions, strict=False):
+        answers = [{"text": text[answer.start : answer.end], "answer_start": answer.start}]
+        qas.append({"id": f"{name}-{letter}", "question": question, "answers": answers})
+    if unanswered:
+        qas.append({"id": f"{name}-z", "question": unanswered, "answers": [], "is_impossible": True})
     title = f"{passage.kind.title}: {', '.join(record['name'] for record in passage.records)}"
     return {"title": title, "paragraphs": [{"context": text, "qas": qas}]}

@@ -46,7 +46,8 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
     """
     console = Console(quiet=not ranks.is_main())
     examples = ranks.on_all_ranks(lambda: _read(source, max_examples, settings, console))
-    chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK))
+    chunks = ranks.on_all_ranks(lambda: Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK)))
+    reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
 
     def take() -> tuple[dict[str, Any], list[int]]:
         setup = {"model": model_name, "files": model_checksum(model_name, "--model")}
@@ -54,13 +55,6 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
         return setup, chunks.take(setup)
 
     setup, missing = ranks.from_rank0(take)
-    try:
-        reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
-    except InputError:
-        if ranks.is_main():
-            chunks.leave()
-        raise
-    write_on_rank0(lambda: chunks.begin(setup), output)
     done = chunks.count - len(missing)
     if done:
         console.print(f"resuming: {done} of {chunks.count} chunks are done")

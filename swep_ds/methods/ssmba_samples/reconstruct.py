@@ -195,8 +195,8 @@ class Reconstructor:
             yield Row(
                 sample,
                 owned,
-                ids=np.concatenate(template.pieces(question, context)),
-                types=template.type_ids([len(question)], [len(context)]),
+                ids=template.input_ids(question, context),
+                types=template.type_ids(len(question), len(context)),
                 positions=np.where(selected < asked, in_question, in_context),
             )
 

@@ -42,7 +42,6 @@ def test_chunks_become_the_output_in_their_order(tmp_path):
     output = tmp_path / "new" / "out.json"
     chunks = Chunks(output, 3)
     assert chunks.take(SETUP) == [0, 1, 2]
-    chunks.begin(SETUP)
     for number in (2, 0, 1):
         articles = [{"title": str(number), "paragraphs": []}, ARTICLE]
         chunks.write(number, {"articles": articles, "counts": {"kept": number}})
