@@ -71,7 +71,7 @@ class TrainedRun:
     @property
     def perturbs(self) -> bool:
         """Whether `perturb` works: the method changes word embeddings, and does so outside of training, too."""
-        return self.recipe.method.needs != "gradient" and any(step.perturb for step in self.method.passes(0.0))
+        return not self.recipe.method.needs_gradient and any(step.perturb for step in self.method.passes(0.0))
 
     def test_examples(self, name: str | None = None) -> list[Example]:
         """The questions that the run answered of one of its test sets; None names the first, the source domain.
@@ -130,7 +130,7 @@ class TrainedRun:
         """As `perturb`, with several draws of the noise, made one by one; the model runs once for all of them."""
         if not self.perturbs:
             method = self.recipe.method
-            why = "its perturbation is a part of training" if method.needs == "gradient" else "it perturbs nothing"
+            why = "its perturbation is a part of training" if method.needs_gradient else "it perturbs nothing"
             raise InputError(
                 f"{self.folder}: trained by {method.name}: {why}: name a run of swep, prior_aug or the like"
             )

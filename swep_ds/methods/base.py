@@ -52,7 +52,7 @@ class MicroStep:
     update: the update's number, from 0; keys the noise.
     progress: share of all updates already done, in [0, 1), for schedules.
     part: which micro-step of `split` execution (`Objective.parts`); None = all passes, as in `joint`.
-    carried: what the micro-steps before left.
+    carried: what the micro-steps before it left.
     measure: whether to compute statistics of the noise as well.
     compare: whether to compare the noise with other noise as well (`Perturbed.compare`), which runs the model.
     """
@@ -205,16 +205,10 @@ def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float,
         parameters: what is learned, as `swep_ds.kernels.perturb` takes it; None for "prior".
         mode: of `swep_ds.kernels.MODES`.
     """
-    return perturb(
-        inputs.embeddings,
-        parameters,
-        inputs.batch.padding_mask,
-        inputs.batch.sample_id,
-        seed=inputs.key.seed,
-        draw=inputs.key.draw,
-        prior_variance=prior_variance,
-        mode=mode,
-    )
+    batch = inputs.batch
+    key = {"seed": inputs.key.seed, "draw": inputs.key.draw}
+    tensors = (inputs.embeddings, parameters, batch.padding_mask, batch.sample_id)
+    return perturb(*tensors, **key, prior_variance=prior_variance, mode=mode)
 
 
 def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:

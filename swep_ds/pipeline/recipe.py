@@ -196,7 +196,7 @@ class Recipe(Section):
                 for name in languages
             ),
             (
-                train.execution == "joint" and method.needs == "gradient",
+                train.execution == "joint" and method.needs_gradient,
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
                 "pass for the next: set it to split",
             ),

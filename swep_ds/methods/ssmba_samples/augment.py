@@ -46,6 +46,7 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
     """
     console = Console(quiet=not ranks.is_main())
     examples = ranks.on_all_ranks(lambda: _read(source, max_examples, settings, console))
+    reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
     chunks = Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK))
 
     def take() -> tuple[dict[str, Any], list[int]]:
@@ -54,12 +55,6 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
         return setup, chunks.take(setup)
 
     setup, missing = ranks.from_rank0(take)
-    try:
-        reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
-    except InputError:
-        if ranks.is_main():
-            chunks.leave()
-        raise
     write_on_rank0(lambda: chunks.begin(setup), output)
     done = chunks.count - len(missing)
     if done:
@@ -81,16 +76,15 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
 
 
 def _read(source: str, limit: int | None, settings: AugmentSettings, console: Console) -> list[Example]:
+    repeated = settings.repeated_answers
     try:
-        repeated = settings.repeated_answers != "error"
-        examples = read_examples(source, training=True, unanswerable=True, repeated=repeated)
+        examples = read_examples(source, training=True, unanswerable=True, repeated=repeated != "error")
     except InputError as error:
         raise InputError(f"--data: {error}") from None
-    examples, count = settle_repeated(examples, settings.repeated_answers)
+    examples, count = settle_repeated(examples, repeated)
     if count:
         console.print(
-            f"{count} questions have an answer that occurs several times in its context "
-            f"(--repeated_answers {settings.repeated_answers})"
+            f"{count} questions have an answer that occurs several times in its context (--repeated_answers {repeated})"
         )
     # a corrupted text may begin to answer a question, or cease to: only an answer that is kept says which
     answerable = [example for example in examples if example.answers]
