@@ -94,8 +94,10 @@ def default_tile(arch: str, direction: str, d: int, warp_size: int) -> Tile:
     if cols < 8:
         cols = 1 << (quarter - 1).bit_length()
     cols = min(cols, 2 * warp_size)
-    capped = direction == "forward" and arch.startswith(("sm_8", "sm_9"))
-    return Tile(8 * warp_size // cols, cols, 1, 128 if capped else None)
+    shape = Tile(8 * warp_size // cols, cols, 1)
+    if direction == "forward" and arch.startswith(("sm_8", "sm_9")):
+        return shape._replace(maxnreg=128)
+    return shape
 
 
 def tile(arch: str, direction: str, d: int, itemsize: int, warp_size: int) -> Tile:
@@ -104,13 +106,17 @@ def tile(arch: str, direction: str, d: int, itemsize: int, warp_size: int) -> Ti
     if itemsize <= 2:
         return wide
     # four bytes an element: half as many counters fill the same 128-bit accesses
-    return wide._replace(rows=wide.rows // 2) if wide.rows > 1 else wide._replace(cols=wide.cols // 2)
+    if wide.rows > 1:
+        return wide._replace(rows=wide.rows // 2)
+    return wide._replace(cols=wide.cols // 2)
 
 
 def launch_options(shape: Tile) -> dict[str, int | bool]:
     """What Triton takes to compile and launch a kernel with a tile, in addition to its constants."""
     options = {"num_warps": shape.warps, "enable_fp_fusion": True}  # fusion's default changed, and bits with it
-    return options if shape.maxnreg is None else options | {"maxnreg": shape.maxnreg}
+    if shape.maxnreg is not None:
+        options["maxnreg"] = shape.maxnreg
+    return options
 
 
 def constants(shape: Tile, math_kind: str, d: int, mode: Mode, has_mask: bool, key_on_device: bool) -> dict:
@@ -161,7 +167,10 @@ def forward(
     *key, on_device = _key(seed, draw, device)
     options = _options("forward", device, embeddings.element_size(), d, mode, mask is not None, on_device) | overrides
     # what is None is not read
-    params, mask = (embeddings if x is None else x for x in (params, mask))
+    if params is None:
+        params = embeddings
+    if mask is None:
+        mask = embeddings
     scalars = (1.0 / alpha, 0.5 * math.log2(alpha), mode.fixed_sigma(alpha), mode.fixed_kl(alpha), length)
     strides = (*embeddings.stride(), *params.stride(), *mask.stride()[:2], sample_ids.stride(0))
     if "maxnreg" in options and max(strides) >= 2**31:  # 64-bit strides would spill under the cap
@@ -185,8 +194,11 @@ def backward(
     options = _options("backward", device, embeddings.element_size(), d, mode, mask is not None, on_device) | overrides
     params_out = grad_params
     if not mode.needs_params:  # neither read nor written then
-        params, params_out, grad_kl = embeddings, grad_embeddings, embeddings
-    mask = embeddings if mask is None else mask  # not read then
+        params = embeddings
+        params_out = grad_embeddings
+        grad_kl = embeddings
+    if mask is None:
+        mask = embeddings
     scalars = (1.0 / alpha, 0.5 * math.log2(alpha), mode.fixed_sigma(alpha), length)
     strides = (*grad_perturbed.stride(), *grad_kl.stride()[:2], *embeddings.stride(), *params.stride())
     tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, grad_embeddings, params_out)

@@ -160,7 +160,9 @@ class Objective(nn.Module):
             if noise.measure is not None:
                 values |= noise.measure()
         for name, value in values.items():
-            share = batch.weight if value.dim() == 1 else batch.attention_mask * batch.token_weight[:, None]
+            share = batch.weight
+            if value.dim() == 2:
+                share = batch.attention_mask * batch.token_weight[:, None]
             statistics[name] = (value * share).sum()
         return statistics
 

@@ -121,15 +121,6 @@ def test_noise_does_not_depend_on_the_tile():
     torch.testing.assert_close(other[1], usual[1], rtol=1e-5, atol=1e-5)  # summed in another order
 
 
-def test_noise_follows_the_sample_not_the_batch():
-    (embeddings, params, mask, ids), grads = batch(3, 7)
-    mask = torch.ones_like(mask)
-    usual = run(triton_impl, (embeddings, params, mask, ids), grads)
-    order = torch.tensor([2, 0], device=DEVICE)
-    cut = (*(x[order, :5] for x in (embeddings, params, mask)), ids[order])
-    assert_same(run(triton_impl, cut, [g[order, :5] for g in grads]), [x[order, :5] for x in usual])
-
-
 def test_new_draw_new_noise_and_keys_on_the_device():
     (embeddings, params, mask, ids), grads = batch(1, 3)
     inputs = (embeddings, params, torch.ones_like(mask), ids)

@@ -13,27 +13,18 @@ from tests.support import tiny_batches
 from tests.support.tiny_objective import MEASURED, objective
 
 
-def test_prior_initialisation_starts_at_the_prior():
-    torch.manual_seed(0)
-    module = NoiseGenerator(SwepSettings(), 24, 16)
-    assert module(torch.randn(5, 7, 24)).abs().max() < 0.02
-
-
 @pytest.mark.parametrize("mean", [1.0, 0.0])
-def test_default_initialisation_is_pytorchs(mean):
+def test_the_generator_starts_at_the_prior_or_as_pytorch_does_with_the_papers_number_of_parameters(mean):
+    hidden = torch.randn(5, 7, 24)
+    assert NoiseGenerator(SwepSettings(), 24, 16)(hidden).abs().max() < 0.02
     torch.manual_seed(0)
     module = NoiseGenerator(SwepSettings(initialisation="default", prior_variance=0.3), 24, 16, mean)
     torch.manual_seed(0)
     pytorchs = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 32))
-    hidden = torch.randn(5, 7, 24)
     mu, log_variance = module(hidden).chunk(2, -1)
     torch.testing.assert_close(torch.cat([mean + mu, math.log(0.3) + log_variance], -1), pytorchs(hidden))
-
-
-@pytest.mark.parametrize("d", [16, 48])
-def test_extra_parameters_are_the_papers(d):
-    module = NoiseGenerator(SwepSettings(), d, d)
-    assert sum(p.numel() for p in module.parameters()) == 3 * d**2 + 3 * d
+    square = NoiseGenerator(SwepSettings(), 48, 48)
+    assert sum(p.numel() for p in square.parameters()) == 3 * 48**2 + 3 * 48
 
 
 @pytest.mark.parametrize(
@@ -61,13 +52,9 @@ def test_a_target_is_in_the_unit_of_the_kl_that_is_weighed(reduction, watched):
 
 
 def test_official_order_of_passes():
-    module = Swep(SwepSettings(separate_hidden_pass=True), 16, 16)
-    passes = module.passes(0.0)
-    assert [(p.name, p.weight, p.keeps_hidden) for p in passes] == [
-        ("hidden", 0.0, True),
-        ("noisy", 0.5, False),
-        ("clean", 0.5, False),
-    ]
+    passes = Swep(SwepSettings(separate_hidden_pass=True), 16, 16).passes(0.0)
+    shown = [(p.name, p.weight, p.keeps_hidden) for p in passes]
+    assert shown == [("hidden", 0.0, True), ("noisy", 0.5, False), ("clean", 0.5, False)]
 
 
 def test_remark_where_the_kl_of_a_window_names_no_span():

@@ -52,21 +52,16 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Text:
-    """A text of T tokens, without special ones around them.
-
-    ids: [T] int64.
-    starts, ends: [T] int64, a token's characters [start, end) without white space around them.
-    eligible: [T] bool, whether a token may be corrupted: not white space, no byte of a character that several tokens
-        share, and no part of a protected answer.
-    answer: its characters [start, end); None for a question.
-    """
+    """A text of T tokens, without special ones around them."""
 
     text: str
-    ids: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
+    ids: np.ndarray  # [T] int64
+    starts: np.ndarray  # [T] int64, a token's first character, without white space
+    ends: np.ndarray  # [T] int64, the character after its last one, without white space
+    # [T] bool, whether a token may be corrupted: not white space, no byte of a character that several tokens share, and
+    # no part of a protected answer
     eligible: np.ndarray
-    answer: tuple[int, int] | None
+    answer: tuple[int, int] | None  # its characters [start, end); None for a question
 
     @classmethod
     def of(cls, text: str, encoding: Encoding, answer: tuple[int, int] | None, *, protected: bool = True) -> "Text":
@@ -116,7 +111,7 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
     Returns:
         The new text and the character where the answer begins in it, or would begin if none of it was replaced.
     """
-    answer_start, answer_end = text.answer or (-1, -2)
+    answer_start, answer_end = text.answer or (-1, -2)  # a question: no token is at its answer
     start = max(answer_start, 0)
     changed = predicted != text.ids[positions]
     replacements = dict(zip(positions[changed].tolist(), predicted[changed].tolist(), strict=True))

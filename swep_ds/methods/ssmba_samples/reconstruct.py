@@ -38,22 +38,16 @@ class AugmentSettings:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One corruption of a question and its context. Positions count the question's tokens, then the context's.
-
-    ids: [T] int64, corrupted.
-    selected: [S] int64, the positions of the tokens to predict, ascending.
-    uniforms: [S] float64 in [0, 1), for the draws.
-    predicted: [S] int64, which the model fills in.
-    """
+    """One corruption of a question and its context. Positions count the question's tokens, then the context's."""
 
     example: Example
     question: Text
     context: Text
     number: int
-    ids: np.ndarray
-    selected: np.ndarray
-    uniforms: np.ndarray
-    predicted: np.ndarray
+    ids: np.ndarray  # [T] int64, corrupted
+    selected: np.ndarray  # [S] int64, the positions of the tokens to predict, ascending
+    uniforms: np.ndarray  # [S] float64 in [0, 1), for the draws
+    predicted: np.ndarray  # [S] int64, which the model fills in
 
     @property
     def changed(self) -> np.ndarray:

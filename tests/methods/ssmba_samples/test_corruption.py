@@ -52,16 +52,7 @@ def byte_bpe() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
 
 
-@functools.cache
-def unigram() -> PreTrainedTokenizerFast:
-    words = ["▁", "▁the", "▁monastery", "▁all", "the", "all", "ri", ";"]
-    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in [*SPECIAL.values(), *words]], unk_id=0))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
-
-
-EXACT = {"exact wordpiece": wordpiece, "exact byte_bpe": byte_bpe, "exact unigram": unigram}
+EXACT = {"exact wordpiece": wordpiece, "exact byte_bpe": byte_bpe}
 VOCABULARIES = {kind: Vocabulary(make()) for kind, make in (tiny.TOKENIZERS | EXACT).items()}
 
 
@@ -225,15 +216,8 @@ BYTE_LEVEL = [
     ("It was the", [("It", "Ġmonastery")], "monastery was the"),  # no space at the beginning
     ("It\n was the", [("was", "all")], "It\nall the"),  # a line break is a token of its own
 ]
-SENTENCE_PIECES = [
-    ("all monastery", [("monastery", "ri")], "allri"),
-    ("monastery all", [("monastery", "the")], "the all"),
-    ("monastery; all", [(";", "▁monastery")], "monastery monastery all"),
-    ("all the", [("the", "▁monastery")], "all monastery"),
-]
 SPLICES = [("wordpiece", *case) for case in WORD_PIECES]
 SPLICES += [("byte_bpe", *case) for case in BYTE_LEVEL]
-SPLICES += [("unigram", *case) for case in SENTENCE_PIECES]
 
 
 @pytest.mark.parametrize(("kind", "text", "exchanges", "expected"), SPLICES)
