@@ -2,10 +2,11 @@
 
 from unittest import mock
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.methods import METHODS, nearest
@@ -21,7 +22,7 @@ def by_loop(vector: np.ndarray, word: int, table: np.ndarray) -> bool:
     return any(vector @ row > vector @ table[word] for row in table)
 
 
-@settings(max_examples=30)
+@hypothesis.settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 30))
 def test_the_nearest_word_is_that_of_a_loop(seed, chunk, vocabulary):
     rng = np.random.default_rng(seed)
@@ -32,24 +33,30 @@ def test_the_nearest_word_is_that_of_a_loop(seed, chunk, vocabulary):
     assert words.tolist() == (vectors @ table.T).argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("method", PERTURBING)
-def test_measuring_changes_nothing(method):
-    """Loss, gradients and random state bit by bit, with dropout."""
+MEASURING = [(method, {}) for method in PERTURBING]
+MEASURING += [("swep", {"architecture": "t5", "noise": "shuffled"}), ("swep", {"separate_hidden_pass": True})]
+
+
+@pytest.mark.parametrize(("method", "settings"), MEASURING)
+def test_measuring_changes_nothing(method, settings):
+    """Loss, gradients, mode and random state bit by bit, with dropout."""
     batch, seen = tiny_batches.batch(), []
+    if "architecture" in settings:
+        batch = tiny_batches.generative()
     for measured in (False, True):
-        module = objective(method, dropout=0.1)
+        module = objective(method, dropout=0.1, **settings)
         torch.manual_seed(3)
-        total = []
-        for loss, _, statistics in split(module, batch, measure=measured):
-            total.append(loss.item())
+        losses, statistics = [], {}
+        for loss, _, values in split(module, batch, measure=measured):
+            losses.append(loss.item())
             loss.backward()
-            names = statistics.keys()  # the last pass, the noisy one, has them
-        assert ("words_changed" in names) == measured
-        seen.append((total, torch.get_rng_state(), {n: p.grad for n, p in module.named_parameters()}))
-    (losses, state, left), (measured_losses, measured_state, right) = seen
-    assert losses == measured_losses
-    assert torch.equal(state, measured_state)
-    assert all(torch.equal(left[name], right[name]) for name in left if left[name] is not None)
+            statistics |= values
+        assert ("words_changed" in statistics) == measured
+        assert ("guess_nll_shuffled" in statistics) == (measured and method == "swep")
+        assert all(part.training for part in module.modules())
+        gradients = [None if p.grad is None else p.grad.tolist() for p in module.parameters()]
+        seen.append((losses, torch.get_rng_state().tolist(), gradients))
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("architecture", ["electra", "bart"])

@@ -14,7 +14,7 @@ import torch
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.methods.ssmba_samples import corruption
-from swep_ds.methods.ssmba_samples.corruption import Text, splice
+from swep_ds.methods.ssmba_samples.corruption import splice
 from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings, Reconstructor
 from tests.support import tiny, tiny_masked_lm
 
@@ -60,66 +60,44 @@ def reconstructor(models, kind: str = "wordpiece", table: torch.Tensor | None = 
     return reconstruct
 
 
-def texts_of(reconstruct: Reconstructor) -> list[tuple[Text, Text]]:
-    def encoded(text: str):
-        return reconstruct.backend.encode(text, add_special_tokens=False)
-
-    return [
-        (Text.of(e.question, encoded(e.question), None), Text.of(e.context, encoded(e.context), e.span))
-        for e in EXAMPLES
-    ]
-
-
 def read(articles: list[dict], tmp_path) -> list[Example]:
     (tmp_path / "samples.json").write_text(json.dumps({"data": articles}))
     return read_examples(str(tmp_path / "samples.json"), training=True)  # which checks every offset
 
 
+@pytest.mark.parametrize("protect", [True, False])
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
-def test_samples_of_all_kinds_of_tokenizers(models, kind, tmp_path):
-    reconstruct = reconstructor(models, kind)
+def test_samples_of_all_kinds_of_tokenizers(models, kind, protect, tmp_path):
+    reconstruct = reconstructor(models, kind, protect_answer=protect)
     articles, counts = reconstruct(EXAMPLES)
     assert [article["title"] for article in articles] == ["first", "second", "third"]
-    samples = read(articles, tmp_path)
-    originals = {example.id: example for example in EXAMPLES}
-    for sample in samples:
-        original = originals[sample.id.partition("-")[0]]
-        begin, end = original.span
-        assert sample.answers == (original.context[begin:end],)
-        assert sample.article == original.article
-        assert (sample.question, sample.context) != (original.question, original.context)
-    everything = [f"{example.id}-ssmba{number}" for example in EXAMPLES for number in range(8)]
-    ids = [sample.id for sample in samples]
-    assert ids == [name for name in everything if name in set(ids)]  # in their order
-    assert len(ids) == counts["kept"] == 40 - counts["unchanged"] - counts["repeated"]
-    assert {sample.id.partition("-")[0] for sample in samples} >= {"a", "b", "c", "d"}
-    assert len({(s.id.partition("-")[0], s.question, s.context) for s in samples}) == len(samples)
-
-    # a quarter of what may be corrupted, to rounding: 40 samples, each off by 0.5 tokens at most on average
-    texts = [text for sample in reconstruct._corrupted(EXAMPLES) for text in (sample.question, sample.context)]
-    assert counts["tokens"] == sum(len(text.ids) for text in texts)
-    assert counts["corrupted"] == pytest.approx(0.25 * sum(int(text.eligible.sum()) for text in texts), abs=20)
-    assert 0.5 * counts["corrupted"] < counts["changed"] <= counts["corrupted"]
-
-
-@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
-def test_unprotected_answers_are_corrupted_and_samples_that_lose_them_dropped(models, kind, tmp_path):
-    reconstruct = reconstructor(models, kind, protect_answer=False)
-    articles, counts = reconstruct(EXAMPLES)
     samples = read(articles, tmp_path)  # an answer that were not at its offset would be refused
     originals = {example.id: example for example in EXAMPLES}
     for sample in samples:
         original = originals[sample.id.partition("-")[0]]
         assert sample.answers == (original.context[slice(*original.span)],)
-    assert len(samples) == counts["kept"] == 40 - counts["lost"] - counts["unchanged"] - counts["repeated"]
-    lost = 0
+        assert sample.article == original.article
+        assert (sample.question, sample.context) != (original.question, original.context)
+    everything = [f"{example.id}-ssmba{number}" for example in EXAMPLES for number in range(8)]
+    ids = [sample.id for sample in samples]
+    assert ids == [name for name in everything if name in set(ids)]  # in their order
+    assert len(ids) == counts["kept"] == 40 - counts["lost"] - counts["unchanged"] - counts["repeated"]
+    assert len({(s.id.partition("-")[0], s.question, s.context) for s in samples}) == len(samples)
+    tokens, eligible, lost = 0, 0, 0
     for sample in reconstruct._corrupted(EXAMPLES):
+        tokens += len(sample.ids)
+        eligible += int(sample.question.eligible.sum() + sample.context.eligible.sum())
         begin, end = sample.example.span
         in_answer = np.flatnonzero((sample.context.starts < end) & (sample.context.ends > begin))
-        assert sample.context.eligible[in_answer].any()
+        assert sample.context.eligible[in_answer].any() != protect
         reconstruct._predict([sample])
         lost += bool(set(in_answer + len(sample.question.ids)) & set(sample.changed))
-    assert counts["lost"] == lost > 0
+    assert counts["lost"] == lost
+    assert (lost == 0) == protect
+    assert counts["tokens"] == tokens
+    # a quarter of what may be corrupted, to rounding: 40 samples, each off by 0.5 tokens at most on average
+    assert counts["corrupted"] == pytest.approx(0.25 * eligible, abs=20)
+    assert 0.5 * counts["corrupted"] < counts["changed"] <= counts["corrupted"]
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
@@ -135,12 +113,12 @@ def test_every_token_is_predicted_at_its_own_place(models, kind, monkeypatch, tm
     articles, counts = reconstruct(EXAMPLES)
     samples = {sample.id: sample for sample in read(articles, tmp_path)}
     assert counts["kept"] == len(EXAMPLES)
-    for example, pair in zip(EXAMPLES, texts_of(reconstruct), strict=True):
+    for given in reconstruct._corrupted(EXAMPLES):
         expected = []
-        for text, most in zip(pair, (reconstruct.room // 2, None), strict=True):
-            at = np.flatnonzero(text.eligible[:most])
+        for text in (given.question, given.context):
+            at = np.flatnonzero(text.eligible)
             expected.append(splice(text, at, after[text.ids[at]], reconstruct.vocabulary)[0])
-        sample = samples[f"{example.id}-ssmba0"]
+        sample = samples[f"{given.example.id}-ssmba0"]
         assert [sample.question, sample.context] == expected
 
 
@@ -149,9 +127,8 @@ def test_dropped_samples_are_counted_by_reason(models, monkeypatch):
     monkeypatch.setattr(corruption, "RANDOM", 0.0)
     size = len(tiny.wordpiece())
     echo = reconstructor(models, table=1e4 * torch.eye(size), share=1.0)
-    assert echo(EXAMPLES[:2])[1] | {"tokens": 0, "corrupted": 0} == {
-        "unchanged": 16, "changed": 0, "tokens": 0, "corrupted": 0
-    }  # fmt: skip
+    counts = echo(EXAMPLES[:2])[1]
+    assert (counts["unchanged"], counts["changed"], counts["kept"]) == (16, 0, 0)
     always = torch.zeros(size, size)
     always[:, int(echo.vocabulary.candidates[3])] = 1e4
     articles, counts = reconstructor(models, table=always, share=1.0)(EXAMPLES[:2])
