@@ -64,12 +64,3 @@ MODES = {
     "no_eps": Mode(learned_sigma=False, draws=False),
     "prior": Mode(learned_mu=False, learned_sigma=False),
 }
-
-
-def elements_moved(direction: str, mode: Mode) -> tuple[int, int]:
-    """Elements that a fused kernel has to read and to write for each element of [N, T, d]."""
-    params = mode.learned_mu + mode.learned_sigma
-    if direction == "forward":
-        return 1 + params, 1
-    reads_embeddings = mode.needs_params and not mode.additive
-    return 1 + reads_embeddings + params, 3 if mode.needs_params else 1

@@ -5,15 +5,50 @@ go straight to an autograd function; under `torch.compile` and `torch.export` th
 operators `swep_ds::perturb` and `swep_ds::perturb_backward`.
 """
 
+import functools
+import importlib.util
 import math
+import os
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from .dispatch import implementation
+from . import torch_impl
 from .modes import MODES
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+VARIABLE = "SWEP_KERNELS"
+
+
+@functools.cache
+def implementation(device_type: str, dtype: torch.dtype) -> ModuleType:
+    """The module whose `forward` and `backward` run for embeddings of `dtype` on a device of this type: Triton on CUDA
+    and ROCm, PyTorch elsewhere and in float64.
+
+    The environment variable SWEP_KERNELS forces one: `torch`, or `triton` (on a CPU only under TRITON_INTERPRET=1). A
+    process reads it once.
+
+    Raises: ValueError if SWEP_KERNELS is not auto, torch or triton; RuntimeError if Triton is needed and cannot run.
+    """
+    choice = os.environ.get(VARIABLE, "auto")
+    if choice not in ("auto", "torch", "triton"):
+        raise ValueError(f"{VARIABLE} must be auto, torch or triton; got {choice!r}")
+    on_gpu = device_type == "cuda"  # ROCm tensors say "cuda" too
+    if choice == "torch" or (choice == "auto" and (not on_gpu or dtype == torch.float64)):
+        return torch_impl
+    if dtype == torch.float64:
+        raise RuntimeError(f"the Triton kernels compute in float32; for float64 unset {VARIABLE} or set it to torch")
+    if importlib.util.find_spec("triton") is None:
+        raise RuntimeError(f"Triton is not installed; install it (pip install triton), or set {VARIABLE}=torch")
+    from . import triton_impl
+
+    if not on_gpu and not triton_impl.INTERPRETED:
+        raise RuntimeError(
+            f"{VARIABLE}=triton, but the tensors are on {device_type!r}: move them to a GPU, set TRITON_INTERPRET=1 "
+            f"to run Triton's interpreter, or unset {VARIABLE}"
+        )
+    return triton_impl
 
 
 class _Perturb(torch.autograd.Function):
@@ -34,55 +69,50 @@ class _Perturb(torch.autograd.Function):
             return (None,) * 9
         *tensors, seed_tensor, draw_tensor = ctx.saved_tensors
         seed, draw, prior_variance, mode, run = ctx.settings
-        key = seed if seed_tensor is None else seed_tensor, draw if draw_tensor is None else draw_tensor
-        grads = run.backward(grad_perturbed, grad_kl, *tensors, *key, prior_variance, mode)
+        if seed_tensor is not None:
+            seed = seed_tensor
+        if draw_tensor is not None:
+            draw = draw_tensor
+        grads = run.backward(grad_perturbed, grad_kl, *tensors, seed, draw, prior_variance, mode)
         return *grads, None, None, None, None, None, None, None
 
 
-@torch.library.custom_op("swep_ds::perturb", mutates_args=())
-def perturb_op(
-    embeddings: Tensor,
-    params: Tensor | None,
-    mask: Tensor | None,
-    sample_ids: Tensor,
-    seed: Tensor,
-    draw: Tensor,
-    prior_variance: float,
-    mode: str,
-) -> tuple[Tensor, Tensor]:
-    run = implementation(embeddings.device.type, embeddings.dtype).forward
-    return run(embeddings, params, mask, sample_ids, seed, draw, prior_variance, MODES[mode])
+INPUTS = (
+    "Tensor embeddings, Tensor? params, Tensor? mask, Tensor sample_ids, Tensor seed, Tensor draw, "
+    "float prior_variance, str mode"
+)
+
+
+@torch.library.custom_op("swep_ds::perturb", mutates_args=(), schema=f"({INPUTS}) -> (Tensor, Tensor)")
+def perturb_op(embeddings, *others):
+    *others, mode = others
+    return implementation(embeddings.device.type, embeddings.dtype).forward(embeddings, *others, MODES[mode])
 
 
 @perturb_op.register_fake
-def _(embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode):
+def _(embeddings, *others):
     kl_dtype = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
     perturbed = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     return perturbed, embeddings.new_empty(embeddings.shape[:2], dtype=kl_dtype)
 
 
-@torch.library.custom_op("swep_ds::perturb_backward", mutates_args=())
-def perturb_backward_op(
-    grad_perturbed: Tensor,
-    grad_kl: Tensor,
-    embeddings: Tensor,
-    params: Tensor | None,
-    mask: Tensor | None,
-    sample_ids: Tensor,
-    seed: Tensor,
-    draw: Tensor,
-    prior_variance: float,
-    mode: str,
-) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op(
+    "swep_ds::perturb_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_perturbed, Tensor grad_kl, {INPUTS}) -> (Tensor, Tensor)",
+)
+def perturb_backward_op(grad_perturbed, grad_kl, embeddings, *others):
     """Gradients of embeddings and params. Without params the second one is empty: an operator cannot return None."""
+    *others, mode = others
     run = implementation(embeddings.device.type, embeddings.dtype).backward
-    tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, seed, draw)
-    grad_embeddings, grad_params = run(*tensors, prior_variance, MODES[mode])
-    return grad_embeddings, embeddings.new_empty(0) if grad_params is None else grad_params
+    grad_embeddings, grad_params = run(grad_perturbed, grad_kl, embeddings, *others, MODES[mode])
+    if grad_params is None:
+        grad_params = embeddings.new_empty(0)
+    return grad_embeddings, grad_params
 
 
 @perturb_backward_op.register_fake
-def _(grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, seed, draw, prior_variance, mode):
+def _(grad_perturbed, grad_kl, embeddings, params, *others):
     grad_embeddings = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     if params is None:
         return grad_embeddings, embeddings.new_empty(0)
@@ -96,8 +126,10 @@ def _save(ctx, inputs, output) -> None:
 
 def _differentiate(ctx, grad_perturbed, grad_kl):
     tensors = ctx.saved_tensors
-    grads = perturb_backward_op(grad_perturbed, grad_kl, *tensors, ctx.prior_variance, ctx.mode)
-    return grads[0], None if tensors[1] is None else grads[1], None, None, None, None, None, None
+    grad_embeddings, grad_params = perturb_backward_op(grad_perturbed, grad_kl, *tensors, ctx.prior_variance, ctx.mode)
+    if tensors[1] is None:
+        grad_params = None
+    return grad_embeddings, grad_params, None, None, None, None, None, None
 
 
 perturb_op.register_autograd(_differentiate, setup_context=_save)
@@ -120,7 +152,7 @@ def perturb(
         mu = m + delta;   sigma^2 = alpha * exp(v)
 
     The noise is a pure function of (seed, draw, sample id, position, dimension): see `philox.py`. `modes.py`
-    defines the modes and their KL, `dispatch.py` chooses between Triton and PyTorch.
+    defines the modes and their KL, `implementation` chooses between Triton and PyTorch.
 
     Args:
         embeddings: [N, T, d] of float32, bfloat16, float16 or float64; d divisible by 4; any strides.
@@ -140,11 +172,12 @@ def perturb(
         Arithmetic is float32 whatever the storage, float64 for float64 embeddings. Differentiable once.
     Raises:
         ValueError, TypeError: shapes, dtypes, devices or settings are wrong; nothing is computed then.
-        RuntimeError: no implementation can run (`dispatch.py`), a CUDA graph would freeze a host key, or the backward
-            runs under create_graph=True.
+        RuntimeError: no implementation can run, a CUDA graph would freeze a host key, or the backward runs under
+            create_graph=True.
     """
     _check(embeddings, params, mask, sample_ids, prior_variance, mode)
-    seed, draw = _checked_key("seed", seed, embeddings.device), _checked_key("draw", draw, embeddings.device)
+    seed = _checked_key("seed", seed, embeddings.device)
+    draw = _checked_key("draw", draw, embeddings.device)
     if torch.compiler.is_compiling():
         # on the device, so that a CUDA graph made of the compiled code reads them there
         seed, draw = (
@@ -163,41 +196,36 @@ def _checked_key(name: str, part: int | Tensor, device: torch.device) -> int | T
         if part.device.type != "cpu" and part.device != device:
             raise ValueError(f"{name} is on {part.device} but embeddings are on {device}; move it there or to the CPU")
         return part
-    if not isinstance(part, int):
-        raise TypeError(f"{name} must be an integer or a 0-dim int64 tensor; got {type(part).__name__}")
     if not -(2**63) <= part < 2**64:
         raise ValueError(f"{name} must fit 64 bits; got {part}")
     return part if part < 2**63 else part - 2**64
 
 
 def _check(embeddings, params, mask, sample_ids, prior_variance, mode) -> None:
+    """Shapes and devices above all: a kernel would read beyond a tensor's end."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
-    if embeddings.dim() != 3:
-        raise ValueError(f"embeddings must be [N, T, d]; got shape {tuple(embeddings.shape)}")
+    if embeddings.dim() != 3 or embeddings.shape[-1] == 0 or embeddings.shape[-1] % 4:
+        raise ValueError(f"embeddings must be [N, T, d], d a multiple of 4; got shape {tuple(embeddings.shape)}")
     n, t, d = embeddings.shape
-    if d == 0 or d % 4:
-        raise ValueError(f"the embedding width d must be a positive multiple of 4; got d = {d}")
-    if embeddings.dtype not in FLOATS:
-        raise TypeError(f"embeddings must be float32, bfloat16, float16 or float64; got {embeddings.dtype}")
     if MODES[mode].needs_params == (params is None):
         raise ValueError(f"mode {mode!r} {'needs params' if params is None else 'takes no params: pass None'}")
-    if params is not None:
-        if params.shape != (n, t, 2 * d):
-            raise ValueError(f"params must be [N, T, 2d] = {(n, t, 2 * d)}; got shape {tuple(params.shape)}")
-        if params.dtype not in FLOATS:
-            raise TypeError(f"params must be float32, bfloat16, float16 or float64; got {params.dtype}")
-    if mask is not None:
-        if mask.shape != (n, t):
-            raise ValueError(f"mask must be [N, T] = {(n, t)}; got shape {tuple(mask.shape)}")
-        if mask.is_floating_point() or mask.is_complex():
-            raise TypeError(f"mask must be bool or integer; got {mask.dtype}")
-    if sample_ids.shape != (n,):
-        raise ValueError(f"sample_ids must be [N] = {(n,)}; got shape {tuple(sample_ids.shape)}")
+    for name, tensor, shape in (
+        ("params", params, (n, t, 2 * d)),
+        ("mask", mask, (n, t)),
+        ("sample_ids", sample_ids, (n,)),
+    ):
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}; got {tuple(tensor.shape)}")
+        if tensor.device != embeddings.device:
+            raise ValueError(f"{name} is on {tensor.device} but embeddings are on {embeddings.device}; move it there")
+    if embeddings.dtype not in FLOATS or (params is not None and params.dtype not in FLOATS):
+        raise TypeError("embeddings and params must be float32, bfloat16, float16 or float64")
+    if mask is not None and (mask.is_floating_point() or mask.is_complex()):
+        raise TypeError(f"mask must be bool or integer; got {mask.dtype}")
     if sample_ids.dtype != torch.int64:
         raise TypeError(f"sample_ids must be int64; got {sample_ids.dtype}")
-    for name, tensor in (("params", params), ("mask", mask), ("sample_ids", sample_ids)):
-        if tensor is not None and tensor.device != embeddings.device:
-            raise ValueError(f"{name} is on {tensor.device} but embeddings are on {embeddings.device}; move it there")
     if not 0 < prior_variance < math.inf:
         raise ValueError(f"prior_variance must be greater than 0 and finite; got {prior_variance}")

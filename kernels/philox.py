@@ -33,11 +33,12 @@ MASK = 0xFFFFFFFF
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _rounds(counter: Words, key: tuple[int | Tensor, int | Tensor], rounds: int) -> Words:
-    """Philox rounds. Words 0 and 2 come out in [0, 2^32); of words 1 and 3 only the low 32 bits mean anything.
+def philox(counter: Words, key: tuple[int | Tensor, int | Tensor], rounds: int = ROUNDS) -> Words:
+    """Philox4x32 of a counter of four words under a key of two, all in [0, 2^32): four words as int64 tensors.
 
-    The words of a counter may have different, broadcastable shapes. The first two rounds then cost next to nothing,
-    because a word only meets a word of another shape after two multiplications.
+    Words 0 and 2 come out in [0, 2^32); of words 1 and 3 only the low 32 bits count. The words of a counter may have
+    different, broadcastable shapes. The first two rounds then cost next to nothing, because a word only meets a word of
+    another shape after two multiplications.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -49,39 +50,20 @@ def _rounds(counter: Words, key: tuple[int | Tensor, int | Tensor], rounds: int)
     return c0, c1, c2, c3
 
 
-def philox4x32(counter: Words, key: tuple[int | Tensor, int | Tensor], rounds: int = ROUNDS) -> Words:
-    """Philox4x32 of a counter of four words under a key of two words.
-
-    Args:
-        counter: four int64 tensors of broadcastable shapes with values in [0, 2^32).
-        key: two integers, or 0-dim int64 tensors, in [0, 2^32).
-        rounds: 10 for the published Philox4x32-10.
-    Returns: four int64 tensors of the common shape with values in [0, 2^32).
-    """
-    words = torch.broadcast_tensors(*_rounds(counter, key, rounds))
-    return tuple(word & MASK for word in words)
-
-
-def split_seed(seed: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
-    """The two key words (low, high) of a 64-bit seed, signed or unsigned."""
-    return seed & MASK, (seed >> 32) & MASK
-
-
-def noise_words(
-    seed: int | Tensor, draw: int | Tensor, sample_ids: Tensor, positions: Tensor, d: int, rounds: int = ROUNDS
-) -> Words:
+def noise_words(seed: int | Tensor, draw: int | Tensor, sample_ids: Tensor, positions: Tensor, d: int) -> Words:
     """The four words of every counter of a row of `d` dimensions: each [..., d/4], broadcastable.
 
-    Args: as `standard_normal`. Words 0 and 2 lie in [0, 2^32); of words 1 and 3 only the low 32 bits count.
+    Args: as `standard_normal`. Of words 1 and 3 only the low 32 bits count.
     """
     if d % 4:
         raise ValueError(f"the width d must be divisible by 4, because a Philox counter yields four words; got d = {d}")
     sample_ids, positions = torch.broadcast_tensors(sample_ids, positions)
     block = torch.arange(d // 4, device=positions.device)
     # an int stays an int: as a tensor it would be copied to the GPU, which waits for the stream
-    draw_word = (draw.to(positions.device) if isinstance(draw, Tensor) else draw) & MASK
-    counter = (block, positions[..., None] & MASK, sample_ids[..., None] & MASK, draw_word)
-    return _rounds(counter, split_seed(seed), rounds)
+    if isinstance(draw, Tensor):
+        draw = draw.to(positions.device)
+    counter = (block, positions[..., None] & MASK, sample_ids[..., None] & MASK, draw & MASK)
+    return philox(counter, (seed & MASK, (seed >> 32) & MASK))
 
 
 def box_muller(radius_word: Tensor, angle_word: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -99,9 +81,8 @@ def standard_normal(
     positions: Tensor,
     d: int,
     dtype: torch.dtype = torch.float32,
-    rounds: int = ROUNDS,
 ) -> Tensor:
-    """Standard normal noise keyed by (seed, draw, sample id, position, dimension).
+    """Standard normal noise keyed by (seed, draw, sample id, position, dimension): [..., d] in `dtype`.
 
     Args:
         seed: 64-bit integer, or 0-dim int64 tensor.
@@ -110,9 +91,7 @@ def standard_normal(
             pass `sample_ids[:, None]` and `torch.arange(T)`.
         d: dimensions in a row, divisible by 4.
         dtype: float32 or float64; both start from the same words.
-        rounds: Philox rounds.
-    Returns: [..., d] in `dtype`.
     Raises: ValueError when d is not divisible by 4.
     """
-    w0, w1, w2, w3 = noise_words(seed, draw, sample_ids, positions, d, rounds)
+    w0, w1, w2, w3 = noise_words(seed, draw, sample_ids, positions, d)
     return torch.cat([*box_muller(w0, w1, dtype), *box_muller(w2, w3, dtype)], dim=-1)

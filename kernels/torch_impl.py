@@ -19,7 +19,7 @@ CHUNK_ELEMENTS_ELSEWHERE = 2**24
 """Elements of a chunk on a device without Triton: few launches for bounded temporary memory."""
 
 
-def compute_dtype(embeddings: Tensor) -> torch.dtype:
+def _compute_dtype(embeddings: Tensor) -> torch.dtype:
     """float32 whatever the storage, but float64 for float64 embeddings (gradient checks)."""
     return torch.float64 if embeddings.dtype == torch.float64 else torch.float32
 
@@ -27,17 +27,15 @@ def compute_dtype(embeddings: Tensor) -> torch.dtype:
 def _chunks(embeddings: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Rows of the real tokens in the flattened batch, their samples and their positions, chunk by chunk."""
     n, t, d = embeddings.shape
-    rows = torch.arange(n * t, device=embeddings.device) if mask is None else mask.reshape(-1).nonzero().squeeze(1)
+    if mask is None:
+        rows = torch.arange(n * t, device=embeddings.device)
+    else:
+        rows = mask.reshape(-1).nonzero().squeeze(1)
     elements = CHUNK_ELEMENTS_CPU if embeddings.device.type == "cpu" else CHUNK_ELEMENTS_ELSEWHERE
     step = max(1, elements // d)
     for start in range(0, len(rows), step):
         chunk = rows[start : start + step]
         yield chunk, chunk // t, chunk % t
-
-
-def _rows(x: Tensor) -> Tensor:
-    """x [N, T, ...] as [N * T, ...]: a view, or one copy of an input whose strides allow none."""
-    return x.flatten(0, 1)
 
 
 def _take(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,21 +48,15 @@ def _put(x: Tensor, rows: Tensor, values: Tensor) -> None:
     x.view(-1, *x.shape[2:]).index_copy_(0, rows, values.to(x.dtype))
 
 
-def forward(
-    embeddings: Tensor,
-    params: Tensor | None,
-    mask: Tensor | None,
-    sample_ids: Tensor,
-    seed: int | Tensor,
-    draw: int | Tensor,
-    alpha: float,
-    mode: Mode,
-) -> tuple[Tensor, Tensor]:
+def forward(embeddings, params, mask, sample_ids, seed, draw, alpha: float, mode: Mode) -> tuple[Tensor, Tensor]:
     """Perturbed embeddings [N, T, d] and KL [N, T]; arguments as `swep_ds.kernels.perturb`, already checked."""
-    dtype, d = compute_dtype(embeddings), embeddings.shape[-1]
+    dtype = _compute_dtype(embeddings)
+    d = embeddings.shape[-1]
     perturbed = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
     kl = embeddings.new_zeros(embeddings.shape[:2], dtype=dtype)
-    embeddings_rows, params_rows = _rows(embeddings), _rows(params) if mode.needs_params else None
+    embeddings_rows = embeddings.flatten(0, 1)
+    if mode.needs_params:
+        params_rows = params.flatten(0, 1)
     for rows, n, t in _chunks(embeddings, mask):
         z, sigma, kl_terms = mode.prior_mean, mode.fixed_sigma(alpha), mode.fixed_kl(alpha)
         if mode.learned_sigma:
@@ -86,16 +78,7 @@ def forward(
 
 
 def backward(
-    grad_perturbed: Tensor,
-    grad_kl: Tensor | None,
-    embeddings: Tensor,
-    params: Tensor | None,
-    mask: Tensor | None,
-    sample_ids: Tensor,
-    seed: int | Tensor,
-    draw: int | Tensor,
-    alpha: float,
-    mode: Mode,
+    grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, seed, draw, alpha: float, mode: Mode
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of the embeddings [N, T, d] and the params [N, T, 2d] (None where there are no params).
 
@@ -106,11 +89,16 @@ def backward(
         de = g * z  (additive: g);   d delta = dz + k delta / alpha
         dv = dz * eps * sigma / 2 + k (exp(v) - 1) / 2
     """
-    dtype, d = compute_dtype(embeddings), embeddings.shape[-1]
+    dtype = _compute_dtype(embeddings)
+    d = embeddings.shape[-1]
     grad_embeddings = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
-    grad_params = torch.zeros_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
-    embeddings_rows, params_rows = _rows(embeddings), _rows(params) if mode.needs_params else None
-    g_rows, k_rows = _rows(grad_perturbed), _rows(grad_kl) if mode.needs_params else None
+    grad_params = None
+    g_rows = grad_perturbed.flatten(0, 1)
+    if mode.needs_params:
+        grad_params = torch.zeros_like(params, memory_format=torch.contiguous_format)
+        embeddings_rows = embeddings.flatten(0, 1)
+        params_rows = params.flatten(0, 1)
+        k_rows = grad_kl.flatten(0, 1)
     for rows, n, t in _chunks(embeddings, mask):
         g = _take(g_rows, rows, dtype)
         if mode.needs_params:

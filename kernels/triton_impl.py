@@ -1,7 +1,8 @@
-"""Launches of the Triton kernels: the same two functions as `torch_impl`, for CUDA and ROCm tensors."""
+"""Launches of the Triton kernels, with the tile of each: the same two functions as `torch_impl`, for CUDA and ROCm."""
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from .modes import Mode
 from .philox import MASK, ROUNDS
-from .tiles import launch_options, tile
 from .triton_kernels import perturb_backward, perturb_forward
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -61,13 +61,66 @@ def _key(seed: int | Tensor, draw: int | Tensor, device: torch.device):
     return _signed32(seed), _signed32(seed >> 32), _signed32(int(draw)), False
 
 
-@functools.cache
-def _constants(
-    direction: str, device: torch.device, d: int, itemsize: int, mode: Mode, has_mask: bool, key_on_device: bool
-) -> dict:
-    """Compile-time arguments and launch options."""
-    arch, math_kind, warp_size = target(device)
-    shape = tile(arch, direction, d, itemsize, warp_size)
+class Tile(NamedTuple):
+    """A program takes `rows` tokens and walks over the d/4 counters of a row, `cols` (a power of two) at a time."""
+
+    rows: int
+    cols: int
+    warps: int
+    maxnreg: int | None = None
+    """Most registers a thread may use, which decides how many warps fit on an SM. NVIDIA only."""
+
+
+MEASURED: dict[tuple[str, str, int], Tile] = {}
+"""(architecture, direction, d): the fastest tile for storage of two bytes an element, as `scripts/tune_kernels.py`
+prints it on a GPU. Empty, because it has not run on a GPU yet. Nothing is tuned at run time: a run would stall, and
+ranks that chose different tiles would sum the KL in different orders. The noise does not depend on the tile."""
+
+
+def default_tile(arch: str, direction: str, d: int, warp_size: int) -> Tile:
+    """The tile of a width without a measurement, for storage of two bytes an element.
+
+    One warp a program, so that nothing waits at a barrier and padding is skipped in small steps; 8 counters a
+    thread, so that a thread's share of a word is one access of 128 bits; `cols` is the largest power of two that
+    divides the d/4 counters of a row, so that no lane idles (d = 768 is walked as 3 x 64), and at most two a thread, so
+    that a program waits for the mask of four rows at once. Where `cols` would be under 8, the end of the row is masked
+    instead.
+
+    The forward of sm_80 and sm_90 takes at most 128 registers: 16 warps fit an SM, and the inner loop spills nothing.
+    Without the cap, ptxas takes more and 12 fit. On sm_100 it spills under this cap.
+    """
+    quarter = d // 4
+    cols = quarter & -quarter
+    if cols < 8:
+        cols = 1 << (quarter - 1).bit_length()
+    cols = min(cols, 2 * warp_size)
+    shape = Tile(8 * warp_size // cols, cols, 1)
+    if direction == "forward" and arch.startswith(("sm_8", "sm_9")):
+        return shape._replace(maxnreg=128)
+    return shape
+
+
+def tile(arch: str, direction: str, d: int, itemsize: int, warp_size: int) -> Tile:
+    """The tile to launch on `arch` ("sm_90", "gfx942", ...) for `direction` ("forward", "backward")."""
+    wide = MEASURED.get((arch, direction, d)) or default_tile(arch, direction, d, warp_size)
+    if itemsize <= 2:
+        return wide
+    # four bytes an element: half as many counters fill the same 128-bit accesses
+    if wide.rows > 1:
+        return wide._replace(rows=wide.rows // 2)
+    return wide._replace(cols=wide.cols // 2)
+
+
+def launch_options(shape: Tile) -> dict[str, int | bool]:
+    """What Triton takes to compile and launch a kernel with a tile, in addition to its constants."""
+    options = {"num_warps": shape.warps, "enable_fp_fusion": True}  # fusion's default changed, and bits with it
+    if shape.maxnreg is not None:
+        options["maxnreg"] = shape.maxnreg
+    return options
+
+
+def constants(shape: Tile, math_kind: str, d: int, mode: Mode, has_mask: bool, key_on_device: bool) -> dict:
+    """Compile-time arguments of a kernel."""
     return {
         "D": d,
         "LEARNED_MU": mode.learned_mu,
@@ -80,80 +133,75 @@ def _constants(
         "MATH": math_kind,
         "BLOCK_ROWS": shape.rows,
         "BLOCK_COLS": shape.cols,
-        **launch_options(shape),
     }
 
 
-def _launch(kernel, embeddings: Tensor, args: tuple, constants: dict) -> None:
+@functools.cache
+def _options(direction: str, device: torch.device, itemsize: int, d: int, *others) -> dict:
+    """Compile-time arguments and launch options; `others` as `constants` takes them."""
+    arch, math_kind, warp_size = target(device)
+    shape = tile(arch, direction, d, itemsize, warp_size)
+    return constants(shape, math_kind, d, *others) | launch_options(shape)
+
+
+def _launch(kernel, embeddings: Tensor, args: tuple, options: dict) -> None:
     n, t, _ = embeddings.shape
-    grid = (n * triton.cdiv(t, constants["BLOCK_ROWS"]),)
+    grid = (n * triton.cdiv(t, options["BLOCK_ROWS"]),)
     if embeddings.device.type == "cpu" or embeddings.device.index == torch.cuda.current_device():
-        kernel[grid](*args, **constants)
+        kernel[grid](*args, **options)
     else:
         with torch.cuda.device(embeddings.device):
-            kernel[grid](*args, **constants)
+            kernel[grid](*args, **options)
 
 
 def forward(
-    embeddings: Tensor,
-    params: Tensor | None,
-    mask: Tensor | None,
-    sample_ids: Tensor,
-    seed: int | Tensor,
-    draw: int | Tensor,
-    alpha: float,
-    mode: Mode,
-    **overrides,
+    embeddings, params, mask, sample_ids, seed, draw, alpha: float, mode: Mode, **overrides
 ) -> tuple[Tensor, Tensor]:
     """Like `torch_impl.forward`; `overrides` replace compile-time arguments (tuning, tests)."""
     perturbed = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     kl = embeddings.new_empty(embeddings.shape[:2], dtype=torch.float32)
     if embeddings.numel() == 0:
         return perturbed, kl
-    device, (_, length, d) = embeddings.device, embeddings.shape
+    device = embeddings.device
+    _, length, d = embeddings.shape
     *key, on_device = _key(seed, draw, device)
-    kind = device, d, embeddings.element_size(), mode, mask is not None, on_device
-    constants = _constants("forward", *kind) | overrides
+    options = _options("forward", device, embeddings.element_size(), d, mode, mask is not None, on_device) | overrides
     # what is None is not read
-    params, mask = (embeddings if x is None else x for x in (params, mask))
+    if params is None:
+        params = embeddings
+    if mask is None:
+        mask = embeddings
     scalars = (1.0 / alpha, 0.5 * math.log2(alpha), mode.fixed_sigma(alpha), mode.fixed_kl(alpha), length)
     strides = (*embeddings.stride(), *params.stride(), *mask.stride()[:2], sample_ids.stride(0))
-    if "maxnreg" in constants and max(strides) >= 2**31:  # 64-bit strides would spill under the cap
-        constants = constants | {"maxnreg": None}
+    if "maxnreg" in options and max(strides) >= 2**31:  # 64-bit strides would spill under the cap
+        options = options | {"maxnreg": None}
     tensors = (embeddings, params, mask, sample_ids, perturbed, kl)
-    _launch(perturb_forward, embeddings, (*tensors, *key, *scalars, *strides), constants)
+    _launch(perturb_forward, embeddings, (*tensors, *key, *scalars, *strides), options)
     return perturbed, kl
 
 
 def backward(
-    grad_perturbed: Tensor,
-    grad_kl: Tensor | None,
-    embeddings: Tensor,
-    params: Tensor | None,
-    mask: Tensor | None,
-    sample_ids: Tensor,
-    seed: int | Tensor,
-    draw: int | Tensor,
-    alpha: float,
-    mode: Mode,
-    **overrides,
+    grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, seed, draw, alpha: float, mode: Mode, **overrides
 ) -> tuple[Tensor, Tensor | None]:
     """Like `torch_impl.backward`; `overrides` as in `forward`."""
     grad_embeddings = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     grad_params = torch.empty_like(params, memory_format=torch.contiguous_format) if mode.needs_params else None
     if embeddings.numel() == 0:
         return grad_embeddings, grad_params
-    device, (_, length, d) = embeddings.device, embeddings.shape
+    device = embeddings.device
+    _, length, d = embeddings.shape
     *key, on_device = _key(seed, draw, device)
-    kind = device, d, embeddings.element_size(), mode, mask is not None, on_device
-    constants = _constants("backward", *kind) | overrides
+    options = _options("backward", device, embeddings.element_size(), d, mode, mask is not None, on_device) | overrides
     params_out = grad_params
     if not mode.needs_params:  # neither read nor written then
-        params, params_out, grad_kl = embeddings, grad_embeddings, embeddings
-    mask = embeddings if mask is None else mask  # not read then
+        params = embeddings
+        params_out = grad_embeddings
+        grad_kl = embeddings
+    if mask is None:
+        mask = embeddings
     scalars = (1.0 / alpha, 0.5 * math.log2(alpha), mode.fixed_sigma(alpha), length)
     strides = (*grad_perturbed.stride(), *grad_kl.stride()[:2], *embeddings.stride(), *params.stride())
     tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, grad_embeddings, params_out)
     args = (*tensors, *key, *scalars, *strides, *mask.stride()[:2], sample_ids.stride(0))
-    _launch(perturb_backward, embeddings, args, constants)
+    _launch(perturb_backward, embeddings, args, options)
     return grad_embeddings, grad_params

@@ -10,7 +10,7 @@ What keeps the kernels at the memory limit, and what `scripts/kernel_report.py` 
   denormal handling of the library versions would be dead weight;
 - `_tie`, which spares a trip of every normal through shared memory;
 - forward, all loads of a tile before its normals, so that a warp waits for memory once a tile and draws meanwhile. The
-  compiler wants more registers for that than leave room for 16 warps an SM: hence `maxnreg` in `tiles.py`.
+  compiler wants more registers for that than leave room for 16 warps an SM: hence `maxnreg` in `triton_impl.py`.
 
 MATH is "nvidia", "amd" or "portable"; the last one is plain Triton, for the interpreter.
 """
@@ -347,21 +347,3 @@ def perturb_backward(
                     z = noise + z
                 grad_e = g if ADDITIVE else g * z + g
                 tl.store(grad_embeddings_row + i, grad_e.to(grad_embeddings_ptr.dtype.element_ty), mask=write)
-
-
-@triton.jit(do_not_specialize=["k0", "k1"])
-def philox_words(
-    words_ptr, counters_ptr, k0, k1, N, ROUNDS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The words [4, N] (int64) of counters [4, N] (int64): for holding this Philox against the published one."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < N
-    c0 = tl.load(counters_ptr + i, mask=inside, other=0).to(tl.uint32)
-    c1 = tl.load(counters_ptr + N + i, mask=inside, other=0).to(tl.uint32)
-    c2 = tl.load(counters_ptr + 2 * N + i, mask=inside, other=0).to(tl.uint32)
-    c3 = tl.load(counters_ptr + 3 * N + i, mask=inside, other=0).to(tl.uint32)
-    w0, w1, w2, w3 = philox(c0, c1, c2, c3, k0.to(tl.uint32), k1.to(tl.uint32), ROUNDS)
-    tl.store(words_ptr + i, w0.to(tl.int64), mask=inside)
-    tl.store(words_ptr + N + i, w1.to(tl.int64), mask=inside)
-    tl.store(words_ptr + 2 * N + i, w2.to(tl.int64), mask=inside)
-    tl.store(words_ptr + 3 * N + i, w3.to(tl.int64), mask=inside)

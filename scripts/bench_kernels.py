@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from swep_ds.commands import cli
-from swep_ds.kernels import arguments
 from swep_ds.kernels.tools import bench
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -41,8 +40,8 @@ def show(record: dict) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="(default: cuda)")
-    parser.add_argument("--tokens", nargs="+", type=arguments.tokens, help="(default: by device)")
-    parser.add_argument("--width", nargs="+", type=arguments.width, help="embedding widths d (default: by device)")
+    parser.add_argument("--tokens", nargs="+", type=bench.tokens, help="(default: by device)")
+    parser.add_argument("--width", nargs="+", type=bench.width, help="embedding widths d (default: by device)")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="(default: by device)")
     parser.add_argument("--output", type=Path, help="path of the JSON, without its suffix")
     args = parser.parse_args()
@@ -81,7 +80,6 @@ def main() -> None:
                 if args.output:
                     result = {"device": device, "torch": torch.__version__, "sizes": records}
                     Path(f"{args.output}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    print(*["", *bench.aims(records)], sep="\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ kernels='
 from deepspeed.accelerator import get_accelerator
 import torch
 from swep_ds.kernels import MODES, perturb
-from swep_ds.kernels.dispatch import implementation
+from swep_ds.kernels.op import implementation
 from swep_ds.kernels.tools import bench
 device = get_accelerator().device_name()
 print("implementation:", implementation(device, torch.float32).__name__ if device == "cpu" else "Triton")

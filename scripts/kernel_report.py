@@ -11,8 +11,8 @@ import os
 import sys
 
 from swep_ds.commands import cli
-from swep_ds.kernels import MODES, arguments
-from swep_ds.kernels.tools import aot
+from swep_ds.kernels import MODES
+from swep_ds.kernels.tools import aot, bench
 
 HEADER = ("kernel", "arch", "d", "tile", "registers", "spilled B", "shared B", "load/store bits", "bytes")
 HEADER += ("instructions",)
@@ -33,7 +33,7 @@ def table(reports: list[aot.Report]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--arch", nargs="+", choices=list(aot.WARP_SIZES), default=list(aot.WARP_SIZES))
-    parser.add_argument("--width", nargs="+", type=arguments.width, default=[768, 1024], help="embedding widths d")
+    parser.add_argument("--width", nargs="+", type=bench.width, default=[768, 1024], help="embedding widths d")
     parser.add_argument("--dtype", nargs="+", choices=list(aot.BITS), default=["bf16"], help="(default: bf16)")
     parser.add_argument("--mode", nargs="+", choices=list(MODES), default=["learned"], help="(default: learned)")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the budget is broken")

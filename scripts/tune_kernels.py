@@ -1,4 +1,4 @@
-"""Times tiles of the Triton kernels on this GPU and prints entries for MEASURED in `kernels/tiles.py`:
+"""Times tiles of the Triton kernels on this GPU and prints entries for MEASURED in `kernels/triton_impl.py`:
 
     python scripts/tune_kernels.py --width 768 1024
 
@@ -13,25 +13,26 @@ from collections.abc import Callable
 import torch
 
 from swep_ds.commands import cli
-from swep_ds.kernels import MODES, arguments, tiles, triton_impl
+from swep_ds.kernels import MODES, triton_impl
 from swep_ds.kernels.tools import bench
+from swep_ds.kernels.triton_impl import Tile
 
 CAPS = (128, 96, 80, 72)
 """Registers a thread at most: 12 warps an SM or so without a cap, then 16, 20, 24 and 28."""
 CAPPED = 4  # tiles that are tried with each cap: a tile compiles for about a second
 
 
-def candidates(d: int, warp_size: int) -> list[tiles.Tile]:
+def candidates(d: int, warp_size: int) -> list[Tile]:
     """Tiles with 4, 8 or 16 counters a thread and 1 to 4 warps, without a cap."""
     quarter, result = d // 4, []
     for warps in (1, 2, 4):
         for total in (n * warps * warp_size for n in (4, 8, 16)):
             cols = [2**k for k in range(5, 11) if 2**k <= total and quarter % 2**k == 0]
-            result += [tiles.Tile(total // c, c, warps) for c in cols]
+            result += [Tile(total // c, c, warps) for c in cols]
     return result
 
 
-def overrides(tile: tiles.Tile, arch: str) -> dict[str, int | None]:
+def overrides(tile: Tile, arch: str) -> dict[str, int | None]:
     """The arguments of `triton_impl` that replace the current tile's."""
     caps = {"maxnreg": tile.maxnreg} if arch.startswith("sm_") else {}
     return {"BLOCK_ROWS": tile.rows, "BLOCK_COLS": tile.cols, "num_warps": tile.warps} | caps
@@ -44,7 +45,8 @@ def entry(direction: str, d: int, sizes: list[int], device: torch.device, name: 
     On NVIDIA the best `CAPPED` of the tiles without a cap are then tried with each cap.
     """
     arch, _, warp_size = triton_impl.target(device)
-    current, default = tiles.tile(arch, direction, d, 2, warp_size), tiles.default(arch, direction, d, warp_size)
+    current = triton_impl.tile(arch, direction, d, 2, warp_size)
+    default = triton_impl.default_tile(arch, direction, d, warp_size)
     calls: list[Callable[..., object]] = []
     for tokens in sizes:
         batch = bench.inputs(*bench.shape(tokens), d, torch.bfloat16, device.type)
@@ -52,14 +54,14 @@ def entry(direction: str, d: int, sizes: list[int], device: torch.device, name: 
         gradients = [batch["grad"], batch["grad_kl"]] if direction == "backward" else []
         call = functools.partial(getattr(triton_impl, direction), *gradients, *tensors, bench.SEED, 1, bench.ALPHA)
         calls.append(functools.partial(call, MODES["learned"]))
-    timed: dict[tiles.Tile, list[float]] = {}
+    timed: dict[Tile, list[float]] = {}
 
-    def measure(tile: tiles.Tile) -> None:
+    def measure(tile: Tile) -> None:
         if tile not in timed:
             options = overrides(tile, arch)
             timed[tile] = [bench.seconds(functools.partial(call, **options), device.type)[0] for call in calls]
 
-    def multiple(tile: tiles.Tile) -> float:
+    def multiple(tile: Tile) -> float:
         ratios = [new / old for new, old in zip(timed[tile], timed[current], strict=True)]
         return sum(ratios) / len(ratios)
 
@@ -80,8 +82,8 @@ def entry(direction: str, d: int, sizes: list[int], device: torch.device, name: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--width", nargs="+", type=arguments.width, default=[128, 256, 384, 512, 768, 1024, 2048, 4096])
-    parser.add_argument("--tokens", nargs="+", type=arguments.tokens, default=[8192, 32768, 131072])
+    parser.add_argument("--width", nargs="+", type=bench.width, default=[128, 256, 384, 512, 768, 1024, 2048, 4096])
+    parser.add_argument("--tokens", nargs="+", type=bench.tokens, default=[8192, 32768, 131072])
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("tuning needs a GPU")

@@ -19,9 +19,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from .. import triton_kernels
-from ..modes import MODES, elements_moved
-from ..philox import ROUNDS
-from ..tiles import Tile, launch_options, tile
+from ..modes import MODES
+from ..triton_impl import Tile, launch_options, tile
+from ..triton_impl import constants as constants_of
+from .bench import elements_moved
 
 WARP_SIZES = {"sm_80": 32, "sm_90": 32, "sm_100": 32, "gfx90a": 64, "gfx942": 64}
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16}
@@ -70,22 +71,11 @@ def compile_kernel(
     `types` replaces the types of arguments; `constants` replaces compile-time arguments, or makes others such;
     `shape` is the tile, by default the one that a launch takes.
     """
-    flags, types = MODES[mode], types or {}
+    types = types or {}
     shape = shape or tile(arch, direction, d, BITS[dtype] // 8, WARP_SIZES[arch])
     kernel = getattr(triton_kernels, f"perturb_{direction}")
-    fixed = {
-        "D": d,
-        "LEARNED_MU": flags.learned_mu,
-        "LEARNED_SIGMA": flags.learned_sigma,
-        "ADDITIVE": flags.additive,
-        "DRAWS": flags.draws,
-        "HAS_MASK": True,
-        "KEY_ON_DEVICE": False,
-        "ROUNDS": ROUNDS,
-        "MATH": "amd" if arch.startswith("gfx") else "nvidia",
-        "BLOCK_ROWS": shape.rows,
-        "BLOCK_COLS": shape.cols,
-    }
+    math_kind = "amd" if arch.startswith("gfx") else "nvidia"
+    fixed = constants_of(shape, math_kind, d, MODES[mode], True, False)
     # the innermost strides of contiguous tensors are 1, which Triton makes a constant at launch too
     fixed |= dict.fromkeys([a for a in kernel.arg_names if re.search(r"_d$|^(mask|grad_kl)_t$|^ids_n$", a)], 1)
     fixed = {name: value for name, value in fixed.items() if name not in types} | (constants or {})

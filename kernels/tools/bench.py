@@ -9,6 +9,7 @@ A cold call includes the host's time to launch it; warm calls overlap, and show 
 import functools
 import math
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 
 import torch
@@ -16,23 +17,42 @@ import torch._functorch.config
 from torch import Tensor
 
 from .. import torch_impl
-from ..arguments import LENGTH
-from ..dispatch import implementation
-from ..modes import MODES, elements_moved
-from ..op import perturb
+from ..modes import MODES, Mode
+from ..op import implementation, perturb
 
+LENGTH = 512
+"""Tokens of a sample."""
 ALPHA = 0.1
 SEED = 2**40 + 3
 QUANTILES = (0.5, 0.1, 0.9)
-AIM_TIMING = "graph, cold"
-"""The kind of timing that the kernels' aims refer to."""
-AIMS = (("copy", "forward", 0.95), ("copy", "backward", 0.95), ("compiled", "both", 1.5), ("eager", "both", 8.0))
-"""(baseline, pass, how many times its speed)."""
 
 
-def shape(tokens: int) -> tuple[int, int]:
-    """(samples, tokens of each) for a number of tokens that `arguments.tokens` accepts."""
-    return max(1, tokens // LENGTH), min(tokens, LENGTH)
+def width(text: str) -> int:
+    """An embedding width d, as an argument of a script."""
+    if not text.isdecimal() or not 4 <= int(text) <= 8192 or int(text) % 4:
+        raise ArgumentTypeError(f"must be a multiple of 4 from 4 to 8192; got {text}")
+    return int(text)
+
+
+def tokens(text: str) -> int:
+    """A number of tokens that fills whole samples, as an argument of a script."""
+    if not text.isdecimal() or int(text) < 1 or (int(text) > LENGTH and int(text) % LENGTH):
+        raise ArgumentTypeError(f"must be from 1 to {LENGTH}, or a multiple of {LENGTH}; got {text}")
+    return int(text)
+
+
+def elements_moved(direction: str, mode: Mode) -> tuple[int, int]:
+    """Elements that a fused kernel has to read and to write for each element of [N, T, d]."""
+    params = mode.learned_mu + mode.learned_sigma
+    if direction == "forward":
+        return 1 + params, 1
+    reads_embeddings = mode.needs_params and not mode.additive
+    return 1 + reads_embeddings + params, 3 if mode.needs_params else 1
+
+
+def shape(count: int) -> tuple[int, int]:
+    """(samples, tokens of each) for a number of tokens that `tokens` accepts."""
+    return max(1, count // LENGTH), min(count, LENGTH)
 
 
 def inputs(n: int, t: int, d: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
@@ -203,11 +223,11 @@ def _replay(graph: torch.cuda.CUDAGraph, functions: dict) -> None:
     graph.replay()
 
 
-def measure(tokens: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
+def measure(count: int, d: int, dtype: torch.dtype, device: str) -> list[dict]:
     """One record for each implementation, pass and way to time it; one that runs out of memory has one that says so."""
-    batch = inputs(*shape(tokens), d, dtype, device)
+    batch = inputs(*shape(count), d, dtype, device)
     moved = bytes_moved(batch)
-    about = {"tokens": tokens, "d": d, "dtype": str(dtype).removeprefix("torch.")}
+    about = {"tokens": count, "d": d, "dtype": str(dtype).removeprefix("torch.")}
     records = []
     ways = {"call": (False,)} if device == "cpu" else {"call": (True, False), "graph": (True, False)}
     for way, caches in ways.items():
@@ -248,28 +268,3 @@ def compare_with_copies(records: list[dict]) -> None:
         times = [copies_of[record["pass"], way] for way in ways if (record["pass"], way) in copies_of]
         if times:
             record["share_of_copy"] = min(times) / record["seconds"]
-
-
-def aims(records: list[dict]) -> list[str]:
-    """How far a benchmark on a GPU is from the aims, by `AIM_TIMING` in bfloat16 at d >= 768 and 32k tokens or more.
-
-    Each line names the worst of these sizes; without such sizes there are no lines.
-    """
-    sizes: dict[tuple, dict] = {}
-    for r in records:
-        if r["dtype"] == "bfloat16" and r["d"] >= 768 and r["tokens"] >= 32768 and r["timed"] == AIM_TIMING:
-            sizes.setdefault((r["tokens"], r["d"]), {})[r["implementation"], r["pass"]] = r
-    lines = []
-    for base, name, aim in AIMS:
-        ratios = []
-        for size, timed in sizes.items():
-            if ("fused", name) in timed and (base, name) in timed:
-                fused = timed["fused", name]
-                ratio = timed[base, name]["seconds"] / fused["seconds"]
-                ratios.append((fused["share_of_copy"] if base == "copy" else ratio, *size))
-        if ratios:
-            ratio, tokens, d = min(ratios)
-            verdict = "met" if ratio >= aim else "missed"
-            where = f"{tokens} tokens, d = {d}"
-            lines.append(f"{name}: {ratio:.2f} times the speed of {base} at {where}; aim {aim:g}, {verdict}")
-    return lines

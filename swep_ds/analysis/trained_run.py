@@ -226,7 +226,7 @@ class TrainedRun:
     @property
     def perturbs(self) -> bool:
         """Whether `perturb` works: the method changes word embeddings, and does so outside of training, too."""
-        return self.recipe.method.needs != "gradient" and any(step.perturb for step in self.method.passes(0.0))
+        return not self.recipe.method.needs_gradient and any(step.perturb for step in self.method.passes(0.0))
 
     @property
     def draws(self) -> int:
@@ -241,7 +241,7 @@ class TrainedRun:
         if not self.perturbs:
             method = self.recipe.method
             why = "it perturbs nothing"
-            if method.needs == "gradient":
+            if method.needs_gradient:
                 why = "its perturbation is a part of training"
             raise InputError(
                 f"{self.folder}: trained by {method.name}: {why}: name a run of swep, prior_aug or the like"

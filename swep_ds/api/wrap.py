@@ -292,7 +292,7 @@ def check_offered(settings: Settings) -> None:
     """Raises InputError: these are not settings of a method that one backward in an update computes."""
     if not isinstance(settings, Settings):
         raise InputError(f"method {settings!r}: is not the settings of a method: give some, such as sd.Swep(beta=1e-4)")
-    if settings.needs == "gradient":
+    if settings.needs_gradient:
         raise InputError(
             f"method {settings.name}: it needs the gradient of one pass for the next, and this loop has one backward: "
             "train with sd.train, or use adv_aug or pdr"

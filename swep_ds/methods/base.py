@@ -21,109 +21,70 @@ from swep_ds.models.outputs import QAOutput
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """Keys the noise of one pass: the run's seed and the draw's number. Sample ids complete the key (`kernels/`).
+    """Keys the noise of one pass; sample ids complete the key (`kernels/`)."""
 
-    draw: update * P + k for pass k among the update's P perturbed passes, so that methods with equally many
-        draw the same numbers, whatever other passes they have.
-    """
-
-    seed: int
+    seed: int  # the run's
+    # update * P + k for pass k among the update's P perturbed passes: methods with equally many draw the same numbers
     draw: int
 
 
 @dataclass(frozen=True)
 class PassState:
-    """What a pass leaves for later passes over the same micro-batch; in `split` execution it links the micro-steps.
+    """What a pass leaves for later passes over the same micro-batch; in `split` execution it links the micro-steps."""
 
-    hidden: h [N, T, hidden], the last hidden state of a pass that keeps it, detached: the paper's stop-gradient.
-    delta: [N, T, d] float32, a leaf; after the backward of its pass it holds its gradient.
-    dropout: the generator's state before the first pass that repeats its dropout.
-    """
-
-    hidden: Tensor | None = None
-    delta: Tensor | None = None
-    dropout: Tensor | None = None
+    hidden: Tensor | None = None  # h [N, T, hidden] of a pass that keeps it, detached: the paper's stop-gradient
+    delta: Tensor | None = None  # [N, T, d] float32, a leaf; after the backward of its pass it holds its gradient
+    dropout: Tensor | None = None  # the generator's state before the first pass that repeats its dropout
 
 
 @dataclass(frozen=True)
 class MicroStep:
-    """Which part of which update a call of the objective computes.
+    """Which part of which update a call of the objective computes."""
 
-    update: the update's number, from 0; keys the noise.
-    progress: share of all updates already done, in [0, 1), for schedules.
-    part: which micro-step of `split` execution (`Objective.parts`); None = all passes, as in `joint`.
-    carried: what the micro-steps before left.
-    measure: whether to compute statistics of the noise as well.
-    compare: whether to compare the noise with other noise as well (`Perturbed.compare`), which runs the model.
-    """
-
-    update: int
-    progress: float = 0.0
-    part: int | None = None
-    carried: PassState = PassState()
-    measure: bool = False
-    compare: bool = False
+    update: int  # from 0; keys the noise
+    progress: float = 0.0  # share of all updates already done, in [0, 1), for schedules
+    part: int | None = None  # micro-step of `split` execution (`Objective.parts`); None = all passes, as in `joint`
+    carried: PassState = PassState()  # what the micro-steps before it left
+    measure: bool = False  # whether to compute statistics of the noise as well
+    compare: bool = False  # whether to compare it with other noise as well (`Perturbed.compare`), which runs the model
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a perturbation may use.
+    """What a perturbation may use."""
 
-    embeddings: word embeddings e [N, T, d].
-    forward: runs the model on other embeddings, without dropout.
-    """
-
-    embeddings: Tensor
+    embeddings: Tensor  # word embeddings e [N, T, d]
     batch: Batch
     key: NoiseKey
     carried: PassState
-    forward: Callable[[Tensor], QAOutput]
+    forward: Callable[[Tensor], QAOutput]  # runs the model on other embeddings, without dropout
 
 
 @dataclass(frozen=True)
 class Perturbed:
-    """What a perturbation returns.
+    """What a perturbation returns."""
 
-    embeddings: [N, T, d], in place of the word embeddings.
-    kl: [N, T] float32, the KL per token (nats); None where the method's own parameters took no part.
-    measure: computes statistics for the log by name, per token [N, T] or per window [N]; None where there are none.
-    compare: the same for statistics that take forward passes of the model.
-    delta: for `PassState.delta`.
-    """
-
-    embeddings: Tensor
-    kl: Tensor | None = None
+    embeddings: Tensor  # [N, T, d], in place of the word embeddings
+    kl: Tensor | None = None  # [N, T] float32, nats per token; None where the method's parameters took no part
+    # computes statistics for the log by name, per token [N, T] or per window [N]; None where there are none
     measure: Callable[[], dict[str, Tensor]] | None = None
-    compare: Callable[[], dict[str, Tensor]] | None = None
-    delta: Tensor | None = None
-
-
-Perturbation = Callable[[Inputs], Perturbed]
+    compare: Callable[[], dict[str, Tensor]] | None = None  # the same, of what takes forward passes of the model
+    delta: Tensor | None = None  # for `PassState.delta`
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward of the model in an update.
+    """One forward of the model in an update."""
 
-    name: "clean", "noisy" ...; the log's `nll_<name>`.
-    weight: weight of this pass's negative log-likelihood in the loss.
-    perturb: changes the word embeddings first; None = leaves them.
-    kl_weight: weight of the perturbation's KL in the loss of a pass that trains.
-    divergence_weight: weight of the symmetric KL between this pass's answer distributions and those of the pass before
-        it (`models.outputs.symmetric_divergence`).
-    hidden_distance_weight: weight of the squared distance between this pass's hidden states and those of the pass
-        before it (`models.outputs.hidden_distance`).
-    keeps_hidden: whether later passes see this pass's last hidden state.
-    repeats_dropout: whether all such passes of an update drop the same units.
-    """
-
-    name: str
-    weight: float
-    perturb: Perturbation | None = None
-    kl_weight: float | Tensor = 0.0
+    name: str  # "clean", "noisy" ...; the log's `nll_<name>`
+    weight: float  # of this pass's negative log-likelihood in the loss
+    perturb: Callable[[Inputs], Perturbed] | None = None  # changes the word embeddings first
+    kl_weight: float | Tensor = 0.0  # of the perturbation's KL in the loss of a pass that trains
+    # of the symmetric KL between the answer distributions of this pass and the one before it
     divergence_weight: float = 0.0
-    keeps_hidden: bool = False
-    repeats_dropout: bool = False
+    keeps_hidden: bool = False  # whether later passes see this pass's last hidden state
+    repeats_dropout: bool = False  # whether all such passes of an update drop the same units
+    # of the squared distance between the hidden states of this pass and the one before it
     hidden_distance_weight: float = 0.0
 
     def __post_init__(self):
@@ -154,20 +115,14 @@ class Method(nn.Module):
     watches: str | None = None  # the statistic of `Objective.loss` that `observe` gets
 
     def __init__(self, settings: Settings | None = None, hidden_size: int = 0, embedding_size: int = 0):
-        """
-        Args:
-            settings: None in a method of another package that keeps them itself.
-            hidden_size, embedding_size: widths of h and of word embeddings.
-        """
+        """Without `settings` where a method of another package keeps them itself. The sizes are the widths of h and of
+        word embeddings."""
         super().__init__()
         self.settings = settings
 
     def passes(self, progress: float) -> list[Pass]:
-        """The passes of one update, in order: at least one trains, and the first is compared with none.
-
-        Args:
-            progress: share of all updates already done, in [0, 1).
-        """
+        """The passes of one update, in order, at this share of all updates, in [0, 1). At least one trains, and the
+        first is compared with none."""
         raise NotImplementedError
 
     def observe(self, mean: Tensor) -> None:
@@ -205,16 +160,10 @@ def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float,
         parameters: what is learned, as `swep_ds.kernels.perturb` takes it; None for "prior".
         mode: of `swep_ds.kernels.MODES`.
     """
-    return perturb(
-        inputs.embeddings,
-        parameters,
-        inputs.batch.padding_mask,
-        inputs.batch.sample_id,
-        seed=inputs.key.seed,
-        draw=inputs.key.draw,
-        prior_variance=prior_variance,
-        mode=mode,
-    )
+    batch = inputs.batch
+    key = {"seed": inputs.key.seed, "draw": inputs.key.draw}
+    tensors = (inputs.embeddings, parameters, batch.padding_mask, batch.sample_id)
+    return perturb(*tensors, **key, prior_variance=prior_variance, mode=mode)
 
 
 def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:

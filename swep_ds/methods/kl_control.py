@@ -35,7 +35,6 @@ RECENT = 16  # updates of the mean that tells where the KL comes from
 BURST = 4.0  # clip each KL at BURST times r or the target: what follows a burst would look like a fall
 PACE = 12.0
 RANGE = math.log(1e6)  # how far theta may go from its start, where a target is never reached
-STATE = ("theta", "mean", "recent")
 
 
 class KLController:
@@ -50,10 +49,8 @@ class KLController:
     def __init__(self, target: float, beta: float):
         self.target = target
         self.start = math.log(beta)
-        self.theta = torch.tensor(self.start, dtype=torch.double)
-        self.mean = torch.tensor(target, dtype=torch.double)
-        # 0 as at the prior: a KL that rises from there counts as on its way while the learning rate warms up
-        self.recent = torch.zeros((), dtype=torch.double)
+        # r is 0 as at the prior: a KL that rises from there counts as on its way while the learning rate warms up
+        self.load({"theta": self.start, "mean": target, "recent": 0.0})
 
     @property
     def beta(self) -> Tensor:
@@ -82,8 +79,10 @@ class KLController:
 
     def state(self) -> dict[str, float]:
         """For `load`. Waits for the device."""
-        return {name: getattr(self, name).item() for name in STATE}
+        return {name: getattr(self, name).item() for name in ("theta", "mean", "recent")}
 
     def load(self, state: Mapping[str, float]) -> None:
         """Continues from a `state`, exactly."""
-        self.theta, self.mean, self.recent = (torch.tensor(state[name], dtype=torch.double) for name in STATE)
+        self.theta = torch.tensor(state["theta"], dtype=torch.double)
+        self.mean = torch.tensor(state["mean"], dtype=torch.double)
+        self.recent = torch.tensor(state["recent"], dtype=torch.double)

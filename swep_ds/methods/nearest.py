@@ -39,30 +39,12 @@ def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: in
 
 
 @torch.no_grad()
-def is_another(vectors: Tensor, words: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
-    """Whether another word's embedding has a larger inner product with a vector than its own word's, [..., K] bool.
-
-    Ties do not count; with a vector of zeros all words tie. Arguments and precision as in `nearest`.
-
-    Args:
-        vectors: [..., K, d].
-        words: ids of the words that the vectors come from, [K].
-    """
-    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    best = nearest(vectors, look_up, vocabulary)
-
-    def products(ids: Tensor) -> Tensor:
-        return (vectors * look_up(ids.flatten()).to(vectors.dtype).view(*ids.shape, -1)).sum(-1)
-
-    return products(best) > products(words)
-
-
-@torch.no_grad()
 def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch, key: NoiseKey) -> dict[str, Tensor]:
-    """The share of tokens whose perturbed embedding is nearest to another word, and the same share before (`_clean`).
+    """The share of tokens whose perturbed embedding is nearer to another word, and the same share before (`_clean`).
 
-    The clean share is not zero: where the table's rows differ in length, a long one can have the larger product.
-    Measured on a few hundred tokens, which the key draws as it draws the noise: no generator's state changes.
+    The clean share is not zero: where the table's rows differ in length, a long one can have the larger product. A tie
+    is no change. Measured on a few hundred tokens, which the key draws as it draws the noise: no generator's state
+    changes.
 
     Args:
         qa: the model (`swep_ds.models`).
@@ -80,11 +62,15 @@ def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch,
     random_values, sample = random_NT.masked_fill(batch.attention_mask == 0, -1).flatten().topk(count)
     real = (random_values >= 0).to(batch.token_weight.dtype)
     vectors = torch.stack([embeddings.detach().flatten(0, 1)[sample] for embeddings in (perturbed, clean)])
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
 
     def look_up(ids: Tensor) -> Tensor:
         return qa.embed(batch._replace(input_ids=ids[None]))[0]
 
-    another = is_another(vectors, batch.input_ids.flatten()[sample], look_up, vocabulary)
+    def products(ids: Tensor) -> Tensor:
+        return (vectors * look_up(ids.flatten()).to(vectors.dtype).view(*ids.shape, -1)).sum(-1)
+
+    another = products(nearest(vectors, look_up, vocabulary)) > products(batch.input_ids.flatten()[sample])
     weight = (batch.attention_mask.sum(1) * batch.token_weight).sum()  # this micro-batch's share of the tokens
     after, before = weight * (another * real).sum(-1) / real.sum()
     return {"words_changed": after, "words_changed_clean": before}

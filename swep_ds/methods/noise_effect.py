@@ -21,15 +21,6 @@ from swep_ds.kernels import MODES
 from swep_ds.kernels.philox import noise_words
 from swep_ds.methods.base import Inputs, NoiseKey, draw_noise, without_dropout
 
-# what SWEP is where the noise is its prior, by mode
-AT_PRIOR = {
-    "learned": "Prior-Aug",
-    "fixed_mu": "Prior-Aug",
-    "additive": "adding noise from the prior",
-    "fixed_sigma": "Prior-Aug with a variance of 1",
-    "no_eps": "MLE with two dropout masks",
-}
-
 
 def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
     """Permutes each window's values [N, T, K] among its tokens; padding stays.
@@ -84,32 +75,8 @@ def noise_statistics(parameters: Tensor, prior_variance: float, mode: str) -> di
     delta, log_ratio = parameters.float().chunk(2, -1)
     statistics = {}
     if MODES[mode].learned_mu:
-        statistics |= {"mu": delta.mean(-1) + MODES[mode].prior_mean, "mu_distance": delta.abs().mean(-1)}
+        statistics["mu"] = delta.mean(-1) + MODES[mode].prior_mean
+        statistics["mu_distance"] = delta.abs().mean(-1)
     if MODES[mode].learned_sigma:
         statistics["sigma"] = (log_ratio / 2).exp().mean(-1) * math.sqrt(prior_variance)
     return statistics
-
-
-def collapse_remark(means: dict[str, float], unlearned: float, mode: str, fix: str) -> str | None:
-    """A sentence for the log where the noise is nearly its prior, judged by its KL per window.
-
-    The KL bounds what the noise can tell about the answer. |mu - 1| would mislead: 0.01 in each of 768 dimensions of
-    384 tokens is a KL of 147 nats at alpha = 0.1.
-
-    Args:
-        means: of `kl_per_window`, `kl_per_token` and `span_nats`.
-        unlearned: the part of the KL per token that a fixed sigma adds, which depends on no input.
-        mode: of `swep_ds.kernels.MODES`.
-        fix: what to do, in the imperative.
-    """
-    learned = means["kl_per_window"]
-    span = means["span_nats"]
-    if unlearned:
-        learned *= 1 - unlearned / means["kl_per_token"]
-    if learned >= span:
-        return None
-    at_prior = AT_PRIOR.get(mode, "noise from its prior")
-    return (
-        f"the learned noise is nearly its prior: the KL is {learned:.2g} nats per window, and naming an answer span "
-        f"takes {span:.1f} (2 ln of the window's tokens), so SWEP hardly differs from {at_prior} now; {fix}"
-    )

@@ -1,6 +1,5 @@
 """The module under the engine: a QA model, a method, and the loss of its passes."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,10 +39,9 @@ class Objective(nn.Module):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The model's trained parameters, then the method's, if it has any: the order of `parameters()`."""
-        groups = [
-            {"params": [parameter for parameter in module.parameters() if parameter.requires_grad]}
-            for module in (self.qa, self.method)
-        ]
+        groups = []
+        for module in (self.qa, self.method):
+            groups.append({"params": [parameter for parameter in module.parameters() if parameter.requires_grad]})
         if self.method.learning_rate is not None:
             groups[1]["lr"] = self.method.learning_rate
         return [group for group in groups if group["params"]]
@@ -54,7 +52,9 @@ class Objective(nn.Module):
         perturbed = [number for number, pass_ in enumerate(passes) if pass_.perturb]
         first = step.update * len(perturbed)
         keys = {number: NoiseKey(self.seed, first + k) for k, number in enumerate(perturbed)}
-        numbers = range(len(passes)) if step.part is None else _split(passes)[step.part]
+        numbers = range(len(passes))
+        if step.part is not None:
+            numbers = _split(passes)[step.part]
         return [(passes[number], keys.get(number)) for number in numbers]
 
     def forward(self, batch: Batch, step: MicroStep | None = None) -> Any:
@@ -62,7 +62,9 @@ class Objective(nn.Module):
 
         Both enter here because DeepSpeed works around the `forward` of the whole module: casts, ZeRO-3's weights.
         """
-        return self.qa.predict(batch) if step is None else self.loss(batch, step)
+        if step is None:
+            return self.qa.predict(batch)
+        return self.loss(batch, step)
 
     def loss(self, batch: Batch, step: MicroStep) -> tuple[Tensor, PassState, Statistics]:
         """Runs the passes of a micro-step.
@@ -73,9 +75,10 @@ class Objective(nn.Module):
         """
         passes = self.passes(step)
         layers = any(pass_.hidden_distance_weight for pass_, _ in passes)
-        idle = not any(pass_.perturb for pass_, _ in passes)
+        perturbs = any(pass_.perturb for pass_, _ in passes)
         loss = torch.zeros((), device=batch.input_ids.device)
-        carried, previous = step.carried, None
+        carried = step.carried
+        previous = None
         statistics: Statistics = {}
         for pass_, key in passes:
             if pass_.repeats_dropout:
@@ -83,14 +86,20 @@ class Objective(nn.Module):
             noise = None
             with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
                 embeddings = self.qa.embed(batch)
-                if pass_.perturb:
-                    inputs = Inputs(embeddings, batch, key, carried, partial(self._forward_without_dropout, batch))
+                if not perturbs:
+                    # ZeRO-3 overwrites its gradient buffer only in an update's first micro-step: a parameter without a
+                    # gradient there would add to the last update's gradient. And it keeps weights gathered between a
+                    # forward and its backward only if all micro-steps call the modules in the same order: so the
+                    # method's networks run before the encoder, as in a perturbation, with a gradient of zero.
+                    token = embeddings.new_zeros(1, 1, self.qa.hidden_size)
+                    for network in self.method.children():
+                        loss = loss + 0.0 * network(token).float().sum()
+                elif pass_.perturb:
+                    forward = partial(self._forward_without_dropout, batch)
+                    inputs = Inputs(embeddings, batch, key, carried, forward)
                     noise = pass_.perturb(inputs)
-                    statistics |= self._compare(noise, inputs, step)
+                    statistics |= self._measure(noise, inputs, step)  # while no activations are held
                     embeddings = noise.embeddings
-                elif idle:
-                    for zero in self._run_idle_networks(embeddings):
-                        loss = loss + zero
                 output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
             if pass_.keeps_hidden:
                 carried = replace(carried, hidden=output.hidden.detach())  # the paper's stop-gradient
@@ -101,8 +110,6 @@ class Objective(nn.Module):
                 statistics |= measured
                 if noise is not None and noise.delta is not None:
                     carried = replace(carried, delta=noise.delta)
-                if noise is not None and step.measure:
-                    statistics |= _measure(noise, batch)
             previous = output
         return loss, carried, statistics
 
@@ -115,7 +122,8 @@ class Objective(nn.Module):
             previous: the output of the pass that it is compared with.
         """
         nll = (output.nll * batch.weight).sum()
-        terms, statistics = [], {f"nll_{pass_.name}": nll.detach()}
+        terms = []
+        statistics = {f"nll_{pass_.name}": nll.detach()}
         if pass_.weight != 0:
             terms.append(pass_.weight * nll)
         if pass_.divergence_weight:
@@ -128,55 +136,39 @@ class Objective(nn.Module):
             statistics["hidden_distance"] = distance.detach()
         if noise is not None and noise.kl is not None:
             kl_N = noise.kl.sum(1)
-            share_N = batch.weight if self.method.kl_reduction == "sum" else batch.token_weight
-            terms.append(pass_.kl_weight * (kl_N * share_N).sum())
-            statistics["kl_per_token"] = (kl_N.detach() * batch.token_weight).sum()
-            statistics["kl_per_window"] = (kl_N.detach() * batch.weight).sum()
+            kl_per_token = (kl_N * batch.token_weight).sum()
+            kl_per_window = (kl_N * batch.weight).sum()
+            kl = kl_per_window if self.method.kl_reduction == "sum" else kl_per_token
+            terms.append(pass_.kl_weight * kl)
+            statistics |= {"kl_per_token": kl_per_token.detach(), "kl_per_window": kl_per_window.detach()}
             if pass_.weight != 0:
                 statistics["beta"] = nll.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
         return terms, statistics
 
-    def _compare(self, noise: Perturbed, inputs: Inputs, step: MicroStep) -> Statistics:
-        """What is measured before the pass runs the model, when it holds no activations yet."""
+    def _measure(self, noise: Perturbed, inputs: Inputs, step: MicroStep) -> Statistics:
+        """What a logged update measures of its noise."""
+        batch = inputs.batch
+        values: Statistics = {}
         statistics: Statistics = {}
-        if step.measure:
-            statistics |= words_changed(self.qa, inputs.embeddings, noise.embeddings, inputs.batch, inputs.key)
         if step.compare and noise.compare is not None:
-            statistics |= _means(noise.compare(), inputs.batch)
+            values |= noise.compare()
+        if step.measure:
+            statistics = words_changed(self.qa, inputs.embeddings, noise.embeddings, batch, inputs.key)
+            if noise.kl is not None:
+                # what a KL per window is judged by: naming the start and the end of an answer among the tokens
+                values["span_nats"] = 2 * batch.attention_mask.sum(1).log()
+            if noise.measure is not None:
+                values |= noise.measure()
+        for name, value in values.items():
+            share = batch.weight
+            if value.dim() == 2:
+                share = batch.attention_mask * batch.token_weight[:, None]
+            statistics[name] = (value * share).sum()
         return statistics
-
-    def _run_idle_networks(self, embeddings: Tensor) -> Iterator[Tensor]:
-        """Zeros that give the method's networks a gradient of zero, in a micro-step that perturbs nothing.
-
-        ZeRO-3 overwrites its gradient buffer only in an update's first micro-step: a parameter without a gradient there
-        would add to the last update's gradient. And it keeps weights gathered between a forward and its backward only
-        if all micro-steps call the modules in the same order: these run before the encoder, as in a perturbation.
-        """
-        token = embeddings.new_zeros(1, 1, self.qa.hidden_size)
-        for network in self.method.children():
-            yield 0.0 * network(token).float().sum()
 
     def _forward_without_dropout(self, batch: Batch, embeddings: Tensor) -> QAOutput:
         with without_dropout(self.qa):
             return self.qa(embeddings, batch, hidden=True)
-
-
-def _measure(noise: Perturbed, batch: Batch) -> Statistics:
-    """What a logged update measures of its noise."""
-    statistics: Statistics = {}
-    if noise.kl is not None:
-        # what a KL per window is judged by: naming the start and the end of an answer among the tokens
-        spans_N = 2 * batch.attention_mask.sum(1).log()
-        statistics["span_nats"] = (spans_N * batch.weight).sum()
-    if noise.measure is not None:
-        statistics |= _means(noise.measure(), batch)
-    return statistics
-
-
-def _means(values: Statistics, batch: Batch) -> Statistics:
-    """Weighted sums of values per window [N] or per token [N, T]; over an update they add up to its means."""
-    share_NT = batch.attention_mask * batch.token_weight[:, None]
-    return {name: (value * (batch.weight if value.dim() == 1 else share_NT)).sum() for name, value in values.items()}
 
 
 def _split(passes: list[Pass]) -> list[list[int]]:

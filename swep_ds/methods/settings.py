@@ -10,14 +10,11 @@ from pydantic import Field, model_validator
 
 from swep_ds.common.settings import FieldFault, Section
 
-Need = Literal["h", "dropout", "gradient"]
-
 
 class Settings(Section):
     """A method's fields in the recipe's section `method`; `name` tells the methods apart."""
 
-    # what a pass needs of the one before it: its h, the units that it drops, or the gradient of its backward
-    needs: ClassVar[Need | None] = None
+    needs_gradient: ClassVar[bool] = False  # whether a pass needs the gradient of the backward of the one before it
     uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.forward`)
     draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
     rival: ClassVar[bool] = False  # whether it is neither the paper's method nor one of its baselines
@@ -42,7 +39,6 @@ class SwepSettings(Settings):
     """SWEP: word embeddings multiplied by noise that the model itself learns."""
 
     draws_noise: ClassVar[bool] = True
-    needs: ClassVar[Need] = "h"
     name: Literal["swep"] = "swep"
     # learned is SWEP; the others are ablations: shuffled among a window's tokens, added, or with a part of it fixed
     noise: Literal["learned", "shuffled", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
@@ -152,7 +148,7 @@ class FreelbSettings(Settings):
 
     rival: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
-    needs: ClassVar[Need] = "gradient"
+    needs_gradient: ClassVar[bool] = True
     name: Literal["freelb"] = "freelb"
     ascent_steps: int = Field(3, ge=2, le=1000)  # K
     step_size: float = Field(0.1, gt=0)  # length of a step of the ascent
@@ -187,7 +183,7 @@ class FgmSettings(Settings):
     """FGM: a second pass on embeddings that one ascent step made worse."""
 
     rival: ClassVar[bool] = True
-    needs: ClassVar[Need] = "gradient"
+    needs_gradient: ClassVar[bool] = True
     name: Literal["fgm"] = "fgm"
     epsilon: float = Field(0.2, gt=0)  # Frobenius norm of a window's perturbation
 
@@ -206,7 +202,6 @@ class LnsrSettings(Settings):
 
     rival: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
-    needs: ClassVar[Need] = "dropout"
     name: Literal["lnsr"] = "lnsr"
     noise_scale: float = Field(0.05, gt=0)  # root mean square length of a token's noise, share of its embedding's
     distance_weight: float = Field(1.0, gt=0)  # weighs the distance between hidden states with and without noise

@@ -23,7 +23,7 @@ from swep_ds.data.windows import empty_answer, separate_texts
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
-from swep_ds.kernels.dispatch import implementation
+from swep_ds.kernels.op import implementation
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA

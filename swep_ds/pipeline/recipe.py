@@ -192,7 +192,7 @@ class Recipe(Section):
     def _training_faults(self) -> Iterator[str]:
         method = self.method
         train = self.train
-        if train.execution == "joint" and method.needs == "gradient":
+        if train.execution == "joint" and method.needs_gradient:
             yield (
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
                 "pass for the next: set it to split"

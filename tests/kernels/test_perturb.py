@@ -64,13 +64,12 @@ def test_low_precision_is_as_good_as_rounding_once(mode, dtype):
     reference.assert_accurate(results, expected(*inputs, mode))
 
 
-@pytest.mark.parametrize("mode", ["learned", "additive"])
-def test_bfloat16_params_hold_noise_near_its_prior(mode):
+def test_bfloat16_params_hold_noise_near_its_prior():
     """bfloat16 has 8 bits: it can say that mu is 0.001 above its prior, but not that it is 1.001."""
     embeddings, params, mask, sample_ids = batch(d=256, dtype=torch.float64)
     params = params * 2e-3
-    exact = expected(embeddings, params, mask, sample_ids, mode)[1]
-    kl = run(embeddings.bfloat16(), params.bfloat16(), mask, sample_ids, mode)[1]
+    exact = expected(embeddings, params, mask, sample_ids, "learned")[1]
+    kl = run(embeddings.bfloat16(), params.bfloat16(), mask, sample_ids)[1]
     torch.testing.assert_close(kl.double(), exact, rtol=0.02, atol=0)
     assert 0 < exact[mask].max() < 0.01
 
@@ -114,18 +113,13 @@ def test_noise_follows_the_sample_not_the_batch():
     assert_same([x[:, :9] for x in run(*longer, padded, sample_ids)], together)
 
 
-def test_a_chunk_boundary_changes_nothing(monkeypatch):
-    inputs = batch(n=4, t=9)
-    whole = run(*inputs)
-    monkeypatch.setattr("swep_ds.kernels.torch_impl.CHUNK_ELEMENTS_CPU", 5 * 16)
-    assert_same(run(*inputs), whole)
-
-
-def test_inputs_that_cannot_be_viewed_as_rows_are_copied_once_not_for_each_chunk(monkeypatch):
+def test_a_chunk_boundary_changes_nothing_and_inputs_that_are_no_rows_are_copied_once(monkeypatch):
     embeddings, params, mask, sample_ids = batch(n=4, t=9, masked=False)
     cut = torch.cat([embeddings, embeddings], dim=1)[:, :9].requires_grad_()
     gradient = torch.ones(16, 9, 4).permute(2, 1, 0)
+    whole = run(embeddings, params, mask, sample_ids)
     monkeypatch.setattr("swep_ds.kernels.torch_impl.CHUNK_ELEMENTS_CPU", 2 * 16)
+    assert_same(run(embeddings, params, mask, sample_ids), whole)
     for inputs, copies in (((embeddings.requires_grad_(), params), 1), ((cut, params), 3)):
         with CountCopies() as count:
             run(*inputs, mask, sample_ids)[0].backward(gradient)
@@ -179,25 +173,15 @@ def test_strides_do_not_matter(mode):
     strided = gradients(transposed, wide[..., 3:35], mask.T.contiguous().T, sample_ids, g, k, mode)
     for got, want in zip(strided, plain, strict=True):
         assert torch.equal(got, want)
-    expanded = torch.tensor(0.7).expand(embeddings.shape)
-    for got, want in zip(
-        gradients(embeddings, params, mask, sample_ids, expanded, k, mode),
-        gradients(embeddings, params, mask, sample_ids, expanded.contiguous(), k, mode),
-        strict=True,
-    ):
-        assert torch.equal(got, want)
 
 
-def test_autocast_mixture_of_dtypes():
+def test_params_may_have_another_dtype_as_under_autocast():
     embeddings, params, mask, sample_ids = batch()
     params = params.bfloat16()
     mixed = run(embeddings, params, mask, sample_ids)
-    single = run(embeddings, params.float(), mask, sample_ids)
-    assert torch.equal(mixed[0], single[0])
-    assert (
-        gradients(embeddings, params, mask, sample_ids, *map(torch.ones_like, mixed), "learned")[1].dtype
-        == torch.bfloat16
-    )
+    assert torch.equal(mixed[0], run(embeddings, params.float(), mask, sample_ids)[0])
+    grads = map(torch.ones_like, mixed)
+    assert gradients(embeddings, params, mask, sample_ids, *grads, "learned")[1].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("n", "t"), [(0, 5), (4, 0), (2, 3)])
@@ -248,18 +232,17 @@ def test_nothing_but_the_inputs_is_saved():
         ({"mode": "nois"}, ValueError, "mode must be one of"),
         ({"embeddings": torch.zeros(3, 16)}, ValueError, r"embeddings must be \[N, T, d\]"),
         ({"embeddings": torch.zeros(3, 7, 6)}, ValueError, "multiple of 4"),
+        ({"embeddings": torch.zeros(3, 7, 16, dtype=torch.int32)}, TypeError, "must be float32"),
         ({"params": None}, ValueError, "needs params"),
         ({"mode": "prior"}, ValueError, "takes no params"),
-        ({"params": torch.zeros(3, 7, 16)}, ValueError, r"params must be \[N, T, 2d\]"),
-        ({"mask": torch.ones(3, 6, dtype=torch.bool)}, ValueError, "mask must be"),
+        ({"params": torch.zeros(3, 7, 16)}, ValueError, r"params must have shape \(3, 7, 32\)"),
         ({"mask": torch.ones(3, 7)}, TypeError, "mask must be bool or integer"),
         ({"mask": torch.ones(3, 7, dtype=torch.bool, device="meta")}, ValueError, "mask is on meta"),
-        ({"sample_ids": torch.arange(4)}, ValueError, "sample_ids must be"),
+        ({"sample_ids": torch.arange(4)}, ValueError, "sample_ids must have"),
         ({"sample_ids": torch.arange(3, dtype=torch.int32)}, TypeError, "sample_ids must be int64"),
         ({"prior_variance": 0.0}, ValueError, "prior_variance must be greater than 0"),
         ({"draw": torch.tensor([1])}, TypeError, "draw must be .* got torch.int64, 1-dim"),
         ({"draw": torch.tensor(1, device="meta")}, ValueError, "draw is on meta but embeddings are on cpu"),
-        ({"draw": 1.0}, TypeError, "draw must be .* got float"),
         ({"seed": 2**64}, ValueError, "seed must fit 64 bits"),
     ],
 )

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from swep_ds.kernels import tiles
 from swep_ds.kernels.tools import bench
 from tests.support import scripts
 
@@ -17,11 +16,9 @@ WIDTH = "--width: must be a multiple of 4 from 4 to 8192; got "
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("bench_kernels --device cpu --tokens 0", TOKENS + "0"),
         ("bench_kernels --device cpu --tokens 700", TOKENS + "700"),
-        ("bench_kernels --device cpu --tokens many", "--tokens: must be an integer; got 'many'"),
+        ("bench_kernels --device cpu --tokens many", TOKENS + "many"),
         ("bench_kernels --device cpu --width 30", WIDTH + "30"),
-        ("tune_kernels --tokens 513", TOKENS + "513"),
         ("kernel_report --width -4", WIDTH + "-4"),
         ("kernel_report --arch sm_70", "invalid choice: 'sm_70'"),
     ],
@@ -70,14 +67,15 @@ def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
     """With invented times: the script needs no GPU to choose and to print."""
     pytest.importorskip("triton")
     from swep_ds.kernels import triton_impl
+    from swep_ds.kernels.triton_impl import Tile
 
     tune, shapes = scripts.load("scripts/tune_kernels.py"), []
     monkeypatch.setattr(triton_impl, "target", lambda device: ("sm_90", "nvidia", 32))
 
-    def choose(fast: tiles.Tile, factor: float):
+    def choose(fast: Tile, factor: float):
         def seconds(call, device):
             names = "BLOCK_ROWS", "BLOCK_COLS", "num_warps", "maxnreg"
-            tile = tiles.Tile(*(call.keywords[name] for name in names))
+            tile = Tile(*(call.keywords[name] for name in names))
             shapes.append(tile)
             # without its cap the fast tile must be among the best for its caps to be tried
             return (1e-5 * (factor if tile == fast else 0.995 if tile[:3] == fast[:3] else 1.0),) * 3
@@ -85,9 +83,9 @@ def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
         monkeypatch.setattr(bench, "seconds", seconds)
         shapes.clear()
         line = tune.entry("backward", 768, [8, 4], torch.device("cpu"), "a GPU")
-        return eval("{" + line + "\n}", {"Tile": tiles.Tile}), line
+        return eval("{" + line + "\n}", {"Tile": Tile}), line
 
-    for best in (tiles.Tile(8, 64, 2), tiles.Tile(2, 64, 1, 80)):
+    for best in (Tile(8, 64, 2), Tile(2, 64, 1, 80)):
         entry, line = choose(best, 0.5)
         assert entry == {("sm_90", "backward", 768): best}
         assert line.endswith("# a GPU: 5.0, 5.0 us, was 10.0, 10.0")
@@ -95,6 +93,6 @@ def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
         assert len(set(shapes)) <= 18 + 1 + 4 * 4
         assert len(shapes) == 2 * len(set(shapes))
     # not worth a change
-    assert choose(tiles.Tile(8, 64, 2), 0.99)[0] == {
-        ("sm_90", "backward", 768): tiles.default("sm_90", "backward", 768, 32)
+    assert choose(Tile(8, 64, 2), 0.99)[0] == {
+        ("sm_90", "backward", 768): triton_impl.default_tile("sm_90", "backward", 768, 32)
     }

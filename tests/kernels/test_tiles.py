@@ -1,8 +1,11 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.kernels import tiles
-from swep_ds.kernels.tiles import Tile, default, launch_options, tile
+pytest.importorskip("triton")
+
+from swep_ds.kernels import triton_impl
+from swep_ds.kernels.triton_impl import Tile, default_tile, launch_options, tile
 
 
 @given(
@@ -22,18 +25,18 @@ def test_a_tile_for_every_width(d, warp_size, itemsize):
 
 
 def test_768_is_walked_without_idle_lanes():
-    assert default("sm_100", "forward", 768, 32) == (4, 64, 1, None)
+    assert default_tile("sm_100", "forward", 768, 32) == (4, 64, 1, None)
 
 
 def test_registers_are_capped_where_the_forward_has_room():
     capped = {(a, k) for a in ("sm_80", "sm_90", "sm_100", "gfx942") for k in ("forward", "backward")
-              if launch_options(default(a, k, 768, 32)).get("maxnreg")}  # fmt: skip
+              if launch_options(default_tile(a, k, 768, 32)).get("maxnreg")}  # fmt: skip
     assert capped == {("sm_80", "forward"), ("sm_90", "forward")}
 
 
 def test_a_measured_tile_comes_first(monkeypatch):
-    monkeypatch.setattr(tiles, "MEASURED", {("sm_90", "backward", 768): Tile(16, 64, 2)})
+    monkeypatch.setattr(triton_impl, "MEASURED", {("sm_90", "backward", 768): Tile(16, 64, 2)})
     assert tile("sm_90", "backward", 768, 2, 32) == (16, 64, 2, None)
     assert tile("sm_90", "backward", 768, 4, 32) == (8, 64, 2, None)
     for other in (("sm_90", "forward", 768), ("sm_90", "backward", 1024), ("sm_100", "backward", 768)):
-        assert tile(*other, 2, 32) == default(*other, 32)
+        assert tile(*other, 2, 32) == default_tile(*other, 32)

@@ -27,14 +27,15 @@ CASES = {
     "symnoise": ("symnoise", {"noise_alpha": 7.0}),
     "lnsr": ("lnsr", {"noise_scale": 0.2, "distance_weight": 0.6}),
     "swep": ("swep", {"divergence_weight": 0.8, "beta": 0.01, "mle_weight": 0.3}),
-    "swep, published": ("swep", {"divergence_weight": 0.8, "separate_hidden_pass": True}),
+    "swep, without MLE": ("swep", {"beta": 0.7, "mle_weight": 0.0, "kl_reduction": "mean"}),
+    "swep, published": ("swep", {"separate_hidden_pass": True, "kl_reduction": "mean", "divergence_weight": 0.8}),
 }
 KINDS = get_args(SwepSettings.model_fields["noise"].annotation)
 CASES |= {f"swep, {kind}": ("swep", {"noise": kind, "prior_variance": 0.3}) for kind in KINDS}
 MICRO_STEPS = {"prior_aug": 2, "adv_aug": 2, "freelb": 3, "fgm": 2, "symnoise": 2}  # the others: 1
 
 
-@pytest.mark.parametrize("architecture", ["bert", "electra", "t5"])
+@pytest.mark.parametrize("architecture", ["electra", "t5"])
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_are_those_of_the_equations(case, architecture):
     name, settings = CASES[case]

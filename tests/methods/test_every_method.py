@@ -6,12 +6,15 @@ import torch
 from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS, build
+from swep_ds.methods.base import Pass
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from tests.support import tiny_batches, tiny_models
-from tests.support.tiny_objective import JOINT, gradients, objective, split
+from tests.support.tiny_objective import MEASURED, gradients, objective, split
 
-IN_ONE_STEP = [name for name, settings in METHODS.items() if settings.needs != "gradient"]
+IN_ONE_STEP = [(name, "bert", {}) for name, settings in METHODS.items() if not settings.needs_gradient]
+IN_ONE_STEP += [("swep", "bert", {"separate_hidden_pass": True}), ("swep", "bert", {"mle_weight": 0.0})]
+IN_ONE_STEP += [(name, architecture, {}) for name in ("swep", "lnsr") for architecture in tiny_models.SEQ2SEQ]
 
 
 def windows(architecture: str, **options) -> Batch:
@@ -20,36 +23,45 @@ def windows(architecture: str, **options) -> Batch:
     return tiny_batches.batch(**options)
 
 
-def update(module: Objective, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of an update in `split` execution."""
+def update(module: Objective, batch: Batch, measure: bool = False) -> tuple[float, dict, dict]:
+    """Loss, gradients and statistics of an update in `split` execution."""
     module.zero_grad()
-    total = 0.0
-    for loss, _, _ in split(module, batch):
+    total, statistics = 0.0, {}
+    for loss, _, seen in split(module, batch, measure=measure):
         loss.backward()
-        total += loss.item()
-    return total, {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+        # ZeRO-3 needs a gradient for every parameter of the method in every micro-step
+        assert all(p.grad is not None for p in module.method.parameters())
+        total, statistics = total + loss.item(), statistics | seen
+    return total, {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}, statistics
 
 
-@pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)
-@pytest.mark.parametrize("method", IN_ONE_STEP)
-def test_split_equals_joint(method, architecture):
-    module, batch = objective(method, architecture), tiny_batches.generative()
-    loss, split = update(module, batch)
-    joint_loss = module(batch, JOINT)[0]
+@pytest.mark.parametrize(("method", "architecture", "settings"), IN_ONE_STEP)
+def test_split_equals_joint(method, architecture, settings):
+    module, batch = objective(method, architecture, **settings), windows(architecture)
+    torch.manual_seed(2)
+    for parameter in module.method.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    loss, got, statistics = update(module, batch, measure=True)
+    assert len(module.parts("joint")) == 1
+    joint_loss, _, joint_statistics = module(batch, MEASURED)
     assert loss == pytest.approx(joint_loss.item(), rel=1e-12)
+    assert statistics == joint_statistics
     for name, gradient in gradients(module, joint_loss).items():
-        torch.testing.assert_close(split[name], gradient, rtol=1e-9, atol=1e-14)
+        torch.testing.assert_close(got[name], gradient, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "t5"])
-@pytest.mark.parametrize("method", METHODS)
+PADDED = [(name, "bert") for name in METHODS] + [("swep", "t5"), ("freelb", "t5")]
+
+
+@pytest.mark.parametrize(("method", "architecture"), PADDED)
 def test_a_window_without_weight_changes_nothing_and_bfloat16_little(method, architecture):
     """A rank that has run out of windows takes part with such a one."""
     module, batch = objective(method, architecture), windows(architecture)
     first_two = Batch(*(t if t is None else t[:2] for t in batch))
     counted = torch.tensor([1.0, 1.0, 0.0])
     padded = batch._replace(weight=batch.weight * counted, token_weight=batch.token_weight * counted)
-    (loss, with_it), (expected, without) = update(module, padded), update(module, first_two)
+    loss, with_it, _ = update(module, padded)
+    expected, without, _ = update(module, first_two)
     assert loss == pytest.approx(expected, rel=1e-9)
     for name, gradient in without.items():
         torch.testing.assert_close(with_it[name], gradient, rtol=1e-6, atol=1e-12)
@@ -69,7 +81,7 @@ def test_every_method_learns(method):
 
     before = clean_nll()
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
-    for number in range(10):
+    for number in range(6):
         optimizer.zero_grad()
         for loss, _, _ in split(module, batch, number):
             loss.backward()
@@ -89,3 +101,23 @@ def test_a_width_is_refused_before_training_or_trained_with(method, width):
     module = Objective(qa, build(settings, qa.hidden_size, qa.embedding_size), seed=1).train()
     update(module, tiny_batches.batch(dtype=torch.float32))
     assert all(parameter.grad is not None for parameter in qa.model.qa_outputs.parameters())
+
+
+def test_a_kl_needs_a_pass_that_trains():
+    assert Pass("noisy", 0.0, kl_weight=1.0, divergence_weight=1.0).trains
+    for weight in (1.0, torch.tensor(0.0)):
+        with pytest.raises(ValueError, match="a KL needs a pass that trains"):
+            Pass("noisy", 0.0, kl_weight=weight)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_passes_without_gradient_leave_those_of_autocast_whole(separate):
+    """Weights that autocast has cast for a pass without gradient would give later passes none."""
+    module, batch = objective("swep", separate_hidden_pass=separate).float(), tiny_batches.batch(dtype=torch.float32)
+    exact = update(module, batch, measure=True)[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = update(module, batch, measure=True)[1]
+    assert exact.keys() == cast.keys()
+    for name, expected in exact.items():
+        if expected.norm() > 1e-3:
+            assert torch.nn.functional.cosine_similarity(cast[name].ravel(), expected.ravel(), 0) > 0.9, name

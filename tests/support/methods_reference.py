@@ -205,6 +205,8 @@ def swep(window: Window, settings: Settings, generator: nn.Module) -> Tensor:
     prior = Normal(mean, alpha**0.5)
     posterior = Normal(mu, alpha**0.5 if kind == "no_eps" else sigma)
     kl = kl_divergence(posterior, prior)[0, :length].sum()
+    if settings.kl_reduction == "mean":  # over the batch's tokens, where all else is over its windows
+        kl = kl * window.batch.token_weight.item() / window.batch.weight.item()
     loss = lam * clean.nll + (1 - lam) * (noisy.nll + settings.beta * kl)
     return loss + settings.divergence_weight * both_directions(clean, noisy) / 2
 

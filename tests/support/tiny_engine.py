@@ -31,7 +31,7 @@ VARIANTS = {
     "swep-hidden": ("swep", {"separate_hidden_pass": True, "noise": "additive"}),
 }
 ON_RANKS = METHODS["swep"](beta=1e-3, initialisation="default", kl_target=1000.0, noise_learning_rate=5e-2)
-VARIANTS |= {name: (name, {}) for name, kind in METHODS.items() if kind.needs != "gradient" and name != "ssmba"}
+VARIANTS |= {name: (name, {}) for name, kind in METHODS.items() if not kind.needs_gradient and name != "ssmba"}
 
 
 def settings(variant: str) -> Settings:

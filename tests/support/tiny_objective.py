@@ -15,7 +15,7 @@ from swep_ds.models.seq2seq import GenerativeQA
 from tests.support import tiny_models
 
 SEED, UPDATE = 2**40 + 7, 5
-JOINT, MEASURED = MicroStep(UPDATE), MicroStep(UPDATE, measure=True)  # all passes at once
+JOINT, MEASURED = MicroStep(UPDATE), MicroStep(UPDATE, measure=True, compare=True)  # all passes at once
 
 
 def objective(method: str, architecture: str = "bert", dropout: float = 0.0, **settings) -> Objective:
@@ -32,7 +32,7 @@ def split(
     """The micro-steps of `split` execution one after the other; the caller goes backward between two."""
     carried = PassState()
     for part in module.parts("split"):
-        loss, carried, statistics = module(batch, MicroStep(update, progress, part, carried, measure))
+        loss, carried, statistics = module(batch, MicroStep(update, progress, part, carried, measure, compare=measure))
         yield loss, carried, statistics
 
 

@@ -75,16 +75,15 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
 
 
 def _read(source: str, limit: int | None, settings: AugmentSettings, console: Console) -> list[Example]:
+    repeated = settings.repeated_answers
     try:
-        repeated = settings.repeated_answers != "error"
-        examples = read_examples(source, training=True, unanswerable=True, repeated=repeated)
+        examples = read_examples(source, training=True, unanswerable=True, repeated=repeated != "error")
     except InputError as error:
         raise InputError(f"--data: {error}") from None
-    examples, count = settle_repeated(examples, settings.repeated_answers)
+    examples, count = settle_repeated(examples, repeated)
     if count:
         console.print(
-            f"{count} questions have an answer that occurs several times in its context "
-            f"(--repeated_answers {settings.repeated_answers})"
+            f"{count} questions have an answer that occurs several times in its context (--repeated_answers {repeated})"
         )
     # a corrupted text may begin to answer a question, or cease to: only an answer that is kept says which
     answerable = [example for example in examples if example.answers]

@@ -1,152 +1,101 @@
-"""SSMBA's corruption of a text, and how predicted tokens return to the text.
+"""SSMBA's corruption of a text, and how predicted tokens return to it (Ng, Cho, Ghassemi, EMNLP 2020).
 
-After Ng, Cho, Ghassemi: "SSMBA: Self-Supervised Manifold Based Data Augmentation for Improving Out-of-Domain
-Robustness", EMNLP 2020: a share of the tokens is selected; of these 80 % are masked, 10 % replaced by a random token
-and 10 % left unchanged; a masked language model then predicts all of them, as BERT learned to. (The published code
-leaves the last 10 % out of the prediction.)
+A share of the tokens is selected. 80 % of them are masked, 10 % replaced by a random token and 10 % left unchanged; a
+masked language model then predicts all of them, as BERT learned to. (The published code leaves the last 10 % out of the
+prediction.)
 
-Notable:
-- Predictions are spliced into the ORIGINAL text by character offsets, so all text that was not corrupted, or came back
-  unchanged, keeps every byte: case, accents, white space. Decoding all tokens would lose them.
-- The tokenizer's own decoder, run on a token after another one, shows how the token reads and whether it takes a space
-  before it. So WordPiece's `##` and the leading space of byte-level BPE and SentencePiece are not special cases.
+Predictions are spliced into the ORIGINAL text by character offsets, so all other text keeps every byte: case, accents,
+white space. The tokenizer's own decoder shows how a token reads and whether it takes a space before it, so WordPiece's
+`##` and the leading space of byte-level BPE and SentencePiece are not special cases.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.tokens import TextTokens
 
 MASKED, RANDOM = 0.8, 0.1  # shares of the selected tokens; the rest is unchanged (Devlin et al., NAACL 2019)
-_NEVER_TRAINED = re.compile(r"\[unused\d+\]")  # spare entries of BERT's vocabularies
 
 
-@dataclass(frozen=True)
 class Vocabulary:
-    """How every token id reads in a text. V ids.
+    """How each token id reads in a text.
 
-    texts: V strings, without white space around them.
+    texts: [V] strings, without white space around them.
     spaced: [V] bool, whether the tokenizer's decoder puts a space before the token.
     candidates: int64 ids that may be written into a text: no special, added or never trained token, and no part of a
         character, which reads as nothing.
-    closed: int64 ids of special tokens that a text may spell out ("[SEP]"), without the unknown token.
     """
 
-    texts: list[str]
-    spaced: np.ndarray
-    candidates: np.ndarray
-    closed: np.ndarray
-    mask_id: int
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerFast) -> "Vocabulary":
+    def __init__(self, tokenizer: PreTrainedTokenizerFast):
         backend = tokenizer.backend_tokenizer
-        mask = tokenizer.mask_token_id
-        before = backend.decode([mask], skip_special_tokens=False)
-        vocabulary = tokenizer.get_vocab()
-        pairs = [[mask, token] for token in range(max(vocabulary.values()) + 1)]
-        decoded = [pair.removeprefix(before) for pair in backend.decode_batch(pairs, skip_special_tokens=False)]
-        texts = [text.strip() for text in decoded]
+        ids = tokenizer.get_vocab()
+        self.mask_id = tokenizer.mask_token_id
+        mask = backend.decode([self.mask_id], skip_special_tokens=False)
+        pairs = [[self.mask_id, token] for token in range(max(ids.values()) + 1)]
+        decoded = [pair.removeprefix(mask) for pair in backend.decode_batch(pairs, skip_special_tokens=False)]
+        self.texts = [text.strip() for text in decoded]
+        self.spaced = np.array([text[:1].isspace() for text in decoded])
         barred = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-        barred |= {token for text, token in vocabulary.items() if _NEVER_TRAINED.fullmatch(text)}
+        # spare entries of BERT's vocabularies
+        barred |= {token for name, token in ids.items() if re.fullmatch(r"\[unused\d+\]", name)}
         candidates = [
             token
-            for token, text in enumerate(texts)
+            for token, text in enumerate(self.texts)
             if token not in barred and text and text.isprintable() and "\ufffd" not in text
         ]
-        return cls(
-            texts=texts,
-            spaced=np.array([text[:1].isspace() for text in decoded]),
-            candidates=np.array(candidates, np.int64),
-            closed=np.array(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), np.int64),
-            mask_id=mask,
-        )
+        self.candidates = np.array(candidates, np.int64)
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of T tokens.
-
-    ids: [T] int64.
-    starts, ends: [T] int64, a token's characters [start, end) without white space around them.
-    eligible: [T] bool, whether a token may be corrupted.
-    answer: its characters [start, end); None for a question.
-    """
+    """A text of T tokens, without special ones around them."""
 
     text: str
-    ids: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
+    ids: np.ndarray  # [T] int64
+    starts: np.ndarray  # [T] int64, a token's first character, without white space
+    ends: np.ndarray  # [T] int64, the character after its last one, without white space
+    # [T] bool, whether a token may be corrupted: not white space, no byte of a character that several tokens share, and
+    # no part of a protected answer
     eligible: np.ndarray
-    answer: tuple[int, int] | None
+    answer: tuple[int, int] | None  # its characters [start, end); None for a question
 
-
-def tokenise(
-    backend: Tokenizer,
-    vocabulary: Vocabulary,
-    texts: Sequence[str],
-    answers: Sequence[tuple[int, int] | None],
-    *,
-    protected: bool = True,
-) -> list[Text]:
-    """Tokens without special ones around them, and which of them may be corrupted.
-
-    A token is not eligible if it is white space, shares a character with another token (bytes of one character), is a
-    special token, which a Unigram model finds where a text spells it out, or, with `protected`, overlaps the answer.
-    """
-    tokenised = []
-    for text, span, encoding in zip(texts, answers, backend.encode_batch(texts, add_special_tokens=False), strict=True):
-        ids = np.array(encoding.ids, np.int64)
+    @classmethod
+    def of(cls, text: str, encoding: Encoding, answer: tuple[int, int] | None, *, protected: bool = True) -> "Text":
         tokens = TextTokens.of(encoding, text)
-        trimmed = [_trimmed(text, *offset) for offset in zip(tokens.starts, tokens.ends, strict=True)]
-        offsets = np.array(trimmed, np.int64).reshape(-1, 2)
-        starts, ends = offsets.T
-        eligible = (starts < ends) & ~np.isin(ids, vocabulary.closed)
+        starts = tokens.starts.astype(np.int64)
+        ends = tokens.ends.astype(np.int64)
+        for token, piece in enumerate([text[start:end] for start, end in zip(starts, ends, strict=True)]):
+            starts[token] += len(piece) - len(piece.lstrip())
+            ends[token] = starts[token] + len(piece.strip())
+        eligible = starts < ends
         shared = starts[1:] < ends[:-1]
         eligible[1:] &= ~shared
         eligible[:-1] &= ~shared
-        if protected and span is not None:
-            eligible &= (ends <= span[0]) | (starts >= span[1])
-        tokenised.append(Text(text, ids, starts, ends, eligible, span))
-    return tokenised
-
-
-def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    piece = text[start:end]
-    start += len(piece) - len(piece.lstrip())
-    return start, start + len(piece.strip())
-
-
-@dataclass(frozen=True)
-class Corruption:
-    """What a masked language model is to reconstruct. T tokens, S of them selected.
-
-    ids: [T] int64, corrupted.
-    selected: [S] int64, ascending positions.
-    uniforms: [S] float64 in [0, 1), one for the draw of each selected token.
-    """
-
-    ids: np.ndarray
-    selected: np.ndarray
-    uniforms: np.ndarray
+        if protected and answer is not None:
+            eligible &= (ends <= answer[0]) | (starts >= answer[1])
+        return cls(text, np.array(encoding.ids, np.int64), starts, ends, eligible, answer)
 
 
 def corrupt(
     ids: np.ndarray, eligible: np.ndarray, share: float, vocabulary: Vocabulary, rng: np.random.Generator
-) -> Corruption:
-    """Selects tokens, `share` of the eligible ones in expectation, and corrupts them."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Selects tokens, `share` of the eligible ones in expectation, and corrupts them.
+
+    Returns:
+        The corrupted ids [T], the selected positions [S] in ascending order, and for the draw of each selected token a
+        float64 number in [0, 1), [S].
+    """
     count = int(share * eligible.sum() + rng.random())
     selected = np.sort(rng.choice(np.flatnonzero(eligible), count, replace=False))
     fate = rng.random(count)
     other = np.where(fate < MASKED + RANDOM, rng.choice(vocabulary.candidates, count), ids[selected])
     corrupted = ids.copy()
     corrupted[selected] = np.where(fate < MASKED, vocabulary.mask_id, other)
-    return Corruption(corrupted, selected, rng.random(count))
+    return corrupted, selected, rng.random(count)
 
 
 def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary: Vocabulary) -> tuple[str, int]:
@@ -162,34 +111,37 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
     Returns:
         The new text and the character where the answer begins in it, or would begin if none of it was replaced.
     """
-    start = text.answer[0] if text.answer else 0
+    answer_start, answer_end = text.answer or (-1, -2)  # a question: no token is at its answer
+    start = max(answer_start, 0)
     changed = predicted != text.ids[positions]
     replacements = dict(zip(positions[changed].tolist(), predicted[changed].tolist(), strict=True))
     parts: list[str] = []
     done = 0  # characters of the text that `parts` replaces
     for position, token in replacements.items():
-        begin, end = int(text.starts[position]), int(text.ends[position])
+        begin = int(text.starts[position])
+        end = int(text.ends[position])
         piece = vocabulary.texts[token]
         spaced = vocabulary.spaced[token]
         was_spaced = vocabulary.spaced[text.ids[position]]
         cut = begin
-        before = parts[-1][-1] if parts and done == begin else text.text[max(begin - 1, 0) : begin]
+        before = text.text[max(begin - 1, 0) : begin]
+        if parts and done == begin:
+            before = parts[-1][-1]
         if before.isspace():
-            after_answer = text.answer and text.answer[0] < begin <= text.answer[1] + 1
-            if was_spaced and not spaced and not after_answer:
+            if was_spaced and not spaced and not answer_start < begin <= answer_end + 1:
                 cut -= 1
         elif before:
-            stands_apart = spaced or (text.answer and begin == text.answer[1])
-            if (spaced and not was_spaced) or (stands_apart and _one_word(before, piece)):
+            apart = (spaced or begin == answer_end) and _one_word(before, piece)
+            if apart or (spaced and not was_spaced):
                 piece = " " + piece
         following = position + 1
         if following not in replacements and _one_word(piece, text.text[end : end + 1]):
             next_word = following < len(text.ids) and vocabulary.spaced[text.ids[following]]
-            if next_word or (text.answer and end == text.answer[0]):
+            if next_word or end == answer_start:
                 piece += " "
         parts += [text.text[done:cut], piece]
         done = end
-        if text.answer and end <= text.answer[0]:
+        if end <= answer_start:
             start += len(piece) - (end - cut)
     return "".join(parts) + text.text[done:], start
 

@@ -1,6 +1,5 @@
 """Masked language models to sample tokens from: any `AutoModelForMaskedLM` with a fast tokenizer."""
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -33,32 +32,26 @@ def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, Pr
 def draw(
     model: PreTrainedModel,
     inputs: dict[str, Tensor],
-    rows: np.ndarray,
-    positions: np.ndarray,
-    uniforms: np.ndarray,
+    rows: Tensor,
+    positions: Tensor,
+    uniforms: Tensor,
     candidates: Tensor,
-) -> np.ndarray:
-    """Tokens drawn from the softmax over `candidates` at S places, by inversion of its distribution in float64.
+) -> Tensor:
+    """Tokens [S] drawn from the softmax over `candidates` at S places, by inversion of its distribution in float64.
 
     Args:
         inputs: the model's inputs [N, T].
         rows, positions: [S] int64, the places in `inputs`.
         uniforms: [S] float64 in [0, 1); with the logits they determine the draws.
-        candidates: [V] int64, the ids that may be drawn, on the model's device.
-
-    Returns:
-        [S] int64 ids.
+        candidates: [V] int64, the ids that may be drawn.
     """
-    device = candidates.device
-    inputs = {name: value.to(device) for name, value in inputs.items()}
-    logits = logits_at(model, inputs, torch.from_numpy(rows).to(device), torch.from_numpy(positions).to(device))
+    logits = logits_at(model, inputs, rows, positions)
     drawn = []
-    parts = (values.split(PLACES_AT_A_TIME) for values in (logits, torch.from_numpy(uniforms).to(device)))
-    for part, u in zip(*parts, strict=True):
+    for part, u in zip(logits.split(PLACES_AT_A_TIME), uniforms.split(PLACES_AT_A_TIME), strict=True):
         cumulated = part[:, candidates].double().softmax(-1).cumsum(-1)
         reached = u[:, None] * cumulated[:, -1:]
         drawn.append(candidates[torch.searchsorted(cumulated, reached, right=True)[:, 0]])
-    return torch.cat(drawn).cpu().numpy()
+    return torch.cat(drawn)
 
 
 def logits_at(model: PreTrainedModel, inputs: dict[str, Tensor], rows: Tensor, positions: Tensor) -> Tensor:
@@ -72,5 +65,6 @@ def logits_at(model: PreTrainedModel, inputs: dict[str, Tensor], rows: Tensor, p
         logits = model(**inputs, return_dict=True).logits
     finally:
         hook.remove()
-    # MobileBERT multiplies by the layer's weights itself, past the hook
-    return logits if logits.dim() == 2 else logits[rows, positions]
+    if logits.dim() == 3:  # MobileBERT multiplies by the layer's weights itself, past the hook
+        return logits[rows, positions]
+    return logits

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.windows import plain_backend
-from swep_ds.methods.ssmba_samples.corruption import Vocabulary, corrupt, splice, tokenise
+from swep_ds.methods.ssmba_samples.corruption import Text, Vocabulary, corrupt, splice
 from tests.support import tiny
 from tests.support.marks import with_marks
 
@@ -52,21 +52,13 @@ def byte_bpe() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
 
 
-@functools.cache
-def unigram() -> PreTrainedTokenizerFast:
-    words = ["▁", "▁the", "▁monastery", "▁all", "the", "all", "ri", ";"]
-    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in [*SPECIAL.values(), *words]], unk_id=0))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+EXACT = {"exact wordpiece": wordpiece, "exact byte_bpe": byte_bpe}
+VOCABULARIES = {kind: Vocabulary(make()) for kind, make in (tiny.TOKENIZERS | EXACT).items()}
 
 
-EXACT = {"exact wordpiece": wordpiece, "exact byte_bpe": byte_bpe, "exact unigram": unigram}
-VOCABULARIES = {kind: Vocabulary.of(make()) for kind, make in (tiny.TOKENIZERS | EXACT).items()}
-
-
-def tokenised(kind: str, text: str, kept: tuple[int, int] | None = None):
-    return tokenise(plain_backend((tiny.TOKENIZERS | EXACT)[kind]()), VOCABULARIES[kind], [text], [kept])[0]
+def tokenised(kind: str, text: str, kept: tuple[int, int] | None = None) -> Text:
+    backend = plain_backend((tiny.TOKENIZERS | EXACT)[kind]())
+    return Text.of(text, backend.encode(text, add_special_tokens=False), kept)
 
 
 def shown(tokens) -> list[str]:
@@ -91,7 +83,7 @@ def test_a_byte_level_token_reads_as_its_bytes():
 def test_no_special_or_added_or_unused_token_may_be_written(kind):
     tokenizer = tiny.TOKENIZERS[kind].__wrapped__()  # a new one, to add a token to
     assert tokenizer.add_tokens(["zzz"]) == 1
-    candidates = Vocabulary.of(tokenizer).candidates.tolist()
+    candidates = Vocabulary(tokenizer).candidates.tolist()
     assert not {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids("zzz")} & set(candidates)
     assert candidates == VOCABULARIES[kind].candidates.tolist()
     unused = wordpiece().convert_tokens_to_ids("[unused7]")
@@ -102,17 +94,14 @@ def test_no_special_or_added_or_unused_token_may_be_written(kind):
 # Which tokens may be corrupted
 
 
-def test_tokens_over_the_answer_are_not_eligible():
+def test_tokens_of_the_answer_white_space_and_bytes_of_a_character_are_not_eligible():
     text = "it was founded in 1204 by abbot"
     for span in ((18, 22), (19, 20)):  # the token 1204, and a character in it
         tokens = tokenised("exact wordpiece", text, span)
         assert shown(tokens) == text.split()
         assert tokens.eligible.tolist() == [word != "1204" for word in text.split()]
-
-
-def test_bytes_of_one_character_and_white_space_are_not_eligible_and_a_special_token_that_is_spelled_out_is_text():
-    tokens = tokenised("exact byte_bpe", "a “b”  \n c [SEP] d")
-    assert set(np.array(shown(tokens))[tokens.eligible]) == {*"abcd[SEP]"}
+    tokens = tokenised("exact byte_bpe", "a “b”  \n c d")
+    assert set(np.array(shown(tokens))[tokens.eligible]) == {*"abcd"}
     assert set(np.array(shown(tokens))[~tokens.eligible]) == {"“", "”", ""}
 
 
@@ -124,29 +113,25 @@ def test_shares_of_corrupted_masked_replaced_and_kept_tokens():
     eligible = np.arange(100) % 4 != 0
     rng = np.random.default_rng(0)
     draws = [corrupt(ids, eligible, 0.25, vocabulary, rng) for _ in range(400)]
-    for corruption in draws:
-        assert eligible[corruption.selected].all()
-        assert (np.diff(corruption.selected) > 0).all()
-        assert np.delete(corruption.ids - ids, corruption.selected).any() == 0
-        assert ((corruption.uniforms >= 0) & (corruption.uniforms < 1)).all()
-        assert set(corruption.ids) <= {*ids, *vocabulary.candidates, vocabulary.mask_id}
-    assert {len(corruption.selected) for corruption in draws} == {18, 19}  # 18.75 on average
-    assert np.mean([len(corruption.selected) for corruption in draws]) == pytest.approx(0.25 * 75, abs=0.1)
-    after = np.concatenate([corruption.ids[corruption.selected] for corruption in draws])
-    before = np.concatenate([ids[corruption.selected] for corruption in draws])
-    masked, same = after == vocabulary.mask_id, after == before
+    for corrupted, selected, uniforms in draws:
+        assert eligible[selected].all()
+        assert (np.diff(selected) > 0).all()
+        assert not np.delete(corrupted - ids, selected).any()
+        assert ((uniforms >= 0) & (uniforms < 1)).all()
+        assert set(corrupted) <= {*ids, *vocabulary.candidates, vocabulary.mask_id}
+    counts = [len(selected) for _, selected, _ in draws]
+    assert set(counts) == {18, 19}  # 18.75 on average
+    assert np.mean(counts) == pytest.approx(0.25 * 75, abs=0.1)
+    after = np.concatenate([corrupted[selected] for corrupted, selected, _ in draws])
+    places = np.concatenate([selected for _, selected, _ in draws])
+    masked, same = after == vocabulary.mask_id, after == ids[places]
     # 7,500 tokens: standard deviations of 0.005 and 0.003
     assert masked.mean() == pytest.approx(0.8, abs=0.02)
     assert same.mean() == pytest.approx(0.1, abs=0.015)
     assert (~masked & ~same).mean() == pytest.approx(0.1, abs=0.015)
-    places = np.bincount(np.concatenate([corruption.selected for corruption in draws]), minlength=100)[eligible]
-    assert places.std() < 2 * np.sqrt(400 * 0.25 * 0.75)  # all of them alike
-
-
-def test_nothing_to_corrupt():
-    corruption = corrupt(np.arange(3), np.zeros(3, bool), 1.0, VOCABULARIES["wordpiece"], np.random.default_rng(0))
-    assert len(corruption.selected) == 0
-    assert corruption.ids.tolist() == [0, 1, 2]
+    assert np.bincount(places, minlength=100)[eligible].std() < 2 * np.sqrt(400 * 0.25 * 0.75)  # all of them alike
+    nothing = corrupt(np.arange(3), np.zeros(3, bool), 1.0, vocabulary, rng)
+    assert [part.tolist() for part in nothing] == [[0, 1, 2], [], []]
 
 
 # Splicing
@@ -231,15 +216,8 @@ BYTE_LEVEL = [
     ("It was the", [("It", "Ġmonastery")], "monastery was the"),  # no space at the beginning
     ("It\n was the", [("was", "all")], "It\nall the"),  # a line break is a token of its own
 ]
-SENTENCE_PIECES = [
-    ("all monastery", [("monastery", "ri")], "allri"),
-    ("monastery all", [("monastery", "the")], "the all"),
-    ("monastery; all", [(";", "▁monastery")], "monastery monastery all"),
-    ("all the", [("the", "▁monastery")], "all monastery"),
-]
 SPLICES = [("wordpiece", *case) for case in WORD_PIECES]
 SPLICES += [("byte_bpe", *case) for case in BYTE_LEVEL]
-SPLICES += [("unigram", *case) for case in SENTENCE_PIECES]
 
 
 @pytest.mark.parametrize(("kind", "text", "exchanges", "expected"), SPLICES)
