@@ -1,6 +1,8 @@
 """Whether a sweep's finished runs and its next ones read the same files, and train under the same conditions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +42,19 @@ def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -
         ds_config: as in `resolve_ds_config`.
         ranks: of each run; None = not known, and global batches are not compared.
     """
-    results = [cell.results() for cell in cells]
-    waiting = [cell.folder for cell, done in zip(cells, results, strict=True) if done is None]
-    if not waiting or not any(results):
+    results = {cell.name: cell.results() for cell in cells}
+    waiting = [cell.folder for cell in cells if results[cell.name] is None]
+    if len(waiting) in (0, len(cells)):
         return
     from swep_ds.pipeline.prepare import resolve_ds_config  # imports DeepSpeed, for seconds
 
     new = any(not (folder / BATCH).is_file() for folder in waiting)  # others keep the batch that they began with
-    for cell, done in zip(cells, results, strict=True):
+    for cell in cells:
+        done = results[cell.name]
         if done is None:
             continue
-        there, world = conditions(cell.folder), done.get("world_size", 1)
+        world = done.get("world_size", 1)
+        there = conditions(cell.folder)
         # sizes of the model and of micro-steps are not compared
         here = _decided(
             resolve_ds_config(ds_config, cell.recipe, world_size=world, micro_steps=1, hidden_size=1, on_cpu=False)
@@ -80,33 +84,24 @@ def check_ds_config(cells: Sequence[Cell], ds_config: str, ranks: int | None, *,
 
     read_ds_config(ds_config)
     for cell in waiting if ranks else ():
-        try:
+        with _named(cell):
             prepare.check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
-        except InputError as error:
-            raise InputError(f"{cell.name}: {error}") from None
 
 
 def check_inputs(cells: Sequence[Cell]) -> None:
     """Raises InputError if a file that a finished run has read, and an unfinished one will, holds something else now: a
     table would compare them. Files that are gone cannot be compared."""
     wanted = {files for cell in cells if cell.results() is None for files in input_files(cell.recipe).values()}
-    sums: dict[tuple[Path, ...], str] = {}
-    changed: dict[str, list[str]] = {}  # what changed -> the runs
+    checksum = cache(content_checksum)
     for cell in cells:
         before = (cell.results() or {}).get("inputs", {})
         for name, files in input_files(cell.recipe).items():
-            if name in before and files in wanted:
-                if files not in sums:
-                    sums[files] = content_checksum(files)
-                if sums[files] != before[name]:
-                    path = files[0] if len(files) == 1 else files[0].parent
-                    changed.setdefault(f"{name} {path}", []).append(cell.name)
-    if changed:
-        what, names = next(iter(changed.items()))
-        raise InputError(
-            f"{what}: has changed since {len(names)} run(s), such as {names[0]}, read it: restore it, name another "
-            "--output_dir, or delete the folders of those runs"
-        )
+            if name in before and files in wanted and checksum(files) != before[name]:
+                path = files[0] if len(files) == 1 else files[0].parent
+                raise InputError(
+                    f"{name} {path}: has changed since {cell.name} read it: restore it, name another --output_dir, or "
+                    "delete the folders of the runs that read it"
+                )
 
 
 def check_data(cells: Sequence[Cell]) -> None:
@@ -123,7 +118,13 @@ def check_data(cells: Sequence[Cell]) -> None:
             whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
             if (field, whole) not in read:
                 read.append((field, whole))
-                try:
+                with _named(cell):
                     load_examples(recipe, field)
-                except InputError as error:
-                    raise InputError(f"{cell.name}: {error}") from None
+
+
+@contextmanager
+def _named(cell: Cell) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{cell.name}: {error}") from None

@@ -30,16 +30,9 @@ def test_each_launcher_is_read():
     ("env", "changes", "said"),
     [
         (WHOLE, {"RANK": "4"}, "environment variable RANK='4' must be a whole number from 0 to 3"),
-        (WHOLE, {"RANK": ""}, "environment variable RANK=''"),
         (WHOLE, {"WORLD_SIZE": "0"}, "environment variable WORLD_SIZE='0' must be a whole number of at least 1"),
         (WHOLE, {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "environment variable LOCAL_RANK='2'"),
-        (WHOLE, {"MASTER_PORT": "65536"}, "environment variable MASTER_PORT='65536' must be a whole number from 1 to"),
-        (WHOLE, {"MASTER_ADDR": ""}, r"environment variable MASTER_ADDR='' has no address"),
-        (
-            WHOLE,
-            {"MASTER_ADDR": "no.such.host.invalid"},
-            r"MASTER_ADDR=.no.such.host.invalid. has no",
-        ),
+        (WHOLE, {"MASTER_ADDR": "no.such.host.invalid"}, r"MASTER_ADDR=.no.such.host.invalid. has no address"),
         (WHOLE, {"MASTER_PORT": None}, "some of the launcher's variables but not MASTER_PORT: start with"),
         (STEP, {"SLURM_PROCID": "x"}, "environment variable SLURM_PROCID='x' must be a whole number from 0 to 3"),
         (STEP, {"SLURM_LOCALID": None}, "environment variable SLURM_LOCALID is not set"),
@@ -93,9 +86,3 @@ def test_variables_of_libraries_are_looked_at_first(monkeypatch):
             with pytest.raises(InputError, match=f"^environment variable {name}='{value}' must be one of "):
                 check_libraries()
     check_libraries()
-
-
-def test_restarts_of_slurm_are_counted(monkeypatch):
-    assert environment.slurm_restarts() == 0
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
-    assert environment.slurm_restarts() == 3

@@ -32,18 +32,13 @@ def devices(*arguments, **options) -> list[str]:
     return [job["CUDA_VISIBLE_DEVICES"] for job in environments(*arguments, **options)]
 
 
-def test_each_job_has_its_own_devices(gpus, monkeypatch):
+def test_each_job_has_its_own_devices_unless_runs_share_them(gpus, monkeypatch):
     assert devices(2, 2) == ["0,1", "2,3"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert devices(3, 1) == ["4", "5", "6"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a,GPU-2b,GPU-3c,GPU-4d")
-    assert devices(2, 1) == ["GPU-1a", "GPU-2b"]
-
-
-def test_runs_share_devices_where_that_is_asked_for(gpus):
     assert devices(5, 1, sharing=2) == ["0", "1", "2", "3", "0"]
     assert devices(4, 2, sharing=2) == ["0,1", "2,3"] * 2
     assert {job["OMP_NUM_THREADS"] for job in environments(5, 1, sharing=2)} == {"3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a,GPU-2b,GPU-3c,GPU-4d")
+    assert devices(2, 1) == ["GPU-1a", "GPU-2b"]
 
 
 def test_several_processes_start_under_deepspeed(monkeypatch):

@@ -218,13 +218,10 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     [
         ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
         ({"seeds": [0]}, "variants names nothing to train"),
-        ({"variants": {"MLE": None}}, "variants.MLE: None: must be a valid dictionary"),
-        ({**MINIMAL, "seeds": 3}, "seeds: 3: must be a valid list"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
         ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
         ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: write train.field"),
         ({"variants": {"a b": {}, "A_B": {}}}, "variants: 'a b' becomes the folder 'a-b': it must be unique"),
-        ({"variants": {"β": {}}}, "variants: 'β' becomes the folder '': it must be"),
         ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
         ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'train.e"),
         ({"variants": {"Bad": {"method.name": "swepp"}}}, "variants.Bad: .*'swepp' is not a method; did you mean"),
@@ -232,7 +229,6 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
             "variants.B is tested differently from A, .* give data.eval",
         ),
-        ({"variants": {"A": {}, "B": {"data.max_eval_examples": 7}}}, "variants.B is tested differently from A"),
         ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and across.x both set method.name"),
         (
             {**MINIMAL, "across": {"x": {"a": {"data.eval": {}}}, "y": {"b": {"data.eval.z": "q"}}}},
@@ -249,11 +245,6 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             "with 'MLE, plain': name two of MLE; SWEP; MLE, unaveraged; SWEP, unaveraged",
         ),
         ({**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]}, "primary 'bbc': no such data set: name one of .*news.*sh"),
-        (
-            {**TWO, "set": {"data.eval": {"a": "x", "shifted": "y"}}, "primary": ["SWEP", "MLE", "f1", "shifted"]},
-            "primary 'shifted': is a data set here as well as the mean .*: rename data.eval.shifted",
-        ),
-        ({**TWO, "primary": ["SWEP", "MLE"]}, "primary"),
         (
             {"variants": {"a": {}, "a b": {}}, "across": {"x": {"b c": {}, "c": {}}}},
             "2 runs would share the folder a-b-c-seed0: rename",
@@ -277,18 +268,8 @@ def test_an_override_of_what_makes_a_cell_is_refused(tmp_path, override, said):
     variants = {"A": {"train.epochs": 1}, "B": {"method.name": "mle", "train.adam_betas": [0.8, 0.9]}}
     across = {"share": {"10 %": {"data.train_fraction": 0.1}}}
     assert said in message(tmp_path, [override], variants=variants, across=across)
-
-
-def test_runs_that_are_alike_are_said(tmp_path, caplog):
-    read_sweep(write(tmp_path, variants={"A": {}, "B": {"train.log_every": 7}}), tmp_path)
-    assert [record.message for record in caplog.records] == [
-        f"{tmp_path / 'mine.yaml'}: a-seed0 and b-seed0 have the same settings"
-    ]
-
-
-def test_a_wrong_override_is_named(tmp_path):
     said = message(tmp_path, ["train.epocs=1"], **MINIMAL)
-    assert "variants.MLE with --set train.epocs=1: train.epocs is not a field" in said
+    assert "variants.MLE with --set train.epocs=1: recipe quickstart: train.epocs is not a field" in said
 
 
 def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_path):
@@ -323,8 +304,7 @@ def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
 
 
 def test_no_such_sweep_lists_those_that_exist(tmp_path):
-    with pytest.raises(InputError, match=r"sweep nothing: no such sweep; known are .*quickstart_methods"):
-        read_sweep("nothing", tmp_path)
+    assert "sweep nothing: no such sweep; known are " in refused(read_sweep, "nothing", tmp_path)
     (tmp_path / "list.yaml").write_text("- 1\n")
-    with pytest.raises(InputError, match="a sweep is a mapping with the sections recipe, ds_config, set, variants"):
-        read_sweep(str(tmp_path / "list.yaml"), tmp_path)
+    said = refused(read_sweep, str(tmp_path / "list.yaml"), tmp_path)
+    assert "a sweep is a mapping with the sections recipe, ds_config, set, variants" in said
