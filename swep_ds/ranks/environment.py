@@ -4,9 +4,7 @@ A variable that makes no sense is an `InputError` that names it, before anything
 """
 
 import os
-import socket
 import subprocess
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ CHOICES = {
     "SWEP_KERNELS": ("auto", "torch", "triton"),
 }
 MAX_PORT = 65535
-RESOLVE_SECONDS = 30.0  # for the name of rank 0's host to resolve: a Kubernetes pod gets its own once it runs
 
 
 class LaunchError(InputError):
@@ -72,9 +69,7 @@ def _of_launcher(env: Mapping[str, str]) -> Launch:
         )
     world = _number(env, "WORLD_SIZE", 1)
     rank = _number(env, "RANK", 0, world - 1)
-    on_node = _number(env, "LOCAL_WORLD_SIZE", 1, world, default=world)  # torchrun sets it
-    local = _number(env, "LOCAL_RANK", 0, on_node - 1)
-    _await_address(env["MASTER_ADDR"])
+    local = _number(env, "LOCAL_RANK", 0, world - 1)
     return Launch(rank, local, world, env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, MAX_PORT))
 
 
@@ -86,7 +81,6 @@ def _of_slurm(env: Mapping[str, str]) -> Launch:
     number = 7919 * _number(env, "SLURM_JOB_ID", 0) + _number(env, "SLURM_STEP_ID", 0)
     port = _number(env, "MASTER_PORT", 1, MAX_PORT, default=20000 + number % 12000)
     address = env.get("MASTER_ADDR") or _first_host(env)
-    _await_address(address)
     return Launch(rank, local, world, address, port)
 
 
@@ -114,21 +108,6 @@ def _number(
         return int(text)
     limits = f"of at least {least}" if most is None else f"from {least} to {most}"
     raise LaunchError(f"environment variable {name}={text!r} must be a whole number {limits}: correct it or unset it")
-
-
-def _await_address(name: str) -> None:
-    deadline = time.monotonic() + RESOLVE_SECONDS
-    while True:
-        try:
-            socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"environment variable MASTER_ADDR={name!r} has no address ({error.strerror}): give name or "
-                    "address of the host of rank 0"
-                ) from None
-        time.sleep(1)
 
 
 def is_first_on_node() -> bool:

@@ -24,7 +24,7 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
         sharing: how many runs may share a device.
 
     Raises:
-        InputError: there are fewer devices than processes, or several ranks would get devices that have no numbers.
+        InputError: there are fewer devices than processes.
     """
     if ranks is None:
         return [{}] * jobs
@@ -44,13 +44,6 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
     devices = [str(number) for number in range(count)]
     if given := os.environ.get(variable):
         devices = [name.strip() for name in given.split(",")]
-    if len(devices) != count:
-        raise InputError(f"{variable} {given}: names {len(devices)} devices, and {count} can be used")
-    if ranks > 1 and not all(name.isdecimal() for name in devices):
-        raise InputError(
-            f"{variable} {given}: DeepSpeed's launcher, which starts several ranks, takes numbers only: give numbers, "
-            "or start with torchrun or srun"
-        )
     chosen = []
     for job in range(jobs):
         first = job % groups * ranks
