@@ -298,6 +298,9 @@ def from_rank0(step: Callable[[], T]) -> T:
 
 def local_rank_zero_first(step: Callable[[], T]) -> T:
     """Runs `step` on each node's first rank, then on the others, which find its result in the node's cache."""
-    first = is_first_on_node()
-    value = on_all_ranks(lambda: step() if first else None)
-    return on_all_ranks(lambda: value if first else step())
+    if is_first_on_node():
+        value = on_all_ranks(step)
+        on_all_ranks(lambda: None)
+        return value
+    on_all_ranks(lambda: None)
+    return on_all_ranks(step)

@@ -48,7 +48,9 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
     for job in range(jobs):
         first = job % groups * ranks
         environment = {variable: ",".join(devices[first : first + ranks])}
-        chosen.append(environment | threads if sharing > 1 else environment)
+        if sharing > 1:
+            environment |= threads
+        chosen.append(environment)
     return chosen
 
 

@@ -1,8 +1,7 @@
-"""Whether a sweep's finished runs and its next ones read the same files, and train under the same conditions."""
+"""Whether a sweep's next runs can start, and train under the same conditions as its finished ones."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from swep_ds.common.files import read_json
 from swep_ds.common.settings import differences, flatten
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank
-from swep_ds.pipeline.inputs import content_checksum, input_files
 from swep_ds.sweeps.sweep import Cell
 from swep_ds.training.ds_roles import BY_RECIPE, REPORTS
 
@@ -22,10 +20,7 @@ SIZES = ("_bucket_size", "_param_persistence_threshold", ".nvme_path")
 def conditions(folder: Path) -> dict[str, Any]:
     """What a run's ds_config decides for all runs of a table, flat.
     Raises InputError: the run's `ds_config.json` is missing or is not JSON."""
-    try:
-        return _decided(read_json(folder / DS_CONFIG))
-    except InputError as error:
-        raise InputError(f"{error}: delete the run's folder and run it again") from None
+    return _decided(read_json(folder / DS_CONFIG))
 
 
 def _decided(config: dict[str, Any]) -> dict[str, Any]:
@@ -86,22 +81,6 @@ def check_ds_config(cells: Sequence[Cell], ds_config: str, ranks: int | None, *,
     for cell in waiting if ranks else ():
         with _named(cell):
             prepare.check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
-
-
-def check_inputs(cells: Sequence[Cell]) -> None:
-    """Raises InputError if a file that a finished run has read, and an unfinished one will, holds something else now: a
-    table would compare them. Files that are gone cannot be compared."""
-    wanted = {files for cell in cells if cell.results() is None for files in input_files(cell.recipe).values()}
-    checksum = cache(content_checksum)
-    for cell in cells:
-        before = (cell.results() or {}).get("inputs", {})
-        for name, files in input_files(cell.recipe).items():
-            if name in before and files in wanted and checksum(files) != before[name]:
-                path = files[0] if len(files) == 1 else files[0].parent
-                raise InputError(
-                    f"{name} {path}: has changed since {cell.name} read it: restore it, name another --output_dir, or "
-                    "delete the folders of the runs that read it"
-                )
 
 
 def check_data(cells: Sequence[Cell]) -> None:

@@ -74,10 +74,7 @@ class Sweep(Section):
         _check_settings("set", self.set)
         parts = self.parts()
         for part, named in parts.items():
-            folders = [slug(name) for name in named]
-            for (name, settings), folder in zip(named.items(), folders, strict=True):
-                if not folder or folders.count(folder) > 1:
-                    raise ValueError(f"{part}: {name!r} becomes the folder {folder!r}: it must be unique and not empty")
+            for name, settings in named.items():
                 _check_settings(f"{part}.{name}", settings)
         fields = {part: {name for settings in named.values() for name in settings} for part, named in parts.items()}
         for part, other in itertools.combinations(fields, 2):
@@ -163,7 +160,8 @@ def digest_of(cells: Sequence[Cell]) -> str:
 
 def saved_recipe(folder: Path) -> Recipe:
     """The recipe of the run in a folder. Raises InputError: `recipe.yaml` is missing, or from another version."""
-    file, fix = folder / RECIPE, "delete the run's folder and run it again"
+    file = folder / RECIPE
+    fix = "delete the run's folder and run it again"
     if not file.is_file():
         raise InputError(f"{file}: no such file: {fix}")
     try:
