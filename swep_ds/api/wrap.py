@@ -51,7 +51,7 @@ class Robust(nn.Module):
     it is the bare model's.
 
     The parameters are the model's and the method's own, if it has any: give all of them to the optimizer
-    (`parameter_groups`). `state_dict` holds what an exact continuation needs. Save the model alone from `model`.
+    (`parameter_groups`). `state_dict` holds what an exact continuation needs. Save the bare model from `model`.
 
     Attributes:
         model: the model that was wrapped, itself.
@@ -361,7 +361,7 @@ def _batch(inputs: Mapping[str, Tensor], generative: bool, shares: Tensor | None
 def sample_ids(ids_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """A hash of each window's tokens, [N] int64 from 0 to 2^32 - 1; padding on either side does not change it.
 
-    sum_k (token_k + 1) * MULTIPLIER^(k + 1) mod 2^64 over the window's tokens, of which the upper half is taken.
+    sum_k (token_k + 1) * MULTIPLIER^(k + 1) mod 2^64 over the window's tokens; its upper half is taken.
     """
     powers_NT = torch.where(mask_NT > 0, MULTIPLIER, 1).cumprod(1)  # integers wrap around
     return (((ids_NT + 1) * powers_NT * mask_NT).sum(1) >> 32) & MASK

@@ -48,7 +48,7 @@ def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) 
     """The value of a JSON file.
 
     Args:
-        unique_keys: refuse a repeated key, of which Python would keep the last. False is three times as fast.
+        unique_keys: refuse a repeated key; Python would keep its last value. False is three times as fast.
 
     Raises InputError: as `read_text`; not JSON, or a repeated key.
     """

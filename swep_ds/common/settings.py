@@ -29,7 +29,7 @@ CheckLayer = Callable[[Tree, Tree, Tree], None]
 
 
 class FieldFault(ValueError):
-    """Messages, each of which begins with the name of a field in its section."""
+    """Holds messages. Each begins with the name of a field in its section."""
 
 
 class _Settings(type(BaseModel)):
@@ -187,10 +187,10 @@ def _suggest_field(location: Sequence[str], model: type[Section]) -> str:
             owners.append(f"{section}.{name}")
     if owners:
         return f"; did you mean {' or '.join(map(repr, owners))}?"
-    if not parents:
-        return suggest(name, [*model.model_fields, "extends"])
-    here = next(iter(sections_of(model, parents[0])), model)
-    return suggest(name, here.model_fields, ".".join(parents) + ".")
+    if not parents and difflib.get_close_matches(name, ["extends"], cutoff=0.8):
+        return "; did you mean 'extends'?"
+    here = next(iter(sections_of(model, parents[0])), model) if parents else model
+    return suggest(name, here.model_fields, "".join(f"{parent}." for parent in parents))
 
 
 def _no_setting(name: str, kind: str, kinds: Mapping[str, type[Section]]) -> str:

@@ -88,8 +88,6 @@ class Queue:
         """Starts the next cells, as many as there are free devices for."""
         while self.waiting and self.free and not self.refused:
             cell = self.waiting.popleft()
-            if cell.results() is not None:  # by another queue, since `waiting` was made
-                continue
             if cell.still_running() and slurm_restarts() == 0:  # else the run waits for its dead node's lock
                 self.console.print(f"{cell.name}: skipped, {cell.fault()}")
                 continue
@@ -108,8 +106,6 @@ class Queue:
                 seconds = round(time.monotonic() - run.began)
                 after = f", exit code {code} after its results" if code else ""
                 self.console.print(f"{run.cell.name}: done in {timedelta(seconds=seconds)}{after}")
-            elif run.cell.still_running():  # by another process, which took the lock after `still_running` above
-                self.console.print(f"{run.cell.name}: skipped, {run.cell.fault()}")
             else:
                 self._note_failure(run.cell, code)
 

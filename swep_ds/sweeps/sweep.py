@@ -216,7 +216,9 @@ def last_attempt(folder: Path) -> list[str]:
         return []
     lines = log_of(folder).read_text(encoding="utf-8", errors="replace").splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
-    return [line.strip() for line in lines[starts[-1] :] if line.strip()] if starts else []
+    if not starts:
+        return []
+    return [line.strip() for line in lines[starts[-1] :] if line.strip()]
 
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:
@@ -274,11 +276,9 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         try:
             recipe = Recipe.load(sweep.recipe, options, "recipe")
         except InputError as error:
-            place = f"{path}: variants.{variant}" + "".join(
-                f", across.{axis}.{label}" for axis, label in labels.items()
-            )
+            places = [f"variants.{variant}", *(f"across.{axis}.{label}" for axis, label in labels.items())]
             given = "".join(f" with --set {override}" for override in overrides)
-            raise InputError(f"{place}{given}: {error}") from None
+            raise InputError(f"{path}: {', '.join(places)}{given}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
         cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, sweep.primary))
     _check_cells(cells, path)

@@ -1,4 +1,4 @@
-"""QuestionAnswerer against every span of every window, scored one by one with transformers' model alone."""
+"""QuestionAnswerer against every span of every window, scored one by one with transformers' bare model."""
 
 import json
 import math
@@ -142,9 +142,9 @@ def test_a_generative_model_gives_one_answer(generative):
     [[reply], [other], _] = asks.answer(ASKED)
     assert (reply.start, other.end) == (None, None)
     assert reply.probability == pytest.approx(math.exp(reply.score))
-    [alone] = asks(*ASKED[0])
-    assert alone.text == reply.text
-    assert alone.score == pytest.approx(reply.score, rel=1e-6)  # other batch sizes round otherwise
+    [single] = asks(*ASKED[0])
+    assert single.text == reply.text
+    assert single.score == pytest.approx(reply.score, rel=1e-6)  # other batch sizes round otherwise
     assert refused(asks, *ASKED[0], 3).startswith(f"n_best 3: {generative} generates one answer: set it to 1")
     assert QuestionAnswerer(generative, null_threshold=-1e6)(*ASKED[0])[0].text == ""
     assert QuestionAnswerer(generative, null_threshold=1e6)(*ASKED[0])[0].start is None

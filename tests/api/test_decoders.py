@@ -42,7 +42,7 @@ def by_hand(folder: str) -> tuple[float, float, list[float]]:
     output = model(tokens.input_ids)
     starts, ends = output.start_logits[0].tolist(), output.end_logits[0].tolist()
     offsets = zip(tokens.sequence_ids(0), tokens.offset_mapping[0].tolist(), strict=True)
-    # a token of white space alone, such as a lone space before digits, neither begins nor ends an answer
+    # a token of only white space, such as a lone space before digits, neither begins nor ends an answer
     places = [k for k, (part, (begin, end)) in enumerate(offsets) if part == 1 and TEXT[begin:end].strip()]
     spans = [starts[a] + ends[b] for a in places for b in places if a <= b < a + 30]
     return starts[0] + ends[0], max(spans), spans
@@ -53,7 +53,7 @@ def test_the_null_answer_is_the_first_token(folder):
     total = math.exp(null) + sum(map(math.exp, spans))
     for threshold, declined in ((null - best - 1e-3, True), (null - best + 1e-3, False)):
         answerer = QuestionAnswerer(folder, null_threshold=threshold)
-        # beside a text of several windows, so that windows are padded
+        # with a text of several windows, so that windows are padded
         [replies, _] = answerer.answer([(QUESTION, TEXT), ("When?", LONG)], n_best=len(spans) + 1)
         assert (replies[0].start is None) == declined
         [of_null] = [reply for reply in replies if reply.start is None]

@@ -147,7 +147,7 @@ def test_a_ds_config_is_checked_before_the_job_is_queued(submit, tmp_path, kind)
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """Puts a command `sbatch` on PATH, of which this is given the body."""
+    """Puts a command `sbatch` with the given body on PATH."""
 
     def write(body: str) -> None:
         file = tmp_path / "bin" / "sbatch"

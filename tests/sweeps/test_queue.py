@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -145,25 +144,6 @@ def test_what_is_done_is_skipped_and_a_second_attempt_says_its_own_fault(folder)
     assert queued[1].fault() == "exit code 2: error: data.train: gone.json: no such file"
 
 
-def test_a_run_that_another_queue_has_finished_meanwhile_is_not_repeated(folder):
-    queued = cells(folder, "meet", "work", "meet")
-
-    def finish() -> None:  # as another queue does, while this one trains the first
-        while not (queued[0].folder / "here").exists():
-            time.sleep(0.05)
-        for cell in queued[1:]:
-            cell.folder.mkdir()
-            shutil.copy(folder / "recipe.yaml", cell.folder)
-            (cell.folder / "results.json").write_text('{"eval": {}}')
-        (queued[2].folder / "here").touch()  # lets the first end
-
-    other = threading.Thread(target=finish)
-    other.start()
-    assert run_queue(folder, queued) == ([], False)
-    other.join()
-    assert [cell.log.exists() for cell in queued] == [True, False, False]
-
-
 def test_a_run_that_an_earlier_start_left_training_is_skipped(folder, capsys, monkeypatch):
     queued = cells(folder, "fail", "work")
     queued[0].folder.mkdir()
@@ -212,7 +192,7 @@ def stop(folder: Path, numbers: list[signal.Signals], behaviour: str) -> Cell:
     return queued[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_the_queue_and_its_runs(folder, number):
     cell = stop(folder, [number], "hang")
     assert cell.fault().startswith("exit code 143: ")

@@ -1,4 +1,4 @@
-"""scripts/sweep.py: one cell alone, and a real sweep of a tiny model in which one cell fails."""
+"""scripts/sweep.py: a single cell, and a real sweep of a tiny model in which one cell fails."""
 
 import json
 import re
