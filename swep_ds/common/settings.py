@@ -279,7 +279,7 @@ def load(
     Args:
         option: what the user names the file with, such as "--recipe".
 
-    Raises InputError: see `read_settings` and `validate`; an override that is not `a.b=c`.
+    Raises InputError: see `read_layers` and `validate`; an override that is not `a.b=c`.
     """
     path, tree = read_whole(name_or_path, shipped, option, model, check_layer)
     base = copy.deepcopy(tree)
@@ -296,29 +296,10 @@ def load(
     return validate(model, tree, path if Path(name_or_path).suffix else f"{option} {name_or_path}")
 
 
-def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, Tree]:
-    """The path and the unvalidated content of `<shipped>/<name>.yaml` or of a YAML file.
-
-    Raises InputError: no such file (lists the shipped ones), not YAML, or without any field of a recipe or a sweep.
-    """
-    kind = model.__name__.lower()
-    path = user_path(name_or_path, option)
-    if not path.suffix:
-        path = shipped / f"{name_or_path}.yaml"
-    if not path.exists():
-        known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
-        raise InputError(f"{option} {name_or_path}: no such {kind}{known}")
-    tree = parse_yaml(read_text(path), str(path))
-    if not isinstance(tree, dict) or not tree.keys() & {*model.model_fields, "extends"}:
-        raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
-    return path, tree
-
-
 def read_whole(
     name_or_path: str, shipped: Path, option: str, model: type[Section], check_layer: CheckLayer = _no_check
 ) -> tuple[Path, Tree]:
-    """As `read_settings`, laid over what the file extends."""
-    path, tree = read_settings(name_or_path, shipped, option, model)
+    """As `read_layers`; another `name` of a section drops the settings of the former kind."""
 
     def lay_over(base: Tree, layer: Tree) -> Tree:
         merged = _lay_over(base, layer)
@@ -328,32 +309,43 @@ def read_whole(
         check_layer(base, layer, merged)
         return merged
 
-    return path, inherit(path, tree, shipped, model, lay_over)
+    return read_layers(name_or_path, shipped, option, model, lay_over)
 
 
-def inherit(
-    path: Path,
-    tree: Tree,
+def read_layers(
+    name_or_path: str,
     shipped: Path,
+    option: str,
     model: type[Section],
     lay_over: Callable[[Tree, Tree], Tree],
     files: Collection[Path] = (),
-) -> Tree:
-    """`tree`, read from `path`, laid over the file that it extends, if there is one. `files` extend this one.
+) -> tuple[Path, Tree]:
+    """The path and the unvalidated content of `<shipped>/<name>.yaml` or of a YAML file, laid over the file that it
+    extends, if there is one. `files` extend this one.
 
-    Raises InputError: as `read_settings`; or files extend each other in a circle.
+    Raises InputError: no such file (suggests a shipped one), not YAML, without any field of a recipe or a sweep, or
+    files that extend each other in a circle.
     """
+    kind = model.__name__.lower()
+    path = user_path(name_or_path, option)
+    if not path.suffix:
+        path = shipped / f"{name_or_path}.yaml"
+    if not path.exists():
+        known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
+        raise InputError(f"{option} {name_or_path}: no such {kind}{known}")
+    if path.resolve() in files:
+        raise InputError(f"{option} {name_or_path}, which extends this one: files cannot go round in a circle")
+    tree = parse_yaml(read_text(path), str(path))
+    if not isinstance(tree, dict) or not tree.keys() & {*model.model_fields, "extends"}:
+        raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
     if "extends" not in tree:
-        return tree
-    tree = dict(tree)
-    name = str(tree.pop("extends"))
-    if Path(name).suffix and not name.startswith("~"):
-        name = str(path.parent / name)
-    base_path, base = read_settings(name, shipped, f"{path}: extends", model)
+        return path, tree
+    base_name = str(tree.pop("extends"))
+    if Path(base_name).suffix and not base_name.startswith("~"):
+        base_name = str(path.parent / base_name)
     files = {*files, path.resolve()}
-    if base_path.resolve() in files:
-        raise InputError(f"{path}: extends {name}, which extends this one: files cannot go round in a circle")
-    return lay_over(inherit(base_path, base, shipped, model, lay_over, files), tree)
+    _, base = read_layers(base_name, shipped, f"{path}: extends", model, lay_over, files)
+    return path, lay_over(base, tree)
 
 
 def lay_sections(model: type[Section], tree: Tree, sections: Tree) -> Tree:

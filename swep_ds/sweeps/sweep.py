@@ -32,7 +32,7 @@ from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import is_locked, read_json, write_atomically
-from swep_ds.common.settings import Section, differences, flatten, inherit, read_settings, validate, without
+from swep_ds.common.settings import Section, differences, flatten, read_layers, validate, without
 from swep_ds.evaluation.results import RESULTS
 from swep_ds.pipeline.folder import BATCH, RECIPE, UNAVERAGED
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
@@ -263,8 +263,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
             an override of a setting that distinguishes variants or points.
     """
-    path, tree = read_settings(name_or_path, SWEEPS, "sweep", Sweep)
-    sweep = validate(Sweep, inherit(path, tree, SWEEPS, Sweep, _lay_over), path)
+    path, tree = read_layers(name_or_path, SWEEPS, "sweep", Sweep, _lay_over)
+    sweep = validate(Sweep, tree, path)
     for override in overrides:
         _check_override(override, sweep, path)
     cells = []
