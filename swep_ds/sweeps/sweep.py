@@ -293,8 +293,11 @@ def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     if isinstance(base.get("set"), dict) and isinstance(tree.get("set"), dict):
         merged["set"] = base["set"] | tree["set"]
     if isinstance(base.get("variants"), dict) and isinstance(tree.get("variants"), dict):
-        for name, given in tree["variants"].items():
-            merged["variants"] = merged["variants"] | {name: base["variants"].get(name) if given is None else given}
+        variants = dict(tree["variants"])
+        for name, given in variants.items():
+            if given is None:
+                variants[name] = base["variants"].get(name)
+        merged["variants"] = variants
     return merged
 
 
