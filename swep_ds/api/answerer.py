@@ -112,16 +112,9 @@ class QuestionAnswerer:
     def answer(self, questions: Iterable[tuple[str, str]], n_best: int = 1) -> Iterator[list[Reply]]:
         """As `__call__` for each (question, context), in order, `QUESTIONS_AT_A_TIME` together."""
         examples = (_example(number, *asked) for number, asked in enumerate(questions, 1))
-        yield from self.answer_examples(examples, n_best)
-
-    def answer_examples(self, examples: Iterable[Example], n_best: int = 1) -> Iterator[list[Reply]]:
-        """As `answer` for examples with different ids, which messages name; their labels are not looked at."""
-        remaining = iter(examples)
-        chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
-        self.check(chunk, n_best)
-        while chunk:
+        while chunk := list(itertools.islice(examples, QUESTIONS_AT_A_TIME)):
+            self.check(chunk, n_best)
             yield from self.answer_together(chunk, n_best)
-            chunk = list(itertools.islice(remaining, QUESTIONS_AT_A_TIME))
 
     def check(self, examples: Sequence[Example], n_best: int) -> None:
         """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
@@ -135,7 +128,8 @@ class QuestionAnswerer:
             self._texts_checked += len(texts)
 
     def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Reply]]:
-        """As `answer_examples`, all tokenised and sorted by length together, without `check`."""
+        """As `answer`, for examples with different ids that are all batched together, without `check`. Their labels are
+        not looked at."""
         saved = self._saved
         count = max(n_best, N_BEST) if self.calibrated else n_best
         if self.generative:

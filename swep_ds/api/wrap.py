@@ -51,7 +51,7 @@ class Robust(nn.Module):
     it is the bare model's.
 
     The parameters are the model's and the method's own, if it has any: give all of them to the optimizer
-    (`parameter_groups`). `state_dict` holds what an exact continuation needs. Save the model alone from `model`.
+    (`parameter_groups`). `state_dict` holds what an exact continuation needs. Save the bare model from `model`.
 
     Attributes:
         model: the model that was wrapped, itself.
@@ -74,13 +74,17 @@ class Robust(nn.Module):
                 f"method {settings.name}: its weights change over the training: give wrap the number of updates"
             )
         self.objective = Objective(qa, method, seed)
-        self.update = 0
         self.updates = updates
         self.accumulation = accumulation
-        self._watched: list[Tensor] = []
-        self._calls = 0  # in this update
-        self._checked = self._warned = False
+        self._checked = False
+        self._warned = False
         self._left_padding_error: InputError | None = None  # why the model takes no batch with padding on the left
+        self._begin(0)
+
+    def _begin(self, update: int) -> None:
+        self.update = update
+        self._calls = 0  # in this update
+        self._watched: list[Tensor] = []
         self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
 
     @property
@@ -114,7 +118,7 @@ class Robust(nn.Module):
         Returns:
             In training a `RobustOutput`. The loss is the mean over the call's windows, or after `begin_update` the
             call's part of the mean over the update's windows. A window does not count if either position is outside
-            of the batch's width; Hugging Face's heads leave out that position alone, and take a negative one for 0. In
+            of the batch's width; Hugging Face's heads leave out only that position, and take a negative one for 0. In
             evaluation what the model returns.
 
         Raises:
@@ -134,9 +138,9 @@ class Robust(nn.Module):
             raise self._left_padding_error
         batch = _batch(inputs, self._is_generative, self._shares)
         if self.updates is not None and self.update >= self.updates:
-            calls = f", and as accumulation (now {self.accumulation}) the calls per step" if self.accumulation else ""
             raise InputError(
-                f"updates {self.updates}: all of them are done: give wrap the number of optimizer steps{calls}"
+                f"updates {self.updates}: all of them are done: give wrap the number of optimizer steps, and as "
+                f"accumulation (now {self.accumulation}) the calls per step"
             )
         progress = self.update / self.updates if self.updates else 0.0
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
@@ -201,10 +205,7 @@ class Robust(nn.Module):
                 dist.all_reduce(mean)
                 mean = mean / dist.get_world_size()
             self.method.observe(mean)
-        self._watched = []
-        self._calls = 0
-        self._shares = None
-        self.update += 1
+        self._begin(self.update + 1)
 
     def get_extra_state(self) -> Tensor:
         """The update's number and what the method learned by `observe`, float64."""
@@ -215,10 +216,7 @@ class Robust(nn.Module):
         """Raises ValueError: the state is of another method."""
         update, *values = state.tolist()
         self.method.load(dict(zip(sorted(self.method.state()), values, strict=True)))
-        self.update = int(update)
-        self._watched = []
-        self._calls = 0
-        self._shares = None
+        self._begin(int(update))
 
 
 def wrap(
@@ -242,9 +240,8 @@ def wrap(
         accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
 
     Raises:
-        InputError: the model is of another kind; the method draws noise, and the embeddings' width is no multiple of 4;
-            the method needs more than one backward in an update; `updates` is missing for weights that change; or
-            weights that are trained are float16.
+        InputError: the model, its trained weights' dtype or the method does not go with this loop; or `updates` is
+            missing for weights that change.
         TypeError: the method's passes are not as `Method.passes` says.
     """
     if accumulation is not None and accumulation < 1:
@@ -322,8 +319,6 @@ def _counts(inputs: Mapping[str, Tensor], generative: bool) -> tuple[Tensor, Ten
     if missing := [name for name in ("input_ids", *labels) if inputs.get(name) is None]:
         raise InputError(f"inputs: {', '.join(missing)} must be given to train")
     ids = inputs["input_ids"]
-    if any(len(inputs[name]) != len(ids) for name in labels):
-        raise InputError(f"inputs {', '.join(labels)}: give a row for each of the {len(ids)} windows of input_ids")
     windows_N = ids.new_ones(len(ids))
     if generative:
         windows_N = (inputs["labels"] != IGNORED).any(1).long()
@@ -345,7 +340,7 @@ def _batch(inputs: Mapping[str, Tensor], generative: bool, shares: Tensor | None
         shares = 1 / torch.stack([windows_N.sum(), tokens_N.sum()]).clamp(min=1)
     ids = inputs["input_ids"]
     mask = _mask(inputs)
-    last = inputs["input_ids"].shape[1] - 1
+    last = ids.shape[1] - 1
     if generative:
         targets = {"target_ids": inputs["labels"]}
     else:
@@ -366,7 +361,7 @@ def _batch(inputs: Mapping[str, Tensor], generative: bool, shares: Tensor | None
 def sample_ids(ids_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """A hash of each window's tokens, [N] int64 from 0 to 2^32 - 1; padding on either side does not change it.
 
-    sum_k (token_k + 1) * MULTIPLIER^(k + 1) mod 2^64 over the window's tokens, of which the upper half is taken.
+    sum_k (token_k + 1) * MULTIPLIER^(k + 1) mod 2^64 over the window's tokens; its upper half is taken.
     """
     powers_NT = torch.where(mask_NT > 0, MULTIPLIER, 1).cumprod(1)  # integers wrap around
     return (((ids_NT + 1) * powers_NT * mask_NT).sum(1) >> 32) & MASK

@@ -69,10 +69,9 @@ def check(
     cells: list["Cell"], chosen: list["Cell"], command: list[str], ranks: int | None, *, on_cpu: bool = False
 ) -> None:
     """Raises InputError if the `chosen` cells cannot start with `command`, because its ds_config cannot be read or
-    contradicts a recipe; or if finished runs read other files, or trained otherwise, than those that it starts."""
-    from swep_ds.sweeps.conditions import check_conditions, check_ds_config, check_inputs
+    contradicts a recipe; or if finished runs trained otherwise than those that it starts."""
+    from swep_ds.sweeps.conditions import check_conditions, check_ds_config
 
-    check_inputs(cells)
     check_conditions(cells, command[-1], ranks)
     check_ds_config(chosen, command[-1], ranks, on_cpu=on_cpu)
 

@@ -73,7 +73,7 @@ def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] 
 
 
 def reason(error: BaseException, limit: int = 300) -> str:
-    """An exception's message on one line of at most `limit` characters, with its class if the text alone is unclear."""
+    """An exception's message on one line of at most `limit` characters, with its class if its text is unclear."""
     text = printable(" ".join(str(error).split()))
     if not isinstance(error, OSError | ValueError) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

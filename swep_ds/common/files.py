@@ -14,8 +14,6 @@ from typing import Any, BinaryIO
 
 from swep_ds.common.errors import InputError, as_input_error
 
-HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:[:@].*)?$")
-HUB_SECONDS = 10.0  # for the hub to answer
 PACKAGE = Path(__file__).resolve().parents[1]
 DEFAULT_DS_CONFIG = "zero2"  # where the user names none
 
@@ -36,34 +34,25 @@ def open_input(path: Path, what: str | None = None) -> BinaryIO:
         raise InputError(f"{what or path}: no such file") from None
 
 
-def read_bytes(path: Path, what: str | None = None) -> bytes:
-    """The content of a file. Raises InputError as `open_input` does."""
-    with open_input(path, what) as file:
-        return file.read()
-
-
 def read_text(path: Path, what: str | None = None) -> str:
     """The text of a UTF-8 file, without a byte-order mark. Raises InputError as `open_input` does, or for no UTF-8."""
+    with open_input(path, what) as file:
+        content = file.read()
     try:
-        return read_bytes(path, what).decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{what or path}: is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
 
 
 def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) -> Any:
-    """The value of a JSON file. Raises InputError as `read_text` and `parse_json` do."""
-    return parse_json(read_text(path, what), what or str(path), unique_keys=unique_keys)
-
-
-def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1) -> Any:
-    """The value of a JSON text.
+    """The value of a JSON file.
 
     Args:
-        line: the number of the text's first line in its file, for messages.
-        unique_keys: refuse a repeated key, of which Python would keep the last. False is three times as fast.
+        unique_keys: refuse a repeated key; Python would keep its last value. False is three times as fast.
 
-    Raises InputError: not JSON, or a repeated key.
+    Raises InputError: as `read_text`; not JSON, or a repeated key.
     """
+    what = what or str(path)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -73,10 +62,9 @@ def parse_json(text: str, what: str, *, unique_keys: bool = True, line: int = 1)
         return mapping
 
     try:
-        return json.loads(text, object_pairs_hook=unique if unique_keys else None)
+        return json.loads(read_text(path, what), object_pairs_hook=unique if unique_keys else None)
     except json.JSONDecodeError as error:
-        number = error.lineno + line - 1
-        raise InputError(f"{what}: not JSON: line {number}, column {error.colno}: {error.msg}") from None
+        raise InputError(f"{what}: not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -116,12 +104,12 @@ def public_names(sources: Iterable[str]) -> dict[str, str]:
     as few as tell the sources apart. A hub id stays what it is."""
     parts = {}
     for source in sources:
+        parts[source] = [source]
         if "/" in source and hub_name(source) is None:
             parts[source] = [part for part in source.split("/") if part.strip(".~")] or ["a local folder"]
-        else:
-            parts[source] = [source]
+    different = len({tuple(path) for path in parts.values()})
     shown = 1
-    while len({tuple(path[-shown:]) for path in parts.values()}) < len({tuple(path) for path in parts.values()}):
+    while len({tuple(path[-shown:]) for path in parts.values()}) < different:
         shown += 1
     return {source: "/".join(path[-shown:]) for source, path in parts.items()}
 
@@ -133,13 +121,15 @@ def public_name(source: str) -> str:
 
 def hub_name(source: str) -> str | None:
     """OWNER/NAME of a source `OWNER/NAME[:config][@split]`; None for a local path and for every other source."""
-    match = HUB_NAME.match(source)
-    return match[1] if match and not Path(match[1]).exists() else None
+    match = re.match(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:[:@].*)?$", source)
+    if match is None or Path(match[1]).exists():
+        return None
+    return match[1]
 
 
 def check_hub(repository: str, file: str, label: str, kind: str | None = None) -> None:
-    """Asks the hub once for a file that is not in the cache. Hugging Face's libraries ask six times for each of several
-    files, which takes minutes where there is no network.
+    """Asks the hub once, for 10 s, for a file that is not in the cache. Hugging Face's libraries ask six times for each
+    of several files, which takes minutes where there is no network.
 
     A file that does not exist passes, as do offline mode and what is not a hub id: the libraries name those faults.
 
@@ -153,14 +143,14 @@ def check_hub(repository: str, file: str, label: str, kind: str | None = None) -
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    with suppress(HFValidationError, HfHubHTTPError):  # an HTTP error is an answer
+    is_answer = (HFValidationError, HfHubHTTPError)
+    what = f"{label}: no such file or folder, and the hub {constants.ENDPOINT} cannot be reached"
+    fix = "name one that exists, or set HF_HUB_OFFLINE=1 to use what was fetched before"
+    with suppress(*is_answer):
         if constants.is_offline_mode() or try_to_load_from_cache(repository, file, repo_type=kind):
             return
-        fix = "name one that exists, or set HF_HUB_OFFLINE=1 to use what was fetched before"
-        but = (HFValidationError, HfHubHTTPError)
-        what = f"{label}: no such file or folder, and the hub {constants.ENDPOINT} cannot be reached"
-        with as_input_error(what, fix, but=but):
-            get_hf_file_metadata(hf_hub_url(repository, file, repo_type=kind), timeout=HUB_SECONDS)
+        with as_input_error(what, fix, but=is_answer):
+            get_hf_file_metadata(hf_hub_url(repository, file, repo_type=kind), timeout=10.0)
 
 
 def shipped(folder: str) -> Path:
@@ -209,20 +199,20 @@ def check_output_folder(option: str, path: Path | None) -> None:
 def check_new_folder(option: str, path: Path) -> None:
     """Raises InputError unless `option` names a new or an empty folder that can be written to."""
     check_output_folder(option, path)
-    if path.is_dir() and (entry := next(path.iterdir(), None)):
+    entry = next(path.iterdir(), None) if path.is_dir() else None
+    if entry:
         raise InputError(f"{option} {path}: is not empty (it holds {entry.name}): name a new or empty folder")
 
 
 def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
-    """Writes a file, text in UTF-8, that is never visible half-written.
-
-    An error on the way, also in making the pieces of text, leaves the former file and no other.
-    """
+    """Writes a file, text in UTF-8, that is never visible half-written. After an error, also in making the pieces of
+    text, the former file is still there."""
     # processes of other hosts and containers may have the same number
     temporary = path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
+    pieces = [content] if isinstance(content, str | bytes) else content
     try:
         with temporary.open("wb") as file:
-            for piece in [content] if isinstance(content, str | bytes) else content:
+            for piece in pieces:
                 file.write(piece if isinstance(piece, bytes) else piece.encode())
             file.flush()
             os.fsync(file.fileno())  # else a power failure may leave the new name without its bytes

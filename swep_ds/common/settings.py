@@ -1,4 +1,4 @@
-"""Typed settings from YAML: sections, `extends`, `--set`, and errors that name the file, the field and the fix.
+"""Typed settings from YAML: sections, `extends`, `--set`, and errors that name the place, the field and the fix.
 
 Notable:
 - A key may stand only once in a mapping: PyYAML would keep its last value and drop the others silently.
@@ -20,19 +20,16 @@ from swep_ds.common.errors import InputError, printable, reason
 from swep_ds.common.files import read_text, user_path
 from swep_ds.common.schema import add_meanings
 
-# the kinds of settings files: the command that takes one, the folder of the shipped ones, fields that only these have
-KINDS = {
-    "recipe": ("swep-ds train --recipe", "recipes", {"model", "data", "method", "train"}),
-    "sweep": ("swep-ds sweep", "sweeps", {"variants", "seeds", "across", "set"}),
-}
-CheckLayer = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], None]
+Tree = dict[str, Any]
+# is called with settings, those laid over them (a file, the overrides) and the result, not yet validated
+CheckLayer = Callable[[Tree, Tree, Tree], None]
 
 
 # Sections
 
 
 class FieldFault(ValueError):
-    """Messages, each of which begins with the name of a field in its section."""
+    """Holds messages. Each begins with the name of a field in its section."""
 
 
 class _Settings(type(BaseModel)):
@@ -42,8 +39,7 @@ class _Settings(type(BaseModel)):
         try:
             return super().__call__(*args, **without_paths(values))
         except ValidationError as error:
-            messages = [message for _, message in _faults(error, cls)]
-            raise InputError(f"{cls.__name__}: {'; '.join(messages)}") from None
+            raise InputError(f"{cls.__name__}: {'; '.join(_faults(error, cls))}") from None
 
 
 class Section(BaseModel, metaclass=_Settings):
@@ -69,11 +65,11 @@ class Section(BaseModel, metaclass=_Settings):
         return tree
 
 
+S = TypeVar("S", bound=Section)
+
+
 def _takes_numbers(annotation: Any) -> bool:
     return annotation in (int, float) or any(_takes_numbers(part) for part in get_args(annotation))
-
-
-S = TypeVar("S", bound=Section)
 
 
 def sections_of(model: type[Section], name: str) -> list[type[Section]]:
@@ -93,7 +89,7 @@ def without_paths(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def flatten(tree: dict[str, Any]) -> dict[str, Any]:
+def flatten(tree: Tree) -> Tree:
     """Values by dotted name."""
     flat = {}
     for name, value in tree.items():
@@ -104,60 +100,50 @@ def flatten(tree: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def without(flat: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def without(flat: Tree, names: Iterable[str]) -> Tree:
     """The values of a flat mapping without the settings, and the sections of settings, of these names."""
     prefixes = tuple(f"{name}." for name in names)
     return {name: value for name, value in flat.items() if not f"{name}.".startswith(prefixes)}
 
 
-def differences(there: dict[str, Any], here: dict[str, Any], most: int | None = None) -> str:
+def differences(there: Tree, here: Tree, most: int | None = None) -> str:
     """How two flat mappings differ, for a message that names at most `most` values; empty if they are equal."""
     names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
-    more = f"; and {len(names[most:])} more" if most and names[most:] else ""
-    return "; ".join(f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in names[:most]) + more
+    parts = [f"{name} {there.get(name)!r} there, {here.get(name)!r} here" for name in names[:most]]
+    if len(names) > len(parts):
+        parts.append(f"and {len(names) - len(parts)} more")
+    return "; ".join(parts)
 
 
 # What is wrong with settings
 
 
-def validate(
-    model: type[S], tree: dict[str, Any], path: Path | str, given: Collection[str] = (), given_by: str = ""
-) -> S:
+def validate(model: type[S], tree: Tree, place: Path | str) -> S:
     """`tree` as typed settings.
 
     Args:
-        path: the file that the settings were read from, or how the user named it, for messages.
-        given: dotted names of the settings that the user gave in another way, which messages call `given_by`.
+        place: the file that the settings were read from, or how the user named it, for messages.
 
-    Raises:
-        InputError: lists all unknown fields and wrong values, each behind `given_by` or the file.
+    Raises InputError: lists all unknown fields and wrong values.
     """
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        by_place: dict[str, list[str]] = {}
-        for field, message in _faults(error, model):
-            place = f"{path}: "
-            if any(f"{field}.".startswith(f"{name}.") or f"{name}.".startswith(f"{field}.") for name in given):
-                place = f"{given_by} " if given_by else ""
-            by_place.setdefault(place, []).append(message)
-        raise InputError("; ".join(f"{place}{'; '.join(messages)}" for place, messages in by_place.items())) from None
+        raise InputError(f"{place}: {'; '.join(_faults(error, model))}") from None
 
 
-def _faults(error: ValidationError, model: type[Section]) -> Iterator[tuple[str, str]]:
-    """(field, message) of each fault; the field is "" for a rule between sections."""
+def _faults(error: ValidationError, model: type[Section]) -> Iterator[str]:
     for fault in error.errors():
         location = [str(part) for part in fault["loc"]]
-        kinds = model.kinds.get(location[0], {}) if location else {}
-        # pydantic inserts the kind behind the section's name
-        kind = location.pop(1) if len(location) > 1 and location[1] in kinds else ""
+        kind = ""
+        if len(location) > 1 and location[1] in model.kinds.get(location[0], {}):
+            kind = location.pop(1)  # pydantic inserts it behind the section's name
         error_of_ours = fault.get("ctx", {}).get("error")
         if isinstance(error_of_ours, FieldFault):
             for message in error_of_ours.args:
-                message = ".".join([*location, message])
-                yield message.partition(":")[0], message
+                yield ".".join([*location, message])
         else:
-            yield ".".join(location), _explain(fault, location, kind, model)
+            yield _explain(fault, location, kind, model)
 
 
 def _explain(fault: Any, location: list[str], kind: str, model: type[Section]) -> str:
@@ -170,7 +156,8 @@ def _explain(fault: Any, location: list[str], kind: str, model: type[Section]) -
         case "extra_forbidden":
             return f"{field} is not a field{_suggest_field(location, model)}"
         case "missing":
-            if len(location) == 1 and (sections := sections_of(model, field)):
+            sections = sections_of(model, field) if len(location) == 1 else []
+            if sections:
                 first, part = next(iter(sections[0].model_fields.items()))
                 if part.is_required() or field in model.kinds:
                     field = f"{field}.{first}"
@@ -200,11 +187,13 @@ def _suggest_field(location: Sequence[str], model: type[Section]) -> str:
             owners.append(f"{section}.{name}")
     if owners:
         return f"; did you mean {' or '.join(map(repr, owners))}?"
+    if not parents and difflib.get_close_matches(name, ["extends"], cutoff=0.8):
+        return "; did you mean 'extends'?"
     here = next(iter(sections_of(model, parents[0])), model) if parents else model
     return suggest(name, here.model_fields, "".join(f"{parent}." for parent in parents))
 
 
-def _no_setting(name: str, kind: str, kinds: dict[str, type[Section]]) -> str:
+def _no_setting(name: str, kind: str, kinds: Mapping[str, type[Section]]) -> str:
     fields = [field for field in kinds[kind].model_fields if field != "name"]
     others = [other for other, settings in kinds.items() if name in settings.model_fields]
     owners = f" (a setting of {', '.join(others)})" if others else ""
@@ -262,15 +251,17 @@ def parse_yaml(text: str, what: str) -> Any:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date like 2019-13-45
         problem = reason(error)
-        if (
-            isinstance(error, yaml.MarkedYAMLError) and error.problem_mark
-        ):  # whose text draws the place on several lines
-            mark = error.problem_mark
+        mark = getattr(error, "problem_mark", None)
+        if mark:  # the error's text draws the place on several lines
             problem = f"line {mark.line + 1}, column {mark.column + 1}: {printable(str(error.problem))}"
         raise InputError(f"{what}: not YAML ({problem}): correct it, or quote the value") from None
 
 
 # Loading
+
+
+def _no_check(base: Tree, layer: Tree, merged: Tree) -> None:
+    pass
 
 
 def load(
@@ -279,8 +270,7 @@ def load(
     shipped: Path,
     option: str,
     overrides: Sequence[str] = (),
-    check_layer: CheckLayer = lambda base, layer, merged: None,
-    given_by: str = "--set",
+    check_layer: CheckLayer = _no_check,
 ) -> S:
     """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides.
 
@@ -288,59 +278,30 @@ def load(
 
     Args:
         option: what the user names the file with, such as "--recipe".
-        check_layer: is called with settings, those laid over them (a file, the overrides) and the result, not yet
-            validated.
-        given_by: what gave the overrides, for messages.
 
-    Raises InputError: see `read_settings` and `validate`; an override that is not `a.b=c`.
+    Raises InputError: see `read_layers` and `validate`; an override that is not `a.b=c`.
     """
     path, tree = read_whole(name_or_path, shipped, option, model, check_layer)
-    fields = {text: text.partition("=")[0].strip() for text in overrides}
     base = copy.deepcopy(tree)
     layer = {}
-    for override in sorted(overrides, key=lambda text: fields[text].removesuffix(".name") not in model.kinds):
+
+    def names_no_kind(override: str) -> bool:
+        return override.partition("=")[0].strip().removesuffix(".name") not in model.kinds
+
+    for override in sorted(overrides, key=names_no_kind):
         _apply(tree, override, model)
         _apply(layer, override, model)
     check_layer(base, layer, tree)
-    place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # a shipped file is not to be edited
-    return validate(model, tree, place, fields.values(), given_by)
-
-
-def read_settings(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, dict[str, Any]]:
-    """The path and the unvalidated content of `<shipped>/<name>.yaml` or of a YAML file.
-
-    Raises InputError: no such file (lists the shipped ones), not YAML, or without any field of a recipe or a sweep.
-    """
-    kind = model.__name__.lower()
-    path = user_path(name_or_path, option)
-    if not path.suffix:
-        path = shipped / f"{name_or_path}.yaml"
-    other, (command, folder, fields) = next((name, of) for name, of in KINDS.items() if name != kind)
-    if not path.exists():
-        if (shipped.with_name(folder) / path.name).exists():
-            raise InputError(f"{option} {name_or_path}: is a {other}, not a {kind}: {command} {name_or_path}")
-        known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
-        or_file = "" if known.endswith("?") else ", or give a YAML file"
-        raise InputError(f"{option} {name_or_path}: no such {kind}{known}{or_file}")
-    tree = parse_yaml(read_text(path), str(path))
-    if isinstance(tree, dict) and fields & tree.keys() and not tree.keys() & model.model_fields.keys():
-        raise InputError(f"{path}: is a {other}, not a {kind}: {command} {path}")
-    if not isinstance(tree, dict) or not tree.keys() & {*model.model_fields, "extends"}:
-        raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
-    return path, tree
+    # a shipped file is not to be edited
+    return validate(model, tree, path if Path(name_or_path).suffix else f"{option} {name_or_path}")
 
 
 def read_whole(
-    name_or_path: str,
-    shipped: Path,
-    option: str,
-    model: type[Section],
-    check_layer: CheckLayer = lambda base, layer, merged: None,
-) -> tuple[Path, dict[str, Any]]:
-    """As `read_settings`, laid over what the file extends; `check_layer` as in `load`."""
-    path, tree = read_settings(name_or_path, shipped, option, model)
+    name_or_path: str, shipped: Path, option: str, model: type[Section], check_layer: CheckLayer = _no_check
+) -> tuple[Path, Tree]:
+    """As `read_layers`; another `name` of a section drops the settings of the former kind."""
 
-    def lay_over(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    def lay_over(base: Tree, layer: Tree) -> Tree:
         merged = _lay_over(base, layer)
         for section in model.kinds:
             if _is_other_kind(model, section, base.get(section), layer.get(section)):
@@ -348,38 +309,46 @@ def read_whole(
         check_layer(base, layer, merged)
         return merged
 
-    return path, inherit(path, tree, shipped, model, lay_over)
+    return read_layers(name_or_path, shipped, option, model, lay_over)
 
 
-def inherit(
-    path: Path,
-    tree: dict[str, Any],
+def read_layers(
+    name_or_path: str,
     shipped: Path,
+    option: str,
     model: type[Section],
-    lay_over: Callable[[dict, dict], dict],
+    lay_over: Callable[[Tree, Tree], Tree],
     files: Collection[Path] = (),
-) -> dict[str, Any]:
-    """`tree`, read from `path`, laid over the file that it extends, if there is one. `files` extend this one.
+) -> tuple[Path, Tree]:
+    """The path and the unvalidated content of `<shipped>/<name>.yaml` or of a YAML file, laid over the file that it
+    extends, if there is one. `files` extend this one.
 
-    Raises InputError: as `read_settings`; or files extend each other in a circle.
+    Raises InputError: no such file (suggests a shipped one), not YAML, without any field of a recipe or a sweep, or
+    files that extend each other in a circle.
     """
+    kind = model.__name__.lower()
+    path = user_path(name_or_path, option)
+    if not path.suffix:
+        path = shipped / f"{name_or_path}.yaml"
+    if not path.exists():
+        known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
+        raise InputError(f"{option} {name_or_path}: no such {kind}{known}")
+    if path.resolve() in files:
+        raise InputError(f"{option} {name_or_path}, which extends this one: files cannot go round in a circle")
+    tree = parse_yaml(read_text(path), str(path))
+    if not isinstance(tree, dict) or not tree.keys() & {*model.model_fields, "extends"}:
+        raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
     if "extends" not in tree:
-        unknown = [str(key) for key in tree if key not in model.model_fields]
-        if meant := difflib.get_close_matches("extends", unknown, 1, cutoff=0.8):
-            raise InputError(f"{path}: {meant[0]} is not a field; did you mean 'extends'?")
-        return tree
-    tree = dict(tree)
-    name = str(tree.pop("extends"))
-    if Path(name).suffix and not name.startswith("~"):
-        name = str(path.parent / name)
-    base_path, base = read_settings(name, shipped, f"{path}: extends", model)
+        return path, tree
+    base_name = str(tree.pop("extends"))
+    if Path(base_name).suffix and not base_name.startswith("~"):
+        base_name = str(path.parent / base_name)
     files = {*files, path.resolve()}
-    if base_path.resolve() in files:
-        raise InputError(f"{path}: extends {name}, which extends this one: files cannot go round in a circle")
-    return lay_over(inherit(base_path, base, shipped, model, lay_over, files), tree)
+    _, base = read_layers(base_name, shipped, f"{path}: extends", model, lay_over, files)
+    return path, lay_over(base, tree)
 
 
-def lay_sections(model: type[Section], tree: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
+def lay_sections(model: type[Section], tree: Tree, sections: Tree) -> Tree:
     """`tree` with `sections` laid over it. A `Section` replaces the whole section, a dict only the fields that it has.
     Another `name` drops the settings of the former kind."""
     merged = dict(tree)
@@ -401,17 +370,16 @@ def _is_other_kind(model: type[Section], section: str, former: Any, new: Any) ->
     return "name" in new and new["name"] != former.get("name")
 
 
-def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+def _lay_over(base: Tree, tree: Tree) -> Tree:
     merged = dict(base)
     for key, value in tree.items():
         if isinstance(base.get(key), dict) and isinstance(value, dict):
-            merged[key] = _lay_over(base[key], value)
-        else:
-            merged[key] = value
+            value = _lay_over(base[key], value)
+        merged[key] = value
     return merged
 
 
-def _apply(tree: dict[str, Any], override: str, model: type[Section]) -> None:
+def _apply(tree: Tree, override: str, model: type[Section]) -> None:
     field, separator, text = override.partition("=")
     *parents, leaf = field.strip().split(".")
     if not separator or not all([*parents, leaf]):

@@ -219,9 +219,7 @@ class Recipe(Section):
             )
 
     @staticmethod
-    def load(
-        name_or_path: str, overrides: Sequence[str] = (), option: str = "--recipe", given_by: str = "--set"
-    ) -> "Recipe":
+    def load(name_or_path: str, overrides: Sequence[str] = (), option: str = "--recipe") -> "Recipe":
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
@@ -229,13 +227,12 @@ class Recipe(Section):
 
         Args:
             option: what the user named the recipe with.
-            given_by: what gave the overrides, for messages.
 
         Raises:
             InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value, or test sets
                 that do not say which of them is the source domain.
         """
-        return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain, given_by)
+        return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain)
 
     @staticmethod
     def make(base: "str | Path | Recipe", **sections: Any) -> "Recipe":
@@ -251,12 +248,12 @@ class Recipe(Section):
         """
         sections = without_paths(sections)
         if isinstance(base, Recipe):
-            path, tree = Path("recipe"), base.model_dump(mode="json")
+            tree = base.model_dump(mode="json")
         else:
-            path, tree = read_whole(str(base), RECIPES, "recipe", Recipe, _check_source_domain)
+            _, tree = read_whole(str(base), RECIPES, "recipe", Recipe, _check_source_domain)
         merged = lay_sections(Recipe, tree, sections)
         _check_source_domain(tree, sections, merged)
-        return validate(Recipe, merged, path, sections, "Recipe:")
+        return validate(Recipe, merged, "Recipe" if isinstance(base, Recipe) else f"recipe {base}")
 
     def first_stage(self) -> "Recipe":
         """The run on `pretrain.train` that comes first.

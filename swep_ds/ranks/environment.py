@@ -4,13 +4,10 @@ A variable that makes no sense is an `InputError` that names it, before anything
 """
 
 import os
-import socket
 import subprocess
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
 
 from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError, RunExit
@@ -20,8 +17,7 @@ CHOICES = {
     "DS_ACCELERATOR": ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu"),  # DeepSpeed's
     "SWEP_KERNELS": ("auto", "torch", "triton"),
 }
-MAX_NUMBER = 2**32  # Slurm's job numbers are smaller
-RESOLVE_SECONDS = 30.0  # for the name of rank 0's host to resolve: a Kubernetes pod gets its own once it runs
+MAX_PORT = 65535
 
 
 class LaunchError(InputError):
@@ -56,31 +52,25 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
     Raises:
         LaunchError: some variables are missing, are not numbers, are out of range, or contradict each other.
     """
-    if env is None:
-        env = os.environ
-    try:
-        if "RANK" not in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, default=1) > 1:
-            return _of_slurm(env)
-        if "RANK" in env or "WORLD_SIZE" in env:
-            return _of_launcher(env)
-    except InputError as error:
-        raise LaunchError(str(error)) from None
+    env = os.environ if env is None else env
+    if "RANK" not in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, default=1) > 1:
+        return _of_slurm(env)
+    if "RANK" in env or "WORLD_SIZE" in env:
+        return _of_launcher(env)
     return Launch(0, 0, 1, None, None)
 
 
 def _of_launcher(env: Mapping[str, str]) -> Launch:
     """As `deepspeed` and `torchrun` set it, or a user by hand."""
     if missing := [name for name in VARIABLES if name not in env]:
-        raise InputError(
+        raise LaunchError(
             f"the environment has some of the launcher's variables but not {', '.join(missing)}: start with "
             "`deepspeed`, `torchrun` or `srun`, or unset RANK and WORLD_SIZE for one process"
         )
     world = _number(env, "WORLD_SIZE", 1)
     rank = _number(env, "RANK", 0, world - 1)
-    on_node = _number(env, "LOCAL_WORLD_SIZE", 1, world, default=world)  # torchrun sets it
-    local = _number(env, "LOCAL_RANK", 0, on_node - 1)
-    _await_address(env["MASTER_ADDR"])
-    return Launch(rank, local, world, env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, 65535))
+    local = _number(env, "LOCAL_RANK", 0, world - 1)
+    return Launch(rank, local, world, env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, MAX_PORT))
 
 
 def _of_slurm(env: Mapping[str, str]) -> Launch:
@@ -89,9 +79,8 @@ def _of_slurm(env: Mapping[str, str]) -> Launch:
     local = _number(env, "SLURM_LOCALID", 0, world - 1)
     # spread, as jobs that share a node have close numbers
     number = 7919 * _number(env, "SLURM_JOB_ID", 0) + _number(env, "SLURM_STEP_ID", 0)
-    port = _number(env, "MASTER_PORT", 1, 65535, default=20000 + number % 12000)
-    address = env["MASTER_ADDR"] if "MASTER_ADDR" in env else _first_host(env)
-    _await_address(address)
+    port = _number(env, "MASTER_PORT", 1, MAX_PORT, default=20000 + number % 12000)
+    address = env.get("MASTER_ADDR") or _first_host(env)
     return Launch(rank, local, world, address, port)
 
 
@@ -102,8 +91,23 @@ def _first_host(env: Mapping[str, str]) -> str:
     try:
         listed = subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise InputError(f"{' '.join(command)} failed ({error}): export MASTER_ADDR in the job script") from None
+        raise LaunchError(f"{' '.join(command)} failed ({error}): export MASTER_ADDR in the job script") from None
     return listed.split()[0]
+
+
+def _number(
+    env: Mapping[str, str], name: str, least: int, most: int | None = None, *, default: int | None = None
+) -> int:
+    """A whole number from `least` to `most`."""
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise LaunchError(f"environment variable {name} is not set: start with `deepspeed`, `torchrun` or `srun`")
+    if text.isdecimal() and int(text) >= least and (most is None or int(text) <= most):
+        return int(text)
+    limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise LaunchError(f"environment variable {name}={text!r} must be a whole number {limits}: correct it or unset it")
 
 
 def is_first_on_node() -> bool:
@@ -124,7 +128,7 @@ def report(end: RunExit) -> None:
 
 def slurm_restarts() -> int:
     """How often Slurm has restarted this job; 0 outside Slurm."""
-    return _number(os.environ, "SLURM_RESTART_COUNT", 0, default=0)
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def note_checkpoint(update: int) -> None:
@@ -139,37 +143,5 @@ def check_libraries() -> None:
     for name, choices in CHOICES.items():
         value = os.environ.get(name, choices[0])
         if value not in choices:
-            _refuse(name, value, f"must be one of {', '.join(choices)}")
-
-
-def _number(
-    env: Mapping[str, str], name: str, least: int, most: int = MAX_NUMBER, *, default: int | None = None
-) -> int:
-    """A whole number from `least` to `most`."""
-    text = env.get(name)
-    if text is None and default is not None:
-        return default
-    if text is None:
-        raise InputError(f"environment variable {name} is not set: start with `deepspeed`, `torchrun` or `srun`")
-    if text.isdecimal() and least <= int(text) <= most:
-        return int(text)
-    limits = f"of at least {least}" if most == MAX_NUMBER else f"from {least} to {most}"
-    _refuse(name, text, f"must be a whole number {limits}")
-
-
-def _await_address(name: str) -> None:
-    deadline = time.monotonic() + RESOLVE_SECONDS
-    while True:
-        try:
-            socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                why = f"has no address ({error.strerror}): give name or address of the host of rank 0"
-                _refuse("MASTER_ADDR", name, why)
-        time.sleep(1)
-
-
-def _refuse(name: str, value: str, rule: str) -> NoReturn:
-    fix = "" if ": " in rule else ": correct it or unset it"
-    raise InputError(f"environment variable {name}={value!r} {rule}{fix}")
+            listed = ", ".join(choices)
+            raise InputError(f"environment variable {name}={value!r} must be one of {listed}: correct it or unset it")

@@ -33,7 +33,7 @@ from torch.distributed import distributed_c10d
 from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError, RunExit, Stopped, as_input_error, denied, reason
 from swep_ds.ranks import accelerator, heartbeat
-from swep_ds.ranks.environment import VARIABLES, Launch, LaunchError, is_first_on_node, read_launch, report
+from swep_ds.ranks.environment import Launch, LaunchError, is_first_on_node, read_launch, report
 from swep_ds.ranks.launcher import free_port
 
 JOIN = timedelta(minutes=10)  # for all ranks to start
@@ -87,9 +87,11 @@ def process_group() -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Inside, libraries log only errors and show no progress bars."""
-    logger, level = logging.getLogger("DeepSpeed"), logging.getLogger("DeepSpeed").level
-    verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-    datasets_bars = datasets.are_progress_bars_disabled()
+    logger = logging.getLogger("DeepSpeed")
+    level = logger.level
+    verbosity = transformers.logging.get_verbosity()
+    bars = transformers.logging.is_progress_bar_enabled()
+    datasets_bars = not datasets.are_progress_bars_disabled()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         # a single rank's barrier has no device_id, and takes the device that `_join` has set
@@ -105,42 +107,38 @@ def quiet() -> Iterator[None]:
             transformers.logging.set_verbosity(verbosity)
             if bars:
                 transformers.logging.enable_progress_bar()
-            if not datasets_bars:
+            if datasets_bars:
                 datasets.enable_progress_bars()
 
 
 @contextmanager
 def _restored() -> Iterator[None]:
     """Takes back what PyTorch, DeepSpeed and this module change in the process: another group may follow."""
-    linear, on_cpu = torch.nn.functional.linear, get_accelerator().device_name() == "cpu"
+    linear = torch.nn.functional.linear
     hook = sys.excepthook  # a group's begins each line of a traceback with the rank
-    # on a GPU nothing changes it, and reading it would probe every operator, with a line on stdout for each that fails
-    operators = dict(deepspeed.ops.__compatible_ops__) if on_cpu else {}
     try:
         yield
     finally:
         torch.nn.functional.linear = linear  # ZeRO-3 puts its own in place
         sys.excepthook = hook
         groups._WORLD_GROUP = None
-        if on_cpu:
-            deepspeed.ops.__compatible_ops__.update(operators)
 
 
 @contextmanager
 def _named_rank() -> Iterator[Launch]:
     """Sets the launcher's variables that are missing, and removes them again: children would inherit them."""
-    launch, before = read_launch(), dict(os.environ)
-    filled_in = {*VARIABLES, "SWEP_DS_LOCAL_ID"} - set(os.environ)
-    os.environ.update(launch.variables(free_port()))
-    if "RANK" in filled_in and accelerator.device_count() == 1:
+    launch = read_launch()
+    variables = launch.variables(free_port())
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ |= variables
+    if "RANK" not in before and accelerator.device_count() == 1:
         os.environ["LOCAL_RANK"] = "0"  # with --gpus-per-task=1 every task sees one device, its own
     try:
         yield launch
     finally:
-        for name in (*VARIABLES, "SWEP_DS_LOCAL_ID"):
+        for name in variables:
             os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
+        os.environ |= before
 
 
 def _join(launch: Launch) -> None:
@@ -170,7 +168,8 @@ def _join(launch: Launch) -> None:
 
 
 def _take_device(launch: Launch) -> None:
-    local, devices = int(os.environ["LOCAL_RANK"]), get_accelerator().device_count()
+    local = int(os.environ["LOCAL_RANK"])
+    devices = get_accelerator().device_count()
     if local >= devices:
         fix = "start fewer ranks" if devices else "for a run on the CPU set DS_ACCELERATOR=cpu"
         raise LaunchError(f"rank {launch.rank} wants device {local} of a node with {devices}: {fix}")
@@ -200,27 +199,24 @@ def _connect() -> None:
     port = from_rank0(lambda: listener.getsockname()[1])
 
     def connect() -> dict[int, heartbeat.Connection]:
-        what, fix = f"MASTER_ADDR {address}, port {port} of rank 0", "the nodes must reach each other on all ports"
-        with as_input_error(what, fix):
+        what = f"MASTER_ADDR {address}, port {port} of rank 0"
+        with as_input_error(what, "the nodes must reach each other on all ports"):
             if listener:
                 return heartbeat.accept(listener, world_size())
             return heartbeat.connect(rank(), address, port)
 
-    peers = on_all_ranks(connect)
-    _heartbeat = heartbeat.Heartbeat(rank(), names, peers, reports=is_first_on_node())
+    _heartbeat = heartbeat.Heartbeat(rank(), names, on_all_ranks(connect), reports=is_first_on_node())
 
 
 def _leave(end: RunExit | None = None) -> None:
     """Leaves the group. Collective; if only this rank comes, the others end with it after `ALONE_SECONDS`."""
     global _heartbeat
-    alone = None
+    alone = threading.Timer(ALONE_SECONDS, lambda: _heartbeat.fail(end))
+    alone.daemon = True
     if _heartbeat and end and not isinstance(end, Stopped):  # the ranks agreed to stop
-        alone = threading.Timer(ALONE_SECONDS, _heartbeat.fail, (end,))
-        alone.daemon = True
         alone.start()
     dist.barrier()
-    if alone:
-        alone.cancel()
+    alone.cancel()
     if _heartbeat:
         _heartbeat.close()
         _heartbeat = None
@@ -279,15 +275,14 @@ def gather(value: T) -> list[T]:
 
 def on_all_ranks(step: Callable[[], T]) -> T:
     """Runs `step` on every rank; raises InputError on all if any raises that or PermissionError. Collective."""
-    value, fault = None, None
+    value = None
+    fault = None
     try:
         value = step()
     except InputError as error:
         fault = str(error)
     except PermissionError as error:
-        if not (end := denied(error)):
-            raise
-        fault = str(end)
+        fault = str(denied(error) or error)
     faults = gather(fault)
     for number, message in enumerate(faults):
         if message is not None:
@@ -303,6 +298,9 @@ def from_rank0(step: Callable[[], T]) -> T:
 
 def local_rank_zero_first(step: Callable[[], T]) -> T:
     """Runs `step` on each node's first rank, then on the others, which find its result in the node's cache."""
-    first = is_first_on_node()
-    value = on_all_ranks(lambda: step() if first else None)
-    return on_all_ranks(lambda: value if first else step())
+    if is_first_on_node():
+        value = on_all_ranks(step)
+        on_all_ranks(lambda: None)
+        return value
+    on_all_ranks(lambda: None)
+    return on_all_ranks(step)

@@ -32,7 +32,6 @@ from swep_ds.common.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, print
 
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}  # s, s, times, ms
 CONNECT_SECONDS = 60.0
-TICK_SECONDS = 0.5  # from one look at the clock to the next
 CAUSE_SECONDS = 1.0  # before an exception is reported: the death that may have caused it is reported first
 ANSWER_SECONDS = 5.0  # for a live rank to say where it is
 LEAVE_SECONDS = 10.0  # for the other end to answer a rank that ends
@@ -84,12 +83,15 @@ class Heartbeat:
 
     def __init__(self, rank: int, names: Sequence[str], peers: dict[int, Connection], *, reports: bool):
         self.position = (0, "set-up")  # number of steps taken, and the last one; all ranks take the same steps
-        self._rank, self._names, self._peers, self._reports = rank, names, peers, reports
+        self._rank = rank
+        self._names = names
+        self._peers = peers
+        self._reports = reports
         self._parted: set[int] = set()  # peers that have said goodbye
         self._ending = threading.Lock()
         self._stall_seconds = math.inf
-        self._seen, self._seen_at = self.position, time.monotonic()
-        self._asked_at: float | None = None  # when the other ranks were asked where they are
+        self._moved_at = 0.0  # when rank 0 took its last step
+        self._asked = False  # the other ranks, where they are
         self._answers: dict[int, tuple[int, str]] = {}  # position by rank
         self._thread = threading.Thread(target=self._serve, daemon=True, name="heartbeat")
         self._thread.start()
@@ -97,10 +99,12 @@ class Heartbeat:
     def progress(self, step: str) -> None:
         """Notes that this rank begins a step."""
         self.position = (self.position[0] + 1, step)
+        self._moved_at = time.monotonic()
+        self._asked = False
 
     def watch(self, seconds: float) -> None:
         """From now on rank 0 names the ranks that are behind, once, whenever it has not moved for `seconds`."""
-        self._seen_at = time.monotonic()
+        self._moved_at = time.monotonic()
         self._stall_seconds = seconds
 
     def fail(self, error: BaseException) -> NoReturn:
@@ -121,10 +125,10 @@ class Heartbeat:
     def _serve(self) -> None:
         while len(self._parted) < len(self._peers):
             ranks = {connection: rank for rank, connection in self._peers.items() if rank not in self._parted}
-            for connection in wait(list(ranks), timeout=TICK_SECONDS):
+            for connection in wait(list(ranks), timeout=0.5):
                 self._read(ranks[connection], connection)
             if self._rank == 0:
-                self._look_for_stall(time.monotonic())
+                self._look_for_stall(time.monotonic() - self._moved_at)
 
     def _read(self, rank: int, connection: Connection) -> None:
         try:
@@ -148,43 +152,40 @@ class Heartbeat:
                 connection.send_bytes(json.dumps(message).encode())
 
     def _end_all(self, text: str, code: int) -> NoReturn:
-        """Ends this process, and all others through rank 0."""
+        """Ends this process, from any thread, and all others through rank 0."""
         self._ending.acquire()  # for good: the main thread may come as well
         self._send(end=text, code=code)
         title = "stopped" if code == EXIT_INTERRUPTED else "error"
-        exit_process(f"{title}: {text}" if self._reports else None, code)
+        try:
+            if self._reports:
+                print(printable(f"{title}: {text}"), file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
-    def _look_for_stall(self, now: float) -> None:
-        if self.position != self._seen:
-            self._seen, self._seen_at = self.position, now
-            self._asked_at, self._answers = None, {}
-        elif self._asked_at is None and now - self._seen_at > self._stall_seconds:
-            self._asked_at = now
+    def _look_for_stall(self, seconds: float) -> None:
+        """`seconds`: since rank 0's last step."""
+        if seconds > self._stall_seconds and not self._asked:
+            self._asked = True
+            self._answers = {}
             self._send(where=True)
-        elif self._asked_at is not None and now - self._asked_at > ANSWER_SECONDS:
-            say_on_stderr(f"warning: no progress for {now - self._seen_at:.0f} s: {self._who_is_behind()}")
-            self._asked_at = math.inf
+            answered = threading.Timer(ANSWER_SECONDS, self._report_stall, (self.position, seconds))
+            answered.daemon = True
+            answered.start()
 
-    def _who_is_behind(self) -> str:
-        positions = {0: self.position, **self._answers}
-        if silent := [name for rank, name in enumerate(self._names) if rank not in positions]:
-            return f"no answer from {', '.join(silent[:SHOWN])}; rank 0 is in {self.position[1]}"
-        first, last = min(positions.values()), max(positions.values())
-        behind = [self._names[rank] for rank, position in positions.items() if position[0] == first[0]]
-        if len(behind) == len(positions):
-            return f"all ranks are in {first[1]}"
-        return f"{', '.join(behind[:SHOWN])} still in {first[1]}, the others in {last[1]}"
-
-
-def exit_process(text: str | None, code: int) -> NoReturn:
-    """Prints why and ends the process, from any thread; the main thread may wait in a collective forever."""
-    try:
-        if text:
-            print(printable(text), file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+    def _report_stall(self, position: tuple[int, str], seconds: float) -> None:
+        if position != self.position:
+            return
+        positions = {0: position, **self._answers}
+        silent = [name for rank, name in enumerate(self._names) if rank not in positions]
+        first = min(positions.values())
+        behind = [self._names[rank] for rank in sorted(positions) if positions[rank][0] == first[0]]
+        if silent:
+            said = f"no answer from {', '.join(silent[:SHOWN])}; rank 0 is in {position[1]}"
+        else:
+            said = f"{', '.join(behind[:SHOWN])} still in {first[1]}"
+        say_on_stderr(f"warning: no progress for {seconds + ANSWER_SECONDS:.0f} s: {said}")
 
 
 def ranks_of(numbers: Iterable[int]) -> str:

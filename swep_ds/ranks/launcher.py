@@ -24,7 +24,7 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
         sharing: how many runs may share a device.
 
     Raises:
-        InputError: there are fewer devices than processes, or several ranks would get devices that have no numbers.
+        InputError: there are fewer devices than processes.
     """
     if ranks is None:
         return [{}] * jobs
@@ -33,28 +33,24 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
     if accelerator.device_name() == "cpu":
         # named, so that DeepSpeed's launcher does not print in each of its processes that it takes the CPU
         return [threads | {"DS_ACCELERATOR": "cpu"}] * jobs
-    count, variable = accelerator.device_count(), accelerator.visible_devices_envs()[0]
+    count = accelerator.device_count()
     groups = count // ranks
     if jobs > groups * sharing:
         shared = f" for {sharing} runs each" if sharing > 1 else ""
         raise InputError(
             f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices{shared}: lower one of them"
         )
+    variable = accelerator.visible_devices_envs()[0]
     devices = [str(number) for number in range(count)]
     if given := os.environ.get(variable):
         devices = [name.strip() for name in given.split(",")]
-    if len(devices) != count:
-        raise InputError(f"{variable} {','.join(devices)}: names {len(devices)} devices, and {count} can be used")
-    if ranks > 1 and not all(name.isdecimal() for name in devices):
-        raise InputError(
-            f"{variable} {','.join(devices)}: DeepSpeed's launcher, which starts several ranks, takes numbers only: "
-            "give numbers, or start with torchrun or srun"
-        )
     chosen = []
     for job in range(jobs):
         first = job % groups * ranks
         environment = {variable: ",".join(devices[first : first + ranks])}
-        chosen.append(environment | threads if sharing > 1 else environment)
+        if sharing > 1:
+            environment |= threads
+        chosen.append(environment)
     return chosen
 
 

@@ -21,7 +21,6 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 # The `deepspeed` command forwards the signals that it gets. In a process group that is signalled as a whole its ranks
 # have had them by then: a second signal within this time counts as the same request
 REPEAT_SECONDS = 1.0
-CONNECT = timedelta(seconds=60)
 RESUMES = "the same command, with --resume auto, resumes from there"
 
 
@@ -37,7 +36,8 @@ class StopRequest:
         """The handler of the signals."""
         now = time.monotonic()
         if not self.number:
-            self.number, self._came_at = number, now
+            self.number = number
+            self._came_at = now
         elif now - self._came_at > REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -78,10 +78,9 @@ class StopVote:
 
 
 def _over_gloo() -> dist.ProcessGroup:
-    interface = "the name of the network interface between them (ip address lists them)"
-    fix = f"export GLOO_SOCKET_IFNAME on all nodes, as {interface}"
+    fix = "export GLOO_SOCKET_IFNAME on all nodes, as the name of the network interface between them (ip address)"
     with as_input_error("the ranks cannot reach each other over gloo", fix):
-        group = dist.new_group(backend="gloo", timeout=CONNECT)
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
         dist.barrier(group)  # a rank with nothing left to train must not leave while another still connects
     return group
 

@@ -24,7 +24,8 @@ def write_on_all_ranks(step: Callable[[], T] | None, path: Path) -> T | None:
         WriteFailed: on every rank, if a step met a full disk, an unwritable folder or the like.
         RunExit: any other that a step raised, on every rank as well.
     """
-    value, fault = None, None
+    value = None
+    fault = None
     try:
         if step is not None:
             value = step()
@@ -61,8 +62,12 @@ def find_fault(folder: Path) -> str | None:
     except OSError as error:
         fault = f"not writable ({error.strerror})"
     rank_0_writes = ranks.gather(fault)[0] is None
-    if rank_0_writes and fault is None and not _appears(rank_0_file):
-        fault = "not shared (a file that rank 0 wrote there cannot be seen)"
+    if rank_0_writes and fault is None:
+        deadline = time.monotonic() + SHARED_SECONDS
+        while not rank_0_file.exists() and fault is None:
+            if time.monotonic() > deadline:
+                fault = "not shared (a file that rank 0 wrote there cannot be seen)"
+            time.sleep(0.05)
     ranks.gather(None)  # all have looked
     with suppress(OSError):  # the folder is not writable
         this_file.unlink(missing_ok=True)
@@ -71,15 +76,6 @@ def find_fault(folder: Path) -> str | None:
         with suppress(OSError):  # another rank was faster
             path.rmdir()
     return fault
-
-
-def _appears(file: Path) -> bool:
-    deadline = time.monotonic() + SHARED_SECONDS
-    while not file.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def check_shared(folder: Path) -> None:

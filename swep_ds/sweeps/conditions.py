@@ -1,6 +1,7 @@
-"""Whether a sweep's finished runs and its next ones read the same files, and train under the same conditions."""
+"""Whether a sweep's next runs can start, and train under the same conditions as its finished ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from swep_ds.common.files import read_json
 from swep_ds.common.settings import differences, flatten
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank
-from swep_ds.pipeline.inputs import content_checksum, input_files
 from swep_ds.sweeps.sweep import Cell
 from swep_ds.training.ds_roles import BY_RECIPE, REPORTS
 
@@ -20,10 +20,7 @@ SIZES = ("_bucket_size", "_param_persistence_threshold", ".nvme_path")
 def conditions(folder: Path) -> dict[str, Any]:
     """What a run's ds_config decides for all runs of a table, flat.
     Raises InputError: the run's `ds_config.json` is missing or is not JSON."""
-    try:
-        return _decided(read_json(folder / DS_CONFIG))
-    except InputError as error:
-        raise InputError(f"{error}: delete the run's folder and run it again") from None
+    return _decided(read_json(folder / DS_CONFIG))
 
 
 def _decided(config: dict[str, Any]) -> dict[str, Any]:
@@ -40,17 +37,19 @@ def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -
         ds_config: as in `resolve_ds_config`.
         ranks: of each run; None = not known, and global batches are not compared.
     """
-    results = [cell.results() for cell in cells]
-    waiting = [cell.folder for cell, done in zip(cells, results, strict=True) if done is None]
-    if not waiting or not any(results):
+    results = {cell.name: cell.results() for cell in cells}
+    waiting = [cell.folder for cell in cells if results[cell.name] is None]
+    if len(waiting) in (0, len(cells)):
         return
     from swep_ds.pipeline.prepare import resolve_ds_config  # imports DeepSpeed, for seconds
 
     new = any(not (folder / BATCH).is_file() for folder in waiting)  # others keep the batch that they began with
-    for cell, done in zip(cells, results, strict=True):
+    for cell in cells:
+        done = results[cell.name]
         if done is None:
             continue
-        there, world = conditions(cell.folder), done.get("world_size", 1)
+        world = done.get("world_size", 1)
+        there = conditions(cell.folder)
         # sizes of the model and of micro-steps are not compared
         here = _decided(
             resolve_ds_config(ds_config, cell.recipe, world_size=world, micro_steps=1, hidden_size=1, on_cpu=False)
@@ -80,33 +79,8 @@ def check_ds_config(cells: Sequence[Cell], ds_config: str, ranks: int | None, *,
 
     read_ds_config(ds_config)
     for cell in waiting if ranks else ():
-        try:
+        with _named(cell):
             prepare.check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
-        except InputError as error:
-            raise InputError(f"{cell.name}: {error}") from None
-
-
-def check_inputs(cells: Sequence[Cell]) -> None:
-    """Raises InputError if a file that a finished run has read, and an unfinished one will, holds something else now: a
-    table would compare them. Files that are gone cannot be compared."""
-    wanted = {files for cell in cells if cell.results() is None for files in input_files(cell.recipe).values()}
-    sums: dict[tuple[Path, ...], str] = {}
-    changed: dict[str, list[str]] = {}  # what changed -> the runs
-    for cell in cells:
-        before = (cell.results() or {}).get("inputs", {})
-        for name, files in input_files(cell.recipe).items():
-            if name in before and files in wanted:
-                if files not in sums:
-                    sums[files] = content_checksum(files)
-                if sums[files] != before[name]:
-                    path = files[0] if len(files) == 1 else files[0].parent
-                    changed.setdefault(f"{name} {path}", []).append(cell.name)
-    if changed:
-        what, names = next(iter(changed.items()))
-        raise InputError(
-            f"{what}: has changed since {len(names)} run(s), such as {names[0]}, read it: restore it, name another "
-            "--output_dir, or delete the folders of those runs"
-        )
 
 
 def check_data(cells: Sequence[Cell]) -> None:
@@ -123,7 +97,13 @@ def check_data(cells: Sequence[Cell]) -> None:
             whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
             if (field, whole) not in read:
                 read.append((field, whole))
-                try:
+                with _named(cell):
                     load_examples(recipe, field)
-                except InputError as error:
-                    raise InputError(f"{cell.name}: {error}") from None
+
+
+@contextmanager
+def _named(cell: Cell) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{cell.name}: {error}") from None

@@ -34,7 +34,9 @@ class RunningCell:
     """A started cell: a process group whose output is appended to the cell's log."""
 
     def __init__(self, cell: Cell, command: Sequence[str], environment: dict[str, str]):
-        self.cell, self.environment, self.began = cell, environment, time.monotonic()
+        self.cell = cell
+        self.environment = environment
+        self.began = time.monotonic()
         self.log = cell.log.open("ab", buffering=0)
         self._write(START_LINE + shlex.join(command))
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
@@ -57,7 +59,8 @@ class RunningCell:
         """Kills what is left of the group. Returns the exit code, as a shell gives it: 128 + n for signal n."""
         self.send(signal.SIGKILL)
         code = self.process.wait()
-        code = code if code >= 0 else 128 - code
+        if code < 0:
+            code = 128 - code
         self._write(f"{EXIT_LINE}{code}")
         self.log.close()
         return code
@@ -71,7 +74,9 @@ class Queue:
     """The cells that wait, run and have failed. `refused` is the first that ended, if it had bad input."""
 
     def __init__(self, cells: Sequence[Cell], command: Sequence[str], environments: list[dict[str, str]], ranks):
-        self.command, self.free, self.ranks = command, environments, ranks
+        self.command = command
+        self.free = environments
+        self.ranks = ranks
         self.waiting = deque(cell for cell in cells if cell.results() is None)
         self.running: list[RunningCell] = []
         self.failed: list[Cell] = []
@@ -83,8 +88,6 @@ class Queue:
         """Starts the next cells, as many as there are free devices for."""
         while self.waiting and self.free and not self.refused:
             cell = self.waiting.popleft()
-            if cell.results() is not None:  # by another queue, since `waiting` was made
-                continue
             if cell.still_running() and slurm_restarts() == 0:  # else the run waits for its dead node's lock
                 self.console.print(f"{cell.name}: skipped, {cell.fault()}")
                 continue
@@ -97,21 +100,22 @@ class Queue:
         for run in [run for run in self.running if run.process.poll() is not None]:
             self.running.remove(run)
             self.free.append(run.environment)
-            code, cell = run.close(), run.cell
+            code = run.close()
             self.ended += 1
-            if cell.results() is not None:
+            if run.cell.results() is not None:
                 seconds = round(time.monotonic() - run.began)
                 after = f", exit code {code} after its results" if code else ""
-                self.console.print(f"{cell.name}: done in {timedelta(seconds=seconds)}{after}")
-            elif cell.still_running():  # by another process, which took the lock after `still_running` above
-                self.console.print(f"{cell.name}: skipped, {cell.fault()}")
+                self.console.print(f"{run.cell.name}: done in {timedelta(seconds=seconds)}{after}")
             else:
-                self.failed.append(cell)
-                outcome = "stopped" if code == EXIT_STOPPED else "FAILED"
-                self.console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
-                self.console.print("\n".join([f"the end of {cell.log}:", *last_attempt(cell.folder)[-LAST_LINES:]]))
-                if code == EXIT_BAD_INPUT and self.ended == 1:
-                    self.refused = cell
+                self._note_failure(run.cell, code)
+
+    def _note_failure(self, cell: Cell, code: int) -> None:
+        self.failed.append(cell)
+        outcome = "stopped" if code == EXIT_STOPPED else "FAILED"
+        self.console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
+        self.console.print("\n".join([f"the end of {cell.log}:", *last_attempt(cell.folder)[-LAST_LINES:]]))
+        if code == EXIT_BAD_INPUT and self.ended == 1:
+            self.refused = cell
 
 
 def run_queue(

@@ -32,7 +32,7 @@ from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import is_locked, read_json, write_atomically
-from swep_ds.common.settings import Section, differences, flatten, inherit, read_settings, validate, without
+from swep_ds.common.settings import Section, differences, flatten, read_layers, validate, without
 from swep_ds.evaluation.results import RESULTS
 from swep_ds.pipeline.folder import BATCH, RECIPE, UNAVERAGED
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
@@ -48,7 +48,6 @@ Settings = dict[str, Any]  # dotted name -> value
 # or, where that has train.average, "VARIANT, unaveraged": its last weights
 Primary = tuple[str, str, Literal["exact_match", "f1"], str]
 SHIFTED = "shifted"
-MAX_NAMED = 6  # runs in a warning
 
 
 class Sweep(Section):
@@ -74,15 +73,12 @@ class Sweep(Section):
             raise ValueError("seeds holds a seed twice: its runs would share a folder")
         _check_settings("set", self.set)
         parts = self.parts()
-        fields = {part: {name for settings in named.values() for name in settings} for part, named in parts.items()}
         for part, named in parts.items():
-            folders = [slug(name) for name in named]
-            for (name, settings), folder in zip(named.items(), folders, strict=True):
-                if not folder or folders.count(folder) > 1:
-                    raise ValueError(f"{part}: {name!r} becomes the folder {folder!r}: it must be unique and not empty")
+            for name, settings in named.items():
                 _check_settings(f"{part}.{name}", settings)
-        for (part, names), (other, other_names) in itertools.combinations(fields.items(), 2):
-            for name, other_name in itertools.product(names, other_names):
+        fields = {part: {name for settings in named.values() for name in settings} for part, named in parts.items()}
+        for part, other in itertools.combinations(fields, 2):
+            for name, other_name in itertools.product(fields[part], fields[other]):
                 if _overlap(name, other_name):
                     raise ValueError(f"{part} and {other} both set {name}: give it in one of them")
         return self
@@ -132,7 +128,7 @@ class Cell:
             results = read_json(self.folder / RESULTS)
         except InputError:
             return None
-        return results if isinstance(results, dict) and identity(saved) == identity(self.recipe) else None
+        return results if identity(saved) == identity(self.recipe) else None
 
     def still_running(self) -> bool:
         """Whether a process holds the run's lock, such as one left by an earlier queue that was killed."""
@@ -164,7 +160,8 @@ def digest_of(cells: Sequence[Cell]) -> str:
 
 def saved_recipe(folder: Path) -> Recipe:
     """The recipe of the run in a folder. Raises InputError: `recipe.yaml` is missing, or from another version."""
-    file, fix = folder / RECIPE, "delete the run's folder and run it again"
+    file = folder / RECIPE
+    fix = "delete the run's folder and run it again"
     if not file.is_file():
         raise InputError(f"{file}: no such file: {fix}")
     try:
@@ -186,7 +183,9 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
     """
     if is_locked(folder / ".lock"):
         return "still running, started earlier"
-    attempt, code, begun = last_attempt(folder), exit_code_of(folder), (folder / RECIPE).is_file()
+    attempt = last_attempt(folder)
+    code = exit_code_of(folder)
+    begun = (folder / RECIPE).is_file()
     if not code and recipe and begun:
         try:
             saved = saved_recipe(folder)
@@ -217,7 +216,9 @@ def last_attempt(folder: Path) -> list[str]:
         return []
     lines = log_of(folder).read_text(encoding="utf-8", errors="replace").splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
-    return [line.strip() for line in lines[starts[-1] :] if line.strip()] if starts else []
+    if not starts:
+        return []
+    return [line.strip() for line in lines[starts[-1] :] if line.strip()]
 
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:
@@ -226,7 +227,6 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
 
     Raises InputError: the folder is a run's.
     """
-    file = folder / DESCRIPTION
     if (folder / BATCH).is_file():
         raise InputError(f"--output_dir {folder}: is the folder of a run: name another")
     runs = {
@@ -237,6 +237,7 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
     if cells[0].primary:
         tree["primary"] = cells[0].primary
     text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
+    file = folder / DESCRIPTION
     folder.mkdir(parents=True, exist_ok=True)
     if not file.is_file() or file.read_bytes() != text.encode():  # every task of a Slurm array does this
         warn_of_unnamed(folder, runs)
@@ -247,10 +248,8 @@ def warn_of_unnamed(folder: Path, names: Collection[str]) -> None:
     """Warns of finished runs in a sweep's folder that are not among those that it names: a table leaves them out."""
     unnamed = sorted({file.parent.name for file in folder.glob(f"*/{RESULTS}")} - set(names))
     if unnamed:
-        shown = ", ".join(unnamed[:MAX_NAMED])
-        if len(unnamed) > MAX_NAMED:
-            shown += f" and {len(unnamed) - MAX_NAMED} more"
-        log.warning("%s: holds runs that the sweep does not name, and its table leaves out: %s", folder, shown)
+        listed = ", ".join(unnamed)
+        log.warning("%s: holds runs that the sweep does not name, and its table leaves out: %s", folder, listed)
 
 
 def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = ()) -> tuple[Sweep, list[Cell]]:
@@ -264,8 +263,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
             an override of a setting that distinguishes variants or points.
     """
-    path, tree = read_settings(name_or_path, SWEEPS, "sweep", Sweep)
-    sweep = validate(Sweep, inherit(path, tree, SWEEPS, Sweep, _lay_over), path)
+    path, tree = read_layers(name_or_path, SWEEPS, "sweep", Sweep, _lay_over)
+    sweep = validate(Sweep, tree, path)
     for override in overrides:
         _check_override(override, sweep, path)
     cells = []
@@ -274,12 +273,12 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         # as `--set` takes them: JSON is YAML
         options = [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in settings.items()]
         options += [*overrides, f"seed={seed}"]
-        place = f"{path}: variants.{variant}" + "".join(f", across.{axis}.{label}" for axis, label in labels.items())
         try:
-            recipe = Recipe.load(sweep.recipe, options, "recipe", given_by="")
+            recipe = Recipe.load(sweep.recipe, options, "recipe")
         except InputError as error:
+            places = [f"variants.{variant}", *(f"across.{axis}.{label}" for axis, label in labels.items())]
             given = "".join(f" with --set {override}" for override in overrides)
-            raise InputError(f"{place}{given}: {error}") from None
+            raise InputError(f"{path}: {', '.join(places)}{given}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
         cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, sweep.primary))
     _check_cells(cells, path)
@@ -293,21 +292,20 @@ def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     merged = base | tree
     if isinstance(base.get("set"), dict) and isinstance(tree.get("set"), dict):
         merged["set"] = base["set"] | tree["set"]
-    if isinstance(former := base.get("variants"), dict) and isinstance(new := tree.get("variants"), dict):
-        merged["variants"] = {name: former.get(name) if given is None else given for name, given in new.items()}
+    if isinstance(base.get("variants"), dict) and isinstance(tree.get("variants"), dict):
+        variants = dict(tree["variants"])
+        for name, given in variants.items():
+            if given is None:
+                variants[name] = base["variants"].get(name)
+        merged["variants"] = variants
     return merged
 
 
 def _check_cells(cells: Sequence[Cell], path: Path) -> None:
-    """Raises InputError if two cells share a folder, or if their scores could not be compared in one table. Warns of
-    two that are the same run."""
+    """Raises InputError if two cells share a folder, or if their scores could not be compared in one table."""
     name, times = Counter(cell.name for cell in cells).most_common(1)[0]
     if times > 1:
         raise InputError(f"{path}: {times} runs would share the folder {name}: rename a variant or a label")
-    names: dict[str, str] = {}
-    for cell in cells:
-        if (other := names.setdefault(json.dumps(identity(cell.recipe)), cell.name)) != cell.name:
-            log.warning("%s: %s and %s have the same settings", path, other, cell.name)
 
     def test_settings(recipe: Recipe) -> tuple:
         data = recipe.data
@@ -330,19 +328,15 @@ def _check_primary(cells: Sequence[Cell], path: Path) -> None:
     if not cells[0].primary:
         return
     row, base, _, data_set = cells[0].primary
-    tests = list(cells[0].recipe.test_sets)
-    averaged = [unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none"]
-    rows = list(dict.fromkeys([*(cell.variant for cell in cells), *averaged]))
+    rows = dict.fromkeys(cell.variant for cell in cells)
+    rows |= dict.fromkeys(unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none")
     if row == base or not {row, base} <= set(rows):
         raise InputError(
             f"{path}: primary compares {row!r} with {base!r}: name two of {'; '.join(rows)}, or write primary: null"
         )
-    if data_set == SHIFTED and SHIFTED in tests:
-        raise InputError(
-            f"{path}: primary {SHIFTED!r}: is a data set here as well as the mean over all but the first: rename "
-            f"data.eval.{SHIFTED}"
-        )
-    known = [*tests, SHIFTED] if len(tests) > 1 else tests
+    known = list(cells[0].recipe.test_sets)
+    if len(known) > 1:
+        known.append(SHIFTED)
     if data_set not in known:
         raise InputError(
             f"{path}: primary {data_set!r}: no such data set: name one of {', '.join(known)}, or write primary: null"
@@ -356,9 +350,10 @@ def _check_override(override: str, sweep: Sweep, path: Path) -> None:
         raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")
     for part, named in sweep.parts().items():
         for label, settings in named.items():
-            if setting := next((setting for setting in settings if _overlap(setting, name)), None):
-                where = f"{path}: {part}.{label} sets {setting}"
-                raise InputError(f"--set {override}: {where}: change it there, or drop --set")
+            for setting in settings:
+                if _overlap(setting, name):
+                    where = f"{path}: {part}.{label} sets {setting}"
+                    raise InputError(f"--set {override}: {where}: change it there, or drop --set")
 
 
 def _overlap(name: str, other: str) -> bool:

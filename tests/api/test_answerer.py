@@ -1,4 +1,4 @@
-"""QuestionAnswerer against every span of every window, scored one by one with transformers' model alone."""
+"""QuestionAnswerer against every span of every window, scored one by one with transformers' bare model."""
 
 import json
 import math
@@ -119,14 +119,14 @@ def test_a_question_is_declined_where_the_null_score_is_above_the_best_by_more_t
         assert (best.text == "") == declined
 
 
-def test_the_threshold_is_the_models_own(model, tmp_path):
+def test_the_threshold_is_the_models_own(model):
+    assert QuestionAnswerer(model)(*ASKED[0])[0].text
     write_sizes(Path(model), null_threshold=-1e6)
     try:
         assert QuestionAnswerer(model)(*ASKED[0])[0].text == ""
         assert QuestionAnswerer(model, null_threshold=1e6)(*ASKED[0])[0].text
     finally:
         write_sizes(Path(model))
-    assert QuestionAnswerer(model)(*ASKED[0])[0].text
 
 
 def test_a_model_that_may_decline_withholds_what_it_is_not_sure_of(model):
@@ -142,49 +142,40 @@ def test_a_generative_model_gives_one_answer(generative):
     [[reply], [other], _] = asks.answer(ASKED)
     assert (reply.start, other.end) == (None, None)
     assert reply.probability == pytest.approx(math.exp(reply.score))
-    [alone] = asks(*ASKED[0])
-    assert alone.text == reply.text
-    assert alone.score == pytest.approx(reply.score, rel=1e-6)  # other batch sizes round otherwise
+    [single] = asks(*ASKED[0])
+    assert single.text == reply.text
+    assert single.score == pytest.approx(reply.score, rel=1e-6)  # other batch sizes round otherwise
     assert refused(asks, *ASKED[0], 3).startswith(f"n_best 3: {generative} generates one answer: set it to 1")
     assert QuestionAnswerer(generative, null_threshold=-1e6)(*ASKED[0])[0].text == ""
     assert QuestionAnswerer(generative, null_threshold=1e6)(*ASKED[0])[0].start is None
 
 
-def test_what_cannot_be_asked(model):
+def test_what_cannot_be_asked(model, tmp_path):
     asks = QuestionAnswerer(model)
     assert "question 1: the question is empty" in refused(asks, " ", "text")
     assert "question 2: the text is empty" in refused(lambda: list(asks.answer([ASKED[0], ("Who?", "\n")])))
     assert "min_confidence 1.1: must be a probability" in refused(lambda: QuestionAnswerer(model, min_confidence=1.1))
+    (tmp_path / "recipe.yaml").touch()
+    assert f"is the folder of a run: name its model, {tmp_path / 'model'}" in refused(QuestionAnswerer, tmp_path)
 
 
 def test_the_tokenizer_is_judged_by_the_first_texts_alone(model, monkeypatch):
     foreign = [("\u8c01?", "\u4e0a\u6d77\u5e02\u5728\u4e2d\u56fd\u3002")] * 4
     asks = QuestionAnswerer(model)
     assert "its tokenizer knows" in refused(lambda: list(asks.answer(foreign)))
+    monkeypatch.setattr(answerer, "FIRST_TEXTS", 4)
     monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
     assert len(list(asks.answer([ASKED[0], ASKED[0], *foreign]))) == 6
-    later = QuestionAnswerer(model)
-    assert len([later(*asked) for asked in ASKED * 4]) == 12
-    assert len(later(*foreign[0])) == 1
 
 
-def test_a_model_of_few_positions_cuts_questions_shorter(tmp_path):
-    folder = tmp_path / "small"
-    tiny_models.model(vocab_size=200, max_position_embeddings=48).save_pretrained(folder)
-    tiny.wordpiece().save_pretrained(folder)
-    [reply] = QuestionAnswerer(folder)("Who founded it " + "and who built it " * 20 + "?", LONG)
-    assert reply.text == LONG[reply.start : reply.end] != ""
-
-
-def test_a_question_that_is_cut_is_reported(model, caplog):
+def test_a_question_that_is_longer_than_the_model_takes_is_cut_and_reported(model, tmp_path, caplog):
     long, short = "Who founded the old abbey on the hill above the town?", "Who?"
     list(QuestionAnswerer(model).answer([(long, LONG), (short, LONG)]))
     assert caplog.messages == ["1 of 2 questions are longer than 8 tokens, and what follows is not read"]
-
-
-def test_a_runs_folder_is_not_a_model_and_its_model_is_named(tmp_path):
-    (tmp_path / "recipe.yaml").touch()
-    assert f"is the folder of a run: name its model, {tmp_path / 'model'}" in refused(QuestionAnswerer, tmp_path)
+    tiny_models.model(vocab_size=200, max_position_embeddings=48).save_pretrained(tmp_path)
+    tiny.wordpiece().save_pretrained(tmp_path)
+    [reply] = QuestionAnswerer(tmp_path)("Who founded it " + "and who built it " * 20 + "?", LONG)
+    assert reply.text == LONG[reply.start : reply.end] != ""
 
 
 # The command

@@ -82,14 +82,20 @@ def test_the_parts_of_the_loss_are_logged_as_means_over_updates_of_any_size(tmp_
 
 
 @pytest.mark.parametrize("variant", ["swep-held", "prior_aug"])
-def test_a_resumed_training_is_the_whole_one(variant, tmp_path):
+def test_a_resumed_training_is_the_whole_one_and_needs_the_same_method(variant, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1}
+    checkpoint = tmp_path / "whole" / "checkpoint-2"
     whole, resumed = (trainer(tmp_path / name, variant, **saving) for name in ("whole", "resumed"))
     whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    resumed.train(resume_from_checkpoint=str(checkpoint))
     assert losses(resumed)[2:] == losses(whole)[2:]
     for mine, other in zip(resumed.robust.state_dict().values(), whole.robust.state_dict().values(), strict=True):
         assert torch.equal(mine, other)
+    with pytest.raises(InputError, match="another method than swep"):
+        trainer(tmp_path, "swep").train(resume_from_checkpoint=str(checkpoint))
+    (checkpoint / sd.hf.METHOD_FILE).unlink()
+    with pytest.raises(InputError, match="without a method"):
+        trainer(tmp_path, "swep").train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_what_is_saved_and_evaluated_is_the_bare_model(tmp_path):
@@ -128,15 +134,6 @@ def test_evaluation_is_in_the_precision_that_the_trainer_is_asked_for(tmp_path):
     given = {name: value for name, value in inputs(batches("bert")[0]).items() if name != "sample_id"}
     _, logits, _ = run.prediction_step(run.model.eval(), given, prediction_loss_only=False)
     assert {part.dtype for part in logits} == {torch.float32}
-
-
-def test_a_checkpoint_of_another_method_is_refused(tmp_path):
-    trainer(tmp_path, "prior_aug", save_strategy="steps", save_steps=2).train()
-    with pytest.raises(InputError, match="another method than swep"):
-        trainer(tmp_path, "swep").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    Path(tmp_path, "checkpoint-2", sd.hf.METHOD_FILE).unlink()
-    with pytest.raises(InputError, match="without a method"):
-        trainer(tmp_path, "swep").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_what_does_not_go_with_a_method_is_named(tmp_path):

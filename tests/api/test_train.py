@@ -19,7 +19,8 @@ import swep_ds as sd
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.common.errors import InputError
 from swep_ds.methods.settings import SHIPPED
-from tests.support.fork_server import ROOT, run_script
+from tests.support.bad_input import refused
+from tests.support.fork_server import run_script
 from tests.support.tiny_run import ds_config, prepare
 
 HEAVY = ("torch", "transformers", "deepspeed", "datasets", "pydantic", "numpy", "yaml")
@@ -30,7 +31,7 @@ def test_importing_imports_nothing_else_and_a_call_that_is_refused_prints_nothin
     code += "try: sd.train('quickstart', metod=sd.Swep(), output_dir='none')\n"
     code += "except sd.InputError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "\nRecipe: metod is not a field; did you mean 'method'?\n"
+    assert done.stdout == "\nrecipe quickstart: metod is not a field; did you mean 'method'?\n"
     assert done.stderr == ""
 
 
@@ -96,19 +97,12 @@ sys.stdout.write(f"F1 {run.scores['test']['f1']}\\n")  # at once: the other rank
 
 @pytest.mark.slow
 def test_all_ranks_of_a_launcher_train_one_run_together(tmp_path):
-    """As the command does on as many ranks, to the last bit."""
-    given = str(prepare(tmp_path)), str(ds_config(tmp_path, 2))
     (tmp_path / "program.py").write_text(PROGRAM)
-    ended = run_script(tmp_path / "program.py", *given, str(tmp_path / "program"), ranks=2)
-    options = [word for pair in zip(("--recipe", "--ds_config"), given, strict=True) for word in pair]
-    options += ["--output_dir", str(tmp_path / "command"), "--set", "train.max_updates=2"]
-    run_script(ROOT / "scripts" / "train.py", *options, ranks=2)
-    mine, command = (sd.Run(tmp_path / name) for name in ("program", "command"))
-    assert mine.results.world_size == command.results.world_size == 2
-    assert ended.stdout.count(f"F1 {mine.scores['test']['f1']}") == 2
-    assert mine.scores == command.scores
-    answers = [(run.path / "n_best" / "test.json").read_bytes() for run in (mine, command)]
-    assert answers[0] == answers[1]
+    words = str(prepare(tmp_path)), str(ds_config(tmp_path, 2)), str(tmp_path / "run")
+    ended = run_script(tmp_path / "program.py", *words, ranks=2)
+    run = sd.Run(tmp_path / "run")
+    assert run.results.world_size == 2
+    assert ended.stdout.count(f"F1 {run.scores['test']['f1']}") == 2
 
 
 def test_a_folder_without_a_finished_run_says_so(tmp_path):
@@ -132,48 +126,38 @@ def test_sections_are_laid_over_a_recipe(tmp_path):
 
 
 def test_a_recipe_is_made_of_keyword_arguments_and_paths_are_as_good_as_their_text():
-    made = sd.Recipe(**SECTIONS, method=sd.PriorAug(prior_variance=0.2))
-    assert made == sd.Recipe(**SECTIONS, method={"name": "prior_aug", "prior_variance": 0.2})
     data = {"train": "a/b.json", "eval": {"x": "c.json"}}
     paths = {"train": Path("a/b.json"), "eval": {"x": Path("c.json")}}
-    whole = {"model": {"name": "m"}, "method": sd.Mle()}
-    assert sd.Recipe(**whole, data=paths) == sd.Recipe(**whole, data=data)
+    made = sd.Recipe(model={"name": "m"}, method=sd.PriorAug(prior_variance=0.2), data=paths)
+    of_dicts = {"name": "prior_aug", "prior_variance": 0.2}
+    assert made == sd.Recipe(model={"name": "m"}, method=of_dicts, data=data)
     assert sd.Recipe.make("quickstart", data=paths) == sd.Recipe.make("quickstart", data=data)
 
 
 @pytest.mark.parametrize(
     ("make", "fault"),
     [
-        (lambda: sd.Swep(bta=1), r"SwepSettings: bta is not a field; did you mean 'beta'\?"),
+        (lambda: sd.Swep(bta=1), "SwepSettings: bta is not a field; did you mean 'beta'?"),
         (lambda: sd.Swep(beta=-1), "SwepSettings: beta: -1: must be greater than or equal to 0"),
-        (lambda: sd.Recipe(**SECTIONS, method=sd.Swep(), trian={}), r"Recipe: trian is not a field; did you mean"),
-        (lambda: sd.Recipe(**SECTIONS), r"^Recipe: method.name is required: set it$"),
+        (lambda: sd.Recipe(**SECTIONS), "Recipe: method.name is required: set it"),
         (
-            lambda: sd.Recipe.make("quickstart", train={"epoch": 1}),
-            "^Recipe: train.epoch is not a field; did you mean 'train.epochs'",
+            lambda: sd.Recipe.make(sd.Recipe.make("quickstart"), train={"epoch": 1}),
+            "Recipe: train.epoch is not a field; did you mean 'train.epochs'?",
         ),
         (
             lambda: sd.Recipe.make("quickstart", method="mle"),
-            r"^Recipe: method: 'mle' is not a section: give its fields, such as method.name$",
+            "recipe quickstart: method: 'mle' is not a section: give its fields, such as method.name",
         ),
         (
             lambda: sd.Recipe.make("quickstart", epochs=3),
-            r"^Recipe: epochs is not a field; did you mean 'pretrain\.epochs' or 'train\.epochs'\?$",
+            "recipe quickstart: epochs is not a field; did you mean 'pretrain.epochs' or 'train.epochs'?",
         ),
-        (lambda: sd.Recipe.make("quickstart", pretrain={}), r"^Recipe: pretrain\.train is required: set it$"),
-        (lambda: sd.Recipe.make("quikstart"), "recipe quikstart: no such recipe; did you mean 'quickstart'"),
+        (
+            lambda: sd.Recipe.make("quickstart", pretrain={}, seed=-1),
+            "recipe quickstart: seed: -1: must be greater than or equal to 0; pretrain.train is required: set it",
+        ),
+        (lambda: sd.Recipe.make("quikstart"), "recipe quikstart: no such recipe; did you mean 'quickstart'?"),
     ],
 )
 def test_wrong_settings_are_told_in_one_line(make, fault):
-    with pytest.raises(InputError, match=fault) as caught:
-        make()
-    assert "\n" not in str(caught.value)
-
-
-def test_a_fault_of_the_file_names_it_and_one_of_the_arguments_does_not(tmp_path):
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(SECTIONS | {"method": {"name": "mle"}, "train": {"epocs": 1}}))
-    with pytest.raises(InputError) as caught:
-        sd.Recipe.make(str(tmp_path / "mine.yaml"), seed=-1)
-    of_arguments, of_the_file = str(caught.value).split("; ", 1)
-    assert of_arguments == "Recipe: seed: -1: must be greater than or equal to 0"
-    assert of_the_file == f"{tmp_path}/mine.yaml: train.epocs is not a field; did you mean 'train.epochs'?"
+    assert refused(make) == fault

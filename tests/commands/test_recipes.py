@@ -53,7 +53,7 @@ def test_a_name_prints_its_files(printed):
         (["ofical"], "^NAME ofical: no such recipe or sweep; did you mean 'official'?"),
         (["ofical.yaml"], "^ofical.yaml: no such file"),
         (["official", "--schema"], "^NAME official: --schema is for all files alike: leave out NAME"),
-        (["paper_bert", "--fields"], "^NAME paper_bert: is a sweep, not a recipe: swep-ds sweep paper_bert"),
+        (["paper_bert", "--fields"], "^NAME paper_bert: no such recipe; "),
     ],
 )
 def test_a_wrong_name_is_told_as_the_user_gave_it(printed, words, said):

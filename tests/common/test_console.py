@@ -42,7 +42,6 @@ main(command)
 @pytest.mark.parametrize(
     ("redirection", "code"),
     [
-        ("2>&1 | head -c 1 > /dev/null; (exit ${PIPESTATUS[0]})", 0),
         ("bad 2>&1 | head -c 1 > /dev/null; (exit ${PIPESTATUS[0]})", 2),
         ("> /dev/full 2>&1", 0),
         (">&- 2>&-", 0),
@@ -55,29 +54,25 @@ def test_output_that_cannot_be_written_ends_no_work(tmp_path, redirection, code)
     assert (ended.returncode, done.is_file()) == (code, True)
 
 
-def test_in_an_ascii_locale_every_name_can_be_printed():
+def test_what_no_terminal_takes_is_escaped_and_messages_are_one_line(capsys):
+    report(InputError("a\nb\r\x1b[2J: correct it"))
+    assert capsys.readouterr().err == "error: a\\nb\\r\\x1b[2J: correct it\n"
     script = (
+        "import logging\n"
         "from swep_ds.commands.cli import main\n"
         "from swep_ds.common.errors import InputError\n"
         "def command():\n"
         "    print('\\u03a9mega \\udcff')\n"
+        "    logging.getLogger('swep_ds').warning('data set %s: skipped', 'a\\nb\\x1b[2J')\n"
         "    raise InputError('Stra\\xdfe \\u65e5\\u672c: fehlt')\n"
         "main(command)\n"
     )
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"}
     ended = subprocess.run([sys.executable, "-c", script], env=os.environ | ascii_only, capture_output=True)
     assert ended.returncode == 2
-    assert ended.stderr == b"error: Stra\\xdfe \\u65e5\\u672c: fehlt\n"
+    warning = b"warning: data set a\\nb\\x1b[2J: skipped\n"
+    assert ended.stderr == warning + b"error: Stra\\xdfe \\u65e5\\u672c: fehlt\n"
     assert ended.stdout == b"\\u03a9mega \\udcff\n"
-
-
-def test_errors_and_warnings_are_one_line_whatever_the_name_in_them(capsys):
-    report(InputError("a\nb\r\x1b[2J: correct it"))
-    assert capsys.readouterr().err == "error: a\\nb\\r\\x1b[2J: correct it\n"
-    script = "import logging, swep_ds.commands.cli\n"
-    script += "logging.getLogger('swep_ds').warning('data set %s: skipped', 'a\\nb\\x1b[2J')\n"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=HANGS)
-    assert ended.stderr == b"warning: data set a\\nb\\x1b[2J: skipped\n"
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then_and_at_the_end(monkeypatch):

@@ -18,6 +18,8 @@ from swep_ds.ranks.group import process_group
 from tests.support.fork_server import HANGS, run_script
 from tests.support.ports import free_port
 
+CASES = ("missing", "alone", "raise")
+
 
 def become(case: str, rank: int) -> None:
     """A rank of three, until it ends."""
@@ -31,9 +33,10 @@ def become(case: str, rank: int) -> None:
     group.ALONE_SECONDS = 0 if case == "alone" else HANGS
     with group.process_group():
         assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(hours=6)
-        if case == "alone" and rank == 1:
-            raise InputError("seen by one rank")
-        while case == "alone":
+        group.progress("update 2, step")
+        if rank == 1:
+            raise InputError("seen by one rank") if case == "alone" else ZeroDivisionError("of the test")
+        while True:
             group.gather("of the others")
 
 
@@ -43,7 +46,8 @@ def fork(folder: Path) -> None:
 
     results = {}
     for case in CASES:
-        port, children = str(free_port()), []
+        port = str(free_port())
+        children = []
         for rank in range(3):
             children.append(os.fork())
             if not children[-1]:
@@ -56,17 +60,25 @@ def fork(folder: Path) -> None:
     (folder / "results.json").write_text(json.dumps(results))
 
 
-CASES = ("missing", "alone")
+if __name__ == "__main__":
+    fork(Path(sys.argv[1]))
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory) -> dict[str, tuple[list[int], list[str]]]:
-    folder = tmp_path_factory.mktemp("distributed")
-    run_script(Path(__file__), str(folder))
-    return json.loads((folder / "results.json").read_text())
-
-
-pytestmark = pytest.mark.slow
+@pytest.mark.slow
+def test_one_rank_that_is_missing_or_fails_ends_all(tmp_path):
+    run_script(Path(__file__), str(tmp_path))
+    ended = json.loads((tmp_path / "results.json").read_text())
+    codes, said = ended["missing"]
+    assert codes == [2, 2, 0]
+    place = r"MASTER_ADDR 127\.0\.0\.1, MASTER_PORT \d+"
+    assert re.search(rf"^waiting for all 3 ranks to reach {place}, 0 minutes at most$", said[0], re.MULTILINE)
+    assert re.search(rf"^error: {place}: the ranks cannot form a process group \(.*2/3.*RANK", said[0], re.MULTILINE)
+    for case, error in (("alone", "InputError: seen by one rank"), ("raise", "ZeroDivisionError: of the test")):
+        codes, said = ended[case]
+        assert codes == [1, 1, 1]
+        assert error in said[1]
+        assert f"ended with {error} in update 2, step\n" in said[0]
+        assert "Traceback" not in said[0]
 
 
 def test_a_process_group_of_the_caller_is_refused_and_stays():
@@ -89,43 +101,23 @@ def test_a_rank_without_a_device_says_so(monkeypatch, devices, fix):
         communication_backend_name = staticmethod(lambda: "gloo")
 
     monkeypatch.setattr("swep_ds.ranks.group.get_accelerator", Gpus)
-    for name, value in {"RANK": "3", "LOCAL_RANK": "2", "WORLD_SIZE": "4"}.items():
+    of_rank = {"RANK": "3", "LOCAL_RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in of_rank.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
     said = rf"^rank 3 wants device 2 of a node with {devices}: {fix}$"
     with pytest.raises(LaunchError, match=said), process_group():
         pytest.fail("joined it")
 
 
-def test_ranks_that_do_not_all_come_are_waited_for_and_the_address_is_named(ended):
-    codes, said = ended["missing"]
-    assert codes == [2, 2, 0]
-    place = r"MASTER_ADDR 127\.0\.0\.1, MASTER_PORT \d+"
-    assert re.search(rf"^waiting for all 3 ranks to reach {place}, 0 minutes at most$", said[0], re.MULTILINE)
-    assert re.search(rf"^error: {place}: the ranks cannot form a process group \(.*2/3.*RANK", said[0], re.MULTILINE)
-
-
 def test_a_port_that_another_run_listens_on_is_named(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])
-        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        of_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in of_rank.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("MASTER_PORT", port)
         said = rf"MASTER_PORT {port}: the ranks cannot form a process group .*address already in use.* another port"
         with pytest.raises(InputError, match=said), process_group():
             pytest.fail("joined it")
-
-
-def test_a_rank_that_ends_alone_ends_the_others(ended):
-    codes, said = ended["alone"]
-    assert codes == [1, 1, 1]
-    assert "InputError: seen by one rank" in said[1]
-    assert "ended with InputError: seen by one rank in set-up\n" in said[0]
-
-
-if __name__ == "__main__":
-    fork(Path(sys.argv[1]))
 
 
 def test_a_plug_in_that_exits_does_not_look_like_a_finished_run():

@@ -28,20 +28,15 @@ def fail(error: Exception):
     return step
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (OSError(28, "No space left on device", "run/a.pt"), "cannot write run/a.pt: No space left on device"),
-        (OSError(30, "Read-only file system"), "cannot write run: Read-only file system"),
-        (SafetensorError("Error: I/O error:\nfull"), "cannot write run: Error: I/O error: full"),
-    ],
-)
-def test_file_reason_rank_and_host_in_one_line(monkeypatch, error, said):
+def test_file_reason_rank_and_host_in_one_line(monkeypatch):
     on_rank(monkeypatch, 3, [None, None])
-    with pytest.raises(WriteFailed) as caught:
-        write_on_all_ranks(fail(error), Path("run"))
-    assert str(caught.value).startswith(said)
-    assert str(caught.value).endswith(f" (on rank 3, host {os.uname().nodename})")
+    for error, said in (
+        (OSError(28, "No space left on device", "run/a.pt"), "cannot write run/a.pt: No space left on device"),
+        (SafetensorError("Error: I/O error:\nfull"), "cannot write run: Error: I/O error: full"),
+    ):
+        with pytest.raises(WriteFailed) as caught:
+            write_on_all_ranks(fail(error), Path("run"))
+        assert str(caught.value) == f"{said} (on rank 3, host {os.uname().nodename})"
 
 
 def test_the_fault_of_any_rank_is_raised_on_every_rank_as_it_is(monkeypatch):

@@ -8,38 +8,11 @@ import yaml
 
 from swep_ds.common.errors import InputError
 from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.sweeps import conditions
-from swep_ds.sweeps.conditions import check_conditions, check_data, check_inputs
+from swep_ds.sweeps.conditions import check_conditions, check_data
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support.tiny_run import squad
-
-
-def test_a_sweep_is_not_continued_with_other_files_than_its_finished_runs_read(tmp_path):
-    train = tmp_path / "train.json"
-    train.write_text("{}")
-    fields = {"variants": {"MLE": {"method.name": "mle"}}, "set": {"data.train": str(train)}, "seeds": [0, 1]}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(fields))
-    _, cells = read_sweep(str(tmp_path / "mine.yaml"), tmp_path / "runs")
-    check_inputs(cells)  # nothing is done
-    for cell in cells:
-        cell.folder.mkdir(parents=True)
-        (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
-    results = {"eval": {}, "inputs": input_checksums(cells[0].recipe)}
-    (cells[0].folder / "results.json").write_text(json.dumps(results))
-    check_inputs(cells)
-    content = train.read_bytes()
-    train.write_bytes(content + b"\n")
-    said = f"^data.train {train}: has changed since 1 run.*, such as {cells[0].name}, read it: restore it, name another"
-    with pytest.raises(InputError, match=said):
-        check_inputs(cells)
-    check_inputs(cells[1:])  # made by a version that noted no checksums
-    (cells[1].folder / "results.json").write_text(json.dumps({"eval": {}}))
-    check_inputs(cells)  # all are done
-    (cells[1].folder / "results.json").unlink()
-    train.unlink()
-    check_inputs(cells)
 
 
 def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(tmp_path):

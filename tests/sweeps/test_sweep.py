@@ -1,5 +1,6 @@
 """Sweep files and their cells."""
 
+import functools
 import json
 import re
 import sys
@@ -12,13 +13,18 @@ from swep_ds.analysis.runs import find_runs
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import ds_config_path
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.sweeps.sweep import SWEEPS, Sweep, describe, read_sweep
+from swep_ds.sweeps.sweep import SWEEPS, Cell, Sweep, describe, read_sweep
 from tests.support import tiny_run
 from tests.support.bad_input import refused
 from tests.support.sweep_files import MINIMAL, write
 
-SHIPPED = sorted(SWEEPS.glob("*.yaml"))
+SHIPPED = sorted(file.stem for file in SWEEPS.glob("*.yaml"))
 TWO = {"variants": {"MLE": {"method.name": "mle"}, "SWEP": {}}}
+
+
+@functools.cache
+def shipped(name: str) -> tuple[Sweep, list[Cell]]:
+    return read_sweep(name, Path("runs"))
 
 
 def message(folder: Path, overrides=(), **fields) -> str:
@@ -72,16 +78,8 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     }
     variants = {"A": {"train.epochs": 1}, "B": {"train.epochs": 2}}
     _, cells = read_sweep(write(tmp_path, across=across, variants=variants, seeds=[4, 7]), tmp_path)
-    assert [cell.name for cell in cells[:8]] == [
-        "a-bert-base-10-seed4",
-        "b-bert-base-10-seed4",
-        "a-bert-base-100-seed4",
-        "b-bert-base-100-seed4",
-        "a-t5-10-seed4",
-        "b-t5-10-seed4",
-        "a-t5-100-seed4",
-        "b-t5-100-seed4",
-    ]
+    folders = [f"{variant}-{model}-{share}" for model in ("bert-base", "t5") for share in (10, 100) for variant in "ab"]
+    assert [cell.name for cell in cells[:8]] == [f"{folder}-seed4" for folder in folders]
     assert [cell.seed for cell in cells] == [4] * 8 + [7] * 8
     chosen = cells[13]
     assert chosen.labels == {"model": "T5", "questions": "10"}
@@ -94,12 +92,8 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     describe(cells, tmp_path / "new")
     described = json.loads((tmp_path / "new" / "sweep.json").read_text())["runs"]
     assert list(described) == [cell.name for cell in cells]
-    assert described[chosen.name] == {
-        "variant": "B",
-        "labels": {"model": "T5", "questions": "10"},
-        "seed": 7,
-        "model": "t",
-    }
+    labels = {"model": "T5", "questions": "10"}
+    assert described[chosen.name] == {"variant": "B", "labels": labels, "seed": 7, "model": "t"}
     fields = {"variants": variants, "seeds": [4], "primary": ["B", "A", "f1", "shifted"]}
     describe(read_sweep(write(tmp_path, **fields), tmp_path)[1], tmp_path / "primary")
     assert {ref.primary for ref in find_runs([tmp_path / "primary"])} == {("B", "A", "f1", "shifted")}
@@ -111,21 +105,21 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
 
 def test_a_sweeps_runs_are_tracked_as_one_group_and_logging_makes_no_other_run(tmp_path):
     file = write(tmp_path, **MINIMAL)
-    _, [cell, *_] = read_sweep(str(file), tmp_path)
+    _, [cell] = read_sweep(file, tmp_path)
     assert cell.recipe.tracking.group == Path(file).stem
     cell.folder.mkdir()
     (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
     (cell.folder / "results.json").write_text("{}")
     logging = ["tracking.group=other", "tracking.to=wandb_offline", "train.log_every=7", "train.keep_checkpoints=9"]
-    _, [elsewhere, *_] = read_sweep(str(file), tmp_path, logging)
+    _, [elsewhere] = read_sweep(file, tmp_path, logging)
     assert elsewhere.recipe.tracking.group == "other"
     assert elsewhere.results() == {}
-    _, [otherwise, *_] = read_sweep(str(file), tmp_path, ["train.epochs=9"])
+    _, [otherwise] = read_sweep(file, tmp_path, ["train.epochs=9"])
     assert otherwise.results() is None
 
 
-def test_a_point_may_take_a_section_away(tmp_path):
-    sweep, cells = read_sweep("synthetic", tmp_path)
+def test_a_point_may_take_a_section_away():
+    sweep, cells = shipped("synthetic")
     assert list(sweep.across) == ["share of HarvestingQA"]
     points = [cell for cell in cells if cell.variant == "MLE" and cell.seed == 0]
     shares = [int(cell.labels["share of HarvestingQA"].removesuffix(" %")) for cell in points]
@@ -135,41 +129,17 @@ def test_a_point_may_take_a_section_away(tmp_path):
     assert points[1].recipe.pretrain.train == "data/synthetic.jsonl"
 
 
-@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_sweep_loads_and_names_its_launch_line_at_its_head(shipped, tmp_path):
-    sweep, cells = read_sweep(shipped.stem, tmp_path)
-    assert cells
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_sweep_loads_and_has_the_controls_of_two_passes(name):
+    sweep, cells = shipped(name)
     assert ds_config_path(sweep.ds_config).is_file()
-    assert re.match(rf"# swep-ds sweep {shipped.stem}( .*)?\n", shipped.read_text())
-    stated = re.search(r"(\d+) runs", shipped.read_text())
+    text = (SWEEPS / f"{name}.yaml").read_text()
+    assert re.match(rf"# swep-ds sweep {name}( .*)?\n", text)
+    stated = re.search(r"(\d+) runs", text)
     assert stated is None or int(stated[1]) == len(cells)
-
-
-def test_the_papers_sweeps_have_its_methods_and_data_sets(tmp_path):
-    methods = {"mle", "adv_aug", "word_dropout", "gaussian_dropout", "bernoulli_dropout", "ssmba", "prior_aug", "swep"}
-    methods |= {"r_drop"}  # a control
-    for name in ("paper_bert", "paper_electra", "paper_t5"):
-        sweep, cells = read_sweep(name, tmp_path)
-        assert {cell.recipe.method.name for cell in cells} == methods
-        assert list(cells[0].recipe.data.eval) == ["squad", "new_wiki", "nyt", "bioasq", "reddit", "amazon"]
-        assert sweep.seeds == [0, 1, 2, 3, 4]
-    _, cells = read_sweep("low_resource", tmp_path)
-    assert {cell.recipe.data.train_fraction for cell in cells} == {0.1, 0.3, 0.5, 0.8, 1}
-    _, cells = read_sweep("quickstart", tmp_path)
-    assert len({cell.variant for cell in cells}) >= 4
-    assert len({cell.seed for cell in cells}) >= 3
-    _, cells = read_sweep("new_wikipedia", tmp_path)
-    assert {cell.recipe.eval.select_on for cell in cells} == {"held_out"}
-
-
-# the arms of one comparison alone; the choice of two methods
-WITHOUT_CONTROLS = ("learned_noise_new_wiki", "learned_noise_rivals")
-
-
-@pytest.mark.parametrize("name", [path.stem for path in SHIPPED if path.stem not in WITHOUT_CONTROLS])
-def test_every_sweep_has_the_controls_of_two_passes(name, tmp_path):
-    _, cells = read_sweep(name, tmp_path)
-    for seed in {cell.seed for cell in cells}:
+    if name in ("learned_noise_new_wiki", "learned_noise_rivals"):  # arms of one comparison; the choice of two methods
+        return
+    for seed in sweep.seeds:
         recipes = {cell.variant: cell.recipe for cell in cells if cell.seed == seed and cell.labels == cells[0].labels}
         epochs = min(recipe.train.epochs for recipe in recipes.values())
         if name != "synthetic":  # whose axis takes the first stage away, so that no row can set its epochs
@@ -185,6 +155,18 @@ def test_every_sweep_has_the_controls_of_two_passes(name, tmp_path):
             assert (masks.method.name, masks.method.divergence_weight, masks.train.epochs) == ("r_drop", 0, epochs)
 
 
+def test_the_papers_sweeps_have_its_methods_and_data_sets():
+    methods = {"mle", "adv_aug", "word_dropout", "gaussian_dropout", "bernoulli_dropout", "ssmba", "prior_aug", "swep"}
+    methods |= {"r_drop"}  # a control
+    for name in ("paper_bert", "paper_electra", "paper_t5"):
+        sweep, cells = shipped(name)
+        assert {cell.recipe.method.name for cell in cells} == methods
+        assert list(cells[0].recipe.data.eval) == ["squad", "new_wiki", "nyt", "bioasq", "reddit", "amazon"]
+        assert sweep.seeds == [0, 1, 2, 3, 4]
+    assert {cell.recipe.data.train_fraction for cell in shipped("low_resource")[1]} == {0.1, 0.3, 0.5, 0.8, 1}
+    assert {cell.recipe.eval.select_on for cell in shipped("new_wikipedia")[1]} == {"held_out"}
+
+
 def sources(recipe: Recipe) -> list[str]:
     data = recipe.data
     pretraining = [recipe.pretrain.train] if recipe.pretrain else []
@@ -197,11 +179,10 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     assert len(said) == 8
     named = set()
     for name, runs in said:
-        _, cells = read_sweep(name, tmp_path)
+        _, cells = shipped(name)
         assert len(cells) == int(runs)
         named |= {source for cell in cells for source in sources(cell.recipe)}
-    lost = [file for file in named if file.startswith("data/") and f"{Path(file).name}`" not in text]
-    assert lost == []
+    assert [file for file in named if file.startswith("data/") and f"{Path(file).name}`" not in text] == []
     [example] = re.findall(r"beta\.yaml`:\n\n((?:    .*\n)+)", text)
     _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
     assert [cell.recipe.method.beta for cell in cells] == [1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
@@ -218,13 +199,10 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     [
         ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
         ({"seeds": [0]}, "variants names nothing to train"),
-        ({"variants": {"MLE": None}}, "variants.MLE: None: must be a valid dictionary"),
-        ({**MINIMAL, "seeds": 3}, "seeds: 3: must be a valid list"),
         ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
         ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
         ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: write train.field"),
-        ({"variants": {"a b": {}, "A_B": {}}}, "variants: 'a b' becomes the folder 'a-b': it must be unique"),
-        ({"variants": {"β": {}}}, "variants: 'β' becomes the folder '': it must be"),
+        ({"variants": {"a b": {}, "A_B": {}}}, "2 runs would share the folder a-b-seed0: rename a variant or a label"),
         ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
         ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'train.e"),
         ({"variants": {"Bad": {"method.name": "swepp"}}}, "variants.Bad: .*'swepp' is not a method; did you mean"),
@@ -232,7 +210,6 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
             "variants.B is tested differently from A, .* give data.eval",
         ),
-        ({"variants": {"A": {}, "B": {"data.max_eval_examples": 7}}}, "variants.B is tested differently from A"),
         ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and across.x both set method.name"),
         (
             {**MINIMAL, "across": {"x": {"a": {"data.eval": {}}}, "y": {"b": {"data.eval.z": "q"}}}},
@@ -249,11 +226,6 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
             "with 'MLE, plain': name two of MLE; SWEP; MLE, unaveraged; SWEP, unaveraged",
         ),
         ({**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]}, "primary 'bbc': no such data set: name one of .*news.*sh"),
-        (
-            {**TWO, "set": {"data.eval": {"a": "x", "shifted": "y"}}, "primary": ["SWEP", "MLE", "f1", "shifted"]},
-            "primary 'shifted': is a data set here as well as the mean .*: rename data.eval.shifted",
-        ),
-        ({**TWO, "primary": ["SWEP", "MLE"]}, "primary"),
         (
             {"variants": {"a": {}, "a b": {}}, "across": {"x": {"b c": {}, "c": {}}}},
             "2 runs would share the folder a-b-c-seed0: rename",
@@ -277,18 +249,8 @@ def test_an_override_of_what_makes_a_cell_is_refused(tmp_path, override, said):
     variants = {"A": {"train.epochs": 1}, "B": {"method.name": "mle", "train.adam_betas": [0.8, 0.9]}}
     across = {"share": {"10 %": {"data.train_fraction": 0.1}}}
     assert said in message(tmp_path, [override], variants=variants, across=across)
-
-
-def test_runs_that_are_alike_are_said(tmp_path, caplog):
-    read_sweep(write(tmp_path, variants={"A": {}, "B": {"train.log_every": 7}}), tmp_path)
-    assert [record.message for record in caplog.records] == [
-        f"{tmp_path / 'mine.yaml'}: a-seed0 and b-seed0 have the same settings"
-    ]
-
-
-def test_a_wrong_override_is_named(tmp_path):
     said = message(tmp_path, ["train.epocs=1"], **MINIMAL)
-    assert "variants.MLE with --set train.epocs=1: train.epocs is not a field" in said
+    assert "variants.MLE with --set train.epocs=1: recipe quickstart: train.epocs is not a field" in said
 
 
 def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_path):
@@ -323,8 +285,7 @@ def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
 
 
 def test_no_such_sweep_lists_those_that_exist(tmp_path):
-    with pytest.raises(InputError, match=r"sweep nothing: no such sweep; known are .*quickstart_methods"):
-        read_sweep("nothing", tmp_path)
+    assert "sweep nothing: no such sweep; known are " in refused(read_sweep, "nothing", tmp_path)
     (tmp_path / "list.yaml").write_text("- 1\n")
-    with pytest.raises(InputError, match="a sweep is a mapping with the sections recipe, ds_config, set, variants"):
-        read_sweep(str(tmp_path / "list.yaml"), tmp_path)
+    said = refused(read_sweep, str(tmp_path / "list.yaml"), tmp_path)
+    assert "a sweep is a mapping with the sections recipe, ds_config, set, variants" in said

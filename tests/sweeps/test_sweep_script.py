@@ -1,4 +1,4 @@
-"""scripts/sweep.py: one cell alone, and a real sweep of a tiny model in which one cell fails at first."""
+"""scripts/sweep.py: a single cell, and a real sweep of a tiny model in which one cell fails."""
 
 import json
 import re
@@ -17,7 +17,22 @@ SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
 TABLE = tiny_run.ROOT / "scripts" / "table.py"
 
 
-def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypatch):
+@pytest.fixture
+def ends(tmp_path, monkeypatch):
+    """Calls the script on mine.yaml; returns its exit code."""
+    script = runpy.run_path(str(SWEEP))["sweep"]
+
+    def call(*options: str) -> int:
+        words = ["sweep.py", str(tmp_path / "mine.yaml"), "--output_dir", str(tmp_path / "runs"), *options]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as end:
+            script()
+        return end.value.code
+
+    return call
+
+
+def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(ends, tmp_path, monkeypatch):
     path = write(tmp_path, **MINIMAL | {"seeds": [0, 1]}, ds_config=str(tiny_run.ds_config(tmp_path, 0)))
     asked, codes = [], [2, 137, 75, None, 0]  # None: the queue itself was stopped
 
@@ -34,17 +49,8 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
 
     monkeypatch.setattr("swep_ds.sweeps.queue.run_queue", run_queue)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    script = runpy.run_path(str(SWEEP))["sweep"]
-
-    def ends(*options: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["sweep.py", path, "--output_dir", str(tmp_path / "runs"), *options])
-        with pytest.raises(SystemExit) as end:
-            script()
-        return end.value.code
-
     assert [ends("--cell", "1", "--srun") for _ in list(codes)] == [2, 137, 75, 75, 0]
     assert set(asked) == {(1, 1, None)}
-    assert not list(tmp_path.glob("runs/table.*"))
     monkeypatch.setattr("swep_ds.sweeps.queue.run_queue", lambda *_, **__: ([], True))
     assert ends() == 75  # a sweep that was asked to stop makes no table either
     assert not list(tmp_path.glob("runs/table.*"))
@@ -65,33 +71,40 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(tmp_path, monkeypat
     assert len({digest_of(cells), digest_of(others), digest_of(cells[::-1])}) == 3
 
 
-@pytest.mark.slow
-def test_a_sweep_survives_a_failed_cell_and_resumes_from_there(tmp_path):
-    recipe = tiny_run.prepare(tmp_path)
-    here, away = tmp_path / "train.json", tmp_path / "away.json"
-    variants = {
-        "MLE": {"method.name": "mle"},
-        "SWEP [elsewhere]": {"data.train": str(away)},
-    }
-    path = write(tmp_path, recipe=str(recipe), set={"train.max_updates": 2}, variants=variants, seeds=[0])
-    output, config = tmp_path / "runs", str(tiny_run.ds_config(tmp_path, 0))
-    command = [SWEEP, path, "--output_dir", str(output)]
+def test_the_table_of_a_sweep_needs_its_folder_and_no_ds_config(ends, tmp_path, capsys):
+    write(tmp_path, **MINIMAL)
+    with pytest.raises(InputError, match=r"^--ds_config none\.json: no such file: give a path, or a shipped one: zero"):
+        ends("--ds_config", "none.json")
+    with pytest.raises(InputError, match=r"^--output_dir .*/runs: no such folder: name the one that the sweep ran in"):
+        ends("--table")
+    (tmp_path / "runs").mkdir()
+    assert ends("--table") == 1
+    assert "missing: MLE, seed 0: not run" in capsys.readouterr().out
 
+
+@pytest.mark.slow
+def test_a_sweep_survives_a_failed_cell_and_its_table_needs_only_its_folder(tmp_path):
+    recipe = tiny_run.prepare(tmp_path)
+    away, output = tmp_path / "away.json", tmp_path / "runs"
+    variants = {"MLE": {"method.name": "mle"}, "SWEP [elsewhere]": {"data.train": str(away)}}
+    path = write(tmp_path, recipe=str(recipe), set={"train.max_updates": 2}, variants=variants, seeds=[0])
     foreign = tiny_run.squad(42)
     for paragraph in (part for article in foreign["data"] for part in article["paragraphs"]):
         paragraph["context"] = re.sub(r"\w", "語", paragraph["context"])
         for answer in paragraph["qas"][0]["answers"]:
             answer["text"] = re.sub(r"\w", "語", answer["text"])
     away.write_text(json.dumps(foreign))  # can be read, which is checked first, but not by the model
-    ended = run_script(*command, "--ds_config", config, "--jobs", "2", check=False)
+    options = ["--output_dir", str(output), "--ds_config", str(tiny_run.ds_config(tmp_path, 0)), "--jobs", "2"]
+    ended = run_script(SWEEP, path, *options, check=False)
     assert ended.returncode == 1
     assert "swep-elsewhere-seed0: FAILED, exit code 2: error: " in ended.stdout
     assert "mle-seed0: done in" in ended.stdout
-    [block] = json.loads((output / "table.json").read_text())["blocks"]
+    table = json.loads((output / "table.json").read_text())
+    [block] = table["blocks"]
     scores = json.loads((output / "mle-seed0" / "results.json").read_text())["eval"]["test"]
     assert [row["seeds"] for row in block["rows"]] == [[0], []]
     assert block["rows"][0]["scores"]["test"]["f1"]["mean"] == scores["f1"]
-    [missing] = json.loads((output / "table.json").read_text())["missing"]
+    [missing] = table["missing"]
     assert (missing["name"], missing["seed"]) == ("SWEP [elsewhere]", 0)
     assert missing["reason"].startswith("exit code 2: error: ")
     assert "its tokenizer knows" in missing["reason"]
@@ -100,37 +113,5 @@ def test_a_sweep_survives_a_failed_cell_and_resumes_from_there(tmp_path):
     assert lines[2] == "| EM / F1 | test | runs |"
     assert lines[5] == "| SWEP \\[elsewhere\\] | - | 0 |"
     assert lines[-1].startswith("- SWEP \\[elsewhere\\], seed 0: exit code 2: error: ")
-
-    finished = (output / "mle-seed0" / "results.json").stat().st_mtime_ns
-    away.write_text(here.read_text())
-    ended = run_script(*command, "--ds_config", config)
-    assert (output / "mle-seed0" / "results.json").stat().st_mtime_ns == finished
-    assert "mle-seed0" not in ended.stdout.replace("swep", "")
-    table = json.loads((output / "table.json").read_text())
-    assert [row["seeds"] for row in table["blocks"][0]["rows"]] == [[0], [0]]
-    assert table["missing"] == []
-    # the table can be made again from sweep.json alone
-    [_, swep] = table["blocks"][0]["rows"]
-    difference = swep["differences"]["test"]["f1"]
-    assert difference["mean"] == swep["scores"]["test"]["f1"]["mean"] - scores["f1"]
-    assert (difference["n"], difference["p"], difference["bootstrap_low"]) == (1, None, None)  # one seed, 9 texts
-    ended = run_script(TABLE, str(output), "--output", str(tmp_path / "again"))
+    run_script(TABLE, str(output), "--output", str(tmp_path / "again"), check=False)
     assert json.loads((tmp_path / "again" / "table.json").read_text()) == table
-    assert tiny_run.losses(output / "swep-elsewhere-seed0")
-
-
-@pytest.mark.slow
-def test_the_table_of_a_sweep_needs_its_folder_and_no_ds_config(tmp_path):
-    command = [SWEEP, write(tmp_path, **MINIMAL), "--output_dir", str(tmp_path / "runs")]
-    ended = run_script(*command, "--table", check=False)
-    assert ended.returncode == 2
-    assert (
-        f"error: --output_dir {tmp_path / 'runs'}: no such folder: name the one that the sweep ran in" in ended.stderr
-    )
-    (tmp_path / "runs").mkdir()
-    ended = run_script(*command, "--table", check=False)
-    assert ended.returncode == 1
-    assert "missing: MLE, seed 0: not run" in ended.stdout
-    ended = run_script(*command, "--ds_config", "none.json", check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("error: --ds_config none.json: no such file: give a path, or a shipped one: zero0, ")
