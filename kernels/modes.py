@@ -20,8 +20,7 @@ In bfloat16 a mu near 1 would come in steps of 0.004 to 0.008; near the prior, s
 | prior       | m = 1   | sqrt(alpha)  | 0                                           |
 
 `no_eps` is deterministic, e~ = e * mu. The KL of a point mass is infinite; the one used is that of a Gaussian
-of the prior's own variance around mu: the formula at sigma^2 = alpha. Gaussian dropout with drop probability p
-is `prior` with alpha = p / (1 - p).
+of the prior's own variance around mu: the formula at sigma^2 = alpha.
 """
 
 import math

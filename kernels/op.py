@@ -1,8 +1,7 @@
 """`perturb`: keyed, reparameterised noise on word embeddings with its per-token Gaussian KL.
 
-Forward and backward are written by hand; only the inputs are saved, and the backward draws the noise again. Eager calls
-go straight to an autograd function; under `torch.compile` and `torch.export` the same two functions are the registered
-operators `swep_ds::perturb` and `swep_ds::perturb_backward`.
+Only the inputs are saved; the backward draws the noise again. Eager calls go straight to an autograd function; under
+`torch.compile` and `torch.export` the same two functions are the operators `swep_ds::perturb` and `..._backward`.
 """
 
 import functools
@@ -23,13 +22,11 @@ VARIABLE = "SWEP_KERNELS"
 
 @functools.cache
 def implementation(device_type: str, dtype: torch.dtype) -> ModuleType:
-    """The module whose `forward` and `backward` run for embeddings of `dtype` on a device of this type: Triton on CUDA
-    and ROCm, PyTorch elsewhere and in float64.
+    """The module whose `forward` and `backward` run: Triton's on CUDA and ROCm, PyTorch's elsewhere and in float64.
 
-    The environment variable SWEP_KERNELS forces one: `torch`, or `triton` (on a CPU only under TRITON_INTERPRET=1). A
-    process reads it once.
+    The environment variable SWEP_KERNELS forces `torch` or `triton` (on a CPU only under TRITON_INTERPRET=1).
 
-    Raises: ValueError if SWEP_KERNELS is not auto, torch or triton; RuntimeError if Triton is needed and cannot run.
+    Raises: ValueError: SWEP_KERNELS is none of these; RuntimeError: Triton is needed and cannot run.
     """
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in ("auto", "torch", "triton"):
@@ -45,8 +42,8 @@ def implementation(device_type: str, dtype: torch.dtype) -> ModuleType:
 
     if not on_gpu and not triton_impl.INTERPRETED:
         raise RuntimeError(
-            f"{VARIABLE}=triton, but the tensors are on {device_type!r}: move them to a GPU, set TRITON_INTERPRET=1 "
-            f"to run Triton's interpreter, or unset {VARIABLE}"
+            f"{VARIABLE}=triton, but the tensors are on {device_type!r}: move them to a GPU, set TRITON_INTERPRET=1, "
+            f"or unset {VARIABLE}"
         )
     return triton_impl
 
@@ -151,33 +148,29 @@ def perturb(
         z = mu + sigma * eps;   e~ = e * z  (additive: e~ = e + z);   KL( N(mu, diag sigma^2) || N(m, alpha I) )
         mu = m + delta;   sigma^2 = alpha * exp(v)
 
-    The noise is a pure function of (seed, draw, sample id, position, dimension): see `philox.py`. `modes.py`
-    defines the modes and their KL, `implementation` chooses between Triton and PyTorch.
+    The noise is a pure function of (seed, draw, sample id, position, dimension): see `philox.py`.
 
     Args:
         embeddings: [N, T, d] of float32, bfloat16, float16 or float64; d divisible by 4; any strides.
-        params: [N, T, 2d], what is learned as its difference from the prior: delta = mu - m, then v = log(sigma^2 /
-            alpha). Zero is the prior, to float32's rounding in any dtype. Float, any strides; None if nothing is
-            learned (`prior`).
+        params: [N, T, 2d] float, any strides: delta = mu - m, then v = log(sigma^2 / alpha). Zero is the prior. None
+            if nothing is learned (`prior`).
         mask: [N, T] bool or integer, nonzero for a real token; None if all are: the kernels then read no mask.
         sample_ids: [N] int64, taken mod 2^32; samples with different ids get different noise.
         seed: 64-bit integer, or 0-dim int64 tensor.
         draw: number of the draw, taken mod 2^32, a new one for each perturbed pass: integer or 0-dim int64 tensor.
             Tensors may be on the device, for CUDA graphs; none may change in place between forward and backward.
-        prior_variance: alpha > 0, finite.
-        mode: "learned", "additive", "fixed_mu", "fixed_sigma", "no_eps" or "prior".
+        prior_variance: alpha > 0.
+        mode: of `MODES` in `modes.py`.
     Returns:
         perturbed [N, T, d] in the embeddings' dtype, and KL [N, T], summed over d, in float32 (float64 for float64
-        embeddings). Both are zero where masked; inputs are not read there, so they may be NaN.
-        Arithmetic is float32 whatever the storage, float64 for float64 embeddings. Differentiable once.
+        embeddings), as is the arithmetic. Both are zero where masked; inputs are not read there. Differentiable once.
     Raises:
-        ValueError, TypeError: shapes, dtypes, devices or settings are wrong; nothing is computed then.
-        RuntimeError: no implementation can run, a CUDA graph would freeze a host key, or the backward runs under
-            create_graph=True.
+        ValueError, TypeError: shapes, dtypes, devices or settings are wrong.
+        RuntimeError: no implementation can run, or a CUDA graph would freeze a host key.
     """
     _check(embeddings, params, mask, sample_ids, prior_variance, mode)
-    seed = _checked_key("seed", seed, embeddings.device)
-    draw = _checked_key("draw", draw, embeddings.device)
+    seed = _checked_key("seed", seed)
+    draw = _checked_key("draw", draw)
     if torch.compiler.is_compiling():
         # on the device, so that a CUDA graph made of the compiled code reads them there
         seed, draw = (
@@ -188,17 +181,13 @@ def perturb(
     return _Perturb.apply(embeddings, params, mask, sample_ids, seed, draw, prior_variance, MODES[mode], run)
 
 
-def _checked_key(name: str, part: int | Tensor, device: torch.device) -> int | Tensor:
+def _checked_key(name: str, part: int | Tensor) -> int | Tensor:
     """`part` as an int in the range of int64, or unchanged if it is a tensor."""
-    if isinstance(part, Tensor):
-        if part.dim() or part.dtype != torch.int64:
-            raise TypeError(f"{name} must be an integer or a 0-dim int64 tensor; got {part.dtype}, {part.dim()}-dim")
-        if part.device.type != "cpu" and part.device != device:
-            raise ValueError(f"{name} is on {part.device} but embeddings are on {device}; move it there or to the CPU")
-        return part
-    if not -(2**63) <= part < 2**64:
-        raise ValueError(f"{name} must fit 64 bits; got {part}")
-    return part if part < 2**63 else part - 2**64
+    if not isinstance(part, Tensor):
+        return part if part < 2**63 else part - 2**64
+    if part.dim() or part.dtype != torch.int64:
+        raise TypeError(f"{name} must be an integer or a 0-dim int64 tensor; got {part.dtype}, {part.dim()}-dim")
+    return part
 
 
 def _check(embeddings, params, mask, sample_ids, prior_variance, mode) -> None:

@@ -23,9 +23,7 @@ import math
 import torch
 from torch import Tensor
 
-ROUNDS = 10
-"""Rounds of Philox. 7 already pass BigCrush; 10 is the margin its authors recommend."""
-
+ROUNDS = 10  # 7 already pass BigCrush; 10 is the margin its authors recommend
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
@@ -37,8 +35,7 @@ def philox(counter: Words, key: tuple[int | Tensor, int | Tensor], rounds: int =
     """Philox4x32 of a counter of four words under a key of two, all in [0, 2^32): four words as int64 tensors.
 
     Words 0 and 2 come out in [0, 2^32); of words 1 and 3 only the low 32 bits count. The words of a counter may have
-    different, broadcastable shapes. The first two rounds then cost next to nothing, because a word only meets a word of
-    another shape after two multiplications.
+    broadcastable shapes, which makes the first two rounds cheap.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -51,10 +48,7 @@ def philox(counter: Words, key: tuple[int | Tensor, int | Tensor], rounds: int =
 
 
 def noise_words(seed: int | Tensor, draw: int | Tensor, sample_ids: Tensor, positions: Tensor, d: int) -> Words:
-    """The four words of every counter of a row of `d` dimensions: each [..., d/4], broadcastable.
-
-    Args: as `standard_normal`. Of words 1 and 3 only the low 32 bits count.
-    """
+    """The four words of every counter of a row of `d` dimensions: each [..., d/4], broadcastable, as of `philox`."""
     if d % 4:
         raise ValueError(f"the width d must be divisible by 4, because a Philox counter yields four words; got d = {d}")
     sample_ids, positions = torch.broadcast_tensors(sample_ids, positions)
@@ -87,8 +81,7 @@ def standard_normal(
     Args:
         seed: 64-bit integer, or 0-dim int64 tensor.
         draw: number of the draw (one per perturbed pass), taken mod 2^32; integer or 0-dim int64 tensor.
-        sample_ids, positions: int64 tensors of shapes that broadcast to [...], taken mod 2^32. For a batch [N, T]
-            pass `sample_ids[:, None]` and `torch.arange(T)`.
+        sample_ids, positions: int64 tensors that broadcast to [...], such as [N, 1] and [T]; taken mod 2^32.
         d: dimensions in a row, divisible by 4.
         dtype: float32 or float64; both start from the same words.
     Raises: ValueError when d is not divisible by 4.

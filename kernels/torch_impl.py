@@ -13,10 +13,8 @@ from torch import Tensor
 from .modes import Mode
 from .philox import standard_normal
 
-CHUNK_ELEMENTS_CPU = 2**20
-"""Elements of a chunk on a CPU: temporaries of 4 MB in float32, which fit a cache of tens of MB."""
-CHUNK_ELEMENTS_ELSEWHERE = 2**24
-"""Elements of a chunk on a device without Triton: few launches for bounded temporary memory."""
+CHUNK_ELEMENTS_CPU = 2**20  # temporaries of 4 MB in float32, which fit a cache of tens of MB
+CHUNK_ELEMENTS_ELSEWHERE = 2**24  # few launches for bounded temporary memory
 
 
 def _compute_dtype(embeddings: Tensor) -> torch.dtype:
@@ -80,9 +78,7 @@ def forward(embeddings, params, mask, sample_ids, seed, draw, alpha: float, mode
 def backward(
     grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, seed, draw, alpha: float, mode: Mode
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the embeddings [N, T, d] and the params [N, T, 2d] (None where there are no params).
-
-    Without params the KL is a constant, so its gradient is not read and may be None.
+    """Gradients of the embeddings [N, T, d] and the params [N, T, 2d], or None, where `grad_kl` may be None too.
 
     With g, k the gradients of the perturbed embeddings and the KL, and dz = g * e (additive: dz = g):
 

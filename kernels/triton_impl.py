@@ -12,8 +12,7 @@ from .modes import Mode
 from .philox import MASK, ROUNDS
 from .triton_kernels import perturb_backward, perturb_forward
 
-INTERPRETED = triton.knobs.runtime.interpret
-"""Whether the kernels run in Triton's interpreter, on CPU tensors; TRITON_INTERPRET decides at import."""
+INTERPRETED = triton.knobs.runtime.interpret  # on CPU tensors; TRITON_INTERPRET decides at import
 
 
 @functools.cache
@@ -28,8 +27,7 @@ def target(device: torch.device) -> tuple[str, str, int]:
 
 
 def check_driver() -> None:
-    """Makes Triton compile the part of itself that launches kernels. Without a C compiler or Python's headers this
-    raises whatever Triton raises."""
+    """Makes Triton compile the part of itself that launches kernels, which takes a C compiler and Python's headers."""
     if not INTERPRETED:
         triton.runtime.driver.active.get_current_device()
 
@@ -42,8 +40,8 @@ def _signed32(word: int) -> int:
 def _key(seed: int | Tensor, draw: int | Tensor, device: torch.device):
     """Kernel arguments (seed_low, seed_high, draw, KEY_ON_DEVICE).
 
-    A tensor on the device is read there, without a wait for the GPU, and again at each replay of a CUDA graph.
-    Raises: RuntimeError if a graph is being captured and a part is on the host: each replay would draw the same.
+    A tensor on the device is read there, again at each replay of a CUDA graph.
+    Raises: RuntimeError: a graph is being captured and a part is on the host.
     """
     parts = [part for part in (seed, draw) if isinstance(part, Tensor) and part.device == device]
     if len(parts) < 2 and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -67,27 +65,22 @@ class Tile(NamedTuple):
     rows: int
     cols: int
     warps: int
-    maxnreg: int | None = None
-    """Most registers a thread may use, which decides how many warps fit on an SM. NVIDIA only."""
+    maxnreg: int | None = None  # most registers a thread may use, which decides how many warps fit an SM; NVIDIA only
 
 
+# (architecture, direction, d): the fastest tile for storage of two bytes an element, by `scripts/tune_kernels.py`.
+# Nothing is tuned at run time: ranks that chose different tiles would sum the KL in different orders.
 MEASURED: dict[tuple[str, str, int], Tile] = {}
-"""(architecture, direction, d): the fastest tile for storage of two bytes an element, as `scripts/tune_kernels.py`
-prints it on a GPU. Empty, because it has not run on a GPU yet. Nothing is tuned at run time: a run would stall, and
-ranks that chose different tiles would sum the KL in different orders. The noise does not depend on the tile."""
 
 
 def default_tile(arch: str, direction: str, d: int, warp_size: int) -> Tile:
     """The tile of a width without a measurement, for storage of two bytes an element.
 
-    One warp a program, so that nothing waits at a barrier and padding is skipped in small steps; 8 counters a
-    thread, so that a thread's share of a word is one access of 128 bits; `cols` is the largest power of two that
-    divides the d/4 counters of a row, so that no lane idles (d = 768 is walked as 3 x 64), and at most two a thread, so
-    that a program waits for the mask of four rows at once. Where `cols` would be under 8, the end of the row is masked
-    instead.
+    One warp a program, so that nothing waits at a barrier; 8 counters a thread, so that its share of a word is one
+    access of 128 bits; `cols` is the largest power of two that divides the d/4 counters of a row, so that no lane
+    idles, and at most two a thread. Where `cols` would be under 8, the end of the row is masked instead.
 
-    The forward of sm_80 and sm_90 takes at most 128 registers: 16 warps fit an SM, and the inner loop spills nothing.
-    Without the cap, ptxas takes more and 12 fit. On sm_100 it spills under this cap.
+    The forward of sm_80 and sm_90 takes at most 128 registers, so that 16 warps fit an SM. On sm_100 this would spill.
     """
     quarter = d // 4
     cols = quarter & -quarter

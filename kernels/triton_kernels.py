@@ -4,13 +4,11 @@ A program takes a tile of BLOCK_ROWS tokens of one sample and walks over the d/4
 BLOCK_COLS. A counter yields four words, hence four dimensions d/4 apart, so no value leaves the thread that drew it.
 What keeps the kernels at the memory limit, and what `scripts/kernel_report.py` holds to a budget:
 
-- one Philox call for four normals, its two 32 x 32 -> 64-bit products as one wide multiplication each; words that
-  depend only on the row or the column stay [rows, 1] or [1, columns] through the first two rounds;
-- the hardware's own log2, sqrt, sin and cos: Box-Muller's arguments are bounded, so the range reduction and the
-  denormal handling of the library versions would be dead weight;
+- one Philox call for four normals; words that depend only on the row or the column stay [rows, 1] or [1, columns]
+  through the first two rounds;
+- the hardware's own log2, sqrt, sin and cos, because Box-Muller's arguments are bounded;
 - `_tie`, which spares a trip of every normal through shared memory;
-- forward, all loads of a tile before its normals, so that a warp waits for memory once a tile and draws meanwhile. The
-  compiler wants more registers for that than leave room for 16 warps an SM: hence `maxnreg` in `triton_impl.py`.
+- forward, all loads of a tile before its normals, so that a warp waits for memory once a tile and draws meanwhile.
 
 MATH is "nvidia", "amd" or "portable"; the last one is plain Triton, for the interpreter.
 """
@@ -19,9 +17,8 @@ import triton
 import triton.language as tl
 from triton.language import core
 
+# what changes from call to call; specialised on their values, kernels would compile anew
 VARYING = ["seed_low", "seed_high", "draw", "T", "mask_n", "grad_kl_n"]
-"""Arguments that change from call to call, with the key and with the padding: specialised on their value, they would
-compile kernels anew."""
 
 
 @core.extern
@@ -129,9 +126,8 @@ def _box_muller(radius_word, angle_word, MATH: tl.constexpr):
 def _tie(columns, loaded):
     """`columns` as uint32, in the thread layout of `loaded`.
 
-    Triton gives the noise, which starts from no load, a layout of its own and then carries every normal through
-    shared memory to the layout of the embeddings. Mixing in a loaded value ties the two layouts. The value mixed in
-    is always 0, which LLVM sees and Triton's own passes do not: the finished kernel holds no trace of it.
+    Triton would give the noise a layout of its own and carry every normal through shared memory to the layout of the
+    embeddings. The value mixed in is always 0, which LLVM sees and Triton's own passes do not.
     """
     if loaded.dtype.primitive_bitwidth == 32:
         bits = loaded.to(tl.uint32, bitcast=True)

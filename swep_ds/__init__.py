@@ -54,26 +54,27 @@ __all__ = ["__version__", "hf", *_NAMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hf":
-        module, attribute = "swep_ds.api.hf", None
-    elif name in _NAMES:
-        module, attribute = _NAMES[name], name
-    elif name[:1].isupper():  # a method's settings: `sd.AdvAug` is AdvAugSettings
-        module, attribute = "swep_ds.methods.settings", f"{name}Settings"
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from swep_ds.common.console import hide_cpu_notice
 
     hide_cpu_notice()
-    value = import_module(module)
-    if attribute:
-        value = getattr(value, attribute)
+    if name == "hf":
+        value = import_module("swep_ds.api.hf")
+    elif name in _NAMES:
+        value = getattr(import_module(_NAMES[name]), name)
+    elif name[:1].isupper() and name in _settings():
+        value = _settings()[name]
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
-def __dir__() -> list[str]:
-    from swep_ds.methods.settings import SHIPPED
+def _settings() -> dict[str, Any]:
+    """The methods' settings: `sd.AdvAug` is AdvAugSettings."""
+    from swep_ds.methods import SHIPPED
 
-    methods = [settings.__name__.removesuffix("Settings") for settings in SHIPPED]
-    return sorted({*globals(), *__all__, *methods})
+    return {settings.__name__.removesuffix("Settings"): settings for settings in SHIPPED}
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_settings()})

@@ -19,7 +19,7 @@ from swep_ds.analysis.answered import Answered, in_fixed_order
 from swep_ds.analysis.pages import template
 from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, windows_if_any
 from swep_ds.common.errors import InputError
-from swep_ds.methods.nearest import nearest
+from swep_ds.methods.noise_effect import nearest
 from swep_ds.pipeline.recipe import Recipe
 
 # ColorBrewer's YlOrRd, light to dark, up to where black text stays readable
@@ -77,7 +77,7 @@ def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[lis
 def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFrame:
     """The paper's Figure 1: a row with `COLUMNS` for each token of the windows' words, the question's first.
 
-    Nearest is meant as in `swep_ds/methods/nearest.py`, and not all words are nearest to themselves before the
+    Nearest is meant as in `swep_ds/methods/noise_effect.py`, and not all words are nearest to themselves before the
     perturbation. A token is changed where `nearest_after` differs from it.
 
     Raises InputError: the run's method has no perturbation to look at.

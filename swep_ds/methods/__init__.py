@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar, get_type_hints
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.plugins import check_free
-from swep_ds.methods.settings import SHIPPED, Settings
+from swep_ds.methods.rivals.settings import SHIPPED
+from swep_ds.methods.settings import Settings
 
 if TYPE_CHECKING:
     from swep_ds.methods.base import Method
@@ -22,9 +23,8 @@ M = TypeVar("M", bound=type["Method"])
 def method(name: str) -> Callable[[M], M]:
     """Registers a `Method` under `name`, for recipes and commands.
 
-    The class has the annotation `settings: ITS_SETTINGS`, as the methods of this package do, or its constructor has it,
-    which takes (settings, hidden_size, embedding_size). These are a `Settings` class with the field
-    `name: Literal["NAME"] = "NAME"`.
+    The class or the constructor has the annotation `settings: ITS_SETTINGS`: a `Settings` class with the field
+    `name: Literal["NAME"] = "NAME"`. A constructor takes (settings, hidden_size, embedding_size).
 
     Raises:
         TypeError: the class is not such a method, or the name is taken.
@@ -41,9 +41,7 @@ def method(name: str) -> Callable[[M], M]:
             )
         if "name" not in settings.model_fields or settings.model_fields["name"].default != name:
             raise TypeError(f'method {name!r}: {settings.__name__} needs the field name: Literal["{name}"] = "{name}"')
-        former = METHODS.get(name)
-        check_free(name, former, settings)
-        _classes.pop(former, None)
+        check_free(name, METHODS.get(name), settings)
         _classes[settings] = cls
         METHODS[name] = settings
         return cls
@@ -53,7 +51,7 @@ def method(name: str) -> Callable[[M], M]:
 
 def _class_of(settings: Settings) -> type["Method"]:
     if type(settings) in SHIPPED:
-        package = "swep_ds.methods.rivals" if settings.rival else "swep_ds.methods"
+        package = type(settings).__module__.rpartition(".")[0]
         import_module(f"{package}.{settings.name}")  # which registers its class
     return _classes[type(settings)]
 
@@ -86,4 +84,4 @@ def build(settings: Settings, hidden_size: int, embedding_size: int) -> "Method"
     return method
 
 
-__all__ = ["METHODS", "build", "method", "summary"]
+__all__ = ["METHODS", "SHIPPED", "build", "method", "summary"]

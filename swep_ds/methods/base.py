@@ -1,8 +1,7 @@
 """A method is a list of weighted passes over the same batch.
 
-Every method of the paper, its ablations and its rivals is such a list. The training loop knows passes, not
-methods: it asks for a forward and a backward per pass (`split`) or one for all of them (`joint`) and steps once.
-A new method is small: a `Settings` class with its fields (`settings.py`), and a `Method` that says what its passes are.
+The training loop knows passes, not methods: it asks for a forward and a backward per pass (`split`) or one for all of
+them (`joint`) and steps once. A new method is a `Settings` class with its fields and a `Method` with its passes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +45,7 @@ class MicroStep:
     part: int | None = None  # micro-step of `split` execution (`Objective.parts`); None = all passes, as in `joint`
     carried: PassState = PassState()  # what the micro-steps before it left
     measure: bool = False  # whether to compute statistics of the noise as well
-    compare: bool = False  # whether to compare it with other noise as well (`Perturbed.compare`), which runs the model
+    compare: bool = False  # whether to compare it with other noise as well, which runs the model
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,8 @@ class Pass:
 
 
 class Method(nn.Module):
-    """Base of all methods, whose class is annotated with its own `settings`. Its parameters, if any, train with the
-    model's and are never exported.
-
-    They belong to child modules that take h [N, T, hidden]: `Objective` runs these where a micro-step perturbs nothing.
+    """Base of all methods, whose class is annotated with its own `settings`. Its parameters train with the model's and
+    are never exported. They belong to child modules that take h [N, T, hidden].
     """
 
     kl_reduction: str = "sum"  # over a window's tokens ("sum"), or the mean over the update's tokens ("mean")
@@ -115,14 +112,12 @@ class Method(nn.Module):
     watches: str | None = None  # the statistic of `Objective.loss` that `observe` gets
 
     def __init__(self, settings: Settings | None = None, hidden_size: int = 0, embedding_size: int = 0):
-        """Without `settings` where a method of another package keeps them itself. The sizes are the widths of h and of
-        word embeddings."""
+        """The sizes are the widths of h and of word embeddings."""
         super().__init__()
         self.settings = settings
 
     def passes(self, progress: float) -> list[Pass]:
-        """The passes of one update, in order, at this share of all updates, in [0, 1). At least one trains, and the
-        first is compared with none."""
+        """The passes of one update, in order, at this share of all updates, in [0, 1). At least one trains."""
         raise NotImplementedError
 
     def observe(self, mean: Tensor) -> None:
@@ -157,12 +152,12 @@ def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float,
     """The embeddings under the noise that the key draws, [N, T, d], zero at padding; and the KL per token, [N, T].
 
     Args:
-        parameters: what is learned, as `swep_ds.kernels.perturb` takes it; None for "prior".
+        parameters: what is learned, [N, T, 2d], as `swep_ds.kernels.perturb` takes it; None for "prior".
+        prior_variance: alpha.
         mode: of `swep_ds.kernels.MODES`.
     """
-    batch = inputs.batch
+    tensors = (inputs.embeddings, parameters, inputs.batch.padding_mask, inputs.batch.sample_id)
     key = {"seed": inputs.key.seed, "draw": inputs.key.draw}
-    tensors = (inputs.embeddings, parameters, batch.padding_mask, batch.sample_id)
     return perturb(*tensors, **key, prior_variance=prior_variance, mode=mode)
 
 

@@ -8,16 +8,12 @@
     r     <- r + (min(KL, 4 max(r, target)) - r) / RECENT         r = KL at first if the KL is above its target
     waits  : |error| > log 2 and error * (error + PACE * log(m / r)) < 0
 
-Dual ascent by itself oscillates around the target. The noise generator responds slowly: in an update Adam moves a
-weight by at most about its learning rate, however large beta is. The proportional term responds at once (Stooke et al.,
-ICML 2020: PID Lagrangian methods).
-
+Dual ascent by itself oscillates, because Adam moves the noise generator slowly. The proportional term responds at once
+(Stooke et al., ICML 2020: PID Lagrangian methods).
 The ascent waits while the KL is more than a factor of 2 away from its target and, at its present pace, would arrive
 within about PACE * RECENT = 200 updates: a theta that moved meanwhile would wind up, and the KL would overshoot.
-
-The ascent takes the relative error and not its logarithm: what must equal the target is the mean KL, and the mean of
-logarithms that vary is below the logarithm of the mean. A burst counts as twice the target, so that one batch does not
-move theta far.
+The ascent takes the relative error and not its logarithm, because the mean KL must equal the target. A burst counts as
+twice the target, so that one batch does not move theta far.
 """
 
 import math
@@ -26,7 +22,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-SMOOTHING = 2  # updates; Adam's momentum smooths enough, and a longer mean answers too late
+SMOOTHING = 2  # updates; a longer mean answers too late
 DAMPING = 3.0  # a KL that is twice the target makes beta 8 times as large; with 16 times the KL swings further
 REACH = 2.0  # beta is at most 400 times above or below exp(theta): bursts would live on in Adam's second moment
 ASCENT = 0.1  # an error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer
@@ -38,8 +34,7 @@ RANGE = math.log(1e6)  # how far theta may go from its start, where a target is 
 
 
 class KLController:
-    """Gives beta, and takes the KL of each update's global batch. All in float64 on the KL's device, without a
-    synchronisation.
+    """Gives beta, and takes the KL of each update's global batch, in float64 on the KL's device.
 
     Args:
         target: nats, in the unit of the KL that `observe` gets.
@@ -58,8 +53,8 @@ class KLController:
         return (self.theta + DAMPING * self._error().clamp(-REACH, REACH)).exp().float()
 
     def observe(self, kl: Tensor) -> None:
-        """The KL of the update that used the present `beta`, 0-dim. One that is not finite, as where fp16 overflows,
-        counts as the mean so far, and one that rounding made negative as 0."""
+        """The KL of the update that used the present `beta`, 0-dim. One that is not finite counts as the mean so far,
+        and one that rounding made negative as 0."""
         finite = kl.isfinite()
         kl = torch.where(finite, kl.double().clamp(min=0), self.mean)
         self.mean = self.mean + (kl - self.mean) / SMOOTHING

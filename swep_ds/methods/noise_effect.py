@@ -1,16 +1,10 @@
-"""What learned noise does to the answer: the model's nll under it, under the same noise shuffled, under its prior's.
-
-The three share eps, so they differ only by mu and sigma. What an ablation fixes (sigma 1, no eps) is so in all three.
-Shuffled noise keeps a window's mu and sigma, but gives them to other tokens of it. The nll is that of the gold answer,
-and that of the model's own guess on the clean input: its most likely start and its most likely end; for a generated
-answer its most likely token at each position, after the gold tokens before. The noise generator sees h, and h knows the
-guess: noise that lowers the nll of the guess more than that of the gold answer tells the encoder what it believes
-already.
+"""What noise does: the words that it changes, and the model's nll under it, under the same shuffled, under its prior's.
 
 All of it is computed without gradient and dropout, and draws no number from any generator's state.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +14,92 @@ from swep_ds.data.batches import Batch
 from swep_ds.kernels import MODES
 from swep_ds.kernels.philox import noise_words
 from swep_ds.methods.base import Inputs, NoiseKey, draw_noise, without_dropout
+from swep_ds.models.backends import float32_products
+
+CHUNK = 2**15  # words whose embeddings are compared at once
+# `words_changed` samples as many tokens of a micro-batch as make this many products with the vocabulary, within bounds
+MEASURED_PRODUCTS = 2**22
+MEASURED_TOKENS = (128, 512)
+
+
+def random_words(batch: Batch, key: NoiseKey) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Words of 32 random bits for each token, each [N, T, 1], keyed by (seed, draw, window, position).
+
+    ~seed: the noise is made of the words of the seed itself.
+    """
+    positions = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
+    return noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)
+
+
+# Words
+
+
+@torch.no_grad()
+def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
+    """The ids [...] of the words whose embeddings have the largest inner products with vectors [..., d].
+
+    This is the paper's sense of near. The first of equals. Computes in float32 or better.
+
+    Args:
+        look_up: embeddings [M, d] of ids [M]. A call, not a weight: ZeRO-3 gathers weights only for a module's call.
+        vocabulary: number of words in the table.
+    """
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    best = torch.full_like(vectors[..., 0], -torch.inf)
+    words = torch.zeros_like(best, dtype=torch.int64)
+    with torch.autocast(vectors.device.type, enabled=False), float32_products("fp32"):
+        for begin in range(0, vocabulary, CHUNK):
+            ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=vectors.device)
+            product, column = (vectors @ look_up(ids).to(vectors.dtype).T).max(-1)
+            words = torch.where(product > best, begin + column, words)
+            best = torch.maximum(best, product)
+    return words
+
+
+@torch.no_grad()
+def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch, key: NoiseKey) -> dict[str, Tensor]:
+    """The share of tokens whose perturbed embedding is nearer to another word, and the same share before (`_clean`).
+
+    The clean share is not zero: where the table's rows differ in length, a long one can have the larger product. A tie
+    is no change. Measured on a few hundred tokens that the key draws.
+
+    Args:
+        qa: the model (`swep_ds.models`).
+        clean, perturbed: word embeddings [N, T, d].
+
+    Returns:
+        Scalars, weighted so that their sum over the micro-batches of an update is the share of its tokens.
+    """
+    vocabulary = qa.model.get_input_embeddings().num_embeddings
+    fewest, most = MEASURED_TOKENS
+    count = min(max(MEASURED_PRODUCTS // vocabulary, fewest), most, batch.input_ids.numel())
+    random_NT = random_words(batch, key)[0][..., 0]
+    random_values, sample = random_NT.masked_fill(batch.attention_mask == 0, -1).flatten().topk(count)
+    real = (random_values >= 0).to(batch.token_weight.dtype)
+    vectors = torch.stack([embeddings.detach().flatten(0, 1)[sample] for embeddings in (perturbed, clean)])
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+
+    def look_up(ids: Tensor) -> Tensor:
+        return qa.embed(batch._replace(input_ids=ids[None]))[0]
+
+    def products(ids: Tensor) -> Tensor:
+        return (vectors * look_up(ids.flatten()).to(vectors.dtype).view(*ids.shape, -1)).sum(-1)
+
+    another = products(nearest(vectors, look_up, vocabulary)) > products(batch.input_ids.flatten()[sample])
+    weight = (batch.attention_mask.sum(1) * batch.token_weight).sum()  # this micro-batch's share of the tokens
+    after, before = weight * (another * real).sum(-1) / real.sum()
+    return {"words_changed": after, "words_changed_clean": before}
+
+
+# The answer
 
 
 def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
     """Permutes each window's values [N, T, K] among its tokens; padding stays.
 
-    The permutation is keyed by (seed, draw, window), whatever the batch and its padding on the right.
+    The permutation depends on (seed, draw, window), but not on the batch and its padding on the right.
     """
-    positions = torch.arange(values_NTK.shape[1], device=values_NTK.device)
-    # ~seed: the noise is made of the words of the seed itself. `words_changed` uses word 0
-    random_NT = noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)[2][..., 0]
+    random_NT = random_words(batch, key)[2][..., 0]  # `words_changed` uses word 0
     padding_NT = batch.attention_mask == 0
     order_NT = random_NT.masked_fill(padding_NT, 2**32).argsort(dim=1, stable=True)
     places_NT = padding_NT.long().argsort(dim=1, stable=True)  # the tokens' columns, then the padding's
@@ -41,9 +111,13 @@ def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
 def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mode: str) -> dict[str, Tensor]:
     """The nll of the gold answer and of the model's guess, [N] each: `gold_nll_<noise>`, `guess_nll_<noise>`.
 
+    The guess is the model's on the clean input: its most likely start and end, or its most likely token at each
+    position after the gold tokens before. The noise generator sees h, and h knows the guess: noise that lowers the nll
+    of the guess more than that of the gold answer tells the encoder what it believes already. The three noises share
+    eps, so they differ only by mu and sigma, and what an ablation fixes is fixed in all of them.
+
     Args:
-        generator: gives for h [N, T, hidden] what `swep_ds.kernels.perturb` takes, [N, T, 2d].
-        mode: of `swep_ds.kernels.MODES`; that of the learned noise.
+        generator: gives for h [N, T, hidden] the parameters that `draw_noise` takes, as the next two.
     """
     clean = inputs.forward(inputs.embeddings)
     with without_dropout(generator):
@@ -65,13 +139,7 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
 
 
 def noise_statistics(parameters: Tensor, prior_variance: float, mode: str) -> dict[str, Tensor]:
-    """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma.
-
-    Args:
-        parameters: mu - m and log(sigma^2 / alpha), [N, T, 2d].
-        prior_variance: alpha.
-        mode: of `swep_ds.kernels.MODES`.
-    """
+    """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma. Arguments as `draw_noise`'s."""
     delta, log_ratio = parameters.float().chunk(2, -1)
     statistics = {}
     if MODES[mode].learned_mu:

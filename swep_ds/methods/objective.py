@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import Inputs, Method, MicroStep, NoiseKey, Pass, PassState, Perturbed, without_dropout
-from swep_ds.methods.nearest import words_changed
+from swep_ds.methods.noise_effect import words_changed
 from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence
 
 Statistics = dict[str, Tensor]
@@ -18,9 +18,8 @@ Statistics = dict[str, Tensor]
 class Objective(nn.Module):
     """Runs a method's passes over a batch.
 
-    One call is one micro-step of the engine. It runs all passes, one after the other (`joint`), or one pass that trains
-    and those before it that it needs: passes without gradient, and the pass that it is compared with (`split`). Both
-    give the same gradients, to rounding and to the units that are dropped.
+    One call is one micro-step of the engine. It runs all passes (`joint`), or one pass that trains and those before it
+    that it needs: passes without gradient, and the pass that it is compared with (`split`).
 
     Args:
         qa: the model (`swep_ds.models`).
@@ -58,9 +57,9 @@ class Objective(nn.Module):
         return [(passes[number], keys.get(number)) for number in numbers]
 
     def forward(self, batch: Batch, step: MicroStep | None = None) -> Any:
-        """What `loss` returns; without a step, the plain model's predictions, as its `predict` returns them.
+        """What `loss` returns; without a step, what the plain model's `predict` returns.
 
-        Both enter here because DeepSpeed works around the `forward` of the whole module: casts, ZeRO-3's weights.
+        DeepSpeed casts and gathers weights only around the `forward` of the whole module.
         """
         if step is None:
             return self.qa.predict(batch)
@@ -87,10 +86,8 @@ class Objective(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
                 embeddings = self.qa.embed(batch)
                 if not perturbs:
-                    # ZeRO-3 overwrites its gradient buffer only in an update's first micro-step: a parameter without a
-                    # gradient there would add to the last update's gradient. And it keeps weights gathered between a
-                    # forward and its backward only if all micro-steps call the modules in the same order: so the
-                    # method's networks run before the encoder, as in a perturbation, with a gradient of zero.
+                    # ZeRO-3 needs a gradient for each parameter in an update's first micro-step, and modules that all
+                    # micro-steps call in the same order: the method's networks run here as in a perturbation
                     token = embeddings.new_zeros(1, 1, self.qa.hidden_size)
                     for network in self.method.children():
                         loss = loss + 0.0 * network(token).float().sum()
@@ -116,13 +113,10 @@ class Objective(nn.Module):
     def _loss_of(
         self, pass_: Pass, output: QAOutput, previous: QAOutput | None, noise: Perturbed | None, batch: Batch
     ) -> tuple[list[Tensor], Statistics]:
-        """The terms that a pass adds to the loss, in order, and their statistics.
-
-        Args:
-            previous: the output of the pass that it is compared with.
-        """
-        nll = (output.nll * batch.weight).sum()
+        """The terms that a pass adds to the loss, in order, and their statistics. `previous` is the output of the pass
+        that it may be compared with."""
         terms = []
+        nll = (output.nll * batch.weight).sum()
         statistics = {f"nll_{pass_.name}": nll.detach()}
         if pass_.weight != 0:
             terms.append(pass_.weight * nll)
@@ -140,13 +134,13 @@ class Objective(nn.Module):
             kl_per_window = (kl_N * batch.weight).sum()
             kl = kl_per_window if self.method.kl_reduction == "sum" else kl_per_token
             terms.append(pass_.kl_weight * kl)
-            statistics |= {"kl_per_token": kl_per_token.detach(), "kl_per_window": kl_per_window.detach()}
+            statistics["kl_per_token"] = kl_per_token.detach()
+            statistics["kl_per_window"] = kl_per_window.detach()
             if pass_.weight != 0:
                 statistics["beta"] = nll.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
         return terms, statistics
 
     def _measure(self, noise: Perturbed, inputs: Inputs, step: MicroStep) -> Statistics:
-        """What a logged update measures of its noise."""
         batch = inputs.batch
         values: Statistics = {}
         statistics: Statistics = {}

@@ -1,7 +1,7 @@
-"""The settings of every method that comes with this package, and the base class of all.
+"""The settings of SWEP and the paper's baselines, and the base class of all methods' settings.
 
-They import no PyTorch, so that a recipe is checked before that takes its seconds. A class here is all that makes a
-method known: `name` is that of its file, in `swep_ds/methods/` or, with `rival`, in `swep_ds/methods/rivals/`.
+They import no PyTorch, so that a recipe is checked before that takes its seconds. A class here, or in
+`rivals/settings.py`, is all that makes a method known: `name` is that of its file in the same folder.
 """
 
 from typing import ClassVar, Literal
@@ -17,7 +17,6 @@ class Settings(Section):
     needs_gradient: ClassVar[bool] = False  # whether a pass needs the gradient of the backward of the one before it
     uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.forward`)
     draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
-    rival: ClassVar[bool] = False  # whether it is neither the paper's method nor one of its baselines
 
 
 class MleSettings(Settings):
@@ -124,87 +123,3 @@ class SsmbaSettings(Settings):
     """SSMBA: plain fine-tuning on the questions and on their augmented samples."""
 
     name: Literal["ssmba"] = "ssmba"
-
-
-class NeftuneSettings(Settings):
-    """NEFTune: uniform noise added to word embeddings."""
-
-    rival: ClassVar[bool] = True
-    draws_noise: ClassVar[bool] = True
-    name: Literal["neftune"] = "neftune"
-    noise_alpha: float = Field(5.0, gt=0)  # alpha; the paper uses 5, 10 and 15
-
-
-class RDropSettings(Settings):
-    """R-Drop: two passes whose dropout differs, and the divergence of what they predict."""
-
-    rival: ClassVar[bool] = True
-    name: Literal["r_drop"] = "r_drop"
-    divergence_weight: float = Field(1.0, ge=0)  # alpha; the paper uses 0.1 to 1 for GLUE, 5 for translation
-
-
-class FreelbSettings(Settings):
-    """FreeLB: K ascent steps on an additive perturbation, every one of them trained on."""
-
-    rival: ClassVar[bool] = True
-    draws_noise: ClassVar[bool] = True
-    needs_gradient: ClassVar[bool] = True
-    name: Literal["freelb"] = "freelb"
-    ascent_steps: int = Field(3, ge=2, le=1000)  # K
-    step_size: float = Field(0.1, gt=0)  # length of a step of the ascent
-    radius: float = Field(0.3, gt=0)  # epsilon, largest Frobenius norm of a window's perturbation
-
-
-class R3fSettings(Settings):
-    """R3F: what small noise on the embeddings does to the predictions costs."""
-
-    rival: ClassVar[bool] = True
-    draws_noise: ClassVar[bool] = True
-    name: Literal["r3f"] = "r3f"
-    noise: Literal["uniform", "normal"] = "uniform"  # the distribution it is drawn from
-    noise_size: float = Field(1e-5, gt=0)  # sigma
-    divergence_weight: float = Field(1.0, gt=0)  # lambda; the paper tries 0.1 to 5
-
-
-class PdrSettings(Settings):
-    """PDR: the divergence of the predictions on clean and on virtually adversarial embeddings."""
-
-    rival: ClassVar[bool] = True
-    uses_model: ClassVar[bool] = True
-    draws_noise: ClassVar[bool] = True
-    name: Literal["pdr"] = "pdr"
-    # standard deviation of the random start; from 1e-3 the divergence is as small as the rounding of bf16
-    start_size: float = Field(1e-2, gt=0)
-    epsilon: float = Field(0.5, gt=0)  # Frobenius norm of a window's perturbation
-    divergence_weight: float = Field(1.0, gt=0)  # weighs the divergence between clean and perturbed predictions
-
-
-class FgmSettings(Settings):
-    """FGM: a second pass on embeddings that one ascent step made worse."""
-
-    rival: ClassVar[bool] = True
-    needs_gradient: ClassVar[bool] = True
-    name: Literal["fgm"] = "fgm"
-    epsilon: float = Field(0.2, gt=0)  # Frobenius norm of a window's perturbation
-
-
-class SymnoiseSettings(Settings):
-    """SymNoise: noise added to the embeddings and subtracted from them."""
-
-    rival: ClassVar[bool] = True
-    draws_noise: ClassVar[bool] = True
-    name: Literal["symnoise"] = "symnoise"
-    noise_alpha: float = Field(5.0, gt=0)  # alpha
-
-
-class LnsrSettings(Settings):
-    """LNSR: noise on the embeddings should change the hidden states of no layer."""
-
-    rival: ClassVar[bool] = True
-    draws_noise: ClassVar[bool] = True
-    name: Literal["lnsr"] = "lnsr"
-    noise_scale: float = Field(0.05, gt=0)  # root mean square length of a token's noise, share of its embedding's
-    distance_weight: float = Field(1.0, gt=0)  # weighs the distance between hidden states with and without noise
-
-
-SHIPPED = tuple(Settings.__subclasses__())  # the classes above

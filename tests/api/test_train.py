@@ -18,7 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 import swep_ds as sd
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.common.errors import InputError
-from swep_ds.methods.settings import SHIPPED
+from swep_ds.methods import SHIPPED
 from tests.support.bad_input import refused
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import ds_config, prepare

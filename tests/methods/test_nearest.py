@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.methods import METHODS, nearest
+from swep_ds.methods import METHODS, noise_effect
 from swep_ds.methods.base import Method, Pass, Perturbed
 from swep_ds.methods.objective import Objective
 from tests.support import tiny_batches
@@ -28,8 +28,8 @@ def test_the_nearest_word_is_that_of_a_loop(seed, chunk, vocabulary):
     rng = np.random.default_rng(seed)
     table = rng.normal(size=(vocabulary, 4))
     vectors = np.stack([rng.normal(size=(9, 4)), np.zeros((9, 4))])  # all words are equally near to zero
-    with mock.patch.object(nearest, "CHUNK", chunk):
-        words = nearest.nearest(torch.from_numpy(vectors), torch.from_numpy(table).__getitem__, vocabulary)
+    with mock.patch.object(noise_effect, "CHUNK", chunk):
+        words = noise_effect.nearest(torch.from_numpy(vectors), torch.from_numpy(table).__getitem__, vocabulary)
     assert words.tolist() == (vectors @ table.T).argmax(-1).tolist()
 
 

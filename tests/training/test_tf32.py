@@ -7,7 +7,7 @@ from torch.backends.cuda import cudnn_sdp_enabled
 
 from swep_ds.common.errors import InputError
 from swep_ds.cost.candidates import engine_update
-from swep_ds.methods.nearest import nearest
+from swep_ds.methods.noise_effect import nearest
 from swep_ds.models.backends import float32_products
 from swep_ds.pipeline.prepare import _check_environment
 from swep_ds.ranks import accelerator

@@ -9,7 +9,7 @@ import torch
 
 from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction
-from swep_ds.methods.settings import FgmSettings
+from swep_ds.methods.rivals.settings import FgmSettings
 
 
 @method("fgm")

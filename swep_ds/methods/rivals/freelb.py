@@ -11,7 +11,7 @@ units (Section 3.3).
 
 from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction, norm, uniform
-from swep_ds.methods.settings import FreelbSettings
+from swep_ds.methods.rivals.settings import FreelbSettings
 
 
 @method("freelb")

@@ -8,7 +8,7 @@ L tokens in the window, R layers of the encoder. Both passes drop the same units
 
 from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, gaussian
-from swep_ds.methods.settings import LnsrSettings
+from swep_ds.methods.rivals.settings import LnsrSettings
 
 
 @method("lnsr")

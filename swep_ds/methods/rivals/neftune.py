@@ -5,7 +5,7 @@ e~ = e + alpha / sqrt(L d) * u,   u ~ U(-1, 1)^(L x d),   L tokens without paddi
 
 from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
-from swep_ds.methods.settings import NeftuneSettings
+from swep_ds.methods.rivals.settings import NeftuneSettings
 
 
 @method("neftune")

@@ -12,7 +12,7 @@ import torch
 
 from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction, gaussian
-from swep_ds.methods.settings import PdrSettings
+from swep_ds.methods.rivals.settings import PdrSettings
 from swep_ds.models.outputs import symmetric_divergence
 
 

@@ -9,7 +9,7 @@ is the mean over its predictions (start and end; the target tokens).
 
 from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, gaussian, uniform
-from swep_ds.methods.settings import R3fSettings
+from swep_ds.methods.rivals.settings import R3fSettings
 
 DRAWS = {"uniform": lambda inputs: 2 * uniform(inputs) - 1, "normal": gaussian}
 MIN_SHARE = 1e-6  # share of the nll below which the divergence is called nothing

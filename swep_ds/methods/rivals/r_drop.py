@@ -9,7 +9,7 @@ end; the target tokens).
 
 from swep_ds.methods import method
 from swep_ds.methods.base import Method, Pass
-from swep_ds.methods.settings import RDropSettings
+from swep_ds.methods.rivals.settings import RDropSettings
 
 
 @method("r_drop")

@@ -9,7 +9,7 @@ import torch
 
 from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
-from swep_ds.methods.settings import SymnoiseSettings
+from swep_ds.methods.rivals.settings import SymnoiseSettings
 
 
 @method("symnoise")
