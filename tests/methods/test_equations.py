@@ -3,12 +3,11 @@
 from typing import get_args
 
 import pytest
-import torch
 
 from swep_ds.methods import METHODS
 from swep_ds.methods.settings import SwepSettings
-from tests.support import methods_reference, tiny_batches
-from tests.support.tiny_objective import JOINT, SEED, gradients, objective, split
+from tests.support import methods_reference
+from tests.support.tiny_objective import JOINT, SEED, away_from_the_prior, gradients, objective, split, windows
 
 CASES = {
     "mle": ("mle", {}),
@@ -39,12 +38,8 @@ MICRO_STEPS = {"prior_aug": 2, "adv_aug": 2, "freelb": 3, "fgm": 2, "symnoise": 
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_are_those_of_the_equations(case, architecture):
     name, settings = CASES[case]
-    module = objective(name, architecture, **settings)
-    batch = tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
-    if name == "swep":  # away from the prior
-        torch.manual_seed(2)
-        for parameter in module.method.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
+    module = away_from_the_prior(objective(name, architecture, **settings))
+    batch = windows(architecture)
     draw = next((key.draw for pass_, key in module.passes(JOINT) if pass_.perturb), 0)
     generator = getattr(module.method, "noise", None)
     expected = methods_reference.loss(module.qa.model, batch, METHODS[name](**settings), SEED, draw, generator)

@@ -10,7 +10,7 @@ from swep_ds.methods.kl_control import KLController
 
 
 @pytest.mark.parametrize("first", [5.0, 500.0])
-def test_it_is_its_equations(first):
+def test_it_is_its_equations_and_continues_from_its_state(first):
     control, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 3.0, 200)
     mean, recent, theta = 20.0, 500.0 if first > 20 else 0.0, math.log(1e-4)
     assert control.beta.item() == pytest.approx(1e-4)
@@ -24,6 +24,13 @@ def test_it_is_its_equations(first):
         expected = math.exp(theta + 3 * np.clip(math.log(mean / 20), -2, 2))
         assert control.beta.item() == pytest.approx(expected, rel=1e-6)
     assert control.beta.dtype == torch.float32  # a float64 weight would make the loss float64
+    again = KLController(20.0, 1e-4)
+    again.load(control.state())
+    for kl in kls[:10]:
+        control.observe(torch.tensor(kl))
+        again.observe(torch.tensor(kl))
+    assert again.state() == control.state()
+    assert torch.equal(again.beta, control.beta)
 
 
 def kl_at_the_end(seed: int, beta: float, learning_rate: float, target: float) -> float:
@@ -50,7 +57,6 @@ def kl_at_the_end(seed: int, beta: float, learning_rate: float, target: float) -
 
 @pytest.mark.parametrize(("beta", "learning_rate", "target"), [(1e-1, 1e-3, 5), (1e-3, 3e-3, 80)])
 def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learning_rate, target):
-    """beta ends at about 3e-4."""
     ends = [kl_at_the_end(seed, beta, learning_rate, target) for seed in range(6)]
     assert np.mean(ends) == pytest.approx(1, abs=0.08)
     assert np.std(ends) < 0.2
@@ -60,9 +66,7 @@ def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learnin
     ("start", "beta", "least"),
     [
         (0.05, 1e-1, 10),
-        (0.05, 1e-3, 10),
         (3.0, 1e-5, 10),
-        (50.0, 1e-5, 15),
         (50.0, 1e-3, 7),
         (500.0, 1e-3, 5),  # 200 updates away at its pace: the ascent does not wait at first
     ],
@@ -83,9 +87,8 @@ def test_a_kl_that_is_far_off_and_slow_overshoots_little(start, beta, least):
 
 def test_what_follows_a_burst_is_not_taken_for_a_fall():
     control = KLController(20.0, 3e-4)
-    for _ in range(50):
-        control.observe(torch.tensor(20.0))
-    control.observe(torch.tensor(1e6))
+    for kl in [20.0] * 50 + [1e6]:
+        control.observe(torch.tensor(kl))
     before = control.theta
     for _ in range(40):
         control.observe(torch.tensor(60.0))
@@ -93,14 +96,10 @@ def test_what_follows_a_burst_is_not_taken_for_a_fall():
 
 
 def test_a_target_out_of_reach_and_kls_of_rounding_or_overflow_leave_beta_finite():
-    low, high, negative = (KLController(20.0, 1e-4) for _ in range(3))
-    for _ in range(400):
-        low.observe(torch.tensor(0.0))
-        high.observe(torch.tensor(1e9))
-        negative.observe(torch.tensor(-5e-4))
-    assert low.theta < high.theta
-    high.observe(torch.tensor(0.0))
-    for control in (low, high, negative):
+    for kl in (0.0, 1e9, -5e-4):
+        control = KLController(20.0, 1e-4)
+        for value in [kl] * 400 + [0.0]:
+            control.observe(torch.tensor(value))
         assert 0 < control.beta.item() < math.inf
     for kl in (math.inf, math.nan):
         control = KLController(20.0, 1e-4)
@@ -110,16 +109,3 @@ def test_a_target_out_of_reach_and_kls_of_rounding_or_overflow_leave_beta_finite
         after = control.state()
         assert (after["theta"], after["mean"]) == (before["theta"], before["mean"])
         assert before["recent"] < after["recent"] < after["mean"]  # as if the mean had come once more
-
-
-def test_it_continues_exactly_from_its_state():
-    whole, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 1.0, 20)
-    for kl in kls[:10]:
-        whole.observe(torch.tensor(kl))
-    again = KLController(20.0, 1e-4)
-    again.load(whole.state())
-    for kl in kls[10:]:
-        whole.observe(torch.tensor(kl))
-        again.observe(torch.tensor(kl))
-    assert again.state() == whole.state()
-    assert torch.equal(again.beta, whole.beta)

@@ -1,33 +1,115 @@
-"""What the noise does, against the equations in NumPy and plain PyTorch; and that measuring it changes nothing."""
+"""What noise does, against plain loops, NumPy and plain PyTorch; and that measuring it changes nothing."""
 
+from unittest import mock
+
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 from swep_ds.data.batches import IGNORED, Batch
-from swep_ds.methods.base import NoiseKey
-from swep_ds.methods.noise_effect import shuffle
+from swep_ds.methods import METHODS, noise_effect
+from swep_ds.methods.base import Method, NoiseKey, Pass, Perturbed
 from swep_ds.methods.objective import Objective
 from tests.support import tiny_batches
 from tests.support.methods_reference import shuffled
 from tests.support.perturb_reference import normal
-from tests.support.tiny_objective import MEASURED, SEED, UPDATE, objective
+from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, away_from_the_prior, objective, split, windows
+
+MEASURING = [(method, {}) for method in sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})]
+MEASURING += [("swep", {"architecture": "t5", "noise": "shuffled"}), ("swep", {"separate_hidden_pass": True})]
+
+
+@pytest.mark.parametrize(("method", "settings"), MEASURING)
+def test_measuring_changes_nothing(method, settings):
+    """Loss, gradients, mode and random state bit by bit, with dropout."""
+    batch, seen = windows(settings.get("architecture", "bert")), []
+    for measured in (False, True):
+        module = objective(method, dropout=0.1, **settings)
+        torch.manual_seed(3)
+        losses, statistics = [], {}
+        for loss, _, values in split(module, batch, measure=measured):
+            losses.append(loss.item())
+            loss.backward()
+            statistics |= values
+        assert ("words_changed" in statistics) == measured
+        assert ("guess_nll_shuffled" in statistics) == (measured and method == "swep")
+        assert all(part.training for part in module.modules())
+        gradients = [None if p.grad is None else p.grad.tolist() for p in module.parameters()]
+        seen.append((losses, torch.get_rng_state().tolist(), gradients))
+    assert seen[0] == seen[1]
+
+
+# Words
+
+
+def by_loop(vector: np.ndarray, word: int, table: np.ndarray) -> bool:
+    return any(vector @ row > vector @ table[word] for row in table)
+
+
+@hypothesis.settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 30))
+def test_the_nearest_word_is_that_of_a_loop(seed, chunk, vocabulary):
+    rng = np.random.default_rng(seed)
+    table = rng.normal(size=(vocabulary, 4))
+    vectors = np.stack([rng.normal(size=(9, 4)), np.zeros((9, 4))])  # all words are equally near to zero
+    with mock.patch.object(noise_effect, "CHUNK", chunk):
+        words = noise_effect.nearest(torch.from_numpy(vectors), torch.from_numpy(table).__getitem__, vocabulary)
+    assert words.tolist() == (vectors @ table.T).argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("architecture", ["electra", "bart"])
+def test_the_share_is_of_the_real_tokens(architecture):
+    """A batch of fewer tokens than are measured: all of them, with the same noise drawn again."""
+    module, batch = objective("prior_aug", architecture, prior_variance=4.0), windows(architecture)
+    _, _, statistics = module(batch, MEASURED)
+    seen = []
+    module.qa.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].detach().numpy()))
+    module(batch, JOINT)
+    every_word = batch._replace(input_ids=torch.arange(64)[None])
+    table, mask = module.qa.embed(every_word)[0].detach().numpy(), batch.attention_mask.numpy() == 1
+    words = batch.input_ids.numpy()[mask]
+    clean, noisy = (np.mean([by_loop(v, w, table) for v, w in zip(e[mask], words, strict=True)]) for e in seen)
+    assert statistics["words_changed"].item() == pytest.approx(noisy)
+    assert statistics["words_changed_clean"].item() == pytest.approx(clean)
+    assert noisy > clean
+
+
+class Tail(Method):
+    """Turns the embeddings of all tokens from position 20 on around, which are then nearest to another word."""
+
+    def passes(self, progress):
+        return [Pass("noisy", 1.0, lambda inputs: Perturbed(inputs.embeddings * self.sign(inputs.embeddings)))]
+
+    def sign(self, embeddings):
+        return torch.where(torch.arange(embeddings.shape[1]) < 20, 1.0, -1.0)[:, None]
+
+
+def test_of_many_tokens_the_part_that_is_measured_is_of_all_positions_and_windows():
+    """Two micro-batches of one global batch: 20 windows of 60 tokens, and 60 of 16 in front of 60 of 60."""
+    module = Objective(objective("mle").qa, Tail(), SEED)
+    every_word = tiny_batches.batch((60,))._replace(input_ids=torch.arange(64)[None])
+    table = module.qa.embed(every_word)[0].detach().numpy()
+    products = table @ table.T
+    another, turned = ((sign * products).max(1) > sign * products.diagonal() for sign in (1, -1))
+    lengths = [(60,) * 20, (16,) * 60 + (60,) * 60]
+    total, share, expected = sum(map(sum, lengths)), 0.0, 0.0
+    for number, counts in enumerate(lengths):
+        batch = tiny_batches.batch(counts, seed=number)
+        for ids, length in zip(batch.input_ids.numpy(), counts, strict=True):
+            expected += (another[ids[: min(20, length)]].sum() + turned[ids[20:length]].sum()) / total
+        weight = torch.full((len(counts),), 1 / total, dtype=torch.float64)
+        batch = batch._replace(token_weight=weight, sample_id=batch.sample_id + 1000 * number)
+        share += module(batch, MEASURED)[2]["words_changed"].item()
+    assert share == pytest.approx(expected, abs=0.05)  # 3 deviations of two shares of 512
+
+
+# The answer
 
 NAMES = {f"{answer}_nll_{noise}" for answer in ("gold", "guess") for noise in ("learned", "shuffled", "prior")}
-
-
-def batch_of(architecture: str) -> Batch:
-    return tiny_batches.generative() if architecture == "t5" else tiny_batches.batch()
-
-
-def learned(architecture: str = "bert", **settings) -> Objective:
-    """An objective whose noise differs from token to token."""
-    module = objective("swep", architecture, **settings)
-    torch.manual_seed(2)
-    for parameter in module.method.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -35,8 +117,8 @@ def learned(architecture: str = "bert", **settings) -> Objective:
 )
 def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
     alpha = 0.3
-    module = learned(architecture, dropout=0.3, noise_dropout=0.3, noise=noise, prior_variance=alpha)
-    batch = batch_of(architecture)
+    settings = {"dropout": 0.3, "noise_dropout": 0.3, "noise": noise, "prior_variance": alpha}
+    module, batch = away_from_the_prior(objective("swep", architecture, **settings)), windows(architecture)
     got = module(batch, MEASURED)[2]
     assert {name for name in got if "_nll_" in name} == NAMES
     module.eval()  # the reference needs no other precaution against dropout
@@ -62,8 +144,8 @@ def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
     if noise == "fixed_sigma":
         log_variance = torch.zeros_like(mu)
     eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), e.shape[1], e.shape[2])) * (noise != "no_eps")
-    windows = zip(batch.sample_id.tolist(), (12, 7, 9), strict=True)
-    moved = np.stack([shuffled(SEED, UPDATE, sample_id, length, 12) for sample_id, length in windows])
+    pairs = zip(batch.sample_id.tolist(), (12, 7, 9), strict=True)
+    moved = np.stack([shuffled(SEED, UPDATE, sample_id, length, 12) for sample_id, length in pairs])
     rows = np.arange(3)[:, None]
     drawn = {
         "learned": mu + (log_variance / 2).exp() * eps,
@@ -77,13 +159,12 @@ def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
             nll = -torch.stack([scores.log_softmax(-1).gather(1, t.clamp(0)[:, None])[:, 0] for scores, t in pairs])
             expected = ((nll * counted).sum(0) / counted.sum(0)).mean()
             assert got[f"{answer}_nll_{name}"].item() == pytest.approx(expected.item(), rel=1e-6), (answer, name)
-    values = {round(got[name].item(), 9) for name in NAMES}
-    assert len(values) == len(NAMES)
+    assert len({round(got[name].item(), 9) for name in NAMES}) == len(NAMES)
 
 
 def test_it_is_a_mean_over_windows_however_they_are_split():
     """A rank that has run out of windows takes part with one of weight 0."""
-    module, batch = learned(), tiny_batches.batch()
+    module, batch = away_from_the_prior(objective("swep")), tiny_batches.batch()
     whole = module(batch, MEASURED)[2]
     parts = [Batch(*(None if t is None else t[rows] for t in batch)) for rows in ([0], [1, 2], [0])]
     parts[2] = parts[2]._replace(weight=0 * parts[2].weight, token_weight=0 * parts[2].token_weight)
@@ -94,6 +175,7 @@ def test_it_is_a_mean_over_windows_however_they_are_split():
 
 def test_a_windows_shuffle_depends_only_on_its_key():
     batch, key = tiny_batches.batch((6, 12, 9, 7)), NoiseKey(SEED, UPDATE)
+    shuffle = noise_effect.shuffle
     values = torch.arange(4 * 12.0).view(4, 12, 1)
     whole = shuffle(values, batch, key)
     some = Batch(*(None if t is None else t[[2, 0]] for t in batch))

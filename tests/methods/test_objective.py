@@ -11,17 +11,9 @@ import torch
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep, PassState
-from swep_ds.methods.objective import Objective
 from tests.support import tiny_batches
 from tests.support.perturb_reference import normal
-from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, gradients, inputs, objective, split
-
-
-def random_noise_net(module: Objective) -> None:
-    """Away from the prior's initialisation, so that every gradient is different from zero."""
-    torch.manual_seed(2)
-    for parameter in module.method.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+from tests.support.tiny_objective import JOINT, SEED, UPDATE, away_from_the_prior, gradients, inputs, objective, split
 
 
 def test_mle_is_hugging_faces_loss():
@@ -67,8 +59,7 @@ def rows(batch: Batch, chosen: list[int], padding: int) -> Batch:
 
 @pytest.mark.parametrize("method", ["swep", "prior_aug"])
 def test_loss_and_noise_depend_on_no_other_window_and_no_padding(method):
-    module, batch = objective(method), tiny_batches.batch((6, 12, 9, 7))
-    random_noise_net(module)
+    module, batch = away_from_the_prior(objective(method)), tiny_batches.batch((6, 12, 9, 7))
     whole = module(batch, JOINT)[0].item()
     for chosen, others in (([3], [0, 2, 1]), ([2, 0], [1, 3])):
         parts = [rows(batch, chosen, 0), rows(batch, others, 0)]
@@ -86,29 +77,28 @@ def test_noise_is_new_in_every_update_and_pass():
     losses = [module(batch, MicroStep(update))[0].item() for update in (0, 1, 2, 0)]
     assert losses[0] == losses[3]
     assert all(a != b for a, b in itertools.combinations(losses[:3], 2))
-    module = objective("freelb", ascent_steps=3)
+    module = objective("freelb")
     draws = [key.draw for update in (0, 1) for _, key in module.passes(MicroStep(update))]
     assert draws == [0, 1, 2, 3, 4, 5]
     assert [key for _, key in objective("r_drop").passes(JOINT)] == [None, None]
 
 
-WITH_ONE_NOISY_PASS = {
-    "swep": ("swep", {}),
-    "published": ("swep", {"separate_hidden_pass": True, "mle_weight": 0.3}),
-    "without_mle": ("swep", {"mle_weight": 0.0}),
-    "prior_aug": ("prior_aug", {}),
-    "other_weights": ("prior_aug", {"mle_weight": 0.1}),
-    "noise_alone": ("prior_aug", {"mle_weight": 0.0}),
-    "gaussian_dropout": ("gaussian_dropout", {"drop_probability": 1 / 11}),  # variance 0.1
-}
+WITH_ONE_NOISY_PASS = [
+    ("swep", {}),
+    ("swep", {"separate_hidden_pass": True, "mle_weight": 0.3}),
+    ("swep", {"mle_weight": 0.0}),
+    ("prior_aug", {"mle_weight": 0.1}),
+    ("gaussian_dropout", {"drop_probability": 1 / 11}),  # variance 0.1
+]
 
 
 @pytest.mark.parametrize("execution", ["split", "joint"])
 def test_all_methods_with_one_noisy_pass_share_its_noise(execution):
     """At its prior SWEP perturbs as Prior-Aug does if both draw the same numbers for each update, window and token."""
-    batch, eps = tiny_batches.batch(), {}
-    for name, (method, changes) in WITH_ONE_NOISY_PASS.items():
-        module = objective(method, **changes)
+    batch = tiny_batches.batch()
+    drawn = np.stack([normal(SEED, update, batch.sample_id.numpy(), 12, 16) for update in (4, UPDATE)])
+    for method, settings in WITH_ONE_NOISY_PASS:
+        module = objective(method, **settings)
         for parameter in module.method.parameters():
             torch.nn.init.zeros_(parameter)
         seen = []
@@ -119,10 +109,8 @@ def test_all_methods_with_one_noisy_pass_share_its_noise(execution):
                 module(batch, MicroStep(update, 0.0, part, PassState(hidden)))
         e, real = module.qa.embed(batch).detach(), batch.attention_mask.bool()
         noisy = torch.stack([embeddings for embeddings in seen if not torch.equal(embeddings, e)])
-        eps[name] = ((noisy / e - 1) / math.sqrt(0.1))[:, real]
-    expected = np.stack([normal(SEED, update, batch.sample_id.numpy(), 12, 16) for update in (4, UPDATE)])
-    for name, drawn in eps.items():
-        np.testing.assert_allclose(drawn, expected[:, real], rtol=0, atol=1e-5, err_msg=name)
+        eps = ((noisy / e - 1) / math.sqrt(0.1))[:, real]
+        np.testing.assert_allclose(eps, drawn[:, real], rtol=0, atol=1e-5, err_msg=f"{method} {settings}")
 
 
 @pytest.mark.parametrize("method", [name for name, settings in METHODS.items() if "noise" in settings.model_fields])
@@ -131,32 +119,10 @@ def test_every_kind_of_noise_trains_and_is_another(method):
     kinds = get_args(METHODS[method].model_fields["noise"].annotation)
     losses = set()
     for kind in kinds:
-        module = objective(method, noise=kind)
-        random_noise_net(module)
+        module = away_from_the_prior(objective(method, noise=kind))
         loss = module(tiny_batches.batch(), JOINT)[0]
         trained = gradients(module, loss)
         assert all(gradient.isfinite().all() for gradient in trained.values()), kind
         assert {f"method.{name}" for name, _ in module.method.named_parameters()} <= trained.keys()
         losses.add(loss.item())
     assert len(losses) == len(kinds)
-
-
-def test_statistics_of_the_noise():
-    module, batch = objective("swep", prior_variance=0.3, beta=0.7, mle_weight=0.3), tiny_batches.batch()
-    random_noise_net(module)
-    _, carried, statistics = module(batch, MEASURED)
-    mu, log_variance = module.method.noise(carried.hidden)[batch.attention_mask.bool()].chunk(2, -1)
-    mu, log_variance = 1 + mu, np.log(0.3) + log_variance
-    variance = log_variance.exp()
-    kl = 0.5 * ((variance + (mu - 1) ** 2) / 0.3 - 1 - torch.log(variance / 0.3))
-    expected = {
-        "mu": mu.mean(),
-        "mu_distance": (mu - 1).abs().mean(),
-        "sigma": variance.sqrt().mean(),
-        "kl_per_token": kl.sum(-1).mean(),
-        "kl_per_window": kl.sum() / len(batch.input_ids),
-        "span_nats": 2 * np.log([12, 7, 9]).mean(),
-        "beta": 0.7,
-    }
-    for name, value in expected.items():
-        assert statistics[name].item() == pytest.approx(float(value), rel=1e-6), name

@@ -12,7 +12,7 @@ from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from tests.support import tiny_models
+from tests.support import tiny_batches, tiny_models
 
 SEED, UPDATE = 2**40 + 7, 5
 JOINT, MEASURED = MicroStep(UPDATE), MicroStep(UPDATE, measure=True, compare=True)  # all passes at once
@@ -24,6 +24,19 @@ def objective(method: str, architecture: str = "bert", dropout: float = 0.0, **s
     torch.manual_seed(1)
     module = build(METHODS[method](name=method, **settings), qa.hidden_size, qa.embedding_size)
     return Objective(qa, module, SEED).double().train()
+
+
+def windows(architecture: str, **options) -> Batch:
+    make = tiny_batches.generative if architecture in tiny_models.SEQ2SEQ else tiny_batches.batch
+    return make(**options)
+
+
+def away_from_the_prior(module: Objective) -> Objective:
+    """With noise that differs from token to token, and no gradient of zero."""
+    torch.manual_seed(2)
+    for parameter in module.method.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module
 
 
 def split(
