@@ -6,8 +6,7 @@
     loss = lambda * nll(e) + (1 - lambda) * nll(e_K)
 
 c is Volpi et al.'s distance in semantic space (their Eq. 3), h the last hidden state. They step along g_k itself. Here
-the penalty is so curved (h has a norm of 10 and more) that no single step size climbs for every model throughout
-training, so a step has a fixed length, as in projected gradient ascent: a share of the norm of the window's embeddings.
+a step has a fixed length, because the penalty is so curved that no single step size climbs for every model.
 The ascent runs the model without dropout and computes only the gradient of the embeddings.
 """
 

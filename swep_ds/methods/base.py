@@ -174,10 +174,7 @@ def gaussian(inputs: Inputs) -> Tensor:
 
 
 def uniform(inputs: Inputs, width: int | None = None) -> Tensor:
-    """Numbers from U[0, 1), [N, T, width] float32 in steps of 2^-24; `width` defaults to d.
-
-    Keyed like the Gaussian noise, by (seed, draw, window, position, dimension): `kernels/philox.py`.
-    """
+    """Numbers from U[0, 1), [N, T, width] float32 in steps of 2^-24, keyed like `gaussian`'s; `width` defaults to d."""
     _, T, d = inputs.embeddings.shape
     positions = torch.arange(T, device=inputs.embeddings.device)
     words = noise_words(inputs.key.seed, inputs.key.draw, inputs.batch.sample_id[:, None], positions, width or d)

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 SMOOTHING = 2  # updates; a longer mean answers too late
-DAMPING = 3.0  # a KL that is twice the target makes beta 8 times as large; with 16 times the KL swings further
+DAMPING = 3.0  # a KL that is twice the target makes beta 8 times as large
 REACH = 2.0  # beta is at most 400 times above or below exp(theta): bursts would live on in Adam's second moment
 ASCENT = 0.1  # an error dies away over DAMPING / ASCENT = 30 updates, longer than the generator takes to answer
 FAR = math.log(2.0)  # nearer, DAMPING and the ascent are gentle enough
 RECENT = 16  # updates of the mean that tells where the KL comes from
-BURST = 4.0  # clip each KL at BURST times r or the target: what follows a burst would look like a fall
+BURST = 4.0  # clip each KL at BURST times r or the target, so that what follows a burst is no fall
 PACE = 12.0
 RANGE = math.log(1e6)  # how far theta may go from its start, where a target is never reached
 

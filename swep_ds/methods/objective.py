@@ -57,10 +57,8 @@ class Objective(nn.Module):
         return [(passes[number], keys.get(number)) for number in numbers]
 
     def forward(self, batch: Batch, step: MicroStep | None = None) -> Any:
-        """What `loss` returns; without a step, what the plain model's `predict` returns.
-
-        DeepSpeed casts and gathers weights only around the `forward` of the whole module.
-        """
+        """What `loss` returns; without a step, what the model's `predict` returns. DeepSpeed casts and gathers weights
+        only around the `forward` of the whole module."""
         if step is None:
             return self.qa.predict(batch)
         return self.loss(batch, step)

@@ -21,10 +21,10 @@ class Symnoise(Method):
 
     def _add(self, inputs: Inputs) -> Perturbed:
         """The first pass draws delta; the second one takes its negative, whatever its own key."""
-        delta = self._draw(inputs) if inputs.carried.delta is None else -inputs.carried.delta
+        if inputs.carried.delta is not None:
+            delta = -inputs.carried.delta
+        else:
+            mask_NT1 = inputs.batch.attention_mask[..., None]
+            scale_N = self.settings.noise_alpha / (mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]).sqrt()
+            delta = torch.where(uniform(inputs) < 0.5, -1.0, 1.0) * scale_N[:, None, None] * mask_NT1
         return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype), delta=delta)
-
-    def _draw(self, inputs: Inputs) -> torch.Tensor:
-        mask_NT1 = inputs.batch.attention_mask[..., None]
-        scale_N = self.settings.noise_alpha / (mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]).sqrt()
-        return torch.where(uniform(inputs) < 0.5, -1.0, 1.0) * scale_N[:, None, None] * mask_NT1

@@ -37,12 +37,11 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
     Started again with the same arguments, on any number of ranks, it resumes with the missing chunks.
 
     Args:
-        source: training data, as `read_examples` takes it.
         model_name: hub id or local folder of a masked language model.
         output: a new file, on a file system that all ranks share.
 
     Raises:
-        InputError: on all ranks: bad data or model, `output` exists, or its chunks have other settings.
+        InputError: bad data or model, `output` exists, or its chunks have other settings.
     """
     console = Console(quiet=not ranks.is_main())
     examples = ranks.on_all_ranks(lambda: _read(source, max_examples, settings, console))
@@ -76,10 +75,7 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
 
 def _read(source: str, limit: int | None, settings: AugmentSettings, console: Console) -> list[Example]:
     repeated = settings.repeated_answers
-    try:
-        examples = read_examples(source, training=True, unanswerable=True, repeated=repeated != "error")
-    except InputError as error:
-        raise InputError(f"--data: {error}") from None
+    examples = read_examples(source, training=True, unanswerable=True, repeated=repeated != "error")
     examples, count = settle_repeated(examples, repeated)
     if count:
         console.print(

@@ -15,8 +15,7 @@ PLACES_AT_A_TIME = 256  # with their float64 probabilities over the vocabulary i
 def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """The model of a hub id or a local folder, in float32 and evaluation mode, and its tokenizer.
 
-    Raises InputError: it cannot be loaded, has no mask token or no trained head (a bare encoder, a model of another
-    task), or the tokenizer belongs to another model.
+    Raises InputError: it cannot be loaded, or has no mask token or no trained head.
     """
     tokenizer = load_tokenizer(name, "--model")
     label = f"--model {name}"

@@ -82,14 +82,9 @@ class Row(NamedTuple):
 
 
 class Reconstructor:
-    """Makes samples of questions with one model, on one rank.
+    """Makes samples of questions with one model, on one rank. `example` is any of the questions.
 
-    Args:
-        model_name: hub id or local folder of a masked language model.
-        example: any of the questions.
-
-    Raises:
-        InputError: no masked language model of that name.
+    Raises InputError: `model_name` is no masked language model.
     """
 
     def __init__(self, model_name: str, example: Example, settings: AugmentSettings, device: torch.device):
@@ -103,12 +98,8 @@ class Reconstructor:
         self.room = longest_window(tokenizer, self.model) - self.template.specials
 
     def __call__(self, examples: Sequence[Example]) -> tuple[list[dict[str, Any]], Counter]:
-        """The samples of the questions as articles of a SQuAD document, and counts.
-
-        Counts: samples "kept", "lost" (without the answer in its place), "unchanged" (equal to the original) and
-        "repeated" (equal to an earlier sample of their question); over all of them "tokens", those "corrupted", and
-        those "changed" in the end.
-        """
+        """The samples of the questions as articles of a SQuAD document, and counts: of samples by fate, and over all of
+        them of "tokens", those "corrupted", and those "changed" in the end."""
         samples = list(self._corrupted(examples))
         self._predict(samples)
         counts: Counter = Counter()

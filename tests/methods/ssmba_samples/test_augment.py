@@ -28,7 +28,7 @@ QUESTIONS = 96  # 3 chunks
     [
         ("samples", "0", "--samples: 0 must be at least 1"),
         ("share", "1.01", "--share 1.01: must be above 0"),
-        ("data", "nowhere.json", "--data: data source 'nowhere.json': no such file"),
+        ("data", "nowhere.json", "data source 'nowhere.json': no such file"),
     ],
 )
 def test_a_mistake_in_an_option_is_one_line(monkeypatch, option, value, said):
