@@ -13,7 +13,7 @@ from typing import NoReturn
 from swep_ds.common.console import hide_cpu_notice, protect, say_on_stderr
 from swep_ds.common.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, RunExit, denied
 from swep_ds.common.files import shipped
-from swep_ds.ranks.environment import check_libraries, is_first_on_node, read_launch, report
+from swep_ds.ranks.environment import is_first_on_node, read_launch, report
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -104,7 +104,6 @@ def main(command: Callable[[], None]) -> None:
     """Runs a script's `command` and exits with 0; or, after a `RunExit` or Ctrl-C, with one line and its exit code."""
     code = EXIT_DONE
     try:
-        check_libraries()
         command()
     except RunExit as end:
         report(end)

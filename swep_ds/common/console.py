@@ -24,8 +24,7 @@ def is_no_cpu_notice(record: logging.LogRecord) -> bool:
 
 
 def hide_cpu_notice() -> None:
-    """Drops DeepSpeed's notice that it has taken the CPU, which each process would print when it imports DeepSpeed. A
-    run's own lines name its device."""
+    """Drops DeepSpeed's notice that it has taken the CPU, which each process would print."""
     logging.getLogger("DeepSpeed").addFilter(is_no_cpu_notice)
 
 
@@ -47,7 +46,6 @@ class Progress:
 
     Args:
         unit: what is counted, such as "batches".
-        done: how many were done before.
         line_seconds: without a terminal, the least time between two lines; 0 = a line at each update.
     """
 
@@ -115,8 +113,7 @@ class _Descriptor(io.FileIO):
 
 
 def protect() -> None:
-    """Lets no print fail, nor any character that an ASCII locale lacks; and logs a warning on one line, as "warning:
-    ..."."""
+    """Lets no print fail, nor any character that an ASCII locale lacks; and logs a warning on one line."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller, as in `>&-`

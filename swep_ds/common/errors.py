@@ -47,20 +47,14 @@ NOT_OF_THE_INPUT = (RuntimeError, MemoryError)
 
 @contextmanager
 def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Turns whatever a library raises while it parses a user's input into an `InputError`.
+    """Turns whatever a library raises while it parses a user's input into `InputError("<what> (<reason>): <fix>")`.
 
-    transformers, tokenizers, pyarrow, datasets and DeepSpeed raise anything on malformed input, and it changes between
-    versions. Keep the block as small as the library's call: a bug of this package inside it would be blamed on the
-    input.
+    Keep the block as small as the library's call: a bug of this package inside it would be blamed on the input.
 
     Args:
         what: the file and field, as in "model.name ./bert: its config.json cannot be parsed".
-        fix: what the user can do, in the imperative.
         but: exceptions that the input does not cause, such as a full memory; they pass, except NotImplementedError,
             which is a RuntimeError.
-
-    Raises:
-        InputError: "<what> (<reason>): <fix>".
     """
     try:
         yield
@@ -76,7 +70,7 @@ def reason(error: BaseException, limit: int = 300) -> str:
     """An exception's message on one line of at most `limit` characters, with its class if its text is unclear."""
     text = printable(" ".join(str(error).split()))
     if not isinstance(error, OSError | ValueError) or not text:
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
@@ -86,8 +80,10 @@ def denied(error: OSError) -> RunExit | None:
         return WriteFailed(f"{error.filename or 'a file'} cannot be written: {error.strerror}: make room")
     if error.filename is None:
         return None
-    fix = ": change its permissions, or its folder's" if isinstance(error, PermissionError) else ""
-    return InputError(f"{error.filename}: {error.strerror}{fix}")
+    said = f"{error.filename}: {error.strerror}"
+    if isinstance(error, PermissionError):
+        said += ": change its permissions, or its folder's"
+    return InputError(said)
 
 
 def printable(text: str) -> str:

@@ -13,10 +13,6 @@ from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError, RunExit
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-CHOICES = {
-    "DS_ACCELERATOR": ("cuda", "cpu", "xpu", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu"),  # DeepSpeed's
-    "SWEP_KERNELS": ("auto", "torch", "triton"),
-}
 MAX_PORT = 65535
 
 
@@ -62,7 +58,8 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launch:
 
 def _of_launcher(env: Mapping[str, str]) -> Launch:
     """As `deepspeed` and `torchrun` set it, or a user by hand."""
-    if missing := [name for name in VARIABLES if name not in env]:
+    missing = [name for name in VARIABLES if name not in env]
+    if missing:
         raise LaunchError(
             f"the environment has some of the launcher's variables but not {', '.join(missing)}: start with "
             "`deepspeed`, `torchrun` or `srun`, or unset RANK and WORLD_SIZE for one process"
@@ -114,9 +111,7 @@ def is_first_on_node() -> bool:
     """Whether this is the first rank of its node, which prints what all ranks would."""
     if "RANK" in os.environ:
         return os.environ.get("SWEP_DS_LOCAL_ID", os.environ.get("LOCAL_RANK", "0")) == "0"
-    if "SLURM_STEP_ID" in os.environ:
-        return os.environ.get("SLURM_LOCALID", "0") == "0"
-    return True
+    return "SLURM_STEP_ID" not in os.environ or os.environ.get("SLURM_LOCALID", "0") == "0"
 
 
 def report(end: RunExit) -> None:
@@ -136,12 +131,3 @@ def note_checkpoint(update: int) -> None:
     if file := os.environ.get("SWEP_DS_PROGRESS"):
         with suppress(OSError), open(file, "a", encoding="utf-8") as lines:
             lines.write(f"update {update}\n")
-
-
-def check_libraries() -> None:
-    """Raises InputError if a variable that is read on import, once and without a message, has another value."""
-    for name, choices in CHOICES.items():
-        value = os.environ.get(name, choices[0])
-        if value not in choices:
-            listed = ", ".join(choices)
-            raise InputError(f"environment variable {name}={value!r} must be one of {listed}: correct it or unset it")

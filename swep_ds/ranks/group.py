@@ -3,8 +3,7 @@
 Notable (DeepSpeed 0.19):
 - On CPU, `init_distributed` would compile a shared-memory operator (40 s) that leaves 69 MB per rank in /dev/shm
   for good. It is switched off; gloo does the work.
-- DeepSpeed's collectives time out after 10 minutes. Ranks may wait longer, while one prepares data or writes a model,
-  and the heartbeat notices a dead rank: see `wait_long`.
+- DeepSpeed's collectives time out after 10 minutes. Ranks may wait longer, while one prepares data: see `wait_long`.
 - Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit.
 """
 
@@ -31,7 +30,7 @@ from deepspeed.utils import groups
 from torch.distributed import distributed_c10d
 
 from swep_ds.common.console import say_on_stderr
-from swep_ds.common.errors import InputError, RunExit, Stopped, as_input_error, denied, reason
+from swep_ds.common.errors import InputError, RunExit, Stopped, as_input_error, denied
 from swep_ds.ranks import accelerator, heartbeat
 from swep_ds.ranks.environment import Launch, LaunchError, is_first_on_node, read_launch, report
 from swep_ds.ranks.launcher import free_port
@@ -51,12 +50,10 @@ step_listeners: list[Callable[[str], None]] = []  # called with each step of `pr
 def process_group() -> Iterator[None]:
     """Joins the process group and leaves it cleanly; inside, `rank()`, `world_size()` and `device()` hold.
 
-    If a rank dies, or ends with an exception that is not a `RunExit`, all others end within seconds and name it
-    (`swep_ds.ranks.heartbeat`).
+    If a rank dies, or ends with an exception that is not a `RunExit`, all others end within seconds and name it.
 
     Raises:
-        InputError: the process has a process group already, the launcher's variables make no sense, a node has fewer
-            devices than ranks, or the ranks cannot reach each other.
+        InputError: the process cannot be a rank, or the ranks cannot reach each other.
         RunExit: from the block, which must raise it on every rank (`on_all_ranks`).
     """
     if dist.is_initialized():
@@ -173,11 +170,7 @@ def _take_device(launch: Launch) -> None:
     if local >= devices:
         fix = "start fewer ranks" if devices else "for a run on the CPU set DS_ACCELERATOR=cpu"
         raise LaunchError(f"rank {launch.rank} wants device {local} of a node with {devices}: {fix}")
-    try:
-        get_accelerator().set_device(local)
-    except RuntimeError as error:  # such as: another process has the device for itself
-        host = socket.gethostname()
-        raise LaunchError(f"rank {launch.rank}, host {host}: device {local} cannot be used ({reason(error)})") from None
+    get_accelerator().set_device(local)
 
 
 def wait_long() -> None:

@@ -5,11 +5,9 @@ others would wait for hours, and no launcher says which rank died first.
 
 Notable:
 - The kernel closes a dead process's sockets, however it died, and rank 0 reads the end of the stream at once. A busy
-  process, even one whose interpreter is locked, closes nothing: there are no false alarms.
-- A vanished machine closes no socket; TCP keep-alive notices within 15 s (`PROBES`). A network outage of that length
-  ends a healthy run.
+  process closes nothing: there are no false alarms.
+- A vanished machine closes no socket; TCP keep-alive notices within 15 s (`PROBES`).
 - The main threads may wait in a collective for hours, so this module's thread ends the process itself (`os._exit`).
-  Checkpoints are complete or ignored at any moment.
 - Nothing is sent while all goes well. Only if rank 0 makes no progress does it ask the others where they are.
 """
 

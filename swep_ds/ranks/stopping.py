@@ -1,8 +1,7 @@
 """SIGUSR1, SIGTERM and SIGINT (Ctrl-C) as requests to stop a training.
 
 In the training loop a request to any rank waits for the end of an update, where all ranks save a checkpoint together
-and end with `EXIT_STOPPED`; the same command resumes. A second signal ends the process at once. Elsewhere there is
-nothing to save, and signals do what they do to any program.
+and end with `EXIT_STOPPED`. A second signal ends the process at once. Elsewhere signals do what they do to any program.
 """
 
 import signal

@@ -3,7 +3,7 @@
 import pytest
 
 from swep_ds.common.errors import InputError
-from swep_ds.ranks.environment import Launch, check_libraries, is_first_on_node, read_launch, report
+from swep_ds.ranks.environment import Launch, is_first_on_node, read_launch, report
 
 WHOLE = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77"}
@@ -58,12 +58,3 @@ def test_a_fault_is_printed_by_the_first_rank_of_a_node_but_a_wrong_start_by_eve
         read_launch()
     report(caught.value)
     assert capsys.readouterr().err.startswith("error: environment variable MASTER_PORT='0' must be")
-
-
-def test_variables_of_libraries_are_looked_at_first(monkeypatch):
-    for name, value in (("DS_ACCELERATOR", "gpu"), ("SWEP_KERNELS", "cuda")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            with pytest.raises(InputError, match=f"^environment variable {name}='{value}' must be one of "):
-                check_libraries()
-    check_libraries()

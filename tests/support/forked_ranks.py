@@ -17,10 +17,12 @@ import swep_ds.pipeline.run  # noqa: F401 (before the ranks are forked)
 from swep_ds import ranks
 from swep_ds.commands import train
 from swep_ds.commands.cli import main
+from swep_ds.ranks import heartbeat, writing
 from tests.support.ports import free_port
 
 MAX_SECONDS = 600  # s, of a run
 train.report = lambda folder: ("", {})  # takes longer than the training
+heartbeat.ANSWER_SECONDS = writing.SHARED_SECONDS = 0.5  # on one machine
 
 
 def become(rank: int, asked: dict, folder: Path, port: int) -> None:
