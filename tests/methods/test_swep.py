@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from swep_ds.methods.base import Inputs, Perturbed, gaussian
+from swep_ds.methods.base import Inputs, Perturbed
 from swep_ds.methods.settings import SwepSettings
 from swep_ds.methods.swep import NoiseGenerator, Swep
 from tests.support import tiny_batches
@@ -31,7 +31,7 @@ def test_the_generator_starts_at_the_prior_or_as_pytorch_does_with_the_papers_nu
     ("schedule", "betas"),
     [
         ("linear_to_zero", {0.0: 2.0, 0.5: 1.0, 0.99: 0.02}),
-        ("second_half_to_zero", {0.0: 2.0, 0.3: 2.0, 0.5: 2.0, 0.6: 1.6, 0.75: 1.0, 0.99: 0.04}),
+        ("second_half_to_zero", {0.0: 2.0, 0.5: 2.0, 0.6: 1.6, 0.99: 0.04}),
         ("zero_in_second_half", {0.0: 2.0, 0.49: 2.0, 0.5: 0.0, 0.99: 0.0}),
     ],
 )
@@ -41,13 +41,13 @@ def test_schedules_of_beta(schedule, betas):
     assert weights == pytest.approx([beta / 2 for beta in betas.values()])  # (1 - lambda) * beta
 
 
-@pytest.mark.parametrize(("reduction", "watched"), [("sum", "kl_per_window"), ("mean", "kl_per_token")])
-def test_a_target_is_in_the_unit_of_the_kl_that_is_weighed(reduction, watched):
-    module = Swep(SwepSettings(beta=1e-3, kl_target=20, kl_reduction=reduction), 16, 16)
-    assert module.watches == watched
-    assert module.passes(0.9)[-1].kl_weight.item() == pytest.approx(5e-4)  # (1 - lambda) * beta
-    module.observe(torch.tensor(100.0))
-    assert module.passes(0.9)[-1].kl_weight.item() > 1e-3
+def test_a_target_is_in_the_unit_of_the_kl_that_is_weighed():
+    for reduction, watched in (("sum", "kl_per_window"), ("mean", "kl_per_token")):
+        module = Swep(SwepSettings(beta=1e-3, kl_target=20, kl_reduction=reduction), 16, 16)
+        assert module.watches == watched
+        assert module.passes(0.9)[-1].kl_weight.item() == pytest.approx(5e-4)  # (1 - lambda) * beta
+        module.observe(torch.tensor(100.0))
+        assert module.passes(0.9)[-1].kl_weight.item() > 1e-3
     assert Swep(SwepSettings(), 16, 16).watches is None
 
 
@@ -70,33 +70,28 @@ def test_remark_where_the_kl_of_a_window_names_no_span():
         assert (held.remark(below | {"kl_per_window": kl}, 0.5) is None) is silent
 
 
-class LogNormal(Swep):
-    """ln z ~ N(0, sigma^2 / 100): noise of another kind, with the KL that a test gives it."""
+class Another(Swep):
+    """Noise of another kind, which measures nothing."""
 
     kl: float | None = None
 
     def _perturb(self, inputs: Inputs) -> Perturbed:
-        sigma = self.noise(inputs.carried.hidden).chunk(2, -1)[1].exp() / 10
         kl = self.kl and self.kl * inputs.batch.attention_mask.double()
-        return Perturbed(inputs.embeddings * (sigma * gaussian(inputs)).exp(), kl)
+        return Perturbed(inputs.embeddings + 0 * self.noise(inputs.carried.hidden).sum(), kl)
 
 
 @pytest.mark.parametrize(("kl", "remarks"), [(0.01, True), (5.0, False), (None, False)])
 def test_noise_of_another_kind_need_measure_nothing(kl, remarks):
     module = objective("swep")
-    module.method = LogNormal(SwepSettings(), 16, 16).double()
+    module.method = Another(SwepSettings(), 16, 16).double()
     module.method.kl = kl
     loss, _, statistics = module(tiny_batches.batch(), MEASURED)
     loss.backward()
     means = {name: float(value) for name, value in statistics.items()}
     assert ("span_nats" in means) is (kl is not None)
-    if kl is None:
-        assert module.method.remark(means, 0.5) is None
-    else:
-        span, tokens = 2 * np.log([12, 7, 9]).mean(), np.mean([12, 7, 9])
-        assert means["span_nats"] == pytest.approx(span, rel=1e-6)
-        assert means["kl_per_window"] == pytest.approx(kl * tokens, rel=1e-6)
-        assert bool(module.method.remark(means, 0.5)) is remarks
+    assert bool(module.method.remark(means, 0.5)) is remarks
+    if kl is not None:
+        assert means["kl_per_window"] == pytest.approx(kl * np.mean([12, 7, 9]), rel=1e-6)
 
 
 @pytest.mark.parametrize("noise", ["additive", "fixed_mu", "fixed_sigma", "no_eps"])
