@@ -48,13 +48,11 @@ def test_normals_match_numpy(seed, draw, ids, positions, d):
     assert (single.double() - expected).abs().median() < 1e-6
 
 
-def test_seed_and_draw_may_be_tensors():
+def test_seed_and_draw_may_be_tensors_and_the_width_is_divisible_by_four():
+    at = (torch.tensor([3]), torch.tensor([1]))
     seed = 2**64 - 5
-    from_ints = standard_normal(seed, 9, torch.tensor([3]), torch.tensor([1]), 8)
-    from_tensors = standard_normal(torch.tensor(seed - 2**64), torch.tensor(9), torch.tensor([3]), torch.tensor([1]), 8)
-    assert torch.equal(from_ints, from_tensors)
-
-
-def test_width_must_be_divisible_by_four():
+    assert torch.equal(
+        standard_normal(seed, 9, *at, 8), standard_normal(torch.tensor(seed - 2**64), torch.tensor(9), *at, 8)
+    )
     with pytest.raises(ValueError, match="divisible by 4"):
-        noise_words(0, 0, torch.tensor(0), torch.tensor(0), 6)
+        noise_words(0, 0, *at, 6)
