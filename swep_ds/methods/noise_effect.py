@@ -60,8 +60,8 @@ def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: in
 def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch, key: NoiseKey) -> dict[str, Tensor]:
     """The share of tokens whose perturbed embedding is nearer to another word, and the same share before (`_clean`).
 
-    The clean share is not zero: where the table's rows differ in length, a long one can have the larger product. A tie
-    is no change. Measured on a few hundred tokens that the key draws.
+    The clean share is not zero, because a longer row of the table can have the larger product. Measured on a few
+    hundred tokens that the key draws.
 
     Args:
         qa: the model (`swep_ds.models`).

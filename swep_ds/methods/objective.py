@@ -28,7 +28,9 @@ class Objective(nn.Module):
 
     def __init__(self, qa: nn.Module, method: Method, seed: int):
         super().__init__()
-        self.qa, self.method, self.seed = qa, method, seed
+        self.qa = qa
+        self.method = method
+        self.seed = seed
 
     def parts(self, execution: str) -> list[int | None]:
         """The micro-steps of a batch, as `MicroStep.part` names them."""

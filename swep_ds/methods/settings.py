@@ -50,8 +50,7 @@ class SwepSettings(Settings):
     prior_variance: float = Field(0.1, gt=0)  # alpha, the variance of the noise's prior
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
     kl_reduction: Literal["sum", "mean"] = "sum"  # over a window's tokens; both sum over d
-    # start at the prior, where the KL is 0 and SWEP is Prior-Aug; or as PyTorch does, where mu starts near 0 and sigma
-    # near 1, so that the first noisy inputs are nearly erased
+    # start at the prior, where SWEP is Prior-Aug; or as PyTorch does, near mu 0 and sigma 1: inputs are nearly erased
     initialisation: Literal["prior", "default"] = "prior"
     noise_dropout: float = Field(0.0, ge=0, lt=1)  # after the noise generator's ReLU, as in the published code
     separate_hidden_pass: bool = False  # computes h in an extra pass without gradient (published code)
