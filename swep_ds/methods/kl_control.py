@@ -53,7 +53,7 @@ class KLController:
         return (self.theta + DAMPING * self._error().clamp(-REACH, REACH)).exp().float()
 
     def observe(self, kl: Tensor) -> None:
-        """The KL of the update that used `beta`, 0-dim. One that is not finite counts as the mean, a negative one as 0."""
+        """The KL of the update that used `beta`, 0-dim. A KL that is not finite counts as the mean, a negative as 0."""
         finite = kl.isfinite()
         kl = torch.where(finite, kl.double().clamp(min=0), self.mean)
         self.mean = self.mean + (kl - self.mean) / SMOOTHING
