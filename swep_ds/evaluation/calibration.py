@@ -45,9 +45,7 @@ def _order_scores(right_N: np.ndarray) -> list[float]:
     """The scores `CHANGES`, of exact matches that are `ordered`."""
     accuracy_N = accuracy_by_coverage(right_N)
     enough = np.flatnonzero(accuracy_N >= COVERED_ACCURACY / 100 - 1e-12)  # but for rounding
-    coverage = 0.0
-    if len(enough):
-        coverage = (enough[-1] + 1) / len(right_N)
+    coverage = max(enough + 1, default=0) / len(right_N)
     return [_percent(np.mean(1 - accuracy_N)), _percent(coverage)]
 
 
