@@ -65,9 +65,8 @@ def calibrated_scores(
 
     Returns:
         `CALIBRATED`, and for `CHANGES` "<name>_change_low" and "_high": the `LEVEL` % interval of the score with the
-        calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0). Fewer than
-        `MIN_CLUSTERS` effective clusters give no interval. Neither does the ECE, which few questions a bin make too
-        large; resampling would do so a second time.
+        calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0), if there are
+        `MIN_CLUSTERS` effective ones. The ECE has none: few questions a bin bias it, and resampling does so again.
     """
     scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
     cluster_N = np.asarray(clusters)

@@ -71,13 +71,11 @@ class Evaluated:
     validation: Score | None = None  # on the validation half of a run with `eval.select_on`
 
 
-class Selection(Checked):
+class Selection(SetScore):
     """The checkpoint that was chosen, and its score."""
 
     data_set: str
     update: int
-    exact_match: float
-    f1: float
     total: int | None = None
     checkpoints: dict[str, SetScore] = {}  # by update
 

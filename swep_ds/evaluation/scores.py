@@ -27,7 +27,9 @@ class Scorer:
     language: str | None = None
 
     def normalize(self, text: str) -> str:
-        return normalize_mlqa(text, self.language) if self.language else normalize_answer(text)
+        if self.language:
+            return normalize_mlqa(text, self.language)
+        return normalize_answer(text)
 
     def name(self, golds: Golds) -> str:
         """Whose rules these are, for people."""
@@ -105,7 +107,10 @@ class Scorer:
             highest = total
             threshold = declining_all
             for id_, following in zip(ids, [*ids[1:], None], strict=True):
-                total += by_question[id_][number] if golds[id_] else -bool(predictions[id_])
+                if golds[id_]:
+                    total += by_question[id_][number]
+                elif predictions[id_]:
+                    total -= 1
                 splits_a_tie = following is not None and odds[following] == odds[id_]
                 if total > highest and not (reachable and splits_a_tie):
                     highest = total

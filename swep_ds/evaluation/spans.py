@@ -30,7 +30,6 @@ from swep_ds.data.example import Example
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
 
-LOW = 0xFFFFFFFF  # the low 32 bits
 NEVER = np.float32(-np.inf)
 LIMIT = 1e30  # in place of infinity: two of them add up to a float32
 
@@ -169,7 +168,7 @@ def _top(score: np.ndarray, count: int) -> np.ndarray:
     key.partition(width - count, axis=1)
     best = key[:, width - count :]
     best.sort(axis=1)
-    return width - 1 - (best[:, ::-1] & LOW)
+    return width - 1 - (best[:, ::-1] & 0xFFFFFFFF)
 
 
 class SpanDecoder:

@@ -21,16 +21,11 @@ texts = st.text(alphabet=st.sampled_from("aAnthe THE catdog.,-_' \t\u2013\u201c�
 @pytest.mark.parametrize(
     ("text", "normalized"),
     [
-        ("The Cat", "cat"),
         ("  an   apple\tand\nthe pear ", "apple and pear"),
         ("theatre banana another A-level", "theatre banana another alevel"),  # articles only as whole words
         ("the-cat", "thecat"),  # punctuation goes first, so no article is left
-        ("a.", ""),
-        ("U.S.A.", "usa"),
         ("1990\u20131995", "1990\u20131995"),  # an en dash is not ASCII punctuation
-        ("the\u2013cat", "\u2013cat"),  # but it does end the word "the"
         ("cat\u2013the\u2013dog", "cat\u2013 \u2013dog"),  # an article leaves a space behind
-        ("\u201cCat\u201d \u00bf", "\u201ccat\u201d \u00bf"),
         ("STRASSE stra\u00dfe", "strasse stra\u00dfe"),  # lower(), not casefold()
         ("th\u00e9 the\u0301", "th\u00e9 \u0301"),  # \b sees a boundary before a combining accent
         ("10\u00a0km\u2003away", "10 km away"),
@@ -44,13 +39,10 @@ def test_normalize_answer(text, normalized):
     ("prediction", "answers", "em", "best_f1"),
     [
         ("the cat", ["Cat!"], 1, 1),
-        ("cats", ["cat"], 0, 0),
         ("the the cat cat", ["cat cat dog"], 0, 4 / 5),  # bags {cat 2} and {cat 2, dog 1}: 2/2 and 2/3
         ("red big dog", ["dog red"], 0, 4 / 5),  # order does not count for F1
         ("big dog", ["dog", "big", "big dog house"], 0, 4 / 5),  # the best of 2/3, 2/3, 4/5
-        ("dog", ["cat", "the dog"], 1, 1),
         ("", [""], 1, 0),  # equal, but without a common token
-        ("\u201ccat\u201d", ["cat"], 0, 0),
         ("1990 - 1995", ["1990-1995"], 0, 0),  # "1990 1995" against "19901995"
     ],
 )
@@ -204,12 +196,10 @@ def test_mlqa_normalisation(text, language):
 @pytest.mark.parametrize(
     ("language", "text", "normalized"),
     [
-        ("zh", "上海。", "上 海"),
         ("zh", "在2008年、the", "在 2008 年 the"),
         ("de", "Die Straße, des  Königs", "straße königs"),
         ("es", "¿La «casa»?", "casa"),
         ("en", "The “cat”", "cat"),  # SQuAD's rules keep these marks
-        ("hi", "हिन्दी।", "हिन्दी"),
         ("ar", "كتالب", "كت ب"),  # the article's letters inside a word go, too
     ],
 )

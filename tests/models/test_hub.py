@@ -172,11 +172,10 @@ def test_dropout_is_no_part_of_a_loaded_tokenizer(tmp_path):
     "text",
     [
         "\u05d1\u05bc\u05b0\u05e8\u05b5\u05d0\u05e9\u05c1\u05b4\u05d9\u05ea",
-        "\u0643\u064e\u062a\u064e\u0628\u064e",
         "\u0917\u0941\u0930\u0941 \u0939\u0948",
         "\u1112\u1161\u11ab",
     ],
-    ids=["Hebrew", "Arabic", "Hindi", "Hangul"],
+    ids=["Hebrew", "Hindi", "Hangul"],
 )
 def test_marks_that_a_tokenizer_leaves_out_are_not_unknown(text):
     pieces = [sign + letter for letter in sorted(set(text)) if letter.isalpha() for sign in ("", "##")]
