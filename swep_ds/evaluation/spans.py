@@ -36,7 +36,7 @@ LIMIT = 1e30  # in place of infinity: two of them add up to a float32
 
 @dataclass(frozen=True)
 class SpanSettings:
-    n_best: int = 20  # starts, ends and answers per window, and answers per question
+    n_best: int = 20  # starts, ends and answers per window
     max_answer_tokens: int = 30
 
 
@@ -248,12 +248,8 @@ class SpanDecoder:
             return float(np.logaddexp(self._log_sums[row], self._null_scores[row]))
         return self._log_sums[row]
 
-    def n_best(self, count: int | None = None) -> dict[str, list[Answer]]:
-        """At most `count` answers by example id, best first; a single one if the decoder is `best_only`.
-
-        Args:
-            count: None = `settings.n_best`.
-        """
+    def n_best(self, count: int) -> dict[str, list[Answer]]:
+        """At most `count` answers by example id, best first; a single one if the decoder is `best_only`."""
         if self.best_only:
             count = 1
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._log_sums)}
@@ -261,7 +257,7 @@ class SpanDecoder:
         spans = spans.sort_values(["example", "score", "begin", "end"], ascending=[True, False, True, True])
         # a byte-level tokenizer makes several tokens of one character, and all have its place
         spans = spans.drop_duplicates(["example", "begin", "end"])
-        spans = spans[spans.groupby("example").cumcount() < (count or self.settings.n_best)]
+        spans = spans[spans.groupby("example").cumcount() < count]
         log_sum = np.array([self._log_sum(row) for row in spans["example"]])
         spans["probability"] = np.exp(np.minimum(0.0, spans["score"].to_numpy(np.float64) - log_sum))
         for row, score, begin, end, probability in spans.itertuples(index=False):

@@ -136,8 +136,8 @@ def test_decoder_equals_the_loops_in_any_order_of_windows(decoding, batch, seed)
     assert best_texts(best) == best_texts(decoder)
     probabilities = {id_: answers[0][2] if answers else 0.0 for id_, answers in expected.items()}
     assert best_probabilities(best) == best_probabilities(decoder) == pytest.approx(probabilities)
-    n_best = decoder.n_best()
-    assert best.n_best() == {id_: answers[:1] for id_, answers in n_best.items()}
+    n_best = decoder.n_best(sizes.n_best)
+    assert best.n_best(1) == {id_: answers[:1] for id_, answers in n_best.items()}
     assert n_best.keys() == expected.keys()
     for id_, answers in n_best.items():
         assert [(a.text, a.score) for a in answers] == [(text, score) for text, score, _ in expected[id_]]
@@ -176,7 +176,7 @@ def test_a_token_of_spaces_is_not_an_answer_and_neither_begins_nor_ends_one():
     for sizes in (SpanSettings(20, 2), SpanSettings(1, 2)):
         decoder = SpanDecoder(asked, sizes)
         decoder.add(columns_of([window_of_spaces]), *logits_of([window_of_spaces]))
-        answers = decoder.n_best()["id0"]
+        answers = decoder.n_best(sizes.n_best)["id0"]
         texts = [answer.text for answer in answers]
         assert texts == ["\U0001f600", "cd\U0001f600", "cd", "\U0001f600 ef", "ab", "ef"][: sizes.n_best]
     nothing = SpanDecoder(asked, SpanSettings(20, 2))
@@ -190,7 +190,7 @@ def test_half_precision_logits_are_added_in_float32():
     logits = {"start_logits": [0.0, 256.0, 256.0, 0.0, 0.0], "end_logits": [0.0, 0.0, 1.0, 0.0, 0.0]}
     decoder = decode(window(**logits, own_begin=1), sizes=SpanSettings(20, 1), dtype=torch.bfloat16)
     assert best_texts(decoder) == {"id0": "cd"}
-    assert decoder.n_best()["id0"][0].score == 257.0
+    assert decoder.n_best(20)["id0"][0].score == 257.0
 
 
 @settings(deadline=None)
@@ -217,18 +217,18 @@ def test_tokens_of_one_character_give_an_answer_once():
     """The bytes of a character are tokens with its place."""
     bytes_of_one_place = {"offset_start": [0, 0, 5], "offset_end": [5, 5, 8]}
     decoder = decode(window(**bytes_of_one_place))
-    answers = [(answer.text, answer.score) for answer in decoder.n_best()["id0"]]
+    answers = [(answer.text, answer.score) for answer in decoder.n_best(20)["id0"]]
     assert answers == [("ab cd ef", 3.0), ("ab cd", 2.0), ("ef", 1.0)]
     assert [answer.text for answer in decoder.n_best(2)["id0"]] == ["ab cd ef", "ab cd"]  # repeats take no place
 
 
 def test_logits_that_are_not_finite():
     unknown = {"start_logits": [0.0, -math.nan, 2.0, 1.0, 0.0], "end_logits": [0.0, math.nan, math.nan, 2.0, 0.0]}
-    answers = decode(window(**unknown)).n_best()["id0"]
+    answers = decode(window(**unknown)).n_best(20)["id0"]
     assert [answer.text for answer in answers] == ["cd ef", "ef"]  # NaN is not an answer
     assert best_texts(decode(window(**unknown), sizes=SpanSettings(1))) == {"id0": "cd ef"}  # nor does it displace one
     sure = {"start_logits": [0.0, math.inf, 2.0, 1.0, 0.0], "end_logits": [0.0, math.inf, 0.0, 2.0, 0.0]}
-    assert all(0 <= answer.probability <= 1 for answer in decode(window(**sure)).n_best()["id0"])
+    assert all(0 <= answer.probability <= 1 for answer in decode(window(**sure)).n_best(20)["id0"])
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
