@@ -23,9 +23,9 @@ from swep_ds.methods.base import Method, MicroStep, without_dropout
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.loading import check_same_from_ids
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
-from swep_ds.models.trial import check_same_from_ids
 
 log = logging.getLogger(__name__)
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator

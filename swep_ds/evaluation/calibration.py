@@ -45,9 +45,7 @@ def _order_scores(right_N: np.ndarray) -> list[float]:
     """The scores `CHANGES`, of exact matches that are `ordered`."""
     accuracy_N = accuracy_by_coverage(right_N)
     enough = np.flatnonzero(accuracy_N >= COVERED_ACCURACY / 100 - 1e-12)  # but for rounding
-    coverage = 0.0
-    if len(enough):
-        coverage = (enough[-1] + 1) / len(right_N)
+    coverage = max(enough + 1, default=0) / len(right_N)
     return [_percent(np.mean(1 - accuracy_N)), _percent(coverage)]
 
 
@@ -67,9 +65,8 @@ def calibrated_scores(
 
     Returns:
         `CALIBRATED`, and for `CHANGES` "<name>_change_low" and "_high": the `LEVEL` % interval of the score with the
-        calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0). Fewer than
-        `MIN_CLUSTERS` effective clusters give no interval. Neither does the ECE, which few questions a bin make too
-        large; resampling would do so a second time.
+        calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0), if there are
+        `MIN_CLUSTERS` effective ones. The ECE has none: few questions a bin bias it, and resampling does so again.
     """
     scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
     cluster_N = np.asarray(clusters)

@@ -77,15 +77,9 @@ def _log_odds(probability: float) -> float:
 
 
 def fit(features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Sequence[Hashable]) -> Calibrator | str:
-    """The calibrator of the kind with the lowest cross-validated log loss; the simplest of equals.
-
-    Args:
-        right_N: whether the exact match is 1.
-        clusters_N: the cluster of each question (`data.splits.clusters`).
-
-    Returns:
-        Or, with too few questions or texts, a sentence that says so.
-    """
+    """The calibrator of the kind with the lowest cross-validated log loss, the simplest of equals; or a sentence that
+    says that questions or texts are too few. `right_N` is whether the exact match is 1, `clusters_N` are as
+    `data.splits.clusters` has them."""
     right_N = np.asarray(right_N, dtype=float)
     right = int(right_N.sum())
     wrong = len(right_N) - right
@@ -115,7 +109,7 @@ def _folds(clusters_N: Sequence[Hashable]) -> np.ndarray:
 
 
 def _cross_validated(kind: str, features_NF: np.ndarray, right_N: np.ndarray, fold_N: np.ndarray) -> float:
-    """The mean log loss in nats over the questions, each scored by the fit to the other folds."""
+    """The mean log loss over the questions, each scored by the fit to the other folds."""
     loss_N = np.empty(len(right_N))
     for fold in range(FOLDS):
         left = fold_N == fold

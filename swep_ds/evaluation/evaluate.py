@@ -67,8 +67,7 @@ class Predictions:
         return {id_: null.odds for id_, null in self.nulls.items()}
 
     def declining(self, threshold: float | None) -> "Predictions":
-        """The same predictions, after the decision to decline. Where a question's null odds exceed the threshold, the
-        null answer comes first; elsewhere it is kept only if it is among the n best. None declines no question."""
+        """The same predictions, after `with_null` has decided which questions to decline."""
         n_best = {}
         for id_, answers in self.n_best.items():
             n_best[id_] = with_null(answers, self.nulls.get(id_), threshold)[:N_BEST]
@@ -77,14 +76,6 @@ class Predictions:
     def features(self, examples: list[Example]) -> np.ndarray:
         """What a calibrator sees of their answers: [N, F]."""
         return np.array([features(example, self.n_best[example.id]) for example in examples])
-
-    def contents(self) -> dict[str, dict[str, Any]]:
-        """By the folder that a file of them lies in."""
-        n_best = {id_: [_fields(answer) for answer in answers] for id_, answers in self.n_best.items()}
-        contents = {"predictions": self.texts, "confidence": self.confidences, "n_best": n_best}
-        if self.nulls:
-            contents["null_odds"] = self.odds
-        return contents
 
 
 def _fields(answer: Answer | Null) -> dict[str, Any]:
@@ -124,12 +115,15 @@ class Evaluation:
         """
         scores: Scores = {}
         for test in tests:
-            cut = f", {test.features.questions_cut} questions cut" if test.features.questions_cut else ""
+            cut = ""
+            if test.features.questions_cut:
+                cut = f", {test.features.questions_cut} questions cut"
             say(f"evaluating {test.name}: {len(test.examples)} questions in {len(test.features.dataset)} windows{cut}")
             scorer = self.scorer(test.name)
             predictions = self.predict(predict, test)
             given = predictions.declining(self.null_threshold)
-            contents = given.contents()
+            n_best = {id_: [_fields(answer) for answer in answers] for id_, answers in given.n_best.items()}
+            contents = {"predictions": given.texts, "confidence": given.confidences, "n_best": n_best}
             right = self._right(given, test)
             softmax = list(given.confidences.values())
             score = scorer.score(given.texts, test.golds) | calibration(softmax, right)
@@ -137,19 +131,21 @@ class Evaluation:
                 sure = self.calibrator.confidence(given.features(test.examples)).tolist()
                 score |= calibrated_scores(softmax, sure, right, clusters(test.examples))
                 contents["calibrated"] = dict(zip(given.texts, sure, strict=True))
-            if predictions.nulls and not all(test.golds.values()):
-                score |= scorer.best_thresholds(predictions.texts, test.golds, predictions.odds)
+            if predictions.nulls:
+                contents["null_odds"] = predictions.odds
+                if not all(test.golds.values()):
+                    score |= scorer.best_thresholds(predictions.texts, test.golds, predictions.odds)
             scores[test.name] = score
             write_on_rank0(partial(write_predictions, folder, test.name, contents), folder)
         return scores
 
-    def predict(self, predict: Predict, test: EvalSet, *, best_only: bool = False) -> Predictions:
-        """The best answers to each question, none declined, on every rank; with `best_only` one each. Collective."""
+    def predict(self, predict: Predict, test: EvalSet) -> Predictions:
+        """The best answers to each question, none declined, on every rank. Collective."""
         declines = self.null_threshold is not None
         if self.windows.task == "generative":
             decoder = GeneratedAnswers(test.examples, self.tokenizer)
         else:
-            decoder = SpanDecoder(test.examples, self.spans, best_only=best_only, null=declines)
+            decoder = SpanDecoder(test.examples, self.spans, null=declines)
         decode(predict, decoder, test.features.dataset, Padding.of(self.tokenizer), self.batch_size)
         n_best = {}
         nulls = {}
@@ -159,26 +155,21 @@ class Evaluation:
         ids = [example.id for example in test.examples]
         return Predictions({id_: n_best[id_] for id_ in ids}, {id_: nulls[id_] for id_ in ids if id_ in nulls})
 
-    def score(self, predict: Predict, test: EvalSet) -> Score:
-        """EM and F1, on every rank; at the threshold with the best F1 if the model may decline. Collective."""
-        return self.score_of(self.predict(predict, test, best_only=True), test)
-
-    def score_of(self, predictions: Predictions, test: EvalSet) -> Score:
-        """As `score`, of the answers that `predict` gave."""
+    def score(self, predictions: Predictions, test: EvalSet) -> Score:
+        """EM and F1 of what `predict` gave; at the threshold with the best F1 if the model may decline."""
         if predictions.nulls:
             predictions = predictions.declining(self._best_threshold(predictions, test))
         return self.scorer(test.name).score(predictions.texts, test.golds)
 
     def with_threshold(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
-        """At the threshold with the best F1 on `test`, half of a data set, for a model that may decline; and why."""
+        """The evaluation at the threshold with the best F1 on `test`, half of a data set; and why."""
         if all(test.golds.values()):
             return self, f"half of {test.name}, which could choose another, has no question without an answer"
         threshold = self._best_threshold(predictions, test)
         return replace(self, null_threshold=threshold), f"the best by F1 on half of {test.name}"
 
     def with_calibrator(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
-        """Fits a calibrator to these answers to `test`, if there are enough. Returns the evaluation with it, and a line
-        for the log."""
+        """The evaluation with a calibrator fitted to these answers, if there are enough; and a line for the log."""
         given = predictions.declining(self.null_threshold)
         fitted = fit(given.features(test.examples), self._right(given, test), clusters(test.examples).tolist())
         calibrator = fitted if isinstance(fitted, Calibrator) else None

@@ -63,7 +63,7 @@ class GeneratedAnswers:
             nulls[self.examples[row].id] = Null(log_p, math.exp(log_p), odds)
         return nulls
 
-    def n_best(self, count: int | None = None) -> dict[str, list[Answer]]:
+    def n_best(self, count: int) -> dict[str, list[Answer]]:
         """The best answer by example id, in a list as from `SpanDecoder`, whatever `count`: a window has one answer."""
         answers = {}
         for row, (_, loss, text, tokens) in sorted(self._best.items()):

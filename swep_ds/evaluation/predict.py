@@ -1,6 +1,6 @@
 """Predicts answers for a data set, spread over the ranks: exactly one rank answers each question."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 
 import datasets
@@ -13,9 +13,8 @@ from swep_ds import ranks
 from swep_ds.common.console import Console, Progress
 from swep_ds.data.batches import Batch, Padding
 from swep_ds.evaluation.generated import GeneratedAnswers
-from swep_ds.evaluation.spans import SpanDecoder
+from swep_ds.evaluation.spans import Columns, SpanDecoder
 
-Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
 Predict = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
 Decoder = SpanDecoder | GeneratedAnswers
 
@@ -34,20 +33,16 @@ def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, paddi
     """
     batches = _batches(features, batch_size, ranks.rank(), ranks.world_size())
     calls = max(ranks.gather(len(batches)))
-    rows = batches + [np.array([0])] * (calls - len(batches))
+    padded = batches + [np.array([0])] * (calls - len(batches))
     stored = features.with_format("arrow")
-    columns = read_columns(stored, rows[0])
     with Progress(Console(quiet=not ranks.is_main()), "batches", calls) as progress:
-        for number in range(calls):
-            ranks.progress(f"evaluation, batch {number + 1}")
+        for number, rows in enumerate(padded, 1):
+            ranks.progress(f"evaluation, batch {number}")
+            columns = read_columns(stored, rows)
             result = predict(_batch(columns, padding).to(ranks.device()))
-            following = None
-            if number + 1 < calls:
-                following = read_columns(stored, rows[number + 1])  # while a GPU computes the result
-            if number < len(batches):
+            if number <= len(batches):
                 decoder.add(columns, *result)
-            columns = following
-            progress.update(number + 1)
+            progress.update(number)
 
 
 @torch.no_grad()
@@ -56,17 +51,14 @@ def decode_alone(
 ) -> None:
     """As `decode`, in a process that need not be a rank."""
     for rows in _batches(windows, batch_size, rank=0, world_size=1):
-        columns = _columns(windows.take(rows))
+        columns = read_columns(windows, rows)
         decoder.add(columns, *predict(_batch(columns, padding).to(device)))
 
 
-def read_columns(stored: datasets.Dataset, rows: np.ndarray) -> Columns:
-    """Rows of a data set in "arrow" format, by column."""
-    return _columns(stored[rows.tolist()])
-
-
-def _columns(windows: pa.Table) -> Columns:
-    [table] = windows.combine_chunks().to_batches()
+def read_columns(windows: datasets.Dataset | pa.Table, rows: np.ndarray) -> Columns:
+    """Rows of a table, or of a data set in "arrow" format, by column."""
+    chosen = windows.take(rows) if isinstance(windows, pa.Table) else windows[rows.tolist()]
+    [table] = chosen.combine_chunks().to_batches()
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         columns[field.name] = column if pa.types.is_list(field.type) else column.to_numpy()

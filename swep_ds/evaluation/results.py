@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from shutil import which
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.table import Table
 from rich.text import Text
 
@@ -28,8 +28,6 @@ RESULTS = "results.json"
 OUT_OF_DOMAIN = "out-of-domain mean"
 Score = dict[str, float | int]  # exact_match and f1 in percent, total; of a test set also what `DataSetScore` has
 Scores = dict[str, Score]  # by data set
-Percent = Annotated[float, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=0)]
 
 
 class Checked(BaseModel):
@@ -37,23 +35,22 @@ class Checked(BaseModel):
 
 
 class SetScore(Checked):
-    exact_match: Percent
-    f1: Percent
-    total: Count
+    exact_match: float
+    f1: float
+    total: int
 
 
 class DataSetScore(SetScore):
-    """A test set's scores. Others are kept as they are: those of `calibration` and `calibrated_scores`, and what
-    `Scorer.best_thresholds` gives."""
+    """A test set's scores, also those of `calibration`, `calibrated_scores` and `Scorer.best_thresholds`."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | int]
     # where some questions have no answer
-    has_answer_exact_match: Percent | None = None
-    has_answer_f1: Percent | None = None
-    has_answer_total: Count | None = None
-    no_answer_exact_match: Percent | None = None
-    no_answer_total: Count | None = None
+    has_answer_exact_match: float | None = None
+    has_answer_f1: float | None = None
+    has_answer_total: int | None = None
+    no_answer_exact_match: float | None = None
+    no_answer_total: int | None = None
 
     @property
     def coverage_change(self) -> tuple[float, float] | None:
@@ -74,14 +71,12 @@ class Evaluated:
     validation: Score | None = None  # on the validation half of a run with `eval.select_on`
 
 
-class Selection(Checked):
+class Selection(SetScore):
     """The checkpoint that was chosen, and its score."""
 
     data_set: str
-    update: Count
-    exact_match: Percent
-    f1: Percent
-    total: Count | None = None
+    update: int
+    total: int | None = None
     checkpoints: dict[str, SetScore] = {}  # by update
 
 
@@ -90,8 +85,8 @@ class Results(Checked):
 
     method: str
     model: str
-    seed: Count
-    world_size: Count
+    seed: int
+    world_size: int
     # examples, features, updates, seconds, samples_per_second, tokens_per_second, peak_memory_bytes (of the rank that
     # took most)
     train: dict[str, Any] = {}
@@ -103,7 +98,7 @@ class Results(Checked):
     calibrator: Calibrator | None = None
     versions: dict[str, str]
     # results of earlier versions lack these
-    threads: Count | None = None  # of PyTorch in each rank: the order of sums on a CPU depends on their number
+    threads: int | None = None  # of PyTorch in each rank: the order of sums on a CPU depends on their number
     inputs: dict[str, str] = {}  # by field: checksum of the local files that it names
     provenance: dict[str, str] = {}  # `provenance()`
 
@@ -134,24 +129,19 @@ def versions() -> dict[str, str]:
 
 
 def provenance() -> dict[str, str]:
-    """When ("date", UTC), where ("machine") and with which code ("commit") the results are made.
-
-    "commit" is missing where git does not know this package, as in an installation from a wheel; it ends in "-dirty"
-    where tracked files were changed.
-    """
+    """When ("date", UTC), where ("machine") and with which code ("commit") the results are made. There is no "commit"
+    where git does not know this package; it ends in "-dirty" where tracked files were changed."""
     from swep_ds.ranks import accelerator  # imports DeepSpeed, for seconds, which readers of results need not
 
     made = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": accelerator.machine()}
-    commit = _git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
-    if commit and _git("ls-files", "__init__.py"):
-        made["commit"] = commit
+    # a package in an environment inside a checkout of something else is not of that commit
+    if which("git") and _git("ls-files", "__init__.py"):
+        made["commit"] = _git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
     return made
 
 
 def _git(*arguments: str) -> str:
-    """What git prints in this package's folder; "" if it fails or is not installed."""
-    if which("git") is None:
-        return ""
+    """What git prints in this package's folder; "" if it fails."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, encoding="utf-8").stdout.strip()
 
@@ -166,15 +156,14 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
         return None
     means = {}
     for name in shifted[0]:
-        values = [score.get(name) for score in shifted]
-        if None not in values and not name.endswith(("total", "threshold", "_low", "_high")):
-            means[name] = sum(values) / len(values)
+        if all(name in score for score in shifted) and not name.endswith(("total", "threshold", "_low", "_high")):
+            means[name] = sum(score[name] for score in shifted) / len(shifted)
     return means
 
 
 def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any]]) -> None:
-    """`<kind>/<name>.json` of each kind of content, by question id, such as `predictions/`: id -> answer, as the
-    official scorers read it. Kinds of `BY_TEST` without content lose the file that an earlier test left."""
+    """`<kind>/<name>.json` of each kind of content, by question id. `predictions/` is what official scorers read. Kinds
+    of `BY_TEST` without content lose the file that an earlier test left."""
     for kind in BY_TEST:
         file = folder / kind / f"{name}.json"
         if kind in contents:
@@ -190,10 +179,8 @@ def read_predictions(folder: Path, name: str) -> dict[str, str]:
 
 
 def print_scores(scores: Scores, title: str) -> None:
-    """A table in percent, the source domain first and the out-of-domain mean, if there is one, last.
-
-    With a calibrator it has what that changes in coverage, too.
-    """
+    """A table in percent, the source domain first and the out-of-domain mean, if there is one, last. With a calibrator
+    it has what that changes in coverage, too."""
     table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are not markup
     table.add_column("data set")
     columns = ["EM", "F1", "questions"]
@@ -203,10 +190,9 @@ def print_scores(scores: Scores, title: str) -> None:
         table.add_column(column, justify="right")
     for name, score in scores.items():
         table.add_row(name, *_cells(score), *_coverage(score))
-        if "no_answer_total" in score:
-            if "has_answer_total" in score:
-                table.add_row("  with an answer", *_cells(score, "has_answer_"))
-            table.add_row("  without an answer", *_cells(score, "no_answer_"))
+        for part, words in (("has_answer_", "  with an answer"), ("no_answer_", "  without an answer")):
+            if f"{part}total" in score:
+                table.add_row(words, *_cells(score, part))
     if mean := out_of_domain_mean(scores):
         table.add_section()
         table.add_row(OUT_OF_DOMAIN, *_cells(mean))

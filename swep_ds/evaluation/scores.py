@@ -1,14 +1,12 @@
 """Exact match and F1 exactly as the official scorers of SQuAD v1.1 and v2.0, of MRQA 2019 and of MLQA have them.
 
-All normalise both texts, compare with each accepted answer and keep the best. They differ in two respects:
+All normalise both texts, compare with each accepted answer and keep the best. A question without a prediction scores 0.
   - SQuAD and MRQA normalise as English (`normalize_answer`), MLQA by the language of the answers (`normalize_mlqa`).
+  - Where every question has an answer, two texts that both normalise to nothing match exactly (EM 1) but share no token
+    (F1 0).
   - Where some questions of a data set have no answer, v2.0's rules hold for all of its questions: an accepted answer
     that normalises to nothing is none, a question without an answer accepts only the prediction that normalises to
     nothing, and F1 is 1 where both texts have no token.
-    v2.0's scorer cannot score a data set with a missing prediction; here it scores 0.
-Two rules of v1.1 surprise people, and both are kept where every question has an answer:
-  - a question without a prediction scores 0 and still counts;
-  - two texts that both normalise to nothing match exactly (EM 1) but share no token (F1 0).
 """
 
 from collections import Counter
@@ -29,7 +27,9 @@ class Scorer:
     language: str | None = None
 
     def normalize(self, text: str) -> str:
-        return normalize_mlqa(text, self.language) if self.language else normalize_answer(text)
+        if self.language:
+            return normalize_mlqa(text, self.language)
+        return normalize_answer(text)
 
     def name(self, golds: Golds) -> str:
         """Whose rules these are, for people."""
@@ -50,30 +50,24 @@ class Scorer:
 
     def by_question(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, tuple[float, float]]:
         """EM and F1 in [0, 1] of each question in `golds`; 0 without a prediction."""
-        answered = all(golds.values())
-        scores = {}
-        for id_, answers in golds.items():
-            if id_ not in predictions:
-                scores[id_] = (0.0, 0.0)
-            elif answered:
-                scores[id_] = (self.exact_match(predictions[id_], answers), self.f1(predictions[id_], answers))
-            else:
-                scores[id_] = self._v2(predictions[id_], answers)
+        is_v2 = not all(golds.values())
+        scores = dict.fromkeys(golds, (0.0, 0.0))
+        for id_ in golds.keys() & predictions.keys():
+            answers = golds[id_]
+            if is_v2:
+                answers = [answer for answer in answers if self.normalize(answer)] or [""]
+            right = self.exact_match(predictions[id_], answers)
+            overlap = self.f1(predictions[id_], answers)
+            if is_v2 and (answers == [""] or not self.normalize(predictions[id_])):
+                overlap = right
+            scores[id_] = (right, overlap)
         return scores
-
-    def _v2(self, prediction: str, answers: Sequence[str]) -> tuple[float, float]:
-        accepted = [answer for answer in answers if self.normalize(answer)] or [""]
-        right = self.exact_match(prediction, accepted)
-        if accepted == [""] or not self.normalize(prediction).split():
-            return right, right
-        return right, self.f1(prediction, accepted)
 
     def score(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, float | int]:
         """Scores a data set: `predictions` maps question id to answer, `golds` question id to accepted answers.
 
-        Returns "exact_match" and "f1" in percent of the questions in `golds`, and "total", their number (>= 1). If some
-        questions have no answer, it also returns the scores of those that have one (`has_answer_...`) and of the others
-        (`no_answer_...`). Predictions for other ids are ignored.
+        Returns "exact_match" and "f1" in percent of the questions in `golds`, and "total", their number (>= 1); if some
+        have no answer, also those of the questions with one (`has_answer_...`) and of the others (`no_answer_...`).
         """
         by_question = self.by_question(predictions, golds)
         parts = {"": list(golds)}
@@ -102,10 +96,8 @@ class Scorer:
 
         Args:
             predictions: the best answer to every question of `golds`, whether the model would decline it or not.
-            declining_all: the threshold that is given where it is best to decline every question. v2.0's scorer says
-                0, which declines none whose odds are lower.
-            reachable: compares only what a threshold can tell apart. v2.0's scorer also looks between questions with
-                the same odds, where its best may be a score that no threshold gives.
+            declining_all: the threshold to give where it is best to decline every question. v2.0's scorer says 0.
+            reachable: leaves out scores that no threshold gives. v2.0's scorer looks between equal odds as well.
         """
         by_question = self.by_question(predictions, golds)
         ids = sorted(golds, key=odds.__getitem__)
@@ -115,7 +107,10 @@ class Scorer:
             highest = total
             threshold = declining_all
             for id_, following in zip(ids, [*ids[1:], None], strict=True):
-                total += by_question[id_][number] if golds[id_] else -bool(predictions[id_])
+                if golds[id_]:
+                    total += by_question[id_][number]
+                elif predictions[id_]:
+                    total -= 1
                 splits_a_tie = following is not None and odds[following] == odds[id_]
                 if total > highest and not (reachable and splits_a_tie):
                     highest = total

@@ -15,27 +15,28 @@ special token. A window's null score is the sum of both logits there; that of a 
 Shapes: B windows of at most T tokens; N starts of a window with M ends each, P = N * M pairs; K = `n_best`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from swep_ds.data.example import Example
 
-LOW = 0xFFFFFFFF  # the low 32 bits
+Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
+
 NEVER = np.float32(-np.inf)
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
-LOWEST = -4 * MAX_FLOAT32  # below any span's score
-BLANK = np.array([chr(point).isspace() for point in range(0x3001)] + [False])  # by code point; there are none above
+LIMIT = 1e30  # in place of infinity: two of them add up to a float32
 
 
 @dataclass(frozen=True)
 class SpanSettings:
-    n_best: int = 20  # starts, ends and answers per window, and answers per question
+    n_best: int = 20  # starts, ends and answers per window
     max_answer_tokens: int = 30
 
 
@@ -88,10 +89,10 @@ def window_candidates(
 ) -> Candidates:
     """At most K spans per window by the module's rule; with `best_only` all spans with the window's highest score.
 
-    Logits of any float dtype are on the host, and -inf where no span may start or end. They are added in float32.
+    Logits are float32 on the host, and -inf where no span may start or end.
     """
-    start_score_BT = start_logits_BT.float().numpy()
-    end_score_BT = end_logits_BT.float().numpy()
+    start_score_BT = start_logits_BT.numpy()
+    end_score_BT = end_logits_BT.numpy()
     count, width = start_score_BT.shape
     best = settings.n_best
     if best < width:
@@ -109,10 +110,9 @@ def window_candidates(
         end_score_BNM = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=1)
         end_BNM = start_BN[:, :, None] + np.arange(reach)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite logits
-        score_BNM = start_score_BN[:, :, None] + end_score_BNM
+    score_BNM = start_score_BN[:, :, None] + end_score_BNM
     length_BNM = end_BNM - start_BN[:, :, None]  # less one
-    allowed_BNM = (length_BNM >= 0) & (length_BNM < settings.max_answer_tokens) & (score_BNM > -np.inf)  # also no NaN
+    allowed_BNM = (length_BNM >= 0) & (length_BNM < settings.max_answer_tokens)
     score_BP = np.where(allowed_BNM, score_BNM, NEVER).reshape(count, -1)
     if best_only:
         unbeaten_BP = (score_BP == score_BP.max(axis=1, keepdims=True)) & (score_BP > -np.inf)
@@ -142,17 +142,16 @@ def log_normaliser(start_logits_BT: Tensor, end_logits_BT: Tensor, settings: Spa
 
 def _weights(logits_BT: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """exp(logit - the window's highest) [B, T], and the highest [B]."""
-    score_BT = logits_BT.double().numpy().clip(-MAX_FLOAT32, MAX_FLOAT32)  # inf - inf would be NaN
-    score_BT = np.where(score_BT > -MAX_FLOAT32, score_BT, -np.inf)
-    highest_B = np.maximum(score_BT.max(axis=1), -MAX_FLOAT32)
+    score_BT = logits_BT.double().numpy()
+    highest_B = np.maximum(score_BT.max(axis=1), -LIMIT)  # inf - inf would be NaN
     return np.exp(score_BT - highest_B[:, None]), highest_B
 
 
 def _blank_tokens(context: str, starts_T: np.ndarray, ends_T: np.ndarray) -> np.ndarray:
     """Whether the characters [start, end) of T >= 1 tokens are only white space, or none: bool [T]."""
     begin = int(starts_T.min())
-    points = np.frombuffer(context[begin : int(ends_T.max())].encode("utf-32-le"), np.uint32)
-    visible = ~BLANK[np.minimum(points, len(BLANK) - 1)]
+    text = context[begin : int(ends_T.max())]
+    visible = [not letter.isspace() for letter in text]
     before = np.concatenate(([0], np.cumsum(visible)))  # each place: the visible characters to its left
     return before[starts_T - begin] == before[ends_T - begin]
 
@@ -169,7 +168,7 @@ def _top(score: np.ndarray, count: int) -> np.ndarray:
     key.partition(width - count, axis=1)
     best = key[:, width - count :]
     best.sort(axis=1)
-    return width - 1 - (best[:, ::-1] & LOW)
+    return width - 1 - (best[:, ::-1] & 0xFFFFFFFF)
 
 
 class SpanDecoder:
@@ -192,33 +191,33 @@ class SpanDecoder:
         self.null = null
         self._log_sums: dict[int, float] = {}  # log of the sum of exp(score) over an example's spans so far
         self._null_scores: dict[int, float] = {}  # the lowest of an example's windows so far
-        # per batch: its candidates' example, score, first and end character
-        self._parts = [(np.empty(0, np.int64), np.empty(0, np.float32), *np.empty((2, 0), np.int32))]
+        empty = {"example": np.int64, "score": np.float32, "begin": np.int32, "end": np.int32}
+        self._parts = [pd.DataFrame({name: np.empty(0, dtype) for name, dtype in empty.items()})]
 
-    def add(
-        self, columns: Mapping[str, np.ndarray | pa.ListArray], start_logits_BT: Tensor, end_logits_BT: Tensor
-    ) -> None:
+    def add(self, columns: Columns, start_logits_BT: Tensor, end_logits_BT: Tensor) -> None:
         """Adds B windows, each of them once: their evaluation columns (`read_columns`) and logits [B, T].
 
         The logits may have any float dtype, be on any device, and be padded on the right to any T.
         """
         rows = columns["example"].tolist()
-        logits_2BT = torch.stack((start_logits_BT, end_logits_BT)).cpu()
+        logits_2BT = torch.stack((start_logits_BT, end_logits_BT)).cpu().float()
+        logits_2BT = logits_2BT.nan_to_num(nan=-math.inf, posinf=LIMIT, neginf=-math.inf)
         if self.null:
-            null_2B = logits_2BT[:, torch.arange(len(rows)), torch.tensor(columns["null_position"].tolist())].double()
-            null_2B = null_2B.nan_to_num(nan=-MAX_FLOAT32).clamp(-MAX_FLOAT32, MAX_FLOAT32)
+            null_2B = logits_2BT[:, torch.arange(len(rows)), torch.tensor(columns["null_position"].tolist())]
+            null_2B = null_2B.double().clamp(min=-LIMIT)
             for row, null in zip(rows, null_2B.sum(0).tolist(), strict=True):
                 self._null_scores[row] = min(self._null_scores.get(row, null), null)
         allowed_2BT = torch.from_numpy(self._allowed(columns, logits_2BT.shape[-1]))
-        logits_2BT = logits_2BT.masked_fill(~allowed_2BT | logits_2BT.isnan(), -torch.inf)
+        logits_2BT = logits_2BT.masked_fill(~allowed_2BT, -math.inf)
         for row, log_sum in zip(rows, log_normaliser(*logits_2BT, self.settings).tolist(), strict=True):
             self._log_sums[row] = float(np.logaddexp(self._log_sums.get(row, -np.inf), log_sum))
         window, score, start, end = window_candidates(*logits_2BT, self.settings, best_only=self.best_only)
-        first = _characters(columns, "offset_start", window, start)
-        stop = _characters(columns, "offset_end", window, end)
-        self._parts.append((columns["example"][window], score, first, stop))
+        spans = {"example": columns["example"][window], "score": score}
+        spans["begin"] = _characters(columns, "offset_start", window, start)
+        spans["end"] = _characters(columns, "offset_end", window, end)
+        self._parts.append(pd.DataFrame(spans))
 
-    def _allowed(self, columns: Mapping[str, np.ndarray | pa.ListArray], width: int) -> np.ndarray:
+    def _allowed(self, columns: Columns, width: int) -> np.ndarray:
         """Where the spans of the windows may start, and where they may end: bool [2, B, T]."""
         position_T = np.arange(width)
         starts_BT = (position_T >= columns["own_begin"][:, None]) & (position_T < columns["own_end"][:, None])
@@ -236,63 +235,41 @@ class SpanDecoder:
 
     def nulls(self) -> dict[str, Null]:
         """The null answer by example id."""
-        best = np.full(len(self.examples), LOWEST)
-        for example, score, *_ in self._parts:
-            np.maximum.at(best, example, score)
+        best = pd.concat(self._parts).groupby("example")["score"].max().to_dict()
         nulls = {}
         for row, score in sorted(self._null_scores.items()):
             probability = min(1.0, float(np.exp(score - self._log_sum(row))))
-            nulls[self.examples[row].id] = Null(score, probability, odds=score - float(best[row]))
+            nulls[self.examples[row].id] = Null(score, probability, odds=score - best.get(row, -4 * LIMIT))
         return nulls
 
     def _log_sum(self, row: int) -> float:
         """log of the sum of exp(score) over an example's spans and, if it counts, the null answer."""
-        spans = self._log_sums[row]
-        return float(np.logaddexp(spans, self._null_scores[row])) if self.null else spans
+        if self.null:
+            return float(np.logaddexp(self._log_sums[row], self._null_scores[row]))
+        return self._log_sums[row]
 
-    def n_best(self, count: int | None = None) -> dict[str, list[Answer]]:
-        """At most `count` answers by example id, best first; a single one if the decoder is `best_only`.
-
-        Args:
-            count: None = `settings.n_best`.
-        """
+    def n_best(self, count: int) -> dict[str, list[Answer]]:
+        """At most `count` answers by example id, best first; a single one if the decoder is `best_only`."""
         if self.best_only:
             count = 1
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._log_sums)}
-        example, score, begin, end = self._distinct()
-        _, first, group = np.unique(example, return_index=True, return_inverse=True)
-        rank = np.arange(len(group)) - first[group]
-        log_sum = np.array([self._log_sum(row) for row in example.tolist()])
-        finite = score.astype(np.float64).clip(-2 * MAX_FLOAT32, 2 * MAX_FLOAT32)  # two infinite logits add up to inf
-        probability = np.exp(np.minimum(0.0, finite - log_sum))
-        for i in np.flatnonzero(rank < (count or self.settings.n_best)).tolist():
-            source = self.examples[int(example[i])]
-            start = int(begin[i])
-            text = source.context[start : int(end[i])]
-            start += len(text) - len(text.lstrip())
+        spans = pd.concat(self._parts)
+        spans = spans.sort_values(["example", "score", "begin", "end"], ascending=[True, False, True, True])
+        # a byte-level tokenizer makes several tokens of one character, and all have its place
+        spans = spans.drop_duplicates(["example", "begin", "end"])
+        spans = spans[spans.groupby("example").cumcount() < count]
+        log_sum = np.array([self._log_sum(row) for row in spans["example"]])
+        spans["probability"] = np.exp(np.minimum(0.0, spans["score"].to_numpy(np.float64) - log_sum))
+        for row, score, begin, end, probability in spans.itertuples(index=False):
+            source = self.examples[row]
+            text = source.context[begin:end]
+            start = begin + len(text) - len(text.lstrip())
             text = text.strip()
-            answers[source.id].append(Answer(text, start, start + len(text), float(score[i]), float(probability[i])))
+            answers[source.id].append(Answer(text, start, start + len(text), score, probability))
         return answers
 
-    def _distinct(self) -> list[np.ndarray]:
-        """The candidates' example, score, first and end character, by example, best first.
 
-        Without candidates that repeat the characters of a better one: a byte-level tokenizer makes several tokens of
-        one character, and all have its place.
-        """
-        columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
-        example, score, begin, end = columns
-        order = np.lexsort((end, begin, -score, example))
-        example, score, begin, end = columns = [column[order] for column in columns]
-        order = np.lexsort((end, begin, example))  # stable: the best of equal ones comes first
-        places = np.stack((example, begin, end))[:, order]
-        repeats = (places[:, 1:] == places[:, :-1]).all(axis=0)
-        return [np.delete(column, order[1:][repeats]) for column in columns]
-
-
-def _characters(
-    columns: Mapping[str, np.ndarray | pa.ListArray], name: str, window: np.ndarray, position: np.ndarray
-) -> np.ndarray:
+def _characters(columns: Columns, name: str, window: np.ndarray, position: np.ndarray) -> np.ndarray:
     """The offsets in the column `name` of the tokens at `position` [C] of `window` [C]."""
     first = columns[name].offsets.to_numpy()[:-1] - columns["context_begin"]  # token t of window b: flat[first[b] + t]
     flat = columns[name].values.to_numpy()

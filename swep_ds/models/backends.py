@@ -8,9 +8,9 @@ from the device how much is left.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,35 +19,30 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASK_FUNC
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # train.precision -> dtype of the weights
 
 
-@contextmanager
-def float32_products(kind: Literal["tf32", "fp32"]) -> Iterator[None]:
+def float32_products(kind: Literal["tf32", "fp32"]) -> AbstractContextManager:
     """Inside, products of float32 matrices are computed in TF32 (10 bits of mantissa, float32 sums) or in float32.
 
     PyTorch's switch is global: it also holds for the threads of a backward. Elements and sums in memory are float32
     either way.
     """
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision({"tf32": "high", "fp32": "highest"}[kind])
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    precision = {"tf32": "high", "fp32": "highest"}[kind]
+    return _switched(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision)
 
 
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """Inside, PyTorch's fused attention (SDPA) does not take cuDNN's kernel.
+def without_cudnn_attention() -> AbstractContextManager:
+    """Inside, PyTorch's fused attention (SDPA) does not take cuDNN's kernel. It is a decorator, too.
 
     On an H100, H200 or B200, PyTorch 2.11 and later prefer that kernel in half precision. cuDNN plans it anew for each
     shape (docs/performance.md). The switch is global, so that the forward that activation checkpointing repeats in a
     backward takes the same kernel.
     """
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+    return _switched(torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False)
+
+
+def given_masks() -> AbstractContextManager:
+    """Inside, models use the padding masks that they are given. Threads that overlap may leave it so: no number is
+    different, only the synchronisation is."""
+    return _switched(_mask_functions, MASK_FUNCTIONS.update, WITHOUT_SYNC)
 
 
 def _without_sync(make_mask: Callable) -> Callable:
@@ -65,13 +60,15 @@ def _without_sync(make_mask: Callable) -> Callable:
 WITHOUT_SYNC = {name: _without_sync(MASK_FUNCTIONS[name]) for name in ("sdpa", "eager")}
 
 
+def _mask_functions() -> dict[str, Callable]:
+    return {name: MASK_FUNCTIONS[name] for name in WITHOUT_SYNC}
+
+
 @contextmanager
-def given_masks() -> Iterator[None]:
-    """Inside, models use the padding masks that they are given. Threads that overlap may leave it so: no number is
-    different, only the synchronisation is."""
-    before = {name: MASK_FUNCTIONS[name] for name in WITHOUT_SYNC}
-    MASK_FUNCTIONS.update(WITHOUT_SYNC)
+def _switched(read: Callable[[], Any], switch: Callable[[Any], None], value: Any) -> Iterator[None]:
+    before = read()
+    switch(value)
     try:
         yield
     finally:
-        MASK_FUNCTIONS.update(before)
+        switch(before)

@@ -10,9 +10,8 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel
 from swep_ds.common.errors import InputError, reason
 from swep_ds.data.batches import Batch
 from swep_ds.models.backends import given_masks, without_cudnn_attention
-from swep_ds.models.loading import load_trainable
+from swep_ds.models.loading import load_trainable, without_flash_attention
 from swep_ds.models.outputs import QAModel, QAOutput
-from swep_ds.models.trial import without_flash_attention
 
 # Most graphs that PyTorch keeps of a compiled forward. A SWEP run takes 8: with and without gradient, dropout and h,
 # and for a batch of a single window. That is PyTorch's own limit, and all models of a process share it.
@@ -61,13 +60,11 @@ class ExtractiveQA(QAModel):
         return output.start_logits, output.end_logits
 
     def _run(self, batch: Batch, **inputs: Any):
-        inputs["attention_mask"] = batch.padding_mask
+        compiled = self.model._compiled_call_impl is not None
+        # with and without a mask it would be compiled twice
+        inputs["attention_mask"] = batch.attention_mask if compiled else batch.padding_mask
         if batch.token_type_ids is not None:
             inputs["token_type_ids"] = batch.token_type_ids
-        if self.model._compiled_call_impl is None:
-            with given_masks():
-                return self.model(return_dict=True, **inputs)
-        inputs["attention_mask"] = batch.attention_mask  # with and without a mask it would be compiled twice
         try:
             with given_masks():
                 return self.model(return_dict=True, **inputs)

@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import find_adapter_config_file
 
@@ -27,41 +25,26 @@ REFUSED = re.compile(
 )
 
 
-def check_folder(source: str, label: str) -> None:
-    """Refuses a PEFT adapter, with or without a model in its folder. transformers applies one that it finds, without
-    the head that was trained with it. Looks into a local folder or the hub's cache. Raises InputError."""
-    folder = _local_folder(source)
-    if folder is not None and (folder / "adapter_config.json").is_file():
+def check_adapter(source: str, label: str) -> None:
+    """Raises InputError: the folder or hub id holds a PEFT adapter, with or without a model. transformers applies one
+    that it finds, without the head that was trained with it."""
+    if find_adapter_config_file(source):
         raise InputError(
             f"{label}: holds an adapter (adapter_config.json): merge it (merge_and_unload), save model and tokenizer, "
             "and name that folder"
         )
 
 
-def _local_folder(source: str) -> Path | None:
-    """The folder itself, or that of a hub id in the hub's cache; None if nothing of the model was fetched."""
-    if Path(source).is_dir():
-        return Path(source)
-    try:
-        return Path(snapshot_download(source, local_files_only=True))
-    except (HFValidationError, LocalEntryNotFoundError):
-        return None
-
-
-def model_files(source: str | Path) -> list[Path]:
-    """The files in a model's local folder that decide what it answers: settings, vocabulary, weights, and how its run
-    read texts."""
-    entries = sorted(Path(source).iterdir())
+def model_files(folder: Path) -> list[Path]:
+    """The files in a model's folder that decide what it answers: settings, vocabulary, weights, and how its run read
+    texts."""
+    entries = sorted(folder.iterdir())
     deciding = [entry for entry in entries if re.fullmatch(DECIDING, entry.name) and entry.is_file()]
-    return deciding + weight_files(str(source))
+    return deciding + weight_files(folder)
 
 
-def weight_files(source: str) -> list[Path]:
-    """The files that transformers loads the weights from: those of a local folder, or of a hub id in the hub's cache.
-    They may be missing."""
-    folder = _local_folder(source)
-    if folder is None:
-        return []
+def weight_files(folder: Path) -> list[Path]:
+    """The files in a model's folder that transformers loads the weights from."""
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
         return []
@@ -81,8 +64,7 @@ def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
     with as_input_error(f"{label}: no model can be built from its config.json", fix):
         if not Path(name).is_dir():
             check_hub(name, "config.json", label)
-            find_adapter_config_file(name)  # fetches it
-        check_folder(name, label)
+        check_adapter(name, label)
         settings, _ = PreTrainedConfig.get_config_dict(name)
         if refused := REFUSED.search(json.dumps(settings)):
             raise InputError(

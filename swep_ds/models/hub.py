@@ -2,12 +2,9 @@
 
 import hashlib
 import inspect
-import json
-import logging
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 from torch import nn
@@ -19,10 +16,7 @@ from swep_ds.common.files import check_hub, user_path
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.tokens import is_mark
 from swep_ds.data.windows import stop_sampling
-from swep_ds.models.folders import check_folder, load_config, model_files
-from swep_ds.ranks.environment import is_first_on_node
-
-log = logging.getLogger(__name__)
+from swep_ds.models.folders import check_adapter, load_config, model_files
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 # of a tokenizer's class, which may differ from the defaults
@@ -52,7 +46,7 @@ def model_checksum(name: str, option: str = "model.name") -> str | None:
     if not Path(source).is_dir():
         return None
     digest = hashlib.sha256()
-    for file in model_files(source):
+    for file in model_files(Path(source)):
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
@@ -67,14 +61,14 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     """
     source = resolve_model(name, option)
     label = f"{option} {name}"
-    check_folder(source, label)
-    if Path(source, "config.json").is_file():
-        load_config(source, option)  # transformers reads it for the tokenizer, too: its faults get their own message
     if not Path(source).is_dir():
         check_hub(source, "tokenizer_config.json", label)
     fix = "name a hub id that can be reached or a local folder with tokenizer files, of a class of transformers itself"
     with as_input_error(f"{label}: no tokenizer to load there", fix):
-        tokenizer = _load_tokenizer(source, label)
+        check_adapter(source, label)
+        if Path(source, "config.json").is_file():
+            load_config(source, option)  # transformers reads it, too: its faults get their own message
+        tokenizer = _load_tokenizer(source)
     if not tokenizer.is_fast:
         raise InputError(
             f"{label}: its tokenizer has no fast version, which gives the answers' offsets: name a model that has a "
@@ -83,8 +77,7 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     stop_sampling(tokenizer.backend_tokenizer)
     # without tokenizer files transformers makes a tokenizer that has only special tokens
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    words = tokenizer.get_vocab().keys() - special - {*tokenizer.all_special_tokens}
-    if not any(letter.isalnum() for word in words for letter in word):
+    if not any(letter.isalnum() for word in tokenizer.get_vocab().keys() - special for letter in word):
         raise InputError(
             f"{label}: its tokenizer knows no words (no tokenizer files, or empty ones): add the model's, such as "
             "tokenizer.json"
@@ -94,49 +87,30 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     return tokenizer
 
 
-def _load_tokenizer(source: str, label: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """transformers builds a tokenizer of the class that a config names and takes little more than the vocabulary from
-    tokenizer.json. If the file treats texts otherwise, the model would get other tokens than those that it learnt: then
-    the file is loaded as it is, with the special tokens of the class that it knows."""
+    tokenizer.json. Where the file treats texts otherwise, the model would get other tokens than those that it learnt.
+    So the file, if there is one, is loaded as it is, with the special tokens of the class that it knows."""
     made = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     file = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
     if file is None or not made.is_fast:
         return made
     written = Tokenizer.from_file(file)
-    if written.post_processor is None:  # the file leaves special tokens to the class
-        written.post_processor = made.backend_tokenizer.post_processor
-    if _steps(written) == _steps(made.backend_tokenizer):
-        return made
-    if is_first_on_node():
-        log.warning("%s: its tokenizer.json is used as it is: %s treats texts otherwise", label, type(made).__name__)
     settings = {name: getattr(made, name) for name in KEPT}
     for name, token in made.special_tokens_map.items():
         if written.token_to_id(str(token)) is not None:
             settings[name] = str(token)
-    return PreTrainedTokenizerFast.from_pretrained(source, **settings)
-
-
-def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
-    """How a tokenizer treats a text, and the ids of its added tokens."""
-    content = json.loads(tokenizer.to_str())
-    # dropout is turned off; null, "" and false mean the same
-    model = {name: value for name, value in content["model"].items() if value and name != "dropout"}
-    if model["type"] == "Unigram":  # the library reads and writes scores with an error in the last digit
-        model["vocab"] = [(piece, round(score, 6)) for piece, score in model["vocab"]]
-    steps = {name: content[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")}
-    return steps | {"model": model, "added": {token["content"]: token["id"] for token in content["added_tokens"]}}
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source, **settings)
+    if written.post_processor is None:  # the file leaves special tokens to the class
+        tokenizer.backend_tokenizer.post_processor = made.backend_tokenizer.post_processor
+    return tokenizer
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, label: str) -> None:
-    """Checks that a model takes every id of its tokenizer, and drops token types that it does not tell apart.
+    """Drops token types that the model does not tell apart: transformers gives DistilBERT the tokenizer of BERT, token
+    types included; RoBERTa has a single type. `label` is how the user named the model, as in "model.name ./bert".
 
-    transformers gives DistilBERT the tokenizer of BERT, token types included; RoBERTa has a single type.
-
-    Args:
-        label: how the user named the model, as in "model.name ./bert".
-
-    Raises:
-        InputError: the model has too few word embeddings.
+    Raises InputError: the model has too few word embeddings for the tokenizer.
     """
     tokens = 1 + max(tokenizer.get_vocab().values())
     rows = model.get_input_embeddings().num_embeddings
@@ -151,15 +125,10 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, la
 
 
 def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label: str, data: str) -> None:
-    """Checks that a tokenizer knows enough of the beginnings of the first texts; otherwise most words would be the same
-    unknown token.
+    """Raises InputError: a tokenizer knows less than `MIN_KNOWN` of the letters and digits at the texts' beginnings.
+    Most words would be the same unknown token.
 
-    Args:
-        label: how the user named the model, as in "model.name ./bert".
-        data: how the user named the texts, as in "data.train".
-
-    Raises:
-        InputError: less than `MIN_KNOWN` of their letters and digits are known.
+    `label` and `data` are how the user named the model and the texts, as in "model.name ./bert" and "data.train".
     """
     beginnings = [text[:1000] for text in islice(texts, FIRST_TEXTS)]
     if not beginnings:

@@ -1,17 +1,17 @@
-"""Loads a Hugging Face model for a task; whatever is wrong with it is one line.
+"""Loads a Hugging Face model for a task and tries it on a few tokens; whatever is wrong with it is one line.
 
 transformers fills in weights that are missing without an error. Here only the head of the task may be new: everything
-else must be in the files, in floating point, finite and in the model's shapes.
+else must be in the files, in the model's shapes.
 """
 
-from collections.abc import Collection, Iterator
-from pathlib import Path
-from typing import Any
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
@@ -20,9 +20,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.models.folders import load_config, weight_files
-from swep_ds.models.trial import check_mapped, check_takes_embeddings
+from swep_ds.common.errors import InputError, as_input_error, reason
+from swep_ds.models.folders import load_config
 
 HEADS = {
     AutoModelForQuestionAnswering: "question-answering",
@@ -31,7 +30,7 @@ HEADS = {
 }
 # what configs call the dropout of attention weights
 ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+OTHERWISE = "computes something else from inputs_embeds than from the same input_ids"
 
 
 def load_trainable(
@@ -55,8 +54,7 @@ def load_trainable(
         weights: False reads only the config; the model is then on the meta device.
 
     Raises:
-        InputError: as `load_weights`; or the model does not take word embeddings, does not support activation
-            checkpointing, or has no dropout of attention weights to set.
+        InputError: as `load_weights`; or the model does not take word embeddings, or a setting does not fit it.
     """
     label = f"model.name {name}"
     config = load_config(name)
@@ -73,22 +71,20 @@ def load_trainable(
                 "null"
             )
         setattr(config, names[0], attention_dropout)
+    if attention != "auto":
+        config._attn_implementation = attention
     if weights:
-        new_head = not config.is_encoder_decoder
-        model = load_weights(auto_class, config, name, label, attention, new_head=new_head)
+        model = load_weights(auto_class, config, name, label, new_head=not config.is_encoder_decoder)
         if not mapped:
             check_takes_embeddings(model.float(), label)
-        elif _is_first():
-            check_mapped(model, label)
+        elif not dist.is_initialized() or dist.get_rank() == 0:  # it reads the disk
+            _check_mapped(model, label)
     else:
-        model = make_hollow(auto_class, config, label, attention)
+        model = make_hollow(auto_class, config, label)
     if activation_checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise InputError(
-                f"train.activation_checkpointing: {type(model).__name__} does not support it: set it to false"
-            )
-        # the reentrant kind reduces a parameter twice in a joint update at ZeRO-2 and ZeRO-3
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        with as_input_error("train.activation_checkpointing: cannot be used", "set it to false"):
+            # the reentrant kind reduces a parameter twice in a joint update at ZeRO-2 and ZeRO-3
+            model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 
@@ -97,7 +93,6 @@ def load_weights(
     config: PreTrainedConfig,
     source: str,
     label: str,
-    attention: str = "auto",
     *,
     new_head: bool = False,
     dtype: torch.dtype | str = "auto",
@@ -111,10 +106,10 @@ def load_weights(
         dtype: "auto" = the config's, else the files'.
 
     Raises:
-        InputError: as `make_hollow`; or files that are damaged or need own code; weights that are missing, of other
-            shapes, not in floating point or not finite.
+        InputError: as `make_hollow`; files that cannot be read; weights that are missing or of other shapes.
     """
-    renamed = _prefixes(make_hollow(auto_class, config, label, attention))
+    former = config.architectures or ()
+    renamed = _other_names(make_hollow(auto_class, config, label))
     with as_input_error(f"{label}: cannot load", "correct the folder or name another model"):
         model, report = auto_class.from_pretrained(
             source,
@@ -124,160 +119,201 @@ def load_weights(
             ignore_mismatched_sizes=True,  # `_check_complete` names them
             trust_remote_code=False,
             key_mapping=renamed,
-            **_options(attention),
         )
-    if auto_class is AutoModelForQuestionAnswering:
-        _draw_former_output_anew(model, report)
     # save_pretrained would give the weights their former names, which only `key_mapping` reads
     model._weight_conversions = [
         conversion for conversion in model._weight_conversions if not renamed.keys() & {*conversion.source_patterns}
     ]
-    names = check_files(source, label, unused=report["unexpected_keys"])
-    missing = {*report["missing_keys"]} | _wrongly_tied(model, source, names)
-    _check_complete(model, missing, report["mismatched_keys"], label, HEADS[auto_class], new_head=new_head)
-    if _is_first():
-        for name, weight in model.named_parameters():
-            low, high = weight.aminmax()  # unlike `isfinite` it makes no copy
-            if not (low.isfinite() and high.isfinite()):
-                raise InputError(f"{label}: its weights are damaged: {name} holds NaN or infinity: fetch them again")
+    lacking = report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]}
+    if any("Classification" in kind or "MultipleChoice" in kind for kind in former):
+        lacking.add("classifier.weight")  # ModernBERT's output layer for spans has this name, too
+    _check_complete(model, lacking, label, HEADS[auto_class], new_head=new_head)
+    # in T5 and its like transformers ties an output layer that is not in the files, whatever config.json says
+    settings, _ = PreTrainedConfig.get_config_dict(source)
+    output = model.get_output_embeddings()
+    is_tied = output is not None and output.weight is model.get_input_embeddings().weight
+    if is_tied and settings.get("tie_word_embeddings") is False:
+        raise InputError(
+            f"{label}: its files lack the output layer that its config.json asks for: name a folder with all weights, "
+            "or set tie_word_embeddings to true"
+        )
     return model
 
 
-def _is_first() -> bool:
-    """Whether this rank reads the weights to check them: of a mapped model, from the disk."""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def _prefixes(model: PreTrainedModel) -> dict[str, str]:
-    """What the files of the model's base may have before its weights' names, as patterns, and what to read instead:
-    Llama's are named "model.layers...", those of its question-answering class "transformer.layers..."."""
+def _other_names(model: PreTrainedModel) -> dict[str, str]:
+    """Patterns of weights' names in the files, and what to read instead. The base of Llama has the names
+    "model.layers...", that of its question-answering class "transformer.layers..."."""
     own = model.base_model_prefix
     others = {parent.base_model_prefix for parent in type(model).__mro__ if hasattr(parent, "base_model_prefix")}
     return {rf"^{other}\.": f"{own}." for other in others - {own, ""}}
 
 
-def _draw_former_output_anew(model: PreTrainedModel, report: dict[str, Any]) -> None:
-    """Counts a span head's output layer as missing if it came from a head that chose among labels or texts.
-
-    ModernBERT calls both "classifier", and with two labels they have the same shape. transformers draws one of another
-    shape itself.
-    """
-    if not any("Classification" in name or "MultipleChoice" in name for name in model.config.architectures or ()):
-        return
-    drawn = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    for name, module in model.named_modules():
-        if name.startswith(f"{model.base_model_prefix}.") or getattr(module, "out_features", None) != 2:
-            continue
-        if f"{name}.weight" not in drawn:
-            for parameter, value in [*module.named_parameters()]:
-                setattr(module, parameter, torch.nn.Parameter(torch.empty_like(value)))
-            model._init_weights(module)
-        weights = {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
-        report["missing_keys"] = weights | {*report["missing_keys"]}
-        report["mismatched_keys"] = [weight for weight in report["mismatched_keys"] if weight[0] not in weights]
-
-
-def make_hollow(auto_class, config: PreTrainedConfig, label: str, attention: str = "auto") -> PreTrainedModel:
+def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedModel:
     """Makes the model on the meta device, without memory for its weights; arguments as `load_weights`.
 
-    Leaves out of `config` what a former use of the model asked for.
-
-    Raises InputError: no head for the task, a config that no model can be built from, or an attention that the model
-    does not have.
+    Raises InputError: no head for the task, or a config that no model can be built from.
     """
     if type(config) not in auto_class._model_mapping:
         raise InputError(
             f"{label}: transformers has no {HEADS[auto_class]} head for model type {config.model_type!r}: name another "
             "model"
         )
+    # what a former use of the model asked for
     config.output_attentions = False
     config.output_hidden_states = False
     config.chunk_size_feed_forward = 0  # its windows would have to be of a multiple of this length
     if auto_class is AutoModelForQuestionAnswering:  # a span's start and end, whatever the former head's labels
-        config.id2label = None
-        config.problem_type = None
         config.num_labels = 2
-    fault = f"{label}: no {config.model_type} can be built with model.attention {attention}"
+    fault = f"{label}: no {config.model_type} can be built with its config.json and model.attention"
     with as_input_error(fault, "set it to auto, or correct config.json"), torch.device("meta"):
-        return auto_class.from_config(config, trust_remote_code=False, **_options(attention))
+        return auto_class.from_config(config, trust_remote_code=False)
 
 
-def _options(attention: str) -> dict[str, Any]:
-    return {} if attention == "auto" else {"attn_implementation": attention}
-
-
-# Weights: `label` is how the user named the model
-
-
-def _check_complete(
-    model: PreTrainedModel, missing: set[str], mismatched: Collection[tuple], label: str, head: str, *, new_head: bool
-) -> None:
-    """Raises InputError: weights are of other shapes, or missing; those outside of `model.base_model`, the task's
-    `head`, only unless it is `new_head`."""
-    order = list(model.state_dict())
-    if mismatched:
-        name, in_file, in_model = min(mismatched, key=lambda weight: order.index(weight[0]))
-        raise InputError(
-            f"{label}: {len(mismatched)} of its weights are of other shapes than its config.json says, first {name} of "
-            f"{list(in_file)} in place of {list(in_model)}: correct config.json or name another model"
-        )
+def _check_complete(model: PreTrainedModel, lacking: set[str], label: str, head: str, *, new_head: bool) -> None:
+    """Raises InputError: the files lack weights of the model's base or, unless it is a `new_head`, of the task's head,
+    or have them in other shapes."""
+    names = [name for name in model.state_dict() if name in lacking]
     base = model.base_model_prefix
-    backbone = [name for name in order if name.startswith(f"{base}.") or not hasattr(model, base)]
-    lacking = [name for name in backbone if name in missing]
-    if lacking:
+    backbone = [name for name in names if name.startswith(f"{base}.") or not hasattr(model, base)]
+    if backbone:
         raise InputError(
-            f"{label}: its files lack {len(lacking)} of the {len(backbone)} weights that its config.json asks for, "
-            f"first {lacking[0]}: name a folder with all weights, or correct config.json"
+            f"{label}: its files lack {len(backbone)} weights in the shapes that its config.json asks for, first "
+            f"{backbone[0]}: name a folder with all weights, or correct config.json"
         )
-    if missing and not new_head:
-        names = [name for name in order if name in missing]
+    if names and not new_head:
         raise InputError(
             f"{label}: has no weights for {', '.join(names[:3])}: it is without a trained {head} head: name a model "
             "with one"
         )
 
 
-def _wrongly_tied(model: PreTrainedModel, source: str, names: set[str]) -> set[str]:
-    """What the files lack of an output layer and embeddings that config.json says are not one: transformers takes one
-    of them for both in T5 and its like, whatever config.json says, and does not report it."""
-    settings, _ = PreTrainedConfig.get_config_dict(source)
-    outputs = {f"{name}.weight" for name, module in model.named_modules() if module is model.get_output_embeddings()}
-    tied = model.all_tied_weights_keys  # name -> the table that it shares
-    if settings.get("tie_word_embeddings") is not False or not outputs & tied.keys():
-        return set()
-    [output] = outputs
-    lacking = {output} - names
-    tables = {table for pair in tied.items() if pair[1] == tied[output] for table in pair} - {output}
-    if not tables & names:
-        lacking.add(tied[output])
-    return lacking
+# Trying a model
 
 
-def check_files(source: str, label: str, *, unused: Collection[str] = ()) -> set[str]:
-    """The names of the weights in a model's files.
+def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
+    """Tries the model on a few tokens' embeddings, which some models refuse, or treat otherwise than the ids: Pegasus
+    and Marian scale only embeddings of ids; Longformer and BigBird find the question by the ids of its separators.
+    Leaves the model in evaluation mode.
 
-    Raises InputError: a file is damaged; or a weight that is not in `unused` is quantised: transformers takes its codes
-    for values.
+    Raises InputError: the model, which the user named by `label`, cannot be trained under perturbation.
     """
-    names = set()
-    for file in weight_files(source):
-        with as_input_error(f"{label}: its {file.name} is damaged", "fetch it again"):
-            for name, tensor in _tensors(file):
-                names.add(name)
-                if name.endswith((".weight", ".bias")) and name not in unused and tensor.dtype not in FLOATS:
-                    raise InputError(
-                        f"{label}: its {file.name} holds {name} as {tensor.dtype}, not in floating point: name a model "
-                        "that is not quantised"
-                    )
-    return names
+    ids, inputs = _question_and_text(model)
+    try:
+        with without_flash_attention(model.eval()):
+            output, from_ids = _run_both(model, ids, inputs)
+    except Exception as error:  # its type depends on the model's class
+        raise _unfit(model, label, f"cannot be run on inputs_embeds ({reason(error, 160)})") from error
+    _check_finite(output, label)
+    if not _equal(output, from_ids):
+        raise _unfit(model, label, OTHERWISE)
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The names and tensors of a file, memory-mapped or on the meta device: nothing of them is read."""
-    if file.suffix == ".safetensors":
-        with safe_open(file, "pt") as content:
-            for name in content.keys():  # noqa: SIM118
-                yield name, content.get_tensor(name)
-    else:
-        content = torch.load(file, map_location="meta", weights_only=True)
-        yield from ((name, value) for name, value in content.items() if isinstance(value, Tensor))
+def _check_mapped(model: PreTrainedModel, label: str) -> None:
+    """`check_takes_embeddings` with the first layer of each stack, as a mapped model is large, or as a whole if that
+    fails because the model counts its layers."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    first = copy.deepcopy(model, dict(tensors))  # shares the weights; a model may change as it runs
+    for parent in [*first.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, torch.nn.ModuleList):
+                parent._modules[name] = child[:1]
+    with suppress(InputError):
+        check_takes_embeddings(first, label)
+        return
+    check_takes_embeddings(copy.deepcopy(model, dict(tensors)), label)
+
+
+def check_same_from_ids(model: PreTrainedModel, *, padded_left: bool = False) -> None:
+    """The last part of `check_takes_embeddings`, for a model that is about to be trained: training shows whatever else
+    is wrong with it. Leaves the model in evaluation mode, and compiles nothing.
+
+    Args:
+        padded_left: whether its windows have padding on the left. RoBERTa counts positions from the first token, but
+            from the first column where it is given embeddings.
+
+    Raises InputError: the model computes something else from embeddings than from their ids.
+    """
+    padding = 2 if padded_left else 0
+    ids, inputs = _question_and_text(model.eval(), left=padding)
+    with torch.compiler.set_stance("force_eager"):
+        same = _equal(*_run_both(model, ids, inputs), first=padding)
+    if not same and padded_left:
+        raise InputError(f"model: {type(model).__name__} {OTHERWISE} with padding on the left: pad on the right")
+    if not same:
+        raise _unfit(model, "model", OTHERWISE)
+
+
+def check_answers(model: PreTrainedModel, longest: int, label: str) -> None:
+    """Tries a model that is to answer, in evaluation mode, on a window of `longest` tokens.
+
+    Raises InputError: it cannot be run, or computes NaN or infinity.
+    """
+    ids, inputs = _question_and_text(model, length=max(5, longest))
+    failure = f"{label}: cannot be run on a window of {longest} tokens"
+    with as_input_error(failure, "name another model", but=(torch.OutOfMemoryError, MemoryError)):
+        output = _run(model, input_ids=ids, **inputs)
+    _check_finite(output, label)
+
+
+@contextmanager
+def without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
+    """FlashAttention runs only on a GPU in half precision. Models are tried on a CPU, in the dtype they load in."""
+    chosen = model.config._attn_implementation
+    if chosen == "flash_attention_2":
+        model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        if chosen == "flash_attention_2":
+            model.set_attn_implementation(chosen)
+
+
+def _question_and_text(model: PreTrainedModel, *, length: int = 5, left: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+    """(ids [1, T], the model's other inputs): a question and a text, as RoBERTa writes them, of `length` tokens, with
+    padding on their left."""
+    separator = getattr(model.config, "sep_token_id", None)
+    padding = model.config.pad_token_id
+    word, other, *_ = [token for token in range(4) if token not in (padding, separator)]
+    tokens = [word] + [other] * (length - 1)
+    if separator in range(model.get_input_embeddings().num_embeddings):
+        tokens[1:3] = [separator] * 2
+        tokens[-1] = separator
+    row = torch.tensor([tokens], device=model.device)
+    inputs = {"attention_mask": pad(torch.ones_like(row), (left, 0))}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = row[:, :5]
+    return pad(row, (left, 0), value=padding or 0), inputs
+
+
+@torch.no_grad()
+def _run(model: PreTrainedModel, **inputs: Tensor) -> dict[str, Tensor]:
+    """The model's logits, by name."""
+    output = model(return_dict=True, **inputs)
+    return {name: output[name] for name in ("start_logits", "end_logits", "logits") if name in output}
+
+
+def _run_both(model: PreTrainedModel, ids: Tensor, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """From the embeddings of the ids, and from the ids."""
+    embeddings = model.get_input_embeddings()(ids)
+    return [_run(model, inputs_embeds=embeddings, **inputs), _run(model, input_ids=ids, **inputs)]
+
+
+def _check_finite(logits: dict[str, Tensor], label: str) -> None:
+    if not all(values.isfinite().all() for values in logits.values()):
+        raise InputError(f"{label}: computes NaN or infinity from any text: its weights or config.json are damaged")
+
+
+def _equal(logits: dict[str, Tensor], other: dict[str, Tensor], first: int = 0) -> bool:
+    """Whether logits are the same, to rounding; those of a span from the position `first` on."""
+    for name, values in logits.items():
+        begin = 0 if name == "logits" else first
+        if not torch.allclose(values[:, begin:], other[name][:, begin:], rtol=1e-3, atol=1e-3):
+            return False
+    return True
+
+
+def _unfit(model: PreTrainedModel, label: str, fault: str) -> InputError:
+    return InputError(
+        f"{label}: {type(model).__name__} {fault}, which every perturbation of word embeddings needs: use a model "
+        "such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
+    )

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
-from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.errors import as_input_error
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.models.backends import given_masks, without_cudnn_attention
 from swep_ds.models.loading import load_trainable
@@ -88,9 +88,8 @@ class GenerativeQA(Seq2SeqQA):
             eos_token_id=model.config.eos_token_id,
             pad_token_id=model.config.pad_token_id,
         )
-        # Replaces the model's own settings, from which transformers would fill in whatever is not set here: published
-        # summarisers forbid short answers and repeated words, and force a first token. Training teaches that token
-        # where targets begin with it. The exported model generates with these settings as well.
+        # In place of the model's own settings, also in its export: published summarisers forbid short answers and
+        # repeated words, and force a first token, which training teaches where targets begin with it.
         model.generation_config = self.generation
 
     @classmethod
@@ -98,22 +97,10 @@ class GenerativeQA(Seq2SeqQA):
         """Loads a hub id or a local folder; `load_kwargs` as `load_trainable`, which says what is refused."""
         return cls(load_trainable(AutoModelForSeq2SeqLM, name, **load_kwargs), beams, max_answer_tokens)
 
-    def check_start(self, empty_answer: Sequence[int]) -> None:
-        """Checks that the targets of training begin with the token that answers are generated from.
-
-        Args:
-            empty_answer: the ids of the target "", which are all special.
-
-        Raises:
-            InputError: they do not, as with mBART-cc25, whose targets end, and so begin, with a language's token.
-        """
-        start = self.generation.decoder_start_token_id
-        trained = self._first_token(empty_answer or self.ends[:1])
-        if trained != start:
-            raise InputError(
-                f"model {self.model.config.name_or_path}: targets of its tokenizer begin with token "
-                f"{trained}, but answers are generated from {start}: name another model (for mBART, mbart-large-50)"
-            )
+    def answer_like(self, empty_answer: Sequence[int]) -> None:
+        """Generates answers from the token that targets of training begin with: `empty_answer` is the ids of the target
+        "". The target of an mBART-cc25 ends, and so begins, with a language's token."""
+        self.generation.decoder_start_token_id = self._first_token(empty_answer or self.ends[:1])
 
     def _first_token(self, target: Sequence[int]) -> int:
         """The token that a target begins with once it is shifted for the decoder."""
@@ -128,8 +115,9 @@ class GenerativeQA(Seq2SeqQA):
             `empty_answer` no answer is empty, and a third tensor [N] holds the log probability of the empty one.
         """
         given = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-        # the end of sequence is forbidden for as many tokens as the empty answer has
-        options = {"min_new_tokens": len(self.empty_answer)} if self.empty_answer else {}
+        options = {}
+        if self.empty_answer:  # the end of sequence is forbidden for as many tokens
+            options["min_new_tokens"] = len(self.empty_answer)
         with given_masks():
             ids_NK = self.model.generate(
                 **given,

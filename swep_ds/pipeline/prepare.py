@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
@@ -27,9 +28,8 @@ from swep_ds.kernels.op import implementation
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.folders import load_config
+from swep_ds.models.folders import load_config, weight_files
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
-from swep_ds.models.loading import check_files
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_without_overlap
 from swep_ds.pipeline.folder import PRETRAIN, RunFolder, resume_fingerprint
@@ -237,7 +237,7 @@ def load_model(
         return qa
     fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")
     if recipe.task == "generative":
-        qa.check_start(empty_answer(tokenizer))
+        qa.answer_like(empty_answer(tokenizer))
         if recipe.data.unanswerable == "train":
             qa.empty_answer = empty_answer(tokenizer)
     longest = longest_window(tokenizer, qa.model)
@@ -344,11 +344,14 @@ def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: in
 def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
     """Checks on this rank what `prepare` checks of the model in the folder `source` before it reads its weights.
 
-    Raises InputError: the model is of another task or its files are damaged, the ds_config does not go with it, or this
-    machine cannot run them.
+    Raises InputError: the model is of another task or its files are cut short, the ds_config does not go with it, or
+    this machine cannot run them.
     """
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": source})})
-    check_files(source, f"model.name {source}")
+    for file in weight_files(Path(source)):
+        if file.suffix == ".safetensors":
+            with as_input_error(f"model.name {source}: its {file.name} is damaged", "fetch it again"):
+                safe_open(file, "pt")
     _load(recipe, ds_config, run_tokenizer(recipe), source, weights=False)
 
 

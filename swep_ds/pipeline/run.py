@@ -251,9 +251,9 @@ def _begin(outcome: Outcome, prepared: Prepared, *, is_trained: bool) -> None:
 def _validate(engine, prepared: Prepared, outcome: Outcome) -> Score:
     engine.eval()
     with outcome.weights():
-        score = prepared.evaluation.score(engine, prepared.validation)
+        predictions = prepared.evaluation.predict(engine, prepared.validation)
     engine.train()
-    return score
+    return prepared.evaluation.score(predictions, prepared.validation)
 
 
 def _peak(folder: RunFolder, before: TrainState) -> int:
@@ -297,7 +297,7 @@ def _test(engine, prepared: Prepared, outcome: Outcome, say: Say) -> Evaluated:
         if prepared.validation:
             predictions = prepared.evaluation.predict(engine, prepared.validation)
             if outcome.recipe.eval.select_on:
-                validated = prepared.evaluation.score_of(predictions, prepared.validation)
+                validated = prepared.evaluation.score(predictions, prepared.validation)
         evaluation = _tuned(prepared, predictions, say)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
     return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)

@@ -25,9 +25,8 @@ from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
-from swep_ds.models.loading import load_weights
+from swep_ds.models.loading import check_answers, load_weights
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.models.trial import check_answers
 from swep_ds.pipeline.examples import validation_examples, warn_without_overlap
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_names, warn_once
@@ -119,7 +118,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
     if generative:
         qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=spans.max_answer_tokens)
-        qa.check_start(empty_answer(tokenizer))
+        qa.answer_like(empty_answer(tokenizer))
         if null_threshold is not None:
             qa.empty_answer = empty_answer(tokenizer)
     else:

@@ -66,7 +66,7 @@ class Ingredient:
             if name not in NOT_COMPUTED:
                 traits[f"config.json {name}"] = value
         weights = {}
-        for file in weight_files(str(folder.model)):
+        for file in weight_files(folder.model):
             with as_input_error(f"{file}: cannot be read", "run it again"), safe_open(file, "pt") as content:
                 for name in content.keys():  # noqa: SIM118
                     part = content.get_slice(name)

@@ -63,11 +63,10 @@ def test_certain_and_right_is_perfect_and_certain_and_wrong_is_not():
     assert scores["ece"] == pytest.approx(10)
 
 
-@pytest.mark.parametrize("levels", [5, 10**6])  # with many equal confidences, and with none
-def test_intervals_of_what_a_calibrator_changes_by_loops(levels):
+def test_intervals_of_what_a_calibrator_changes_by_loops():
     rng = np.random.default_rng(1)
     cluster = np.repeat(np.arange(14), rng.integers(2, 6, 14))
-    before, after = (rng.integers(1, levels, len(cluster)) / levels for _ in range(2))
+    before, after = (rng.integers(1, 5, len(cluster)) / 5 for _ in range(2))
     right = (rng.random(len(cluster)) < before).astype(float)
     scores = calibrated_scores(before, after, right, cluster)
     assert [scores[name] for name in CALIBRATED] == pytest.approx(list(calibration(after, right).values()))
@@ -83,12 +82,11 @@ def test_intervals_of_what_a_calibrator_changes_by_loops(levels):
         assert bounds == pytest.approx(np.percentile(values, [2.5, 97.5]).tolist())
 
 
-@pytest.mark.parametrize("texts", [9, 10])
-def test_questions_about_few_texts_have_no_interval(texts):
-    rng = np.random.default_rng(0)
-    confidence, right = rng.random((2, 2 * texts)), rng.integers(2, size=2 * texts)
-    scores = calibrated_scores(*confidence, right, np.repeat(np.arange(texts), 2))
-    assert (list(scores) == list(CALIBRATED)) == (texts < 10)
+def test_questions_about_few_texts_have_no_interval():
+    for texts in (9, 10):
+        confidence, right = np.random.default_rng(0).random((2, 2 * texts)), [0, 1] * texts
+        scores = calibrated_scores(*confidence, right, np.repeat(np.arange(texts), 2))
+        assert (list(scores) == list(CALIBRATED)) == (texts < 10)
 
 
 def test_results_of_earlier_versions_have_no_calibration():

@@ -66,6 +66,6 @@ def test_a_window_whose_probability_is_not_a_number_never_wins(broken):
         assert decoder.nulls()["a"].probability == 0
     alone = GeneratedAnswers(asked, tokenizer)
     alone.add({"example": [0]}, torch.tensor([rows[0]]), torch.tensor([broken]), torch.tensor([broken]))
-    [answer], null = alone.n_best()["a"], alone.nulls()["a"]
+    [answer], null = alone.n_best(1)["a"], alone.nulls()["a"]
     assert (answer.text, answer.probability) == ("tea", 0)
     assert all(map(math.isfinite, (answer.score, *null)))  # JSON has no other numbers

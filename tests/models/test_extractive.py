@@ -78,8 +78,8 @@ def test_lengths_compile_nothing_anew_and_change_no_number(tmp_path, monkeypatch
     compiled.qa = tiny_models.load(tmp_path, compiled=True).double().train()
     assert list(compiled.state_dict()) == list(plain.state_dict())
     frames = []
-    several = [(12, 7, 9), (10, 3), (20, 31, 20, 11), (30, 30, 5), (9,) * 7]
-    for update, lengths in enumerate([*several, (5,), (9,)]):
+    several = [(12, 7, 9), (20, 31, 20, 11), (9,) * 7]
+    for update, lengths in enumerate([*several, (5,)]):
         batch, results = tiny_batches.batch(lengths), []
         for objective in (plain, compiled):
             clean, noisy = (loss for loss, _, _ in tiny_objective.split(objective, batch, update))
@@ -88,7 +88,7 @@ def test_lengths_compile_nothing_anew_and_change_no_number(tmp_path, monkeypatch
         frames.append(counter.frame_count)
     assert counter.op_count > 100  # the layer is in it
     # a graph for each of the two passes, of which one asks for hidden states; a batch of one window has its own
-    assert frames == [2] * len(several) + [4, 4]
+    assert frames == [2] * len(several) + [4]
     compiled.qa.model.save_pretrained(tmp_path / "saved")
     saved, names = (load_file(tmp_path / folder / "model.safetensors").keys() for folder in ("saved", "."))
     assert saved == names
@@ -118,10 +118,9 @@ def test_what_cannot_be_compiled_is_refused(quick_compiler, tmp_path, monkeypatc
         qa.predict(windows)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "electra", "roberta"])
-def test_a_compiled_model_may_checkpoint_its_activations(architecture, quick_compiler, tmp_path):
+def test_a_compiled_model_may_checkpoint_its_activations(quick_compiler, tmp_path):
     """transformers logs a message where a config asks for a cache as well, which no graph can hold."""
-    tiny_models.model(architecture, 0.0, num_hidden_layers=1).save_pretrained(tmp_path)
+    tiny_models.model("bert", 0.0, num_hidden_layers=1).save_pretrained(tmp_path)
     batch, losses = tiny_batches.batch((12, 7), dtype=torch.float32), []
     for compiled in (False, True):
         qa = tiny_models.load(tmp_path, compiled=compiled, activation_checkpointing=True).train()

@@ -1,5 +1,8 @@
-"""What can be in the place of a model's folder or its files."""
+"""What can be in the place of a model's folder or its files; no model's own code is ever run."""
 
+import builtins
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -9,8 +12,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers.utils import import_utils
 
+from swep_ds.methods.ssmba_samples.masked_lm import load_masked_lm
+from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import load_tokenizer, model_checksum, resolve_model
+from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
@@ -111,3 +117,54 @@ def test_a_checksum_changes_with_what_decides_the_models_numbers(folder):
         sums.add(model_checksum(str(folder)))
         file.write_bytes(content)
     assert len(sums) == 4
+
+
+# Code of a model's own: beside its weights, and in pickled ones
+
+CODE_LOADERS = {
+    "extractive": lambda name: ExtractiveQA.load(name, activation_checkpointing=False),
+    "generative": lambda name: GenerativeQA.load(name, activation_checkpointing=False),
+    "saved": load_saved,
+    "masked": lambda name: load_masked_lm(name, torch.device("cpu")),
+}
+
+
+@pytest.fixture
+def trace(tmp_path, monkeypatch) -> Path:
+    """Exists once foreign code was run. A question on the terminal fails the test."""
+    monkeypatch.setattr(builtins, "input", lambda prompt: pytest.fail(f"asked on the terminal: {prompt}"))
+    return tmp_path / "ran"
+
+
+def test_a_model_or_tokenizer_with_its_own_code_is_refused(tmp_path, trace):
+    tiny.wordpiece().save_pretrained(tmp_path)
+    (tmp_path / "code.py").write_text(f"from pathlib import Path\nPath({str(trace)!r}).touch()\n")
+    classes = ("AutoConfig", "AutoModelForQuestionAnswering", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM")
+    config = {"model_type": "of_its_own", "auto_map": {name: f"code.{name}" for name in classes}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for loader in CODE_LOADERS.values():
+        message = refused(loader, str(tmp_path))
+        assert f"{tmp_path}: no model can be built from its config.json (" in message
+        assert "name a model that transformers itself has a class for" in message
+    settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "code.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "transformers itself has a class for" in refused(load_tokenizer, str(tmp_path))
+    assert not trace.exists()
+
+
+class Runs:
+    """Pickled, it runs code when it is read."""
+
+    def __init__(self, trace: Path):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+def test_pickled_weights_run_no_code(tmp_path, trace):
+    model = tiny_models.model("bert")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict() | {"more": Runs(trace)}, tmp_path / "pytorch_model.bin")
+    assert refused(CODE_LOADERS["extractive"], str(tmp_path)).startswith(f"model.name {tmp_path}: cannot load (")
+    assert not trace.exists()

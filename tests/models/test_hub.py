@@ -56,21 +56,15 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused():
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "modernbert", "t5", "bart"])
-def test_a_folder_without_tokenizer_files(architecture, tmp_path):
+def test_a_folder_without_words_for_a_tokenizer(architecture, tmp_path):
     """transformers then makes a tokenizer of special tokens, to which every word is unknown."""
-    tiny_models.model(architecture).save_pretrained(tmp_path)
+    tiny_models.config(architecture).save_pretrained(tmp_path)
     message = refused(load_tokenizer, str(tmp_path))
     assert message.startswith(f"model.name {tmp_path}: ")
     assert "tokenizer" in message
-
-
-@pytest.mark.parametrize("words", ["", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"])
-def test_a_list_without_words(words, tmp_path):
-    tiny_models.config("bert").save_pretrained(tmp_path)
-    (tmp_path / "vocab.txt").write_text(words)
-    message = refused(load_tokenizer, str(tmp_path))
-    assert message.startswith(f"model.name {tmp_path}: ")
-    assert not words or "knows no words" in message
+    if architecture == "bert":
+        (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+        assert "knows no words" in refused(load_tokenizer, str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
@@ -120,16 +114,15 @@ def own_steps() -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize(
     ("make", "model_type", "named"),
     [
+        (tiny.wordpiece, "bert", "BertTokenizer"),
         (tiny.wordpiece, "roberta", "RobertaTokenizer"),
         (tiny.unigram, "bert", None),
-        (tiny.unigram, "roberta", None),
         (tiny.unigram, "t5", None),  # which would add 100 tokens
         (tiny.byte_bpe, "bert", "BertTokenizerFast"),
-        (tiny.byte_bpe, "distilbert", "DistilBertTokenizer"),
         (own_steps, "bert", "BertTokenizer"),
     ],
 )
-def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_type, named, tmp_path, caplog):
+def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_type, named, tmp_path):
     made = make()
     made.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -137,8 +130,6 @@ def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_ty
     settings |= {"tokenizer_class": named, "model_max_length": 77}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
     tokenizer = load_tokenizer(str(tmp_path))
-    [message] = [record.getMessage() for record in caplog.records if record.name == "swep_ds.models.hub"]
-    assert message.startswith(f"model.name {tmp_path}: its tokenizer.json is used as it is: ")
     written = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     tokenizer.save_pretrained(tmp_path / "exported")
     (tmp_path / "exported" / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -154,23 +145,16 @@ def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_ty
         assert same.model_input_names == tokenizer.model_input_names
 
 
-@pytest.mark.parametrize("template", [True, False])
 @pytest.mark.parametrize(
     ("make", "model_type", "named"),
     [(tiny.wordpiece, "bert", "BertTokenizer"), (tiny.byte_bpe, "roberta", "RobertaTokenizer")],
 )
-def test_a_tokenizer_of_the_class_that_is_named_keeps_it(make, model_type, named, template, tmp_path, caplog):
+def test_a_file_may_leave_special_tokens_to_the_class(make, model_type, named, tmp_path):
     make().save_pretrained(tmp_path)
     change_json(tmp_path / "tokenizer_config.json", tokenizer_class=named)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # as the class itself writes it
-    if not template:  # the class knows the special tokens
-        change_json(tmp_path / "tokenizer.json", post_processor=None)
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert type(tokenizer).__name__ == named
-    assert not caplog.records
-    if template:
-        assert tokenizer.sep_token_id in tokenizer("Who?", SAMPLE).input_ids[1:-1]
+    change_json(tmp_path / "tokenizer.json", post_processor=None)
+    assert load_tokenizer(str(tmp_path))("Who?", SAMPLE).input_ids == make()("Who?", SAMPLE).input_ids
 
 
 def test_dropout_is_no_part_of_a_loaded_tokenizer(tmp_path):
@@ -188,11 +172,10 @@ def test_dropout_is_no_part_of_a_loaded_tokenizer(tmp_path):
     "text",
     [
         "\u05d1\u05bc\u05b0\u05e8\u05b5\u05d0\u05e9\u05c1\u05b4\u05d9\u05ea",
-        "\u0643\u064e\u062a\u064e\u0628\u064e",
         "\u0917\u0941\u0930\u0941 \u0939\u0948",
         "\u1112\u1161\u11ab",
     ],
-    ids=["Hebrew", "Arabic", "Hindi", "Hangul"],
+    ids=["Hebrew", "Hindi", "Hangul"],
 )
 def test_marks_that_a_tokenizer_leaves_out_are_not_unknown(text):
     pieces = [sign + letter for letter in sorted(set(text)) if letter.isalpha() for sign in ("", "##")]

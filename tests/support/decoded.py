@@ -5,8 +5,8 @@ from swep_ds.evaluation.predict import Decoder
 
 
 def best_texts(decoder: Decoder) -> dict[str, str]:
-    return Predictions(decoder.n_best(), {}).texts
+    return Predictions(decoder.n_best(1), {}).texts
 
 
 def best_probabilities(decoder: Decoder) -> dict[str, float]:
-    return Predictions(decoder.n_best(), {}).confidences
+    return Predictions(decoder.n_best(1), {}).confidences
