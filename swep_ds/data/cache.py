@@ -1,6 +1,5 @@
 """The cache of tokenised windows: an Arrow stream and, written last, a small JSON file with its size and counts."""
 
-import hashlib
 import json
 import os
 import tempfile
@@ -19,12 +18,12 @@ def save(cached: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cou
     Raises InputError: there is no window, or the folder cannot be written.
     """
     folder = cached.parent
+    rows = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as temporary:
             windows = Path(temporary, "windows")
             facts = Path(temporary, "facts")
-            rows = 0
             with pa.OSFile(str(windows), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
@@ -54,13 +53,3 @@ def load(cached: Path) -> tuple[Dataset, dict[str, int]] | None:
     if facts.pop("bytes") != cached.stat().st_size:
         return None
     return Dataset.from_file(str(cached)), facts
-
-
-def checksum(*files: Path) -> str:
-    """SHA-256 over the bytes of the files, one after the other."""
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

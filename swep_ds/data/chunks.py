@@ -5,8 +5,8 @@ The chunks are JSON files in the folder `<output>.chunks` until all are finished
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ class Chunks:
         self.output = output
         self.count = count
         self.folder = output.with_name(f"{output.name}.chunks")
-        self.settings = self.folder / "settings.json"
         self._lock = FileLock(self.folder / ".lock", fallback_to_soft=False)
 
     def take(self, setup: dict[str, Any]) -> list[int]:
@@ -39,21 +38,20 @@ class Chunks:
         Args:
             setup: what decides the content of all chunks, as JSON; only the same setup resumes them.
 
-        Raises InputError: the folder cannot be written, is in use or holds chunks of another setup.
+        Raises InputError: another process has locked the folder, or it holds chunks of another setup.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(blocking=False)  # held until the process ends
         except Timeout:
             raise InputError(f"--output {self.output}: another process is writing it: name another") from None
-        except OSError as error:
-            raise InputError(f"--output {self.output}: cannot be written ({error.strerror}): name another") from None
-        if self.settings.is_file() and (differing := differences(read_json(self.settings), setup)):
+        settings = self.folder / "settings.json"
+        if settings.exists() and (differing := differences(read_json(settings), setup)):
             raise InputError(
                 f"--output {self.output}: {self.folder.name} holds chunks made with other settings ({differing}): "
                 "name another file, or delete that folder"
             )
-        write_atomically(self.settings, json.dumps(setup))
+        write_atomically(settings, json.dumps(setup))
         return [number for number in range(self.count) if not self._file(number).exists()]
 
     def _file(self, number: int) -> Path:
@@ -70,11 +68,7 @@ class Chunks:
         """Writes the output, in parts that `document` makes of the chunks, and removes their folder."""
         write_atomically(self.output, document)
         self._lock.release()  # first: NFS keeps an open file, and with it the folder
-        # hidden: the lock, and what a killed process was writing; the settings last: they identify the others
-        for file in (*self.folder.glob("0*.json"), *self.folder.glob(".*"), self.settings):
-            file.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds a file of the user's
-            self.folder.rmdir()
+        shutil.rmtree(self.folder)
 
 
 def digest(examples: Sequence[Example]) -> str:

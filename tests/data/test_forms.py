@@ -15,13 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from swep_ds.common.errors import InputError
 from swep_ds.data.answers import find_answer
 from swep_ds.data.example import Example
 from swep_ds.data.fields import nested_value
 from swep_ds.data.layouts import settle_repeated
 from swep_ds.data.readers import read_examples
-from tests.support import qa_files
+from tests.support import bad_input, qa_files
 from tests.support.qa_files import lines, refused
 
 CONTEXT = 'The "Otter Mill", a café, was built in 1931 by Vera Lind;\nit burnt down in 1977.'
@@ -50,14 +49,13 @@ def table(rows: list[dict], delimiter: str = ",", **options) -> str:
     return text.getvalue()
 
 
-def qas(rows):
-    return [{"id": row["id"], "question": row["question"], "answers": row["answers"]} for row in rows]
-
-
 # JSON
 
 OBJECT_ROWS = [row(OBJECTS), row([], "2", "Who's the owner?")]
-PARAGRAPH = {"context": CONTEXT, "qas": qas(OBJECT_ROWS)}
+PARAGRAPH = {
+    "context": CONTEXT,
+    "qas": [{key: row[key] for key in ("id", "question", "answers")} for row in OBJECT_ROWS],
+}
 JSON_FORMS = {
     "run_qa": {"version": "0.1.0", "data": ROWS},
     "run_qa, objects": {"data": OBJECT_ROWS},
@@ -130,8 +128,8 @@ def test_what_python_and_numpy_print_is_read_back(value):
     "text", ["[__import__('os').getcwd()]", "[open('x')]", "[x for x in 'ab']", "{1: x}", "[1", "["]
 )
 def test_other_python_is_refused_and_not_run(text):
-    with pytest.raises(InputError, match="is neither JSON nor a list or dict as Python prints it"):
-        nested_value(text)
+    said = bad_input.refused(nested_value, text)
+    assert "is neither JSON nor a list or dict as Python prints it" in said
 
 
 @pytest.mark.parametrize(
@@ -258,11 +256,11 @@ def test_whole_numbers_as_floats(save, tmp_path):
         assert (first.answers, second.answers) == (("Vera Lind",), ())
 
 
-@pytest.mark.parametrize("gap", ["NaN", "None", "nan", "NULL", "<NA>"])
-def test_a_gap_that_pandas_writes_is_no_answer_unless_the_context_has_it(save, gap):
-    frame = pd.DataFrame({"question": "Who?", "context": ["A cat.", f"He says {gap}."], "answer": [None, gap]})
-    first, second = read(save(frame.to_csv(na_rep=gap)))
-    assert (first.answers, second.answers) == ((), (gap,))
+def test_a_gap_that_pandas_writes_is_no_answer_unless_the_context_has_it(save):
+    for gap in ("NaN", "None", "nan", "NULL", "<NA>"):
+        frame = pd.DataFrame({"question": "Who?", "context": ["A cat.", f"He says {gap}."], "answer": [None, gap]})
+        first, second = read(save(frame.to_csv(na_rep=gap)))
+        assert (first.answers, second.answers) == ((), (gap,))
 
 
 def test_numbers_are_answers(save):
@@ -272,10 +270,9 @@ def test_numbers_are_answers(save):
         assert [example.span for example in read(save(content))] == [(3, 7), (3, 7), None]
 
 
-@pytest.mark.parametrize("texts", [["", "cat"], ["cat", None], [None, "cat", " "]])
-def test_blank_answers_beside_others_are_left_out_with_their_offsets(save, texts):
-    answers = {"text": texts, "answer_start": [2 if text == "cat" else 0 for text in texts]}
-    [example] = read(save(json.dumps([{"question": "Who?", "context": "A cat.", "answers": answers}])))
+def test_blank_answers_beside_others_are_left_out_with_their_offsets(save):
+    answers = {"text": [None, "cat", " "], "answer_start": [0, 2, 0]}
+    [example] = read(save([{"question": "Who?", "context": "A cat.", "answers": answers}]))
     assert (example.answers, example.span) == (("cat",), (2, 5))
 
 
@@ -296,7 +293,7 @@ def test_questions_need_no_answers(save):
 
 
 @pytest.mark.parametrize(
-    ("context", "text", "start"),
+    ("context", "text", "found"),
     [
         ("art at parties", "art", 0),
         ("parties of art", "art", 11),
@@ -308,15 +305,6 @@ def test_questions_need_no_answers(save):
         ("tea", " tea ", 0),
         ("un cafe\u0301 noir", "cafe\u0301", 3),  # a combining accent
         ("วันที่1998", "1998", 6),
-    ],
-)
-def test_an_answer_is_found_where_it_occurs_once_as_whole_words(context, text, start):
-    assert find_answer(context, text) == (start, start + len(text.strip()))
-
-
-@pytest.mark.parametrize(
-    ("context", "text", "said"),
-    [
         ("tea or tea", "tea", "the answer 'tea' occurs 2 times in its context; give its answer_start"),
         ("parties", "art", "the answer 'art' does not occur in its context; correct it"),
         ("Tea", "tea", "does not occur"),
@@ -325,10 +313,11 @@ def test_an_answer_is_found_where_it_occurs_once_as_whole_words(context, text, s
         ("\u0915\u0930\u093e\u091a\u0940", "\u0915\u0930", "does not occur"),  # a vowel sign of Devanagari
     ],
 )
-def test_any_other_answer_is_an_error(context, text, said):
-    with pytest.raises(InputError) as error:
-        find_answer(context, text)
-    assert said in str(error.value)
+def test_an_answer_is_found_only_where_it_occurs_once_as_whole_words(context, text, found):
+    if isinstance(found, int):
+        assert find_answer(context, text) == (found, found + len(text.strip()))
+    else:
+        assert found in bad_input.refused(find_answer, context, text)
 
 
 REPEATED = [

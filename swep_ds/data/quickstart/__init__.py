@@ -61,16 +61,15 @@ def corpus(domain: str, split: Literal["train", "test"], unanswerable: bool = Fa
     for number in range(_ARTICLES[split]):
         passage = write_passage(kinds[number % len(kinds)], world)
         articles.append((passage, write_questions(passage, world, 4)))
-    impossible: list[str | None] = [None] * len(articles)
     if unanswerable:
         # with an rng of their own, so that what stands above is the same with them and without
         world = World(random.Random(f"swep-ds quickstart unanswerable {domain} {split}"), split)
         for number in range(_SHORT_ARTICLES[split]):
             passage = write_passage(kinds[number % len(kinds)], world, most=2)
             articles.append((passage, write_questions(passage, world, 2)))
-        impossible = [write_unanswerable(passage, kinds, world) for passage, _ in articles]
     data = []
-    for number, ((passage, questions), unanswered) in enumerate(zip(articles, impossible, strict=True)):
+    for number, (passage, questions) in enumerate(articles):
+        unanswered = write_unanswerable(passage, kinds, world) if unanswerable else None
         data.append(_article(f"{domain}-{split}-{number:04d}", passage, questions, unanswered))
     return {"version": f"swep-ds quickstart {2 if unanswerable else 1}", "data": data}
 
