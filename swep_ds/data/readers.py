@@ -1,10 +1,7 @@
 """Question-answering examples from the hub, from local files, from the quick-start corpus or from a registered reader.
 
-Local files are recognised by content, never by name, gzip or not (`formats`). Their items are articles of SQuAD v1.1
-and v2.0, also the layout of SQuADShifts, XQuAD and MLQA; paragraphs with their questions, as simpletransformers and the
-MRQA 2019 shared task have them; or rows (id, question, context, and answers in a form of `answers.answer_pairs`).
-A question without an id gets one from its place in the file, and an answer without an offset is looked up in its
-context.
+Local files are recognised by content, never by name (`formats`). A question without an id gets one from its place in
+the file, and an answer without an offset is looked up in its context.
 """
 
 import csv
@@ -23,11 +20,6 @@ from swep_ds.data.fields import at, excerpt
 from swep_ds.data.formats import Items, document_items, file_items, numbered, table_rows
 from swep_ds.data.layouts import LabelOptions, read_items
 
-SOURCES = (
-    "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "
-    "owner/name[:config][@split], quickstart:<domain> or quickstart_v2:<domain>, or NAME:ADDRESS of a reader that a "
-    "package registers"
-)
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 GROUP = "swep_ds.readers"  # the entry points' group
@@ -87,7 +79,10 @@ def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
     elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(Path(source).suffixes):
         yield source, numbered(table_rows(_hub_table(source, hub_id, training)))
     else:
-        raise InputError(f"data source {source!r}: no such file or folder in {Path.cwd()}; name {SOURCES}")
+        raise InputError(
+            f"data source {source!r}: no such file or folder in {Path.cwd()}; name a local file or folder, a hub id "
+            "owner/name[:config][@split], quickstart:<domain> or quickstart_v2:<domain>, or NAME:ADDRESS of a reader"
+        )
 
 
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
@@ -107,12 +102,7 @@ def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
 
 
 def reader(name: str) -> Callable[[R], R]:
-    """Registers a function as the reader of all sources `name:ADDRESS`, in recipes and commands.
-
-        @sd.reader("faq")
-        def read_faq(address: str):
-            for row in csv.DictReader(open(address)):
-                yield {"question": row["q"], "context": row["text"], "answers": {...}}
+    """Registers a function as the reader of all sources `name:ADDRESS`, in recipes and commands: `@sd.reader("faq")`.
 
     It gets ADDRESS and yields rows: question and context (str), answers {"text": [str], "answer_start": [int]}, and if
     wanted id and title (str), which groups questions of one article. They are checked as the rows of a file are. An

@@ -62,9 +62,9 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
 def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Example], list[Example]]:
     """Splits into (kept, held out): whole articles, chosen at random until they hold `fraction` of the questions.
 
-    The split is by article, as paragraphs of one article share their answers (`_inseparable`). An article that would
-    bring the share above twice the fraction is kept, unless all would. The choice does not depend on the seed of a run,
-    so scores over seeds share one test set.
+    Paragraphs of one article share their answers (`_inseparable`). An article that would bring the share above twice
+    the fraction is kept, unless all would. The choice does not depend on the seed of a run, so scores over seeds share
+    one test set.
 
     Raises InputError: the examples have fewer than two articles.
     """
@@ -87,8 +87,8 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report.
 
-    The split is by article, or by context if there is one article (`_inseparable`). Articles come in random order, each
-    to the half that has fewer questions so far. The split does not depend on the seed of a run.
+    The split is by article, or by context if there is one article (`_inseparable`): in random order, each goes to the
+    half that has fewer questions so far. It does not depend on the seed of a run.
 
     Raises InputError: all questions are about one context.
     """
@@ -127,12 +127,14 @@ def _divided(examples: list[Example], groups: list[str], second: set[str]) -> tu
 def _sources(examples: Sequence[Example], least_articles: int) -> list[str]:
     """The article of each question if there are at least so many, else its paragraph."""
     articles = [example.article for example in examples]
-    return articles if len(set(articles)) >= least_articles else [example.context for example in examples]
+    if len(set(articles)) >= least_articles:
+        return articles
+    return [example.context for example in examples]
 
 
 def _recur(examples: Sequence[Example], sources: Sequence[str]) -> bool:
-    """Whether hardly any two questions share a paragraph, but at least `MIN_RECURRING` different questions are asked of
-    many: BioASQ's 1,504 are 224 questions about 1,490 texts."""
+    """Whether hardly any two questions share a paragraph, but many paragraphs share a question: BioASQ's 1,504 are 224
+    questions about 1,490 texts."""
     texts = {example.context for example in examples}
     questions = {example.question for example in examples}
     return len(texts) > MIN_TEXTS_PER_QUESTION * len(examples) and MIN_RECURRING <= len(questions) < len(set(sources))
