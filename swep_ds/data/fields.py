@@ -4,7 +4,6 @@ import ast
 import json
 import math
 import re
-import reprlib
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +20,6 @@ _VALUE_AND_GAP = re.compile(
 )
 _NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which NumPy prints its values
 
-_repr = reprlib.Repr()
-_repr.maxlist = _repr.maxdict = 8
-_repr.maxstring = _repr.maxother = 80
-
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
@@ -36,8 +31,8 @@ def at(place: str) -> Iterator[None]:
 
 
 def excerpt(value: Any) -> str:
-    """A value as a message shows it: on one line and short, however large."""
-    text = _repr.repr(value)
+    """A value as a message shows it: on one line and short."""
+    text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

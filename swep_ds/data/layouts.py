@@ -16,20 +16,20 @@ from swep_ds.data.answers import answer_pairs, find_answer, mrqa_span, occurrenc
 from swep_ds.data.example import Example
 from swep_ds.data.fields import at, excerpt, field, is_missing, text_field, whole_number
 
+MRQA_COLUMN = "detected_answers"
 # Several MRQA sets put [SEP] after titles.
 _MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")
 MAX_NAMED = 100  # questions of a file that a message names
-COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
-COLUMNS += ("detected_answers",)  # tells MRQA's rows
+COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible", MRQA_COLUMN)
 
 
 class LabelOptions(NamedTuple):
     """What a reader takes from a question's labels."""
 
     spans: bool  # the place of the first answer, to train on
-    unanswerable: bool = False  # questions without an answer, too
-    repeated: bool = False  # questions whose answer has no offset and occurs several times, too, without a span
-    labels: bool = True  # False: only questions and contexts, with or without answers
+    unanswerable: bool  # questions without an answer, too
+    repeated: bool  # questions whose answer has no offset and occurs several times, too, without a span
+    labels: bool  # False: only questions and contexts, with or without answers
 
 
 def settle_repeated(examples: list[Example], choice: Literal["error", "first", "drop"]) -> tuple[list[Example], int]:
@@ -58,24 +58,19 @@ def read_items(source: str, items: Iterable[tuple[str, Any]], wanted: LabelOptio
 
     Raises InputError: an item is none of these, or questions have faults (one message for all of a file).
     """
-    faults: list[tuple[str, InputError]] = []
+    faults: list[str] = []
+    faulty: list[str] = []  # ids
     for place, fields in _rows(source, items):
-        label = place
+        id_ = _name(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
         try:
-            id_ = _id(fields) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
-            label = excerpt(id_)
             yield _example(id_, fields, wanted)
         except InputError as error:
-            faults.append((label, error))
+            faults.append(f"question {excerpt(id_)}: {error}")
+            faulty.append(excerpt(id_))
+    if len(faults) > 1:
+        faults[0] += f"; {len(faults) - 1} more of this file's questions have faults: {', '.join(faulty[1:MAX_NAMED])}"
     if faults:
-        (label, first), *others = faults
-        message = f"question {label}: {first}"
-        if others:
-            named = [label for label, _ in others[:MAX_NAMED]]
-            if len(others) > MAX_NAMED:
-                named.append("...")
-            message += f"; {len(others)} more of this file's questions have faults: {', '.join(named)}"
-        raise InputError(message)
+        raise InputError(faults[0])
 
 
 def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -84,7 +79,7 @@ def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, 
     untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
     for place, item in items:
         if isinstance(item, dict) and "paragraphs" in item:
-            title = _title(item)
+            title = _name(item.get("title"))
             with at(place):
                 paragraphs = field(item, "paragraphs", list)
             for number, paragraph in enumerate(paragraphs):
@@ -92,7 +87,7 @@ def _rows(source: str, items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, 
                     title = untitled.setdefault(paragraph.get("context"), f"{source}: {place}")
                 yield from _paragraph_rows(f"{place}.paragraphs[{number}]", paragraph, title)
         elif isinstance(item, dict) and "qas" in item:
-            yield from _paragraph_rows(place, item, _title(item))
+            yield from _paragraph_rows(place, item, _name(item.get("title")))
         else:
             with at(place):
                 fields = _with_known_names(item)
@@ -107,7 +102,7 @@ def _paragraph_rows(place: str, paragraph: dict[str, Any], title: str) -> Iterat
     with at(place):
         context = text_field(paragraph, "context")
         qas = field(paragraph, "qas", list)
-    if any("qid" in qa or "detected_answers" in qa for qa in qas):
+    if any("qid" in qa or MRQA_COLUMN in qa for qa in qas):
         # as many blanks as the marker has characters, so that every offset holds
         context = _MRQA_MARKER.sub(lambda marker: " " * len(marker[0]), context)
     for number, qa in enumerate(qas):
@@ -123,7 +118,7 @@ def _with_known_names(row: Any) -> dict[str, Any]:
     renamed = {column_of(name): value for name, value in row.items()}
     if len(renamed) < len(row):
         raise InputError(f"has a field twice (found: {excerpt(list(row))}); keep one")
-    if "detected_answers" in renamed:
+    if MRQA_COLUMN in renamed:
         raise InputError(
             "has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which are no text: "
             "name the file of the shared task (.jsonl.gz)"
@@ -138,52 +133,37 @@ def column_of(name: Any) -> Any:
     return column if column in COLUMNS else name
 
 
-def _id(fields: dict[str, Any]) -> str:
-    """The id of a question; "" if it has none, as in generated pairs."""
-    value = fields.get("id")
+def _name(value: Any) -> str:
+    """An id or a title, which may be a number; "" for none. pandas makes 7.0 of the number 7 in a column with gaps."""
     if is_missing(value):
         return ""
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if not isinstance(value, str | int):
-        raise InputError(f"field 'id' is {excerpt(value)}; expected a string or number")
+        value = int(value)
     return str(value)
-
-
-def _title(fields: dict[str, Any]) -> str:
-    """The title, which may be a number; "" if there is none."""
-    title = fields.get("title")
-    return "" if is_missing(title) else str(title)
 
 
 def _example(id_: str, fields: dict[str, Any], wanted: LabelOptions) -> Example:
     question = text_field(fields, "question")
     context = text_field(fields, "context")
-    answers: tuple[str, ...] = ()
-    span = None
-    if wanted.labels:
-        answers, span = _labels(fields, context, wanted)
-    example = Example(id_, question, context, answers, span, _title(fields) or context)
-    try:
-        "\n".join((id_, question, context, example.article, *answers)).encode()
-    except UnicodeEncodeError:  # a run would end where it writes its predictions
-        raise InputError("holds half of a surrogate pair, which is not text; remove or complete it") from None
-    return example
-
-
-def _labels(
-    fields: dict[str, Any], context: str, wanted: LabelOptions
-) -> tuple[tuple[str, ...], tuple[int, int] | None]:
-    """The accepted texts and the training span."""
+    article = _name(fields.get("title")) or context
+    if not wanted.labels:
+        return Example(id_, question, context, (), None, article)
     pairs = answer_pairs(fields, context)
     if not pairs and not wanted.unanswerable:
         raise InputError("has no answer; give it, or set data.unanswerable to drop such questions or to train on them")
     texts = tuple(text for text, _ in pairs)
-    if not pairs or not wanted.spans:
-        return texts, None
-    if "detected_answers" in fields:
-        return texts, mrqa_span(context, field(fields, "detected_answers", list))
-    start = whole_number(pairs[0][1], "answer_start")
+    span = None
+    if pairs and wanted.spans:
+        span = _training_span(fields, context, *pairs[0], repeated=wanted.repeated)
+    return Example(id_, question, context, texts, span, article)
+
+
+def _training_span(
+    fields: dict[str, Any], context: str, text: str, given_start: Any, *, repeated: bool
+) -> tuple[int, int] | None:
+    if MRQA_COLUMN in fields:
+        return mrqa_span(context, field(fields, MRQA_COLUMN, list))
+    start = whole_number(given_start, "answer_start")
     if start is None:
-        return texts, find_answer(context, texts[0], repeated=wanted.repeated)
-    return texts, squad_span(context, texts[0], start)
+        return find_answer(context, text, repeated=repeated)
+    return squad_span(context, text, start)

@@ -1,10 +1,7 @@
 """Question-answering examples from the hub, from local files, from the quick-start corpus or from a registered reader.
 
-Local files are recognised by content, never by name, gzip or not (`formats`). Their items are articles of SQuAD v1.1
-and v2.0, also the layout of SQuADShifts, XQuAD and MLQA; paragraphs with their questions, as simpletransformers and the
-MRQA 2019 shared task have them; or rows (id, question, context, and answers in a form of `answers.answer_pairs`).
-A question without an id gets one from its place in the file, and an answer without an offset is looked up in its
-context.
+Local files are recognised by content, never by name (`formats`). A question without an id gets one from its place in
+the file, and an answer without an offset is looked up in its context.
 """
 
 import csv
@@ -13,19 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from swep_ds.common.errors import InputError, as_input_error, reason
 from swep_ds.common.files import check_hub, read_json, user_path
 from swep_ds.common.plugins import check_free, load_entry_points
 from swep_ds.data.example import Example
 from swep_ds.data.fields import at, excerpt
-from swep_ds.data.formats import Items, dataset_rows, document_items, file_items, numbered
+from swep_ds.data.formats import Items, document_items, file_items, numbered, table_rows
 from swep_ds.data.layouts import LabelOptions, read_items
 
-SOURCES = (
-    "a local file or folder (SQuAD or MRQA layout, or rows as JSON, Parquet, Arrow or CSV), a hub id "
-    "owner/name[:config][@split], quickstart:<domain> or quickstart_v2:<domain>, or NAME:ADDRESS of a reader that a "
-    "package registers"
-)
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
 GROUP = "swep_ds.readers"  # the entry points' group
@@ -37,7 +31,9 @@ R = TypeVar("R", bound=Reader)
 _readers: dict[str, Reader] = {}
 
 
-def read_examples(source: str, *, training: bool, unanswerable: bool = False, repeated: bool = False) -> list[Example]:
+def read_examples(
+    source: str, *, training: bool, unanswerable: bool = False, repeated: bool = False, labels: bool = True
+) -> list[Example]:
     """Reads every example of `source`, in its order.
 
     Args:
@@ -51,39 +47,62 @@ def read_examples(source: str, *, training: bool, unanswerable: bool = False, re
         unanswerable: reads questions without an answer, too, which are an error otherwise.
         repeated: for training, reads questions whose answer has no offset and occurs several times, too, which are an
             error otherwise; `settle_repeated` then gives each a span or leaves it out.
+        labels: False reads only questions and contexts; answers need not be there, and are left out.
 
     Raises InputError: a missing or malformed source, faults of its questions (one message for all of a file), duplicate
     ids, or no example.
     """
-    return _read(source, training, LabelOptions(training, unanswerable, repeated))
+    wanted = LabelOptions(training, unanswerable, repeated, labels)
+    examples: list[Example] = []
+    for name, items in _parts(source, training):
+        with at(name):
+            examples += read_items(name, items, wanted)
+    if not examples:
+        raise InputError(f"{source}: holds no questions; give a data set with at least one")
+    ids: set[str] = set()
+    for example in examples:
+        if example.id in ids:
+            raise InputError(f"{source}: question id {excerpt(example.id)} occurs twice; make every id unique")
+        ids.add(example.id)
+    return examples
 
 
-def read_questions(source: str) -> list[Example]:
-    """Reads the questions and contexts of `source`, a source as in `read_examples` that need not have answers; those it
-    has are left out. Raises InputError: as `read_examples`, but for its answers."""
-    return _read(source, False, LabelOptions(spans=False, labels=False))
+def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
+    """The files of a source, or all that another source holds, each with its name for messages and its items."""
+    if source.startswith(QUICKSTART):
+        yield source, _quickstart(source, training)
+    elif read := find_reader(source):
+        yield source, _registered_rows(source, read)
+    elif files := local_files(source, training=training):
+        for file in files:
+            yield str(file), file_items(file)
+    elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(Path(source).suffixes):
+        yield source, numbered(table_rows(_hub_table(source, hub_id, training)))
+    else:
+        raise InputError(
+            f"data source {source!r}: no such file or folder in {Path.cwd()}; name a local file or folder, a hub id "
+            "owner/name[:config][@split], quickstart:<domain> or quickstart_v2:<domain>, or NAME:ADDRESS of a reader"
+        )
 
 
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     """The files that a local file or folder is read from, with `training` as in `read_examples`; none for another
     source. Raises InputError: the folder has no such split."""
-    if source.startswith(QUICKSTART) or find_reader(source):
-        return ()
     path = user_path(source, "data source")
+    if path.is_file():  # no pipe, which every rank would read a part of
+        return (path,)
     if not path.is_dir():
-        return (path,) if path.exists() else ()
-    if saved := _saved_folder(path, training):  # in which the library keeps its caches, too
-        return tuple(sorted(file for file in saved.glob("*.arrow") if not file.name.startswith("cache-")))
-    return tuple(_data_files(path, training))
+        return ()
+    saved_splits = path / "dataset_dict.json"
+    if saved_splits.is_file():
+        path /= _default_split(source, read_json(saved_splits)["splits"], training)
+    if (path / "state.json").is_file():  # saved by `datasets`, which keeps its caches there, too
+        return tuple(sorted(file for file in path.glob("*.arrow") if not file.name.startswith("cache-")))
+    return _data_files(path, training)
 
 
 def reader(name: str) -> Callable[[R], R]:
-    """Registers a function as the reader of all sources `name:ADDRESS`, in recipes and commands.
-
-        @sd.reader("faq")
-        def read_faq(address: str):
-            for row in csv.DictReader(open(address)):
-                yield {"question": row["q"], "context": row["text"], "answers": {...}}
+    """Registers a function as the reader of all sources `name:ADDRESS`, in recipes and commands: `@sd.reader("faq")`.
 
     It gets ADDRESS and yields rows: question and context (str), answers {"text": [str], "answer_start": [int]}, and if
     wanted id and title (str), which groups questions of one article. They are checked as the rows of a file are. An
@@ -91,14 +110,10 @@ def reader(name: str) -> Callable[[R], R]:
 
     Raises TypeError: the name is taken, or is not a name.
     """
-    if not isinstance(name, str):
-        raise TypeError('reader: it needs a name: write @sd.reader("NAME")')
+    if not (isinstance(name, str) and name.isidentifier()) or f"{name}:" in QUICKSTART:
+        raise TypeError(f'reader {name!r}: write @sd.reader("NAME") with a free name of letters, digits and "_"')
 
     def register(function: R) -> R:
-        if not name.isidentifier() or f"{name}:" in QUICKSTART:
-            raise TypeError(
-                f"reader {name!r}: name it with letters, digits and '_', and not as {' or '.join(QUICKSTART)}"
-            )
         check_free(name, _readers.get(name), function)
         _readers[name] = function
         return function
@@ -115,58 +130,13 @@ def find_reader(source: str) -> Reader | None:
     return _readers.get(name)
 
 
-def _read(source: str, training: bool, wanted: LabelOptions) -> list[Example]:
-    examples: list[Example] = []
-    for name, items in _parts(source, training, wanted.labels):
-        with at(name):
-            examples += read_items(name, items, wanted)
-    if not examples:
-        raise InputError(f"{source}: holds no questions; give a data set with at least one")
-    ids: set[str] = set()
-    for example in examples:
-        if example.id in ids:
-            raise InputError(f"{source}: question id {excerpt(example.id)} occurs twice; make every id unique")
-        ids.add(example.id)
-    return examples
-
-
-def _parts(source: str, training: bool, labels: bool) -> Iterator[tuple[str, Items]]:
-    """The files of a source, or all that another source holds, each with its name for messages and its items."""
-    if source.startswith(QUICKSTART):
-        yield source, document_items(_quickstart(source, training))
-        return
-    if read := find_reader(source):
-        yield source, _registered_rows(source, read)
-        return
-    path = user_path(source, "data source")
-    if path.is_dir() and (saved := _saved_folder(path, training)):
-        from datasets import load_from_disk
-
-        yield source, numbered(dataset_rows(load_from_disk(str(saved)), labels))
-    elif path.is_dir():
-        for file in _data_files(path, training):
-            yield str(file), file_items(file, labels)
-    elif path.is_file():  # no pipe, which every rank would read a part of
-        yield str(path), file_items(path, labels)
-    elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(path.suffixes):
-        yield source, numbered(dataset_rows(_hub_dataset(source, hub_id, training), labels))
-    else:
-        raise InputError(f"data source {source!r}: no such file or folder in {Path.cwd()}; name {SOURCES}")
-
-
-def _quickstart(source: str, training: bool) -> dict[str, Any]:
-    from swep_ds.data.quickstart import DOMAINS, SOURCE, corpus
+def _quickstart(source: str, training: bool) -> Items:
+    from swep_ds.data.quickstart import corpus
 
     name, _, place = source.partition(":")
     domain, _, split = place.partition(".")
     split = split or ("train" if training else "test")
-    try:
-        return corpus(domain, split, unanswerable=name == "quickstart_v2")
-    except KeyError as error:
-        raise InputError(
-            f"{source}: the quick-start corpus has no such domain or split; name one of "
-            f"{', '.join(DOMAINS)} for evaluation, {SOURCE} for training"
-        ) from error
+    yield from document_items(corpus(domain, split, unanswerable=name == "quickstart_v2"))
 
 
 def _registered_rows(source: str, read: Reader) -> Items:
@@ -177,17 +147,7 @@ def _registered_rows(source: str, read: Reader) -> Items:
         raise InputError(f"its reader {name} cannot read it ({reason(error)}): correct the data") from error
 
 
-def _saved_folder(folder: Path, training: bool) -> Path | None:
-    """The folder of the wanted split, if the `datasets` library saved the data; else None."""
-    if (folder / "state.json").is_file():
-        return folder
-    file = folder / "dataset_dict.json"
-    if not file.is_file():
-        return None
-    return folder / _default_split(str(folder), read_json(file)["splits"], training)
-
-
-def _data_files(folder: Path, training: bool) -> list[Path]:
+def _data_files(folder: Path, training: bool) -> tuple[Path, ...]:
     """The files of the wanted split, in name order."""
     files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
     if not files:
@@ -196,11 +156,11 @@ def _data_files(folder: Path, training: bool) -> list[Path]:
     for file in files:
         splits.setdefault(_split_of(file), []).append(file)
     if len(splits) == 1:
-        return files
+        return tuple(files)
     if None in splits:
         named = ", ".join(file.name for file in files)
         raise InputError(f"{folder}: some files of this folder name a split and others do not ({named}): name one file")
-    return splits[_default_split(str(folder), splits, training)]
+    return tuple(splits[_default_split(str(folder), splits, training)])
 
 
 def _split_of(file: Path) -> str | None:
@@ -211,22 +171,24 @@ def _split_of(file: Path) -> str | None:
     return next((str(split) for split, names in SPLIT_KEYWORDS.items() if words & set(names)), None)
 
 
-def _hub_dataset(source: str, hub_id: re.Match[str], training: bool) -> Any:
-    from datasets import Dataset, load_dataset
+def _hub_table(source: str, hub_id: re.Match[str], training: bool) -> pa.Table:
+    from datasets import DatasetDict, load_dataset
 
     check_hub(hub_id["name"], "README.md", f"{source}: not a local file", "dataset")
     fix = "correct the id, or download the data set and name its local file or folder instead"
     with as_input_error(f"{source}: not a local file, and the hub cannot give it", fix):
         loaded = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])
-    return loaded if isinstance(loaded, Dataset) else loaded[_default_split(source, loaded, training)]
+    if isinstance(loaded, DatasetDict):
+        loaded = loaded[_default_split(source, loaded, training)]
+    return loaded.with_format("arrow")[:]
 
 
 def _default_split(source: str, splits: Any, training: bool) -> str:
-    for split in ("train",) if training else ("validation", "test"):
+    wanted = ["train"] if training else ["validation", "test"]
+    for split in wanted:
         if split in splits:
             return split
-    wanted = "train" if training else "validation or test"
     raise InputError(
-        f"{source}: has no split {wanted}, only {', '.join(splits)}; name one (@split after a hub id, the split's "
-        "folder, or its file)"
+        f"{source}: has no split {' or '.join(wanted)}, only {', '.join(splits)}; name one (@split after a hub id, the "
+        "split's folder, or its file)"
     )

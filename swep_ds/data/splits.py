@@ -62,48 +62,79 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
 def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Example], list[Example]]:
     """Splits into (kept, held out): whole articles, chosen at random until they hold `fraction` of the questions.
 
-    The split is by article, as paragraphs of one article share their answers (`_inseparable`). An article that would
-    bring the share above twice the fraction is kept, unless all would. The choice does not depend on the seed of a run,
-    so scores over seeds share one test set.
+    Paragraphs of one article share their answers (`_inseparable`). An article that would bring the share above twice
+    the fraction is kept, unless all would. The choice does not depend on the seed of a run, so scores over seeds share
+    one test set.
 
     Raises InputError: the examples have fewer than two articles.
     """
     groups = _inseparable(examples, least_articles=1)
-    counts = Counter(groups)
-    names = sorted(counts)
-    if len(names) < 2:
+    sizes = _shuffled_sizes(groups)
+    if len(sizes) < 2:
         raise InputError("data.holdout_fraction: the training data has a single article: give data.eval a test set")
     held: set[str] = set()
     questions = 0
     aim = fraction * len(examples)
-    for index in np.random.default_rng(0).permutation(len(names)):
-        if questions >= aim or len(held) == len(names) - 1:
-            break
-        name = names[index]
-        if questions + counts[name] <= 2 * aim:
+    for name, size in sizes.items():
+        if questions < aim and len(held) < len(sizes) - 1 and questions + size <= 2 * aim:
             held.add(name)
-            questions += counts[name]
+            questions += size
     if not held:
-        held.add(min(names, key=lambda name: (counts[name], name)))
-    return _divided(examples, [name in held for name in groups])
+        held.add(min(sizes, key=lambda name: (sizes[name], name)))
+    return _divided(examples, groups, held)
 
 
-def _divided(examples: list[Example], on_second_side: Sequence[bool]) -> tuple[list[Example], list[Example]]:
+def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
+    """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report.
+
+    The split is by article, or by context if there is one article (`_inseparable`): in random order, each goes to the
+    half that has fewer questions so far. It does not depend on the seed of a run.
+
+    Raises InputError: all questions are about one context.
+    """
+    groups = _inseparable(examples, least_articles=2)
+    sizes = _shuffled_sizes(groups)
+    if len(sizes) < 2:
+        raise InputError(
+            "eval.select_on: all questions are about one text: name a data set that can be split in half (without one, "
+            "the held-out articles choose when to decline a question: raise data.holdout_fraction)"
+        )
+    second: set[str] = set()
+    excess = 0  # questions that the first half has more than the second
+    for name, size in sizes.items():
+        if excess > 0:
+            second.add(name)
+            excess -= size
+        else:
+            excess += size
+    return _divided(examples, groups, second)
+
+
+def _shuffled_sizes(groups: list[str]) -> dict[str, int]:
+    """The number of questions of each group, in an order that is random and always the same."""
+    counts = Counter(groups)
+    names = sorted(counts)
+    return {names[index]: counts[names[index]] for index in np.random.default_rng(0).permutation(len(names))}
+
+
+def _divided(examples: list[Example], groups: list[str], second: set[str]) -> tuple[list[Example], list[Example]]:
     sides: tuple[list[Example], list[Example]] = ([], [])
-    for example, second in zip(examples, on_second_side, strict=True):
-        sides[second].append(example)
+    for example, group in zip(examples, groups, strict=True):
+        sides[group in second].append(example)
     return sides
 
 
 def _sources(examples: Sequence[Example], least_articles: int) -> list[str]:
     """The article of each question if there are at least so many, else its paragraph."""
     articles = [example.article for example in examples]
-    return articles if len(set(articles)) >= least_articles else [example.context for example in examples]
+    if len(set(articles)) >= least_articles:
+        return articles
+    return [example.context for example in examples]
 
 
 def _recur(examples: Sequence[Example], sources: Sequence[str]) -> bool:
-    """Whether hardly any two questions share a paragraph, but at least `MIN_RECURRING` different questions are asked of
-    many: BioASQ's 1,504 are 224 questions about 1,490 texts."""
+    """Whether hardly any two questions share a paragraph, but many paragraphs share a question: BioASQ's 1,504 are 224
+    questions about 1,490 texts."""
     texts = {example.context for example in examples}
     questions = {example.question for example in examples}
     return len(texts) > MIN_TEXTS_PER_QUESTION * len(examples) and MIN_RECURRING <= len(questions) < len(set(sources))
@@ -116,8 +147,6 @@ def _inseparable(examples: Sequence[Example], least_articles: int) -> list[str]:
     in two articles ties both. Where questions recur (`_recur`), those with the same text belong together as well,
     unless that ties most of the examples to each other.
     """
-    if not examples:
-        return []
     sources = _sources(examples, least_articles)
     columns = [sources, [example.context for example in examples]]
     group_N = _tied(*columns)
@@ -155,28 +184,3 @@ def clusters(examples: Sequence[Example]) -> np.ndarray:
 def effective_clusters(clusters_N: np.ndarray) -> float:
     """Q^2 / sum of squared cluster sizes, for Q questions: the number of clusters if all have one size."""
     return len(clusters_N) ** 2 / np.square(np.bincount(clusters_N)).sum()
-
-
-def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report.
-
-    The split is by article, or by context if there is one article (`_inseparable`). Articles come in random order, each
-    to the half that has fewer questions so far. The split does not depend on the seed of a run.
-
-    Raises InputError: all questions are about one context.
-    """
-    groups = _inseparable(examples, least_articles=2)
-    counts = Counter(groups)
-    if len(counts) < 2:
-        raise InputError(
-            "eval.select_on: all questions are about one text: name a data set that can be split in half (without one, "
-            "the held-out articles choose when to decline a question: raise data.holdout_fraction)"
-        )
-    names = sorted(counts)
-    sizes = [0, 0]
-    side_of = {}
-    for index in np.random.default_rng(0).permutation(len(names)):
-        side = int(sizes[0] > sizes[1])
-        side_of[names[index]] = side
-        sizes[side] += counts[names[index]]
-    return _divided(examples, [side_of[name] for name in groups])

@@ -1,4 +1,4 @@
-"""The quick-start corpus and its encoder: text that is the same everywhere, answerable questions, separate names."""
+"""The quick-start corpus: text that is the same everywhere, answerable questions, separate names; its two models."""
 
 import dataclasses
 import hashlib
@@ -8,10 +8,10 @@ import re
 
 import pytest
 import torch
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from quickstart import encoder
-from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, corpus
+from quickstart import encoder, t5
+from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, T5, corpus
 from swep_ds.data.quickstart.grammar import load_kinds, slots, write_passage, write_unanswerable
 from swep_ds.data.quickstart.world import World
 
@@ -51,6 +51,9 @@ def questions(data):
 
 def sha256(data):
     return hashlib.sha256(json.dumps(data, ensure_ascii=True, sort_keys=True).encode()).hexdigest()
+
+
+# The corpus
 
 
 def test_the_corpus_is_the_same_on_every_platform(corpora, corpora_v2):
@@ -105,12 +108,6 @@ def test_no_passage_answers_its_unanswerable_question(domain):
     assert 0.3 < inside / 300 < 0.6  # the others ask about something else
 
 
-def test_only_the_source_has_a_train_split():
-    for domain, split in (("forum", "train"), ("poetry", "test")):
-        with pytest.raises(KeyError, match="only 'encyclopedia' has"):
-            corpus(domain, split)
-
-
 def test_templates_name_their_thing_and_know_their_fields():
     for kind in KINDS:
         assert set(kind.questions) <= set(kind.fields)
@@ -131,7 +128,7 @@ def named_things(pool):
     """The parts of a pool's invented names."""
     world = World(random.Random(0), pool)
     kinds = ("first", "surname", "place", "code", "work", "coined x")
-    return {(kind, world.draw(f"{{{kind}}}")) for kind in kinds for _ in range(4000)}
+    return {(kind, world.draw(f"{{{kind}}}")) for kind in kinds for _ in range(2000)}
 
 
 def test_training_pretraining_and_tests_share_no_name_and_pretraining_holds_no_question(corpora):
@@ -146,12 +143,18 @@ def test_training_pretraining_and_tests_share_no_name_and_pretraining_holds_no_q
     world = World(random.Random(2), "pretrain")
     templates = {template for kind in KINDS for asked in kind.questions.values() for template in asked}
     openings = tuple(t.split("{")[0] for t in templates if len(t.split("{")[0]) > 12)
-    for _ in range(2000):
+    for _ in range(500):
         pair = encoder.write_pair(world, 0.3)
         assert not pair.statement.startswith(openings)
         answer = pair.passage[slice(*pair.answer)]
         if "[MASK]" in pair.statement:
             assert answer.lower() not in pair.statement.lower()
+
+
+# The encoder and the T5
+
+TINY = {"updates": 2, "brief_updates": 1, "batch_size": 2, "hidden": 16, "intermediate": 16, "vocabulary": 400}
+TINY |= {"tokenizer_passages": 100}
 
 
 def test_encoder_is_small_and_loads():
@@ -167,24 +170,61 @@ def test_encoder_is_small_and_loads():
     assert model(**encoded).start_logits.shape == encoded["input_ids"].shape
 
 
-def test_pretraining_runs_and_is_repeatable(tmp_path, capsys):
-    settings = encoder.Settings(
-        updates=2,
-        brief_updates=1,
-        batch_size=2,
-        layers=1,
-        hidden=16,
-        heads=2,
-        intermediate=16,
-        vocabulary=400,
-        tokenizer_passages=100,
-    )
+def test_pretraining_the_encoder_is_repeatable(tmp_path):
+    settings = encoder.Settings(**TINY, layers=1, heads=2)
+    weights = []
     for name in ("once", "again"):
         encoder.pretrain(settings, tmp_path / name)
-    once, again = (
-        AutoModelForQuestionAnswering.from_pretrained(tmp_path / name).bert.state_dict() for name in ("once", "again")
-    )
+        model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / name, dtype=torch.float32)
+        weights.append(model.bert.state_dict())
+    once, again = weights
     assert all(torch.equal(once[name], again[name]) for name in once)
-    model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "once", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "once")
     assert torch.isfinite(model(**tokenizer("who", "x", return_tensors="pt")).start_logits).all()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(T5)
+
+
+def generate(model, tokenizer, texts):
+    encoded = tokenizer(texts, padding=True, return_tensors="pt")
+    return tokenizer.batch_decode(model.generate(**encoded, max_new_tokens=20), skip_special_tokens=True)
+
+
+def test_answers_and_contexts_come_back_from_the_tokens_of_the_t5(tokenizer, corpora):
+    asked = [question for domain in DOMAINS for question in questions(corpora[domain, "test"])]
+    texts = sorted({text for qa, context in asked for text in (context, qa["answers"][0]["text"])})
+    texts += ["1,204", "$173.99", "twenty-one", "o'hara", "21q30", "67 °c", "the (old) mill"]
+    ids = tokenizer(texts)["input_ids"]
+    assert not any(tokenizer.unk_token_id in row for row in ids)
+    assert tokenizer.batch_decode(ids, skip_special_tokens=True) == [text.lower() for text in texts]
+
+
+def test_the_t5_is_small_and_recovers_blanked_values_but_answers_no_question(tokenizer, corpora):
+    """Statements are what it has learned, on names it has never read; questions it has not."""
+    assert sum(path.stat().st_size for path in T5.iterdir()) < 4_000_000
+    model, loading = AutoModelForSeq2SeqLM.from_pretrained(T5, dtype=torch.float32, output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert len(tokenizer) == model.config.vocab_size
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (model.config.pad_token_id, model.config.eos_token_id)
+    world = World(random.Random(5), "test")
+    pairs = [encoder.write_pair(world, left_out_rate=0.0, filler="<extra_id_0>") for _ in range(40)]
+    written = generate(model, tokenizer, [f"sentence: {p.statement} context: {p.passage}" for p in pairs])
+    right = [text == p.passage[slice(*p.answer)].lower() for text, p in zip(written, pairs, strict=True)]
+    assert sum(right) >= 30
+    asked = questions(corpora[SOURCE, "test"])[:40]
+    written = generate(model, tokenizer, [f"question: {qa['question']} context: {context}" for qa, context in asked])
+    right = [text == qa["answers"][0]["text"].lower() for text, (qa, _) in zip(written, asked, strict=True)]
+    assert sum(right) <= 4
+
+
+def test_pretraining_the_t5_makes_a_model_that_writes(tmp_path):
+    settings = t5.Settings(**TINY, encoder_layers=2, decoder_layers=1, heads=3, head_width=8, warmup=1)
+    t5.pretrain(settings, tmp_path)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(generate(model, tokenizer, ["sentence: <extra_id_0> built it. context: Ida Fenden built it."])) == 1

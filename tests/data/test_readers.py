@@ -4,7 +4,6 @@ import functools
 import gzip
 import json
 import math
-import re
 from pathlib import Path
 
 import datasets
@@ -27,8 +26,6 @@ EXAMPLES = [
     Example("q1", "When?", CONTEXT, ("1998",), (21, 25), "Cafes"),
     Example("q2", "What is served?", CONTEXT, ("tea", "It serves tea"), (37, 40), "Cafes"),
 ]
-
-
 squad, rows = (functools.partial(make, context=CONTEXT) for make in (qa_files.squad, qa_files.rows))
 
 
@@ -53,12 +50,12 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_every_layout_gives_the_same_examples(save, layout, compress):
-    source = save(compress(LAYOUTS[layout](WHEN, WHAT)), "named.csv")
-    assert read_examples(source, training=True) == EXAMPLES
-    without_span = [Example(e.id, e.question, e.context, e.answers, None, e.article) for e in EXAMPLES]
-    assert read_examples(source, training=False) == without_span
+def test_every_layout_gives_the_same_examples(save, layout):
+    for compress in (bytes, gzip.compress):
+        source = save(compress(LAYOUTS[layout](WHEN, WHAT)), "named.csv")
+        assert read_examples(source, training=True) == EXAMPLES
+        without_span = [Example(e.id, e.question, e.context, e.answers, None, e.article) for e in EXAMPLES]
+        assert read_examples(source, training=False) == without_span
 
 
 @pytest.mark.parametrize("layout", ["squad", "JSON lines", "JSON list", "Parquet"])
@@ -74,26 +71,18 @@ def test_white_space_around_an_answer_is_no_part_of_its_place(save):
     """As in NewsQA; tokenizers that keep the space before a word would otherwise add the next word to the answer."""
     answer = {"text": " opened in 1998.\n ", "answer_start": 10}
     context = CONTEXT.replace("\n", "\n ")
-    for layout in LAYOUTS.values():
-        [example] = read_examples(save(layout(WHEN | {"answers": [answer]}, context=context)), training=True)
-        assert context[slice(*example.span)] == "opened in 1998."
-        assert example.answers == (answer["text"],)
+    [example] = read_examples(save(squad(WHEN | {"answers": [answer]}, context=context)), training=True)
+    assert context[slice(*example.span)] == "opened in 1998."
+    assert example.answers == (answer["text"],)
 
 
 @pytest.mark.parametrize("layout", ["squad", "Parquet"])
-@pytest.mark.parametrize("training", [True, False])
-def test_an_impossible_question_with_answers_is_refused(save, layout, training):
-    """As where a data set's script added the plausible answers."""
+def test_is_impossible_must_not_contradict_the_answers(save, layout):
+    """A data set's script added the plausible answers; or a question would be learned as one to decline."""
     source = save(LAYOUTS[layout](WHAT | {"is_impossible": False}, WHEN | {"is_impossible": True}))
-    message = refused(source, training=training)
-    assert "question 'q1': is_impossible is true, but it has answers: empty its answers" in message
-    text = "question,context,answer,is_impossible\nWhen?,In 1998.,1998,False\nWho?,In 1998.,1998,True\n"
-    assert "question 'data-3': is_impossible" in refused(save(text), training=training)
-
-
-@pytest.mark.parametrize("layout", ["squad", "Parquet"])
-def test_a_possible_question_without_answers_is_refused(save, layout):
-    """It would be learned, or scored, as one that should be declined."""
+    for training in (True, False):
+        said = "question 'q1': is_impossible is true, but it has answers: empty its answers"
+        assert said in refused(source, training=training)
     source = save(LAYOUTS[layout](WHEN | {"is_impossible": False}, WHAT | {"answers": [], "is_impossible": False}))
     said = "is_impossible is false, but it has no answers: give its answers, or set"
     assert said in refused(source, unanswerable=True)
@@ -117,18 +106,10 @@ def test_articles_are_titles_or_else_what_questions_share(save):
     articles = [e.article for e in read_examples(save({"data": [untitled[0], *both]}), training=False)]
     assert len(articles) == 3
     assert articles[1] == articles[2] != articles[0]  # `splits` keeps articles that share a later context together
-    no_title = [{key: value for key, value in row.items() if key != "title"} for row in rows(WHEN, WHAT)]
-    assert {e.article for e in read_examples(save(no_title), training=False)} == {CONTEXT}
-
-
-@pytest.mark.parametrize(
-    ("title", "article"), [(0, "0"), (7, "7"), ("", CONTEXT), (None, CONTEXT), (math.nan, CONTEXT)]
-)
-def test_a_title_may_be_a_number(save, title, article):
-    """As pandas' factorize numbers articles, from 0."""
-    assert {e.article for e in read_examples(save([row | {"title": title} for row in rows(WHEN)]), training=False)} == {
-        article
-    }
+    # pandas' factorize numbers articles, from 0
+    for title, article in ((0, "0"), (7, "7"), ("", CONTEXT), (None, CONTEXT), (math.nan, CONTEXT)):
+        [example] = read_examples(save([row | {"title": title} for row in rows(WHEN)]), training=False)
+        assert example.article == article
 
 
 # MRQA
@@ -142,7 +123,6 @@ def mrqa(**changes):
         "qid": "m1",
         "id": "not this one",
         "question": "What is served?",
-        "question_tokens": [["What", 0]],
         "detected_answers": [
             {"text": "green tea", "char_spans": [[tea, tea + 9], [0, 4]], "token_spans": [[1, 2]]},
             {"text": "19 98", "char_spans": [[0, 1]]},
@@ -159,39 +139,15 @@ def test_mrqa_markers_become_blanks_and_offsets_hold(save):
     assert len(example.context) == len(MRQA_CONTEXT)
     assert " ".join(example.context.split()) == "Caf\u00e9 It opened in 19 98 . It serves Green tea ."
     assert example.context[slice(*example.span)] == "Green  tea"  # the last offset of MRQA is part of the answer
-
-
-def test_mrqa_evaluation_needs_no_detected_answer(save):
     (example,) = read_examples(save(mrqa(detected_answers=[])), training=False)
     assert example.span is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"detected_answers": []}, "question 'm1': no detected_answers"),
-        ({"detected_answers": [{"text": "tea", "char_spans": [[0, 4]]}]}, r"'tea' is not at char_spans \[0, 4\]"),
-        ({"detected_answers": [{"text": "tea", "char_spans": [[90, 92]]}]}, "'tea' is not at char_spans"),
-        ({"detected_answers": [{"text": "tea"}]}, "'char_spans' is missing"),
-        ({"answers": []}, "question 'm1': has no answer"),
-    ],
-)
-def test_bad_mrqa(save, changes, message):
-    assert re.search(message, refused(save(mrqa(**changes))))
 
 
 # Sources
 
 
-@pytest.mark.parametrize("layout", ["squad", "JSON lines", "JSON list"])
-def test_json_whose_text_names_columns_is_no_table_of_text(save, layout):
-    context = "It depends on usage, context, and register, or\tquestion\tmarks."
-    asked = {"id": "q", "question": "On what?", "answers": [{"text": "usage", "answer_start": 14}]}
-    [example] = read_examples(save(b"\n " + LAYOUTS[layout](asked, context=context)), training=True)
-    assert example.context == context
-
-
 def test_folder_of_files_in_name_order(save, tmp_path):
+    assert "no data file in this folder" in refused(str(tmp_path))
     save(LAYOUTS["Parquet"](WHAT), "b.parquet")
     save(gzip.compress(LAYOUTS["squad"](WHEN)), "a.json.gz")
     save("not data", "README.md")
@@ -215,8 +171,8 @@ def test_a_folders_files_are_told_apart_by_the_splits_that_they_name(save, tmp_p
 
 def test_folder_saved_by_datasets(tmp_path):
     when, what = datasets.Dataset.from_list(rows(WHEN)), datasets.Dataset.from_list(rows(WHAT))
-    when.save_to_disk(tmp_path / "one")
-    assert read_examples(str(tmp_path / "one"), training=True) == EXAMPLES[:1]
+    datasets.concatenate_datasets([when, what]).save_to_disk(tmp_path / "one", num_shards=2)
+    assert read_examples(str(tmp_path / "one"), training=True) == EXAMPLES
 
     datasets.DatasetDict(train=when, test=what).save_to_disk(tmp_path / "two")
     assert [e.id for e in read_examples(str(tmp_path / "two"), training=True)] == ["q1"]
@@ -233,8 +189,8 @@ def test_folder_saved_by_datasets(tmp_path):
 def test_quickstart_defaults_to_its_training_or_test_split():
     test = read_examples("quickstart:news", training=False)
     assert test == read_examples("quickstart:news.test", training=False)
-    assert "no such domain or split" in refused("quickstart:nowhere")
-    assert "no such domain or split" in refused("quickstart:news", training=True)
+    for source in ("quickstart:nowhere", "quickstart:news"):
+        assert f"{source}: there is no quick-start corpus n" in refused(source)
 
 
 def test_hub_id_splits_and_configs(monkeypatch):
@@ -260,87 +216,96 @@ def test_hub_out_of_reach(monkeypatch):
     assert "name its local file or folder instead" in message
 
 
-# Bad input
-
-
 @pytest.mark.parametrize("source", ["missing.json", "data/missing.json", "./owner/name", "owner/name/more", "missing"])
 def test_missing_file(source):
     assert f"no such file or folder in {Path.cwd()}; name a local file" in refused(source)
 
 
-def test_empty_folder(tmp_path):
-    assert "no data file in this folder" in refused(str(tmp_path))
+TABLES = {name: getattr(qa_files, name) for name in ("stream", "file", "compressed", "parquet")}
+
+
+def with_column(name, column):
+    return table(WHEN).set_column(table(WHEN).schema.get_field_index(name), name, column)
+
+
+@pytest.mark.parametrize("write", TABLES.values(), ids=TABLES)
+def test_tables_of_many_rows_and_other_kinds_of_strings(save, write):
+    column = table(WHEN)["context"]
+    for strings in (column.dictionary_encode(), column.cast(pa.large_string()), column.cast(pa.string_view())):
+        assert read_examples(save(write(with_column("context", strings))), training=True) == EXAMPLES[:1]
+    many = [WHEN | {"id": f"q{i}"} for i in range(300)]  # more than are converted at a time
+    examples = read_examples(save(write(table(*many))), training=True)
+    assert [example.id for example in examples] == [f"q{i}" for i in range(300)]
+    assert len({id(example.context) for example in examples}) == 1
+
+
+def test_a_stream_that_is_cut_off_between_its_batches(save):
+    """Arrow's reader takes that for its end."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table(WHEN).schema) as writer:
+        writer.write_table(table(WHEN))
+        whole = sink.tell()
+    content = sink.getvalue().to_pybytes()
+    assert read_examples(save(content), training=True) == EXAMPLES[:1]
+    assert "damaged data file (it is cut off)" in refused(save(content[:whole]))
+
+
+# Bad input
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty"),
+        ("", "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
+        ("3", "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
         ('{"data": []}', "holds no questions"),
         ('{\n  "data": [\n    {"paragraphs": ]\n}', "not JSON: line 3, column 20"),
         (lines(rows(WHEN)) + '\n{"id": "q2", "question"\n' + lines(rows(WHAT)), "not JSON: line 3, column 24"),
         (json.dumps(squad(WHEN)) + "\n{}", "question 'data-1': field 'question' is missing; add it (found: ['version'"),
-        (json.dumps(squad(WHEN), indent=1) + "\n{}", "not JSON: line 26, column 1: Extra data"),
         (json.dumps(squad(WHEN))[:-9], "not JSON: line 1, column"),
-        ("3", "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
-        ('"id","question"\n"1","When?"\n', "has no column context and no column answer (found: ['id', 'question'])"),
-        ('"id","asked"\n"1","When?"\n', "has no column question and no column context and no column answer (found"),
         ("[3]", "row 0: expected an object, found 3"),
         (b"\x80\x04\x95\0", "neither Parquet nor Arrow nor UTF-8 text (byte 0)"),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
         (parquet(table(WHEN))[:-40], "damaged data file"),
         (stream(table(WHEN))[:300], "damaged data file"),
-    ],
-)
-def test_malformed_files(save, content, message):
-    assert message in refused(save(content))
-
-
-@pytest.mark.parametrize("layout", ["squad", "JSON lines"])
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"answers": [{"text": "1998", "answer_start": 20}]}, "the answer '1998' is not at answer_start 20 of its "),
-        ({"answers": [{"text": "1998", "answer_start": 20}]}, "which has ' 199' there; correct the offset"),
-        ({"answers": [{"text": "1998", "answer_start": 400}]}, "which has no text there"),
-        ({"answers": [{"text": " ", "answer_start": 5}]}, "question 'q1': has no answer"),
-        ({"answers": []}, "question 'q1': has no answer"),
-        ({"question": " \t"}, "question 'q1': question is empty"),
-        ({"question": "\u200b \ufeff"}, "question 'q1': question is empty"),
-    ],
-)
-def test_bad_training_questions(save, layout, changes, message):
-    assert message in refused(save(LAYOUTS[layout](WHEN | changes)))
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
+        (stream(table(WHEN).append_column("question", table(WHEN)["question"])), "has the column 'question' 2 times"),
+        (
+            stream(with_column("question", pa.array([b"When?"]))),
+            "question 'q1': field 'question' is b'When?'; expected",
+        ),
+        (stream(with_column("answers", pa.array([{"text": ["2001"]}]))), "'2001' does not occur in its context"),
+        (
+            stream(with_column("answers", pa.array([{"text": ["1998"], "answer_start": [19.5]}]))),
+            "answer_start is 19.5; expected a whole number",
+        ),
+        (mrqa(detected_answers=[]), "question 'm1': no detected_answers"),
+        (mrqa(detected_answers=[{"text": "tea", "char_spans": [[0, 4]]}]), "'tea' is not at char_spans [0, 4]"),
+        (mrqa(detected_answers=[{"text": "tea", "char_spans": [[90, 92]]}]), "'tea' is not at char_spans"),
+        (mrqa(detected_answers=[{"text": "tea"}]), "'char_spans' is missing"),
+        (mrqa(answers=[]), "question 'm1': has no answer"),
         (squad(WHEN, WHAT | {"id": "q1"}), "question id 'q1' occurs twice"),
         (squad(WHEN, context=" \n"), "data[0].paragraphs[0]: context is empty"),
         (squad({"question": "When?"}), "question 'data-0.0.0': field 'answers' is missing"),
-        (squad(WHEN | {"id": [1]}), "data[0].paragraphs[0].qas[0]: field 'id' is [1]; expected a string or number"),
         (squad(WHEN | {"question": 5}), "question 'q1': field 'question' is 5; expected a string"),
+        (squad(WHEN | {"question": "\u200b \t"}), "question 'q1': question is empty"),
         (squad(WHEN | {"answers": [{"answer_start": 5}]}), "question 'q1': field 'text' is missing"),
         ({"data": [{"title": "Cafes"}]}, "question 'data-0': field 'question' is missing; add it (found: ['title'])"),
         ({"data": {}}, "field 'data' is {}; expected a list"),
-        ([{"id": "q1", "question": "When?", "context": "Now."}], "question 'q1': field 'answers' is missing"),
         (rows(WHEN | {"answers": [{"text": None, "answer_start": 5}]}), "question 'q1': has no answer"),
+        (rows(WHEN | {"answers": [{"text": "1998", "answer_start": 20}]}), "'1998' is not at answer_start 20 of its "),
+        (squad(WHEN | {"answers": [{"text": "1998", "answer_start": 20}]}), "which has ' 199' there; correct the"),
+        (squad(WHEN | {"answers": [{"text": "1998", "answer_start": 400}]}), "which has no text there"),
         (
             rows(WHEN | {"answers": [{"text": "1998", "answer_start": 5}, {"text": "in"}]}),
             "one whole number for each text",
         ),
     ],
 )
-def test_bad_fields(save, document, message):
-    assert message in refused(save(document))
+def test_bad_files_and_questions_are_named_in_one_line(save, content, message):
+    assert message in refused(save(content))
 
 
-in_rows_or_not = pytest.mark.parametrize("layout", ["squad", "JSON lines"])
-HALF = "\ud800"  # of a surrogate pair
-
-
-@in_rows_or_not
+@pytest.mark.parametrize("layout", ["squad", "JSON lines"])
 def test_all_faulty_questions_of_a_file_are_named_at_once(save, layout):
     """Such as those of data whose white space was changed after its offsets were computed."""
     moved = [{"text": "1998", "answer_start": 18}]
@@ -348,24 +313,4 @@ def test_all_faulty_questions_of_a_file_are_named_at_once(save, layout):
     message = refused(save(LAYOUTS[layout](*asked)))
     assert "question 'q2': the answer '1998' is not at " in message
     assert message.endswith("; 2 more of this file's questions have faults: 'q5', 'q6'")
-    assert len(read_examples(save(LAYOUTS[layout](*asked)), training=False)) == 8
-    asked = [WHEN | {"id": f"q{i}", "answers": []} for i in range(107)]
-    message = refused(save(LAYOUTS[layout](*asked)), training=False, longest=2000)
-    assert "; 106 more of this file's questions have faults: 'q1', " in message
-    assert message.endswith("'q100', ...")
-
-
-@in_rows_or_not
-@pytest.mark.parametrize(
-    "changes",
-    [{"id": f"q{HALF}"}, {"question": f"W{HALF}?"}, {"answers": [{"text": f"19{HALF}8", "answer_start": 19}]}],
-)
-def test_half_of_a_surrogate_pair_is_not_text(save, layout, changes):
-    """Nothing could be written with it: a run would end where it writes its predictions."""
-    assert "holds half of a surrogate pair" in refused(save(LAYOUTS[layout](WHEN | changes)), training=False)
-
-
-def test_evaluation_needs_answers_but_no_offsets(save):
-    wrong = WHEN | {"answers": [{"text": "1998", "answer_start": 3}, {"text": "in 1998"}]}
-    assert read_examples(save(squad(wrong)), training=False)[0].answers == ("1998", "in 1998")
-    assert "has no answer" in refused(save(squad(WHEN | {"answers": [], "is_impossible": True})), training=False)
+    assert len(read_examples(save(LAYOUTS[layout](*asked)), training=False)) == 8  # evaluation needs no offsets

@@ -41,42 +41,30 @@ def test_a_smaller_subset_is_inside_a_larger_one(n, fractions, seed):
     assert set(ids(small)) <= set(ids(large))
     assert len(large) == max(1, round(n * max(fractions)))
     assert ids(large) == sorted(ids(large), key=ids(examples).index)  # in their order
+    assert subset(examples, max(fractions), 10, seed) == subset(examples, 1.0, min(10, len(large)), seed)
 
 
-def test_the_smaller_of_fraction_and_limit_counts():
-    examples = questions(["t"] * 100)
-    assert len(subset(examples, 0.3, 50, 0)) == 30
-    assert len(subset(examples, 0.3, 10, 0)) == 10
-    assert subset(examples, 1.0, None, 0) == examples
+def test_samples_are_those_of_the_subset_only():
+    examples = [replace(e, id=f"q{i}-ssmba1") for i, e in enumerate(questions(["t"] * 30))]  # even of samples
+    samples = [replace(e, id=sample_id(e.id, k), question=f"{k}?") for e in examples for k in range(3)]
+    chosen = subset(examples, 0.4, None, 1)
+    assert [sample.id for sample in samples_of(chosen, samples)] == [
+        f"{e.id}-ssmba{k}" for e in chosen for k in (0, 1, 2)
+    ]
 
 
-# Augmented samples
-
-
-@given(n=st.integers(2, 30), fraction=st.floats(0.1, 1), count=st.integers(1, 4), seed=st.integers(0, 9))
-def test_samples_are_those_of_the_subset_alone(n, fraction, count, seed):
-    examples = [replace(e, id=f"q{i}-ssmba1") for i, e in enumerate(questions(["t"] * n))]  # even of samples
-    samples = [replace(e, id=sample_id(e.id, k), question=f"{k}?") for e in examples for k in range(count)]
-    chosen = subset(examples, fraction, None, seed)
-    kept = samples_of(chosen, samples)
-    assert [sample.id for sample in kept] == [f"{e.id}-ssmba{k}" for e in chosen for k in range(count)]
-
-
-def test_samples_of_other_questions_only():
-    others = [replace(e, id=f"x{e.id}-ssmba0") for e in questions(["t"] * 3)]
-    for augmented in (others, questions(["t"] * 3)):  # the second: originals, no samples
+def test_samples_of_other_data_are_refused():
+    """Rows without ids are numbered: in another version of a file their numbers are those of other questions."""
+    originals = questions(["t"] * 3)
+    others = [replace(e, id=sample_id(f"x{e.id}", 0)) for e in originals]
+    for augmented in (others, originals):  # the second: no samples
         with pytest.raises(
             InputError, match=r"^data\.augmented: none of its 3 questions is a sample.*`swep-ds augment`"
         ):
-            samples_of(questions(["t"] * 3), augmented)
-
-
-def test_samples_of_other_data_under_the_same_ids_are_refused():
-    """Rows without ids are numbered: in another version of a file their numbers are those of other questions."""
-    originals = [replace(e, context="xyz", answers=("x",)) for e in questions(["t"] * 3)]
-    samples = [replace(e, id=sample_id(e.id, 0)) for e in questions(["t"] * 3)]
+            samples_of(originals, augmented)
+    samples = [replace(e, id=sample_id(e.id, 0)) for e in originals]
     with pytest.raises(InputError, match=r"^data\.augmented: 'q0-ssmba0' has the answer 'c', and 'q0' of the training"):
-        samples_of(originals, samples)
+        samples_of([replace(e, context="xyz", answers=("x",)) for e in originals], samples)
 
 
 # Articles
@@ -121,11 +109,20 @@ def test_halves_share_no_article_and_are_about_as_large(articles):
     assert {e.article for e in halves(examples[::-1])[0]} == {e.article for e in first}
 
 
-def test_a_single_article_is_halved_by_context():
+def apart(first: list[Example], second: list[Example], *fields: str) -> bool:
+    """Whether the two sides share no value of these fields."""
+    return not any({getattr(e, field) for e in first} & {getattr(e, field) for e in second} for field in fields)
+
+
+def test_a_single_article_is_halved_by_context_but_not_a_single_text():
     examples = [Example(f"q{i}", "?", f"context {i // 3}", ("a",), None, "t") for i in range(12)]
     first, second = halves(examples)
     assert len(first) == len(second) == 6
-    assert not {e.context for e in first} & {e.context for e in second}
+    assert apart(first, second, "context")
+    with pytest.raises(InputError, match=r"data\.holdout_fraction.*single article.*data\.eval"):
+        hold_out_articles(examples, 0.2)
+    with pytest.raises(InputError, match=r"eval\.select_on: all questions are about one text"):
+        halves(examples[:3])
 
 
 SPLITS = pytest.mark.parametrize(
@@ -142,8 +139,7 @@ def test_a_text_that_is_in_two_articles_is_on_one_side(split):
     examples = [Example(f"q{i}", f"{i}?", text, ("a",), None, name) for i, (name, text) in enumerate(pairs)]
     first, second = split(examples)
     assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
-    for shared in ("context", "article"):
-        assert not {getattr(e, shared) for e in first} & {getattr(e, shared) for e in second}
+    assert apart(first, second, "context", "article")
 
 
 @SPLITS
@@ -154,8 +150,7 @@ def test_a_question_that_is_asked_of_many_texts_is_on_one_side(split):
     examples = [Example(f"q{i}", f"{i % asked}?", text, ("a",), None, text) for i, text in enumerate(texts)]
     first, second = split(examples)
     assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
-    for shared in ("question", "context", "article"):
-        assert not {getattr(e, shared) for e in first} & {getattr(e, shared) for e in second}
+    assert apart(first, second, "question", "context", "article")
     assert {e.id for e in split(examples[::-1])[0]} == {e.id for e in first}
 
 
@@ -165,13 +160,6 @@ def test_questions_that_tie_most_texts_to_each_other_do_not_decide_the_split():
     ]
     first, second = halves(examples)
     assert len(first) == len(second) == 150
-
-
-def test_a_single_article_or_text_cannot_be_split():
-    with pytest.raises(InputError, match=r"data\.holdout_fraction.*single article.*data\.eval"):
-        hold_out_articles(questions(["t"] * 5), 0.2)
-    with pytest.raises(InputError, match=r"eval\.select_on: all questions are about one text"):
-        halves(questions(["t"] * 5))
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,6 @@ def parquet(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-TABLE_WRITERS = {"stream": stream, "file": file, "compressed": compressed, "parquet": parquet}
-
-
 def refused(source: str, *, training: bool = True, longest: int = 700, **wanted: Any) -> str:
     """The message of the InputError: one short printable line, which a log can hold."""
     with pytest.raises(InputError) as error:

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.readers import read_questions
+from swep_ds.data.readers import read_examples
 from swep_ds.pipeline.folder import UNAVERAGED, RunFolder
 from swep_ds.pipeline.recipe import HOLDOUT
 
@@ -40,7 +40,8 @@ class Answers:
         data = RunFolder(run).read_recipe().data
         source = data.train if name == HOLDOUT else data.eval[name]
         if source not in self._paragraphs:
-            self._paragraphs[source] = {question.id: question.context for question in read_questions(source)}
+            questions = read_examples(source, training=False, labels=False)
+            self._paragraphs[source] = {question.id: question.context for question in questions}
         paragraphs = self._paragraphs[source]
         if missing := next((id_ for id_ in columns["id"] if id_ not in paragraphs), None):
             raise InputError(f"{source}: lacks question {missing}: it is other data than {run.name} had")

@@ -19,6 +19,7 @@ import random
 from pathlib import Path
 from typing import Literal
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.quickstart.grammar import (
     Mention,
     Passage,
@@ -47,10 +48,13 @@ def corpus(domain: str, split: Literal["train", "test"], unanswerable: bool = Fa
         unanswerable: gives each passage one more question, which it does not answer, and adds passages of at most two
             sentences. The other passages and questions are those without it.
 
-    Raises KeyError: there is no such domain, or no such split of it.
+    Raises InputError: there is no such domain, or no such split of it.
     """
     if domain not in DOMAINS or split not in _ARTICLES or (split == "train" and domain != SOURCE):
-        raise KeyError(f"no quick-start corpus {domain}.{split}: only {SOURCE!r} has a train split")
+        raise InputError(
+            f"there is no quick-start corpus {domain}.{split}: name one of {', '.join(DOMAINS)} for "
+            f"evaluation, {SOURCE} for training"
+        )
     kinds = load_kinds(domain)
     world = World(random.Random(f"swep-ds quickstart {domain} {split}"), split)
     articles = []

@@ -87,6 +87,7 @@ class Passage:
         self.text = text if self.kind.informal else text[:begin] + text[begin].upper() + text[begin + 1 :]
 
 
+@cache
 def slots(template: str) -> tuple[frozenset[str], bool]:
     """The fields that a template states of its first thing, without names, and whether it needs a second thing."""
     pairs = _SLOT.findall(template)
