@@ -184,7 +184,7 @@ def _run_stage(
         with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
             select_on = recipe.eval.select_on
             validate = partial(_validate, engine, prepared, main) if select_on else None
-            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate, average)
+            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate)
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = _select(engine, checkpoints, select_on, done, say) if select_on else None
             engine.eval()

@@ -36,12 +36,12 @@ SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup"}  # train.sc
 class Engine:
     """An objective in training, as DeepSpeed's engine carries it out.
 
-    With precision tf32 forwards and backwards compute in TF32, in training and evaluation, and nothing else in the
-    process does. None of them takes cuDNN's attention (`without_cudnn_attention`).
+    With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention.
 
     Attributes:
         deepspeed: DeepSpeed's engine. Checkpoints read and write its state.
         module: the objective.
+        parts: from `Objective.parts`.
         stage: the ZeRO stage.
         coalesces: whether gradients are reduced once an update, and `step` is called only then (`run_update`).
     """
@@ -49,6 +49,7 @@ class Engine:
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
         self.deepspeed = engine
         self.module = engine.module
+        self.parts = self.module.parts(train.execution)
         self.stage = engine.zero_optimization_stage()
         self.coalesces = train.coalesce_grad_reduction and self.stage >= 2  # below, gradients are reduced once anyway
         if self.coalesces:

@@ -4,11 +4,9 @@
 clipped by its own norm. Without, DeepSpeed clips both by the norm of the whole gradient.
 
 DeepSpeed 0.19 knows one norm for all groups:
-- ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer (one per group; at ZeRO-3 a group may have several),
-  combine them, and scale one flat tensor after the other. `GroupNorms` notes the norms on their way, and has each flat
-  tensor scaled by its group's norm.
-- At ZeRO-0 every rank has whole gradients. There DeepSpeed's clipping is switched off, and a hook that runs right
-  before the step of PyTorch's optimizer clips.
+- ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer (at ZeRO-3 a group may have several), combine them,
+  and scale one flat tensor after the other. `GroupNorms` notes the norms, and scales each by its group's.
+- At ZeRO-0 DeepSpeed's clipping is switched off, and a hook right before the optimizer's step clips.
 """
 
 import math

@@ -1,7 +1,8 @@
 """All that a run measures while it trains, from its clock to the log."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from swep_ds.training.tracking import Tracker
 
 
 class Instruments:
-    """For every update `begin` and `add`; for one that is logged or saved `read`, then `log` and `unlogged`.
+    """For every update `begin` and `add`; for one that is logged or saved `report`.
 
     Args:
         before: the state that the run continues from.
@@ -44,15 +45,28 @@ class Instruments:
             self._norms[self._update] = norm
         self._meter.add(statistics)
 
-    def read(self, *, logs: bool, saves: bool) -> float:
-        """Reads all ranks' numbers and checks them; logs each rank's health. Collective.
+    def report(
+        self, state: TrainState, logs: bool, saves: bool, validate: Callable[[], Score] | None
+    ) -> tuple[TrainState, Score | None]:
+        """Reads all ranks' numbers, checks them, validates and logs. Collective.
 
         Returns:
-            The run's seconds so far.
+            The state with the run's seconds so far, of which validation is not a part; and the score.
 
         Raises:
             TrainingDiverged: on all ranks; the loss or a gradient is not finite, or a weight that is to be saved.
         """
+        self._read(logs, saves)
+        state = replace(state, seconds=self.watch.seconds)
+        score = None
+        if validate:
+            with self.watch.paused():
+                score = validate()
+        if logs:
+            self._log(state, score)
+        return state, score
+
+    def _read(self, logs: bool, saves: bool) -> None:
         finite = self._engine.has_finite_weights() if saves else True
         means, health = self._meter.read(self.watch.read(), finite)
         means |= {"learning_rate": self._rate} | self._engine.read()
@@ -64,9 +78,8 @@ class Instruments:
         # JSON has no infinity, which is the norm of an update that fp16 skipped
         self._means = {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
         ranks.synchronize()
-        return self.watch.seconds
 
-    def log(self, state: TrainState, score: Score | None) -> None:
+    def _log(self, state: TrainState, score: Score | None) -> None:
         """Writes what was read as a line of metrics.jsonl, and begins new means."""
         means = dict(self._means)
         if score is not None:

@@ -26,11 +26,7 @@ from swep_ds.training.sharding import full_weights
 # of each rank, for health.jsonl: seconds per update without validation and checkpoints, seconds per update of waiting
 # for data, seconds of the logged update's forward passes, peak memory so far
 NUMBERS = ("step_seconds", "data_seconds", "forward_seconds", "memory_mib")
-MIB = 2**20
-DIVERGED = (
-    "lower train.learning_rate or method.beta, raise train.warmup_fraction, or use bf16 or fp32 in place of fp16; "
-    "earlier checkpoints stay"
-)
+DIVERGED = "lower train.learning_rate, raise train.warmup_fraction, or avoid fp16; earlier checkpoints stay"
 
 
 class Stopwatch:
@@ -55,7 +51,6 @@ class Stopwatch:
         self._started += time.perf_counter() - began
 
     def next_update(self, number: int) -> None:
-        """Begins an update."""
         if self._updates == 0:
             self._began = time.perf_counter()
             self._data = 0.0
@@ -91,7 +86,7 @@ class Stopwatch:
         step = (time.perf_counter() - self._began) / self._updates
         data = self._data / self._updates
         self._updates = 0
-        return [step, data, forward, peak_memory_bytes() / MIB]
+        return [step, data, forward, peak_memory_bytes() / 2**20]
 
 
 def peak_memory_bytes() -> int:
@@ -160,8 +155,10 @@ class Meter:
 
 def first_not_finite(norms: Mapping[int, Tensor | float]) -> int | None:
     """The first update whose gradient norm, on the device, is not finite."""
+    if not norms:
+        return None
     values = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in norms.values()]
-    finite = torch.stack(values).isfinite().tolist() if values else []
+    finite = torch.stack(values).isfinite().tolist()
     return next((update for update, is_finite in zip(norms, finite, strict=True) if not is_finite), None)
 
 
@@ -170,7 +167,9 @@ def check_finite(update: int, means: dict[str, float], faulty: Sequence[int], gr
     weights of the `faulty` ranks, or the gradient, first in update `gradient` (`first_not_finite`)."""
     if math.isfinite(means["loss"]) and not faulty and gradient is None:
         return
-    where = "" if gradient is None else f", the gradient not finite first in update {gradient}"
+    where = ""
+    if gradient is not None:
+        where += f", the gradient not finite first in update {gradient}"
     if 0 < len(faulty) < ranks.world_size():
         where += f", not finite on {ranks_of(faulty)}, host {ranks.host(faulty[0])}"
     raise TrainingDiverged(

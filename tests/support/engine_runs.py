@@ -48,16 +48,16 @@ def train_here(recipe: Recipe, ds_config: Path, folder: Path, saves: Saves, *, l
     engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
     try:
         state, updates, active = TrainState(), job.batches.updates, logs and ranks.is_main()
-        average = WeightAverage.of(engine, recipe.train, updates)
+        saves.average = WeightAverage.of(engine, recipe.train, updates)
         with (
             inside(engine),
             Tracker(recipe.tracking, recipe.method.name, {}, folder, updates, state, active=active) as tracker,
         ):
-            train(engine, job.batches, recipe.train, saves, tracker, state, None, average)
+            train(engine, job.batches, recipe.train, saves, tracker, state, None)
         if logs:
             write(engine, folder / "weights.safetensors")
-        if average:
-            with average.applied():
+        if saves.average:
+            with saves.average.applied():
                 write(engine, folder / "average.safetensors")
     finally:
         engine.destroy()

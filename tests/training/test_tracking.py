@@ -134,12 +134,12 @@ def test_wandb_gets_the_group_the_method_and_all_results_of_a_run(tmp_path, fake
     assert wandb.started[1]["id"] == start["id"]  # a resumed run continues under the same id
 
 
-def test_what_fails_in_wandb_after_its_start_is_reported_once_and_fails_no_run(tmp_path, fake, caplog):
+def test_after_a_failure_of_wandb_the_run_goes_on_without_it(tmp_path, fake, caplog):
     wandb = fake({}, RuntimeError("the service\nis gone"))
     whole_run("wandb_offline", tmp_path)
-    assert [name for name, *_ in wandb.calls] == ["log", "summary", "log", "finish"]
+    assert [name for name, *_ in wandb.calls] == ["log"]
     [record] = caplog.records
-    assert record.getMessage().count("RuntimeError: the service is gone") == 1
+    assert "untracked from here (RuntimeError: the service is gone)" in record.getMessage()
     assert updates(tmp_path / "metrics.jsonl") == [1]
 
 
@@ -150,7 +150,6 @@ def test_a_service_that_cannot_start_ends_a_new_run_and_leaves_a_resumed_one_unt
     with pytest.raises(InputError, match=rf"^tracking\.to: {to} cannot start \(refused\): .* set it to"):
         whole_run(to, tmp_path)
     assert len(wandb.started) == 1
-    (tmp_path / "wandb_id").write_text("")  # killed while it was written
     assert tracker(to, tmp_path, before=TrainState(updates=3)).service is None
     (tmp_path / "wandb_id").write_text("known")
     assert whole_run(to, tmp_path).service is None
