@@ -192,9 +192,9 @@ def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatc
 def test_auto_resumes_from_the_newest_complete_checkpoint(used):
     tags = [write_checkpoint(used / "checkpoints", update) for update in (10, 9, 8)]
     (used / "checkpoints" / "update-00000011").mkdir()  # cut off
-    assert take(used) == tags  # older ones in case it turns out to be damaged
+    assert take(used) == tags[:1]
     (used / "checkpoints" / "latest").write_text(tags[1].name)
-    assert take(used) == [tags[1], tags[0], tags[2]]
+    assert take(used) == tags[1:2]
 
 
 def test_a_path_names_a_checkpoint_or_a_folder_of_them(used, tmp_path, capsys):
