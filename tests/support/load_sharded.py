@@ -7,10 +7,12 @@ and the sizes of its part and of the whole model.
 
 import gc
 import json
+import re
 import sys
 from pathlib import Path
 
 import deepspeed
+import psutil
 import torch
 from transformers import AutoConfig
 
@@ -19,12 +21,8 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.training.sharding import shard
 
-CONFIG = {
-    "train_micro_batch_size_per_gpu": 1,
-    "zero_optimization": {"stage": 3},
-    "bf16": {"enabled": False},
-    "fp16": {"enabled": False},
-}
+OFF = {"enabled": False}
+CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": OFF, "fp16": OFF}
 
 
 def load(folder: str, mapped: bool):
@@ -53,20 +51,17 @@ def compare(folder: str) -> list[str]:
 
 def memory(folder: str) -> dict[str, int]:
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = status("VmRSS")
+    process = psutil.Process()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = process.memory_info().rss
     qa = load(folder, mapped=True)
     shard(qa, CONFIG)
+    peak = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     return {
-        "grown_by": status("VmHWM") - before,
+        "grown_by": 1024 * int(peak[1]) - before,
         "part": sum(p.ds_tensor.nbytes for p in qa.parameters()),
         "whole": sum(4 * p.ds_numel for p in qa.parameters()),
     }
-
-
-def status(field: str) -> int:
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:")]
-    return 1024 * int(line.split()[1])
 
 
 if __name__ == "__main__":

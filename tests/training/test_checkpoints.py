@@ -65,21 +65,29 @@ def best_of(scores: list[dict]) -> int:
 few = st.integers(0, 3).map(float)  # so that there are ties
 
 
-def test_only_what_a_killed_start_left_is_deleted_with_the_next_checkpoint(tmp_path):
-    mine, engine = open_in(tmp_path, 1), Engine()
+def test_only_what_a_killed_start_left_is_deleted_and_nothing_foreign(tmp_path):
+    mine, engine = open_in(tmp_path / "checkpoints", 1), Engine()
     mine.save(engine, TrainState(1), score(99))
     foreign = ("update-00000001-backup", "update-1", "update-of-mine")
     for name in foreign:
-        shutil.copytree(mine.tag(1), tmp_path / name)
+        shutil.copytree(mine.tag(1), mine.folder / name)
     for name in ("update-00000000", "update-00000005"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "state.pt").write_text("half")
+        (mine.folder / name).mkdir()
+        (mine.folder / name / "state.pt").write_text("half")
+    elsewhere = shutil.copytree(mine.tag(1), tmp_path / "elsewhere")
+    mine.tag(3).symlink_to(elsewhere)
     for update in (2, 3):
-        mine.save(engine, TrainState(update))
+        mine.save(engine, TrainState(update))  # 3 in the place of the link
     kept = {"latest", "update-00000001", "update-00000003", *foreign}
-    assert {path.name for path in tmp_path.iterdir()} == kept
-    assert all((tmp_path / name / "state.pt").read_bytes() == state() for name in foreign)
+    assert {path.name for path in mine.folder.iterdir()} == kept
+    assert all((mine.folder / name / "state.pt").read_bytes() == state() for name in foreign)
+    assert (elsewhere / "complete.json").is_file()
     assert mine.best() == 1
+    mine.tag(4).write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(WriteFailed, match=r"the checkpoint of update 4 is lost, earlier ones stay: cannot write"):
+        mine.save(engine, TrainState(4))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @settings(max_examples=10)
@@ -120,21 +128,6 @@ def test_scores_of_another_runs_checkpoints_are_known_but_not_chosen(tmp_path):
     mine.save(engine, TrainState(6))
     assert present(mine.folder) == [5, 6]
     assert mine.scores == {1: score(70), 2: score(90), 3: score(50), 5: score(60)}
-
-
-def test_nothing_foreign_is_deleted_for_a_checkpoint(tmp_path):
-    mine, engine = open_in(tmp_path / "checkpoints", 1), Engine()
-    mine.save(engine, TrainState(1))
-    elsewhere = shutil.copytree(mine.tag(1), tmp_path / "elsewhere")
-    mine.tag(2).symlink_to(elsewhere)
-    mine.save(engine, TrainState(2))  # in the place of the link
-    assert (elsewhere / "complete.json").is_file()
-    assert present(mine.folder) == [2]
-    mine.tag(3).write_text("mine")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(WriteFailed, match=r"the checkpoint of update 3 is lost, earlier ones stay: cannot write"):
-        mine.save(engine, TrainState(3))
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(("file", "on_failure"), [("complete.json", "stop"), ("latest", "continue")])

@@ -55,8 +55,8 @@ def results(tmp_path_factory) -> dict[str, list[dict]]:
         case = {"name": name, "method": method, "execution": execution, "ds_config": config}
         cases.append(case | {"coalesce": coalesces})
     by_name = {case["name"]: case for case in cases}
-    cases.append(by_name[FAULTY[0]] | {"name": "loses", "loses": True})
-    cases += [by_name[name] | {"name": f"{name}-nan", "nan": True} for name in FAULTY]
+    cases.append(by_name[FAULTY[0]] | {"name": "loses", "factor": 0})
+    cases += [by_name[name] | {"name": f"{name}-nan", "factor": "nan"} for name in FAULTY]
     (folder / "cases.json").write_text(json.dumps(cases))
     run_script(ROOT / "tests" / "support" / "gradient_matrix.py", str(folder / "cases.json"), ranks=2)
     return json.loads((folder / "results.json").read_text())
