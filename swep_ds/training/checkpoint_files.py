@@ -63,11 +63,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoint to resume from, in a list: the one that `latest` names, else the newest whose files are all
-    present in full size. The list is empty if no checkpoint was ever completed.
+    """The checkpoint to resume from, in a list: the one that `latest` names, else the newest, if its files are all
+    there in full size. The list is empty if no checkpoint was ever completed.
 
-    Raises:
-        InputError: there are completed checkpoints, but all of them are damaged.
+    Raises InputError: all checkpoints are damaged.
     """
     tags = list_checkpoints(folder)[::-1]
     latest = read_text(folder / LATEST).strip() if (folder / LATEST).exists() else None
@@ -86,11 +85,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
 
 
 def read_manifest(tag: Path) -> Manifest:
-    """The manifest of the checkpoint in folder `tag`, whose files are all present in their full size.
-
-    Raises:
-        InputError: not a checkpoint, not completed, or damaged.
-    """
+    """The manifest of the checkpoint in folder `tag`. Raises InputError: not completed, or a file is cut off."""
     if not (tag / MANIFEST).exists():
         raise InputError(f"{tag}: not a complete checkpoint: name one such as checkpoints/update-00001000")
     with as_input_error(f"{tag / MANIFEST}: another version wrote this checkpoint", FIX):

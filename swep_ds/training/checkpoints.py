@@ -47,10 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run and their validation scores.
-
-    Manifests carry the scores, so that a resumed run selects the same checkpoint as an uninterrupted one.
-    """
+    """The checkpoints of one run and their validation scores, which a resumed run finds in the manifests."""
 
     folder: Path  # the run's `checkpoints/`, on a file system that all ranks share
     keep: int  # number of complete checkpoints to keep
@@ -70,11 +67,8 @@ class Checkpoints:
         The newest `keep` stay and, for each of them, the best one up to it, so that a run that resumes from any of them
         finds its best so far. If a write fails, the unfinished checkpoint is deleted and all others stay.
 
-        Returns:
-            Whether the checkpoint is complete.
-
-        Raises:
-            WriteFailed: on every rank, if a write fails and `on_failure` is "stop".
+        Returns whether the checkpoint is complete. Raises WriteFailed on every rank if a write fails and `on_failure`
+        is "stop".
         """
         tag = self.tag(done.updates)
         if score is not None:
@@ -136,8 +130,7 @@ class Checkpoints:
     def best(self) -> int | None:
         """The update of the best checkpoint in this folder: by F1, then EM, then the earlier one. Collective.
 
-        Scores of another run's checkpoints, from which this run resumed, do not count: their files are not here. None
-        if no checkpoint has a score.
+        None if no checkpoint here has a score; those of the run from which this one resumed do not count.
         """
         return ranks.from_rank0(lambda: self._best(self._updates()))
 
@@ -152,8 +145,7 @@ class Checkpoints:
     def load(self, engine, tag: Path) -> TrainState:
         """Loads a complete checkpoint. Collective.
 
-        Raises:
-            InputError: on every rank; it is damaged, or was saved under settings from which this run cannot resume.
+        Raises InputError on every rank: it is damaged, or was saved under settings from which this run cannot resume.
         """
         manifest = ranks.on_all_ranks(lambda: self._read_fitting(tag))
         # at ZeRO-0 rank 0 writes the whole state, however many ranks there are

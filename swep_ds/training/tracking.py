@@ -34,12 +34,10 @@ class Tracker:
     Args:
         config: settings of the run, for the service.
         folder: the run's folder; its `metrics.jsonl` and `health.jsonl` are first cut back to `before`.
-        updates: number of updates of the whole run.
-        before: the state that the run resumes from.
+        updates: of the whole run.
         active: true on rank 0.
 
-    Raises:
-        InputError: at a run's first start the service cannot be imported, or refuses its settings.
+    Raises InputError: at a run's first start the service cannot start.
     """
 
     def __init__(
@@ -79,10 +77,7 @@ class Tracker:
 
     def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
         """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
-
-        Args:
-            remark: from `Method.remark`. It is shown when it begins to hold.
-        """
+        `remark` (`Method.remark`) is shown when it begins to hold."""
         if not self.active:
             return
         line = {
@@ -198,8 +193,7 @@ def check_service(settings: TrackingSection) -> None:
 
 
 def _start_service(settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int) -> Any:
-    """wandb's run, a `TensorBoard`, or None. A new run ends if wandb cannot start; one that resumes, maybe from a
-    queue, goes on without."""
+    """wandb's run, a `TensorBoard`, or None. A new run ends if wandb cannot start; one that resumes goes on."""
     if settings.to == "off":
         return None
     if settings.to == "tensorboard":
