@@ -1,6 +1,6 @@
 """Started under a launcher: loads models for ZeRO-3 as a run does.
 
-`compare FOLDER...` compares each model with the same one loaded whole; `FOLDER.differing` lists what is not bit-equal.
+`compare FOLDER...` fails if a weight or a buffer is not bit-equal to that of the same model loaded whole.
 `memory SMALL LARGE` measures the second model; `LARGE.rank<n>` holds in bytes how much this rank's memory grew at most,
 and the sizes of its part and of the whole model.
 """
@@ -68,9 +68,8 @@ if __name__ == "__main__":
     what, *folders = sys.argv[1:]
     with ranks.process_group():
         if what == "compare":
-            for folder in folders:
-                differing = sorted({name for part in ranks.gather(compare(folder)) for name in part})
-                Path(f"{folder}.differing").write_text(json.dumps(differing))
+            differing = ranks.gather([f"{folder}: {name}" for folder in folders for name in compare(folder)])
+            assert not any(differing), differing
         else:
             small, large = folders
             shard(load(small, mapped=True), CONFIG)  # the first model costs memory of its own
