@@ -46,7 +46,9 @@ def newest_share(train: TrainSection, updates: int, update: int) -> float:
     if train.average == "ema":
         return (1 - train.average_decay) / (1 - train.average_decay**update)
     counted = update - updates + last_k(train, updates)
-    return 1 / counted if counted > 0 else 0.0
+    if counted <= 0:
+        return 0.0
+    return 1 / counted
 
 
 class WeightAverage:

@@ -191,8 +191,10 @@ class Writer(TorchCheckpointEngine):
 
     def finish(self) -> dict[str, int]:
         """The sizes in bytes, by name, of the files written since the last call. Raises OSError: a write failed."""
-        written, fault = self._written, self._fault
-        self._written, self._fault = {}, None
+        written = self._written
+        fault = self._fault
+        self._written = {}
+        self._fault = None
         if fault is not None:
             raise fault
         return written

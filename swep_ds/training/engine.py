@@ -122,8 +122,9 @@ class Engine:
         return numbers
 
     def has_finite_weights(self) -> bool:
-        """Whether a checkpoint of them can be resumed; at ZeRO-3 this rank holds no whole weight to look at."""
-        return all(parameter.isfinite().all() for parameter in self.module.parameters())
+        """Whether the weights, at ZeRO-3 this rank's part of them, can be saved: no later loss may show that not."""
+        weights = (getattr(parameter, "ds_tensor", parameter) for parameter in self.module.parameters())
+        return all(weight.isfinite().all() for weight in weights)
 
     def _kernels(self) -> ExitStack:
         stack = ExitStack()

@@ -43,7 +43,8 @@ class GroupNorms:
     """
 
     def __init__(self, engine, limits: tuple[float, float] | None):
-        self._optimizer, self._limits = engine.optimizer, limits
+        self._optimizer = engine.optimizer
+        self._limits = limits
         self._scale = 1.0
         self._norms: Sequence[Tensor] = []
         self._groups = [MODEL, METHOD]  # the group of each flat tensor

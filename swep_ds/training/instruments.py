@@ -28,7 +28,9 @@ class Instruments:
         self, engine: Engine, batches: TrainingBatches, settings: TrainSection, tracker: Tracker, before: TrainState
     ):
         self.watch = Stopwatch(before.seconds)
-        self._engine, self._tracker, self._updates = engine, tracker, batches.updates
+        self._engine = engine
+        self._tracker = tracker
+        self._updates = batches.updates
         self._meter = Meter(batches.accumulation, before.unlogged)
         self._norms: dict[int, Tensor | float] = {}  # by update, on the device: keeping one waits for nothing
         self._skips_overflow = settings.precision == "fp16"

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from swep_ds import ranks
 from swep_ds.common.errors import TrainingDiverged
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.heartbeat import ranks_of
-from swep_ds.training.sharding import full_weights
 
 # of each rank, for health.jsonl: seconds per update without validation and checkpoints, seconds per update of waiting
 # for data, seconds of the logged update's forward passes, peak memory so far
@@ -176,19 +175,3 @@ def check_finite(update: int, means: dict[str, float], faulty: Sequence[int], gr
         f"loss, gradient or weights are not finite numbers by update {update} (loss {means['loss']}, gradient norm "
         f"{means.get('grad_norm', 'not known')}{where}): {DIVERGED}"
     )
-
-
-def check_weights(engine, modules: Sequence[nn.Module]) -> None:
-    """Raises TrainingDiverged on all ranks if a weight of these parts of the engine's module is not finite. Collective.
-
-    The last update may break weights that no later loss or gradient would show.
-    """
-    broken = []
-    for module in modules:
-        parameters = dict(module.named_parameters(remove_duplicate=False))  # a buffer may be a mask, of infinity
-        for name, value in full_weights(engine, module, masters=False):
-            if name in parameters and ranks.is_main() and not value.isfinite().all():
-                broken.append(name)
-    if broken := ranks.gather(broken)[0]:
-        what = f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]})"
-        raise TrainingDiverged(f"{what}, so no model is exported: {DIVERGED}")
