@@ -122,7 +122,7 @@ class Engine:
         return numbers
 
     def has_finite_weights(self) -> bool:
-        """Whether the weights, at ZeRO-3 this rank's part of them, can be saved: no later loss may show that not."""
+        """Whether the weights are finite, at ZeRO-3 this rank's part: no later loss shows those of the last update."""
         weights = (getattr(parameter, "ds_tensor", parameter) for parameter in self.module.parameters())
         return all(weight.isfinite().all() for weight in weights)
 

@@ -138,12 +138,12 @@ def test_a_public_config_needs_no_change(tmp_path):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_of_no_use_here_names_the_fix_unless_it_is_off(tmp_path, name):
     block, _, field = name.rpartition(".")
-    for value in (True, {"enabled": True}, False, {"enabled": False, "x": 4}):
-        source = write(tmp_path, {block: {field: value}} if block else {name: value})
-        if value in (True, {"enabled": True}):
-            assert f"{name}: {REFUSED[name]}" in message(source)
-        else:
-            assert resolve(source) == resolve(write(tmp_path, {block: {}} if block else {}))
+    for value in (True, {"enabled": True}):
+        said = message(write(tmp_path, {block: {field: value}} if block else {name: value}))
+        assert f"{name}: {REFUSED[name]}" in said
+    for value in (False, {"enabled": False, "x": 4}):
+        resolved = resolve(write(tmp_path, {block: {field: value}} if block else {name: value}))
+        assert resolved == resolve(write(tmp_path, {block: {}} if block else {}))
 
 
 def zero(**fields) -> dict:
@@ -169,7 +169,6 @@ ADAFACTOR = {"optimizer": "adafactor"}
         ),
         ({"optimizer": "AdamW"}, {}, 'optimizer is "AdamW": write it as a JSON object'),
         (zero(stage=7), {}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
-        (zero(stage="auto"), {}, 'zero_optimization.stage is "auto": write 0, 1, 2 or 3'),
         # what contradicts the recipe
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed never scales fp16"),
         (zero(stage=3), ADAFACTOR, "flat pieces"),
@@ -186,11 +185,9 @@ ADAFACTOR = {"optimizer": "adafactor"}
         (zero(offload_optimizer=OFFLOAD), {}, "offload_optimizer would do nothing at ZeRO-0"),
         (zero(stage=1, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-1"),
         (zero(stage=2, offload_optimizer={"pin_memory": True}), {}, 'names no device and would do nothing: give it "d'),
-        (zero(stage=3, offload_param={"buffer_count": 3}), {}, "offload_param names no device"),
         (zero(stage=2, offload_optimizer={"device": "nvme"}), {}, "on disk DeepSpeed computes other updates than"),
         (zero(stage=2, cpu_offload=True), {}, 'write "offload_optimizer": {"device": "cpu"} instead'),
         (zero(stage=1, load_from_fp32_weights=False), {"precision": "bf16"}, "would resume from rounded weights"),
-        ({"gradient_predivide_factor": 2.0}, {}, "gradient_predivide_factor is not a field of a ds_config that is of"),
         (
             zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 0.5}),
             {},
@@ -272,11 +269,10 @@ def test_a_full_memory_and_a_lost_rank_are_not_faults_of_the_file(monkeypatch, t
     assert caught.value is fault
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_fields_that_are_right_train(group, tmp_path, stage):
-    zero = {"stage": stage, "reduce_bucket_size": 1e4, "overlap_comm": True, "contiguous_gradients": True}
-    zero |= {"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9} if stage == 3 else {}
-    config = {"zero_optimization": zero, "steps_per_print": 1000, "zero_allow_untested_optimizer": True}
+def test_fields_that_are_right_train(group, tmp_path):
+    fields = {"stage": 3, "reduce_bucket_size": 1e4, "overlap_comm": True, "contiguous_gradients": True}
+    fields |= {"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9}
+    config = {"zero_optimization": fields, "steps_per_print": 1000, "zero_allow_untested_optimizer": True}
     config |= {"communication_data_type": "fp32", "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
     engine = build(tmp_path, config)
     engine.train()
