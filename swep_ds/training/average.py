@@ -63,7 +63,9 @@ class WeightAverage:
     @classmethod
     def of(cls, engine, train: TrainSection, updates: int) -> "WeightAverage | None":
         """The mean that the settings ask for; None if they ask for none."""
-        return None if train.average == "none" else cls(engine, train, updates)
+        if train.average == "none":
+            return None
+        return cls(engine, train, updates)
 
     def add(self, update: int) -> None:
         """Adds the weights after `update`, which counts from 1."""

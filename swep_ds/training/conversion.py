@@ -141,12 +141,14 @@ def _saved_pieces(
         shapes = [{name: model["module"][name].shape} for name in names]
         weights = [[model["module"][name] for name in names]]
         states = [model["optimizer"]["state"]]
-    else:
-        weights_key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
-        state_key = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
+    elif stage == 3:
         shapes = model["param_shapes"]
-        weights = [optimizer[weights_key] for optimizer in optimizers]
-        states = [optimizer[state_key]["state"] for optimizer in optimizers]
+        weights = [optimizer["fp32_flat_groups"] for optimizer in optimizers]
+        states = [optimizer["optimizer_state_dict"]["state"] for optimizer in optimizers]
+    else:
+        shapes = model["param_shapes"]
+        weights = [optimizer["single_partition_of_fp32_groups"] for optimizer in optimizers]
+        states = [optimizer["base_optimizer_state"]["state"] for optimizer in optimizers]
     sizes = [flat.numel() for flat in weights[0]]  # the last ranks save theirs without padding
     everyone = []
     for rank, flats in enumerate(weights):

@@ -152,9 +152,11 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     if stage == 0 and objective.method.max_grad_norm is not None:
         config["gradient_clipping"] = 0.0  # `GroupNorms` clips
     groups = objective.parameter_groups()
-    optimizer = None if "optimizer" in config else _optimizer(groups, train)
-    if optimizer is not None and "offload_optimizer" in config.get("zero_optimization", {}):
-        config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
+    optimizer = None
+    if "optimizer" not in config:
+        optimizer = _optimizer(groups, train)
+        if "offload_optimizer" in config.get("zero_optimization", {}):
+            config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
     if stage == 0 and config["bf16"]["enabled"] and ranks.is_main():
         log.warning("bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time: use --ds_config zero1")
 

@@ -33,7 +33,7 @@ class Instruments:
         self._updates = batches.updates
         self._meter = Meter(batches.accumulation, before.unlogged)
         self._norms: dict[int, Tensor | float] = {}  # by update, on the device: keeping one waits for nothing
-        self._skips_overflow = settings.precision == "fp16"
+        self._skips_overflow = settings.precision == "fp16"  # an infinite norm is then no fault
 
     def begin(self, update: int) -> None:
         """Begins the update with this number, from 1."""
@@ -43,7 +43,8 @@ class Instruments:
 
     def add(self, statistics: Sequence[dict[str, Tensor]]) -> None:
         """Adds the statistics of the update's micro-batches."""
-        if (norm := self._engine.grad_norm) is not None:
+        norm = self._engine.grad_norm
+        if norm is not None and not self._skips_overflow:
             self._norms[self._update] = norm
         self._meter.add(statistics)
 
@@ -69,14 +70,13 @@ class Instruments:
         return state, score
 
     def _read(self, logs: bool, saves: bool) -> None:
-        finite = self._engine.has_finite_weights() if saves else True
-        means, health = self._meter.read(self.watch.read(), finite)
+        is_finite = not saves or self._engine.has_finite_weights()
+        means, health = self._meter.read(self.watch.read(), is_finite)
         means |= {"learning_rate": self._rate} | self._engine.read()
         if logs:
             self._tracker.log_health(self._update, health)
-        gradient = first_not_finite(self._norms)
+        check_finite(self._update, means, health["not_finite"], first_not_finite(self._norms))
         self._norms.clear()
-        check_finite(self._update, means, health["not_finite"], None if self._skips_overflow else gradient)
         # JSON has no infinity, which is the norm of an update that fp16 skipped
         self._means = {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
         ranks.synchronize()

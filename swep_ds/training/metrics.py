@@ -32,7 +32,9 @@ class Stopwatch:
     """Times this rank's updates, and reports each phase to the heartbeat. `seconds`: what earlier starts took."""
 
     def __init__(self, seconds: float = 0.0):
-        self._event = get_accelerator().Event if ranks.device().type != "cpu" else None
+        self._event = None
+        if ranks.device().type != "cpu":
+            self._event = get_accelerator().Event
         self._forward: list[tuple] = []
         self._updates = 0  # since the last one that was read
         self._started = time.perf_counter() - seconds
@@ -109,8 +111,9 @@ class Meter:
         if state:
             scale = accumulation / state["accumulation"]
             for name, sums in state["sums"].items():
-                same = len(sums) == ranks.world_size()
-                mine = sums[ranks.rank()] if same else sum(sums) / len(sums)
+                mine = sum(sums) / len(sums)
+                if len(sums) == ranks.world_size():
+                    mine = sums[ranks.rank()]
                 self.sums[name] = torch.tensor(mine * scale, dtype=torch.double, device=ranks.device())
                 self.counts[name] = state["counts"][name] * scale
 
