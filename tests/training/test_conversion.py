@@ -178,7 +178,9 @@ def start(folder: Path, name: str, stage: int | str, *changes: str, **more) -> d
     """A run for `several_runs.py`. The recipe's split is for 2 ranks; a single rank has to find another."""
     sets = [f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", "train.micro_batch_size=3"]
     sets += ["method.kl_target=4000", "method.noise_learning_rate=5e-3", "method.noise_max_grad_norm=0.3"]
-    sets += ["train.average=ema", "train.average_decay=0.8"]
+    sets.append("data.max_eval_examples=4")
+    if name != "t5":
+        sets += ["train.average=ema", "train.average_decay=0.8"]
     if name == "bf16":
         sets.append("train.precision=bf16")
     config = ds_config(folder, 3, **OFFLOAD) if stage == "3-offload" else ds_config(folder, stage)
@@ -236,7 +238,7 @@ def test_a_run_that_resumes_in_another_layout_is_the_uninterrupted_one(folder, n
     assert len(set(column(run, "beta"))) == UPDATES
     assert (run / "predictions" / "test.json").read_text() == (whole / "predictions" / "test.json").read_text()
     assert (run / "batch.json").read_text() == (whole / "batch.json").read_text()
-    for model in ("model", "unaveraged/model"):
+    for model in ["model"] if name == "t5" else ["model", "unaveraged/model"]:
         mine, other = (load_file(folder / model / "model.safetensors") for folder in (run, whole))
         moved = [key for key in mine if not key.endswith(WITHOUT_GRADIENT)]
         distance = max(float((mine[key].float() - other[key].float()).abs().max()) for key in moved)
