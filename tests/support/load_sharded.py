@@ -7,12 +7,10 @@ and the sizes of its part and of the whole model.
 
 import gc
 import json
-import re
 import sys
 from pathlib import Path
 
 import deepspeed
-import psutil
 import torch
 from transformers import AutoConfig
 
@@ -51,17 +49,20 @@ def compare(folder: str) -> list[str]:
 
 def memory(folder: str) -> dict[str, int]:
     gc.collect()
-    process = psutil.Process()
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = process.memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = status("VmRSS")
     qa = load(folder, mapped=True)
     shard(qa, CONFIG)
-    peak = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     return {
-        "grown_by": 1024 * int(peak[1]) - before,
+        "grown_by": status("VmHWM") - before,
         "part": sum(p.ds_tensor.nbytes for p in qa.parameters()),
         "whole": sum(4 * p.ds_numel for p in qa.parameters()),
     }
+
+
+def status(field: str) -> int:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:")]
+    return 1024 * int(line.split()[1])
 
 
 if __name__ == "__main__":
