@@ -45,7 +45,7 @@ from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import train
-from swep_ds.training.metrics import check_weights, peak_memory_bytes
+from swep_ds.training.metrics import peak_memory_bytes
 from swep_ds.training.tracking import Table, Tracker, check_service
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def _run_stage(
         with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
             select_on = recipe.eval.select_on
             validate = partial(_validate, engine, prepared, main) if select_on else None
-            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate, average)
+            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate)
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = _select(engine, checkpoints, select_on, done, say) if select_on else None
             engine.eval()
@@ -293,7 +293,6 @@ def _test(engine, prepared: Prepared, outcome: Outcome, say: Say) -> Evaluated:
     predictions = None
     validated = None
     with outcome.weights():
-        check_weights(engine, [engine.module.qa.model, engine.module.method])
         if prepared.validation:
             predictions = prepared.evaluation.predict(engine, prepared.validation)
             if outcome.recipe.eval.select_on:

@@ -9,12 +9,8 @@ With theta_u the weights after update u, U updates in all, and the share of the 
     last_k:  share_u = 1 / (u - U + k)         for the last k = round(`average_last` U) updates, else 0. LAWA (Kaddour
              2022) and SWA (Lu et al. 2022, arXiv 2212.05956, for fine-tuning) are this mean over every n-th update
 
-Notable:
-- Training never sees the mean: losses and weights are those of a run without one.
-- The model's parameters are averaged, as they are exported; the method's (such as SWEP's noise generator) are not.
-- A rank keeps the mean of the elements that its optimizer updates, in float32: one copy of the weights at ZeRO-0, a
-  part of it at ZeRO 1 to 3, in CPU memory with `offload_optimizer`.
-- An update that fp16 skips counts with the weights it left as they were.
+Training never sees the mean. The model's parameters are averaged, as they are exported; the method's are not. A rank
+keeps the mean of the elements that its optimizer updates, in float32. An update that fp16 skips counts, too.
 """
 
 from collections.abc import Iterator
@@ -35,11 +31,7 @@ FILE = "average_rank_"  # begins the names of its files in a checkpoint
 
 
 def last_k(train: TrainSection, updates: int) -> int:
-    """The number of updates over which `average: last_k` takes the mean.
-
-    Raises:
-        InputError: over fewer than two.
-    """
+    """The number of updates over which `average: last_k` takes the mean. Raises InputError: fewer than two."""
     count = round(train.average_last * updates)
     if count < 2:
         raise InputError(
@@ -54,21 +46,26 @@ def newest_share(train: TrainSection, updates: int, update: int) -> float:
     if train.average == "ema":
         return (1 - train.average_decay) / (1 - train.average_decay**update)
     counted = update - updates + last_k(train, updates)
-    return 1 / counted if counted > 0 else 0.0
+    if counted <= 0:
+        return 0.0
+    return 1 / counted
 
 
 class WeightAverage:
-    """What a rank keeps of the mean over an `Engine`, whose float32 weights must be its optimizer's parameters."""
+    """What a rank keeps of the mean over an `Engine`, in a run of so many `updates`."""
 
     def __init__(self, engine, train: TrainSection, updates: int):
-        """`updates`: those of the whole run."""
-        self._engine, self._train, self._updates = engine, train, updates
+        self._engine = engine
+        self._train = train
+        self._updates = updates
         self._means: list[Tensor] = []  # in the order of `_pieces`; none before the mean begins
 
     @classmethod
     def of(cls, engine, train: TrainSection, updates: int) -> "WeightAverage | None":
         """The mean that the settings ask for; None if they ask for none."""
-        return None if train.average == "none" else cls(engine, train, updates)
+        if train.average == "none":
+            return None
+        return cls(engine, train, updates)
 
     def add(self, update: int) -> None:
         """Adds the weights after `update`, which counts from 1."""
@@ -85,8 +82,7 @@ class WeightAverage:
     def applied(self) -> Iterator[None]:
         """The engine has the mean as its weights inside, and its own again, to the last bit, outside. Collective.
 
-        Before the mean begins these are the same. An exception leaves the mean in the engine: putting the weights back
-        is collective, and other ranks may not get there.
+        An exception leaves the mean in the engine: putting the weights back is collective.
         """
         self._swap()
         yield
@@ -101,7 +97,7 @@ class WeightAverage:
         refresh_weights(self._engine.deepspeed)
 
     def _pieces(self) -> dict[str, Piece]:
-        """The float32 weights behind the means; looked up anew, as DeepSpeed may replace its tensors."""
+        """The float32 weights behind the means. DeepSpeed may replace its tensors."""
         pieces = engine_pieces(self._engine.deepspeed)
         return {name: piece for name, piece in pieces.items() if name.startswith(EXPORTED)}
 
@@ -109,8 +105,8 @@ class WeightAverage:
         return [piece.values[WEIGHTS] for piece in self._pieces().values()]
 
     def save(self, tag: Path) -> None:
-        """Writes a file into the folder of a checkpoint: for each parameter its first element that this rank keeps, and
-        the mean of the elements from there on. Any number of ranks can read the files at any ZeRO stage."""
+        """Writes a file into a checkpoint's folder, which any number of ranks can read at any ZeRO stage: for each
+        parameter its first element that this rank keeps, and the mean of the elements from there on."""
         if not self._means or (self._engine.stage == 0 and not ranks.is_main()):
             return
         kept = zip(self._pieces().items(), self._means, strict=True)
@@ -118,11 +114,7 @@ class WeightAverage:
         self._engine.deepspeed.checkpoint_engine.save(content, str(tag / f"{FILE}{ranks.rank()}.pt"))
 
     def load(self, tag: Path, manifest: Manifest) -> None:
-        """Loads what `save` wrote on all ranks; nothing if the mean had not begun.
-
-        Raises:
-            InputError: elements of the mean are missing.
-        """
+        """Loads what `save` wrote on all ranks; nothing if the mean had not begun."""
         self._means = []
         if not newest_share(self._train, self._updates, manifest.done.updates):
             return

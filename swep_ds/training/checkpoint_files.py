@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from swep_ds.common.errors import InputError, reason
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import read_text
 from swep_ds.evaluation.results import Score
 
@@ -63,51 +63,36 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints to resume from, in the order to try: the one that `latest` names, then from newest to oldest.
+    """The checkpoint to resume from, in a list: the one that `latest` names, else the newest, if its files are all
+    there in full size. The list is empty if no checkpoint was ever completed.
 
-    All their files are present in full size. The list is empty if no checkpoint was ever completed.
-
-    Raises:
-        InputError: there are completed checkpoints, but all of them are damaged.
+    Raises InputError: all checkpoints are damaged.
     """
     tags = list_checkpoints(folder)[::-1]
     latest = read_text(folder / LATEST).strip() if (folder / LATEST).exists() else None
-    intact, faults = [], []
+    fault = None
     for tag in sorted(tags, key=lambda tag: tag.name != latest):  # stable: the others stay newest first
         try:
             read_manifest(tag)
-            intact.append(tag)
         except InputError as error:
-            faults.append(error)
-            if not intact:
-                log.warning("%s", error)
-    if faults and not intact:
-        raise faults[0]
-    return intact
+            log.warning("%s", error)
+            fault = error
+        else:
+            return [tag]
+    if fault is not None:
+        raise fault
+    return []
 
 
 def read_manifest(tag: Path) -> Manifest:
-    """The manifest of the checkpoint in folder `tag`, whose files are all present in their full size.
-
-    Raises:
-        InputError: not a checkpoint, not completed, or damaged.
-    """
+    """The manifest of the checkpoint in folder `tag`. Raises InputError: not completed, or a file is cut off."""
     if not (tag / MANIFEST).exists():
-        raise InputError(
-            f"{tag}: not a complete checkpoint (it has no {MANIFEST}): name one such as checkpoints/update-00001000"
-        )
-    try:
+        raise InputError(f"{tag}: not a complete checkpoint: name one such as checkpoints/update-00001000")
+    with as_input_error(f"{tag / MANIFEST}: another version wrote this checkpoint", FIX):
         manifest = Manifest.model_validate_json(read_text(tag / MANIFEST))
-    except ValidationError as error:
-        raise damaged(tag, f"{MANIFEST}, or another version wrote it: {reason(error)}") from None
     for name, size in manifest.files.items():
         file = tag / name
-        if not file.is_file():
-            raise damaged(tag, f"{name} is missing")
-        if file.stat().st_size != size:
-            raise damaged(tag, f"{name} has {file.stat().st_size} bytes, {size} were written")
+        present = file.stat().st_size if file.is_file() else 0
+        if present != size:
+            raise InputError(f"{tag}: the checkpoint is damaged ({name} has {present} of {size} bytes): {FIX}")
     return manifest
-
-
-def damaged(tag: Path, why: str) -> InputError:
-    return InputError(f"{tag}: the checkpoint is damaged ({why}): {FIX}")

@@ -37,22 +37,17 @@ from swep_ds.training.checkpoint_files import (
     TrainState,
     checkpoint_name,
     checkpoint_number,
-    damaged,
     list_checkpoints,
     read_manifest,
 )
 from swep_ds.training.conversion import convert, read_state, refresh_weights
 
-SHOWN = 5  # differing settings that a message names
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run and their validation scores.
-
-    Manifests carry the scores, so that a resumed run selects the same checkpoint as an uninterrupted one.
-    """
+    """The checkpoints of one run and their validation scores, which a resumed run finds in the manifests."""
 
     folder: Path  # the run's `checkpoints/`, on a file system that all ranks share
     keep: int  # number of complete checkpoints to keep
@@ -72,11 +67,8 @@ class Checkpoints:
         The newest `keep` stay and, for each of them, the best one up to it, so that a run that resumes from any of them
         finds its best so far. If a write fails, the unfinished checkpoint is deleted and all others stay.
 
-        Returns:
-            Whether the checkpoint is complete.
-
-        Raises:
-            WriteFailed: on every rank, if a write fails and `on_failure` is "stop".
+        Returns whether the checkpoint is complete. Raises WriteFailed on every rank if a write fails and `on_failure`
+        is "stop".
         """
         tag = self.tag(done.updates)
         if score is not None:
@@ -87,12 +79,13 @@ class Checkpoints:
             if ranks.is_main():
                 with suppress(OSError):
                     _delete(tag)
-            self._fail(f"the checkpoint of update {done.updates} is lost, earlier ones stay: {error}")
+            message = f"the checkpoint of update {done.updates} is lost, earlier ones stay: {error}"
+            if self.on_failure == "stop":
+                raise WriteFailed(f"{message}: fix that, or set train.on_checkpoint_failure to continue") from None
+            if ranks.is_main():
+                log.warning("%s", message)
             return False
-        try:
-            write_on_rank0(lambda: self._prune(done), self.folder)
-        except WriteFailed as error:
-            self._fail(f"update {done.updates} is saved, but an older checkpoint cannot be deleted: {error}")
+        write_on_rank0(lambda: self._prune(done), self.folder)
         return True
 
     def _write(self, engine, tag: Path, done: TrainState) -> None:
@@ -103,8 +96,14 @@ class Checkpoints:
             return engine.checkpoint_engine.finish()
 
         def complete() -> None:
-            manifest = {"done": asdict(done), "setup": self.setup, "layout": self.layout, "batch": self.batch}
-            manifest |= {"scores": self.scores, "files": dict(sorted(files.items()))}
+            manifest = {
+                "done": asdict(done),
+                "setup": self.setup,
+                "layout": self.layout,
+                "batch": self.batch,
+                "scores": self.scores,
+                "files": dict(sorted(files.items())),
+            }
             write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
             write_atomically(self.folder / LATEST, tag.name)
 
@@ -113,12 +112,6 @@ class Checkpoints:
         for written in ranks.gather(write_on_all_ranks(write, tag)):
             files |= written
         write_on_rank0(complete, tag)
-
-    def _fail(self, message: str) -> None:
-        if self.on_failure == "stop":
-            raise WriteFailed(f"{message}: fix that and start again, or set train.on_checkpoint_failure to continue")
-        if ranks.is_main():
-            log.warning("%s", message)
 
     def _prune(self, done: TrainState) -> None:
         updates = self._updates()
@@ -137,8 +130,7 @@ class Checkpoints:
     def best(self) -> int | None:
         """The update of the best checkpoint in this folder: by F1, then EM, then the earlier one. Collective.
 
-        Scores of another run's checkpoints, from which this run resumed, do not count: their files are not here. None
-        if no checkpoint has a score.
+        None if no checkpoint here has a score; those of the run from which this one resumed do not count.
         """
         return ranks.from_rank0(lambda: self._best(self._updates()))
 
@@ -153,16 +145,13 @@ class Checkpoints:
     def load(self, engine, tag: Path) -> TrainState:
         """Loads a complete checkpoint. Collective.
 
-        Raises:
-            InputError: on every rank; it is damaged, or was saved under settings from which this run cannot resume.
+        Raises InputError on every rank: it is damaged, or was saved under settings from which this run cannot resume.
         """
         manifest = ranks.on_all_ranks(lambda: self._read_fitting(tag))
         # at ZeRO-0 rank 0 writes the whole state, however many ranks there are
-        whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
-        if whole or manifest.layout == self.layout:
-            file, _ = engine.load_checkpoint(str(tag.parent), tag=tag.name)
-            if file is None:
-                raise damaged(tag, "it has no file of the model")
+        is_whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
+        if is_whole or manifest.layout == self.layout:
+            engine.load_checkpoint(str(tag.parent), tag=tag.name)
         else:
             ranks.on_all_ranks(lambda: convert(engine, tag, manifest))
             refresh_weights(engine)
@@ -173,11 +162,9 @@ class Checkpoints:
 
     def _read_fitting(self, tag: Path) -> Manifest:
         manifest = read_manifest(tag)
-        if differing := differences(manifest.setup, self.setup, most=SHOWN):
-            raise InputError(
-                f"{tag}: the checkpoint does not fit this start ({differing}): start with the same settings, or start "
-                "a new run with another --output_dir"
-            )
+        if differing := differences(manifest.setup, self.setup, most=5):
+            fix = "start with the same settings, or start a new run with another --output_dir"
+            raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
         return manifest
 
 
@@ -203,25 +190,22 @@ class Writer(TorchCheckpointEngine):
         self._written: dict[str, int] = {}
 
     def finish(self) -> dict[str, int]:
-        """The sizes in bytes, by name, of the files written since the last call.
-
-        Raises:
-            OSError: a write failed.
-        """
-        written, fault = self._written, self._fault
-        self._written, self._fault = {}, None
+        """The sizes in bytes, by name, of the files written since the last call. Raises OSError: a write failed."""
+        written = self._written
+        fault = self._fault
+        self._written = {}
+        self._fault = None
         if fault is not None:
             raise fault
         return written
 
     def attempt(self, step: Callable[..., None], *arguments) -> None:
         """Runs a step, unless one has failed before."""
-        if self._fault is not None:
-            return
-        try:
-            step(*arguments)
-        except OSError as error:
-            self._fault = error
+        if self._fault is None:
+            try:
+                step(*arguments)
+            except OSError as error:
+                self._fault = error
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         self.attempt(os.makedirs, path, 0o777, exist_ok)
@@ -240,9 +224,7 @@ class Writer(TorchCheckpointEngine):
                 os.fsync(file.fileno())  # the manifest must not survive a power cut without it
                 self._written[Path(path).name] = file.tell()
         except (OSError, RuntimeError) as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):  # PyTorch hides it behind a RuntimeError
-                cause = cause.__cause__ or cause.__context__
-            if cause is None:
+            cause = error if isinstance(error, OSError) else error.__context__  # PyTorch hides it
+            if not isinstance(cause, OSError):
                 raise
             raise OSError(cause.errno, cause.strerror, path) from None

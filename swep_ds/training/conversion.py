@@ -84,8 +84,7 @@ def cut_pieces(
 def copy_pieces(saved: Sequence[Pieces], kept: Pieces, tag: Path) -> None:
     """Fills `kept` from the pieces of all ranks that wrote the checkpoint `tag`.
 
-    Raises:
-        InputError: elements of a parameter are in none of the pieces.
+    Raises InputError: elements of a parameter are in none of the pieces.
     """
     for name, target in kept.items():
         wanted = len(target.values[WEIGHTS])
@@ -103,10 +102,8 @@ def copy_pieces(saved: Sequence[Pieces], kept: Pieces, tag: Path) -> None:
                 else:
                     place.zero_()  # a parameter that never had a gradient has no moments
         if filled != wanted:
-            raise InputError(
-                f"{tag}: the checkpoint has {filled} of {wanted} elements of {name}: resume on the number of ranks "
-                "and the ZeRO stage that wrote it"
-            )
+            fix = "resume on the number of ranks and the ZeRO stage that wrote it"
+            raise InputError(f"{tag}: the checkpoint has {filled} of {wanted} elements of {name}: {fix}")
 
 
 # Files
@@ -122,8 +119,7 @@ def _enumeration_member(kind: type[Enum], name: str) -> Enum:
 def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
     """What DeepSpeed saved in a file, in CPU memory or, if `mapped`, read from the file when it is used.
 
-    Raises:
-        UnpicklingError: the file holds more than tensors, plain values and a few classes of DeepSpeed. No code is run.
+    Raises UnpicklingError: there is more than tensors, plain values and a few classes of DeepSpeed. No code is run.
     """
     known = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (_enumeration_member, "builtins.getattr")]
     with torch.serialization.safe_globals(known):
@@ -139,22 +135,20 @@ def files_by_rank(names: Iterable[str], end: str) -> list[str]:
 def _saved_pieces(
     stage: int, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> tuple[list[Pieces], Any]:
-    """What every rank saved, and Adam's step count; at ZeRO-0 one file, the model's, holds it all.
-
-    Args:
-        optimizers: by rank.
-        names: the parameters' names, in the optimizer's order.
-    """
+    """What every rank saved, and Adam's step count; at ZeRO-0 one file, the model's, holds it all. `names` are the
+    parameters' in the optimizer's order."""
     if stage == 0:
         shapes = [{name: model["module"][name].shape} for name in names]
         weights = [[model["module"][name] for name in names]]
         states = [model["optimizer"]["state"]]
-    else:
-        weights_key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
-        state_key = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
+    elif stage == 3:
         shapes = model["param_shapes"]
-        weights = [optimizer[weights_key] for optimizer in optimizers]
-        states = [optimizer[state_key]["state"] for optimizer in optimizers]
+        weights = [optimizer["fp32_flat_groups"] for optimizer in optimizers]
+        states = [optimizer["optimizer_state_dict"]["state"] for optimizer in optimizers]
+    else:
+        shapes = model["param_shapes"]
+        weights = [optimizer["single_partition_of_fp32_groups"] for optimizer in optimizers]
+        states = [optimizer["base_optimizer_state"]["state"] for optimizer in optimizers]
     sizes = [flat.numel() for flat in weights[0]]  # the last ranks save theirs without padding
     everyone = []
     for rank, flats in enumerate(weights):
@@ -174,21 +168,16 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
     Weights, moments, step counts, schedule and loss scale are then as if the engine had made the updates itself. Not
     collective; `refresh_weights` follows when all ranks are done.
 
-    Raises:
-        InputError: in bf16 from or to ZeRO-0, or elements of a parameter are missing.
+    Raises InputError: in bf16 from or to ZeRO-0, or elements of a parameter are missing.
     """
     stage = manifest.layout["zero_stage"]
     engine_stage = engine.zero_optimization_stage()
     if 0 in (stage, engine_stage) and engine.bfloat16_enabled():
         fitting = "1, 2 or 3" if stage else "0"
-        raise InputError(
-            f"{tag}: in bf16 the state of ZeRO-0 has another form than that of the other stages, and "
-            f"ZeRO-{stage} wrote this checkpoint: use a ds_config of stage {fitting}"
-        )
+        raise InputError(f"{tag}: in bf16 the state of ZeRO-0 has another form: use a ds_config of stage {fitting}")
     model = read_state(tag / files_by_rank(manifest.files, "model_states.pt")[0])
-    optimizers = [
-        read_state(tag / file)["optimizer_state_dict"] for file in files_by_rank(manifest.files, "optim_states.pt")
-    ]
+    files = files_by_rank(manifest.files, "optim_states.pt")
+    optimizers = [read_state(tag / file)["optimizer_state_dict"] for file in files]
     saved, step = _saved_pieces(stage, model, optimizers, list(parameter_shapes(engine.module)))
     copy_pieces(saved, engine_pieces(engine, moments=True), tag)
     set_steps(engine, step)
@@ -261,10 +250,7 @@ def set_steps(engine, step: Any) -> None:
 
 
 def refresh_weights(engine) -> None:
-    """Makes the module's weights from the optimizer's float32 ones. Collective.
-
-    At ZeRO-0 in float32 they are the same tensors.
-    """
+    """Makes the module's weights from the optimizer's; at ZeRO-0 in float32 they are the same. Collective."""
     optimizer = engine.optimizer
     stage = engine.zero_optimization_stage()
     if stage == 0 and hasattr(optimizer, "fp32_groups"):

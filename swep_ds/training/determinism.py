@@ -32,15 +32,11 @@ def deterministic_restored() -> Iterator[None]:
     """Afterwards the process is as deterministic as it was before; `set_deterministic` may be called inside."""
     was_on = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
-    environment = {name: os.environ.get(name) for name in (CUBLAS, FLASH_ATTENTION)}
+    is_set = FLASH_ATTENTION in os.environ
     try:
         yield
     finally:
-        if was_on != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
-            torch.use_deterministic_algorithms(was_on)
+        set_deterministic(was_on)
         torch.utils.deterministic.fill_uninitialized_memory = fill
-        for name, value in environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        if not is_set:
+            os.environ.pop(FLASH_ATTENTION, None)

@@ -5,22 +5,17 @@ out (ZeRO stage, offload, buckets, communication). "auto" takes the recipe's val
 it. DeepSpeed itself checks the fields of about half of its blocks, and ignores unknown fields elsewhere.
 """
 
-import difflib
-import functools
 import json
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import deepspeed
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from pydantic import ValidationError
 
-from swep_ds.common import settings
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import ds_config_path, read_json
-from swep_ds.common.settings import flatten
+from swep_ds.common.settings import flatten, suggest
 from swep_ds.data.batches import engine_divisor
 from swep_ds.training.ds_roles import QUIET
 from swep_ds.training.settings import TrainSection
@@ -29,22 +24,12 @@ OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compar
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 AUTO = "auto"
-VALUES = """
-    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
-    communication_data_type zero_allow_untested_optimizer zero_force_ds_cpu_optimizer steps_per_print
-    wall_clock_breakdown memory_breakdown dump_state log_level
-"""
-# block -> its fields; "" = DeepSpeed checks them. An optimizer checks its `params` itself.
-BLOCKS = {
-    **dict.fromkeys(("bf16", "fp16", "zero_optimization", "comms_logger"), ""),
-    **dict.fromkeys(("tensorboard", "csv_monitor", "wandb", "comet"), ""),
-    "torch_autocast": "enabled dtype lower_precision_safe_modules",
-    "optimizer": "type params",
-    "aio": "block_size queue_depth intra_op_parallelism thread_count single_submit overlap_events use_gds",
-    "timers": "throughput",
-    "flops_profiler": "enabled profile_step module_depth top_modules detailed output_file recompute_fwd_factor",
-}
-KNOWN = [*VALUES.split(), *BLOCKS]
+MONITORS = ("tensorboard", "csv_monitor", "wandb", "comet", "comms_logger", "flops_profiler", "timers")
+BLOCKS = ("zero_optimization", "optimizer", "bf16", "fp16", "torch_autocast", "aio", *MONITORS)
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+RARE = ("communication_data_type", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
+OUTPUT = ("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level")
+KNOWN = (*BLOCKS, *BATCH, *RARE, *OUTPUT)
 # what DeepSpeed takes, and is decided otherwise here or leads to something wrong
 REFUSED = {
     "amp": "the recipe's train.precision decides the precision: remove this block",
@@ -64,7 +49,7 @@ REFUSED = {
         "DeepSpeed then leaves some of this package's weights partitioned: remove this field",
     ),
 }
-shown = functools.partial(settings.shown, write=json.dumps)  # a value as JSON, shortened
+COMMENT = ("_", "#", "//")  # begins the names of fields that people write as comments
 
 
 def complete_ds_config(
@@ -87,9 +72,6 @@ def complete_ds_config(
         raise InputError(f"train.precision: {train.precision} needs a GPU: set it to {fix}")
     config = read_ds_config(source)
     given = _given(train, config, world_size)
-    if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
-        for field in given:  # a run's file: its recipe decided these
-            _set(config, field, AUTO)
     faults = _recipe_faults(config, train, given) + _silent_faults(config)
     _fill(config, given, hidden_size)
     autos = [field for field, value in flatten(config).items() if value == AUTO]
@@ -123,28 +105,35 @@ def zero_stage(config: dict[str, Any]) -> int:
 
 
 def read_ds_config(source: str) -> dict[str, Any]:
-    """The content of a ds_config, without fields that are switched off and of no use here; values may be "auto".
+    """The content of a ds_config, without comments and without fields that are switched off and of no use here; values
+    may be "auto".
 
     Raises:
-        InputError: no such file, not JSON, a key given twice, a field that is unknown (names the nearest one) or of no
-            use here, or a value of the wrong type; all faults of fields in one message.
+        InputError: no such file, not JSON, a field that is given twice, unknown (names the nearest one) or of no use
+            here, or a value of the wrong type.
     """
-    config = read_json(ds_config_path(source), f"--ds_config {source}")
+    where = f"--ds_config {source}"
+    config = read_json(ds_config_path(source), where)
     if not isinstance(config, dict):
-        raise InputError(f"--ds_config {source}: a ds_config is a JSON object")
-    for name, value in list(config.items()):
-        if name not in KNOWN and _is_off(value):
-            del config[name]
+        raise InputError(f"{where}: a ds_config is a JSON object")
+    for block in BLOCKS:
+        if not isinstance(config.get(block, {}), dict):
+            raise InputError(f"{where}: {block} is {json.dumps(config[block])}: write it as a JSON object")
     faults = []
-    for name, value in config.items():
-        if name in REFUSED:
-            faults.append(f"{name}: {REFUSED[name]}")
-        elif name not in KNOWN:
-            faults.append(_unknown(name, KNOWN))
-        elif name in BLOCKS:
-            faults += _block_faults(name, value)
+    for field, fix in REFUSED.items():
+        *block, name = field.split(".")
+        place = config.get(block[0], {}) if block else config
+        if name in place and not _is_off(place.pop(name)):
+            faults.append(f"{field}: {fix}")
+    for name in [name for name in config if name not in KNOWN]:
+        if not (_is_off(config.pop(name)) or name.startswith(COMMENT)):
+            faults.append(f"{name} is not a field of a ds_config that is of use here{suggest(name, KNOWN)}")
+    if zero_stage(config) not in (0, 1, 2, 3):
+        faults.append(f"zero_optimization.stage is {json.dumps(zero_stage(config))}: write 0, 1, 2 or 3")
     if faults:
-        raise InputError(f"--ds_config {source}: {'; '.join(faults)}")
+        raise InputError(f"{where}: {'; '.join(faults)}")
+    with as_input_error(f"{where}: zero_optimization", "fix the field it names"):
+        DeepSpeedZeroConfig(**config.get("zero_optimization", {}))
     return config
 
 
@@ -152,36 +141,6 @@ def _is_off(value: Any) -> bool:
     if isinstance(value, dict):
         value = value.get("enabled", True)
     return value in (None, False, AUTO)
-
-
-def _unknown(name: str, known: list[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    fix = f"did you mean {close[0]!r}?" if close else "remove it"
-    return f"{shown(prefix + name)[1:-1]} is not a field of a ds_config that is of use here: {fix}"
-
-
-def _block_faults(name: str, block: Any) -> list[str]:
-    """What is wrong with a block. Removes its fields that are refused, but switched off."""
-    if not isinstance(block, dict):
-        return [f"{name} is {shown(block)}: write it as a JSON object"]
-    known = BLOCKS[name].split()
-    faults = [_unknown(field, known, f"{name}.") for field in block if known and field not in known]
-    for field in list(block):
-        fix = REFUSED.get(f"{name}.{field}")
-        if fix and _is_off(block[field]):
-            del block[field]
-        elif fix:
-            faults.append(f"{name}.{field}: {fix}")
-    if name == "zero_optimization" and block.get("stage", 0) not in (0, 1, 2, 3):
-        faults.append(f"{name}.stage is {shown(block['stage'])}: write 0, 1, 2 or 3")
-    elif name == "zero_optimization" and not faults:
-        try:
-            DeepSpeedZeroConfig(**block)
-        except ValidationError as error:
-            for fault in error.errors():
-                field = ".".join(map(str, (name, *fault["loc"])))
-                faults.append(f"{field}: {fault['msg'].lower()}")
-    return faults
 
 
 # What contradicts the recipe, or goes wrong without a word
@@ -216,35 +175,28 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict
 def _recipe_faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]]) -> list[str]:
     """What contradicts the recipe."""
     faults = []
-    stage = zero_stage(config)
     present = flatten(config)
     for field, (value, origin) in given.items():
         if present.get(field) not in (None, AUTO, value):
-            faults.append(f"{field} = {shown(present[field])}, but the recipe's {origin} gives {shown(value)}")
+            mine = json.dumps(present[field])
+            faults.append(f"{field} = {mine}, but the recipe's {origin} gives {json.dumps(value)}")
+    stage = zero_stage(config)
     if train.compile and stage == 3:
-        faults.append(
-            "train.compile: ZeRO-3 gathers weights between layers, which leaves small pieces to compile, for "
-            "minutes: use --ds_config zero2, or set it to false"
-        )
-    if train.precision == "fp16" and not stage:
-        faults.append(
-            "zero_optimization.stage: at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale that it never "
-            "multiplied the loss by: use --ds_config zero1, or another train.precision"
-        )
-    if train.optimizer == "adafactor" and (stage or train.precision in ("bf16", "fp16")):
-        faults.append(
-            "train.optimizer: adafactor factors whole weight matrices, and at ZeRO 1 to 3 or in half precision "
-            "DeepSpeed hands an optimizer flat pieces: use --ds_config zero0 and fp32, tf32 or autocast, or adamw"
-        )
-    if "optimizer" in config and train.optimizer == "adafactor":
-        faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
+        faults.append("train.compile: ZeRO-3 gathers weights between layers: use --ds_config zero2, or set it to false")
+    if train.precision == "fp16" and stage == 0:
+        faults.append("train.precision: at ZeRO-0 DeepSpeed never scales fp16's loss up: use --ds_config zero1")
+    if train.optimizer == "adafactor":
+        if stage or train.precision in ("bf16", "fp16"):
+            faults.append(
+                "train.optimizer: adafactor takes no flat pieces: use --ds_config zero0, and fp32 or autocast"
+            )
+        if "optimizer" in config:
+            faults.append("optimizer: the recipe's train.optimizer is adafactor: remove this block")
     elif "optimizer" in config:
         faults += _adam_faults(config["optimizer"])
-        if not stage and train.precision == "bf16":
-            faults.append(
-                "optimizer: at ZeRO-0 in bf16 DeepSpeed's own optimizer keeps all weights in one tensor, of which no "
-                "mean and no float32 copy can be taken: remove this block, or use --ds_config zero1"
-            )
+        if train.precision == "bf16" and stage == 0:
+            # of which no mean and no float32 copy can be taken
+            faults.append("optimizer: in bf16 it keeps all weights in one tensor: remove it, or use --ds_config zero1")
     return faults
 
 
@@ -253,7 +205,7 @@ def _adam_faults(optimizer: dict[str, Any]) -> list[str]:
     faults = []
     params = optimizer.get("params", {})
     if optimizer.get("type") not in ("AdamW", "Adam") or params.get("adam_w_mode") is False:
-        faults.append(f'optimizer.type = {shown(optimizer.get("type"))}: the recipe trains with "AdamW": name that')
+        faults.append(f'optimizer.type = {json.dumps(optimizer.get("type"))}: the recipe trains with "AdamW": name it')
     for name, default in (("bias_correction", True), ("amsgrad", False)):
         if params.get(name, default) not in (default, AUTO):
             faults.append(f"optimizer.params.{name} makes another optimizer than the recipe's AdamW: remove it")
@@ -265,10 +217,7 @@ def _silent_faults(config: dict[str, Any]) -> list[str]:
     faults = []
     zero = config.get("zero_optimization", {})
     if zero.get("load_from_fp32_weights") is False:
-        faults.append(
-            "zero_optimization.load_from_fp32_weights: a run would resume from weights rounded to half precision: "
-            "remove it"
-        )
+        faults.append("zero_optimization.load_from_fp32_weights: a run would resume from rounded weights: remove it")
     for name, least in OFFLOADS.items():
         block = zero.get(name)
         field = f"zero_optimization.{name}"
@@ -278,21 +227,14 @@ def _silent_faults(config: dict[str, Any]) -> list[str]:
             faults.append(f'{field} names no device and would do nothing: give it "device": "cpu"')
         elif zero_stage(config) < least:
             faults.append(
-                f"{field} would do nothing at ZeRO-{zero_stage(config)}: set the stage to {least} or more, or remove "
-                "this block"
+                f"{field} would do nothing at ZeRO-{zero_stage(config)}: set the stage to {least}, or remove it"
             )
         elif name == "offload_optimizer" and block["device"] == "nvme":
             # 2 % of the loss in the second update
-            faults.append(
-                f"{field}: with the optimizer state on disk DeepSpeed computes other updates than without: set its "
-                'device to "cpu", as zero3_offload_nvme does'
-            )
+            faults.append(f'{field}: on disk DeepSpeed computes other updates than without: set its device to "cpu"')
         elif block.get("ratio", 1) != 1:
             # its second optimizer has no learning rate schedule, and no checkpoint holds its state
-            faults.append(
-                f"{field}.ratio: DeepSpeed then trains a part of the weights at a constant learning rate, and saves "
-                "none of its state: remove it"
-            )
+            faults.append(f"{field}.ratio: a part of the weights would train at a constant learning rate: remove it")
     return faults
 
 

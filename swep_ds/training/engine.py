@@ -36,12 +36,12 @@ SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup"}  # train.sc
 class Engine:
     """An objective in training, as DeepSpeed's engine carries it out.
 
-    With precision tf32 forwards and backwards compute in TF32, in training and evaluation, and nothing else in the
-    process does. None of them takes cuDNN's attention (`without_cudnn_attention`).
+    With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention.
 
     Attributes:
         deepspeed: DeepSpeed's engine. Checkpoints read and write its state.
         module: the objective.
+        parts: from `Objective.parts`.
         stage: the ZeRO stage.
         coalesces: whether gradients are reduced once an update, and `step` is called only then (`run_update`).
     """
@@ -49,6 +49,7 @@ class Engine:
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
         self.deepspeed = engine
         self.module = engine.module
+        self.parts = self.module.parts(train.execution)
         self.stage = engine.zero_optimization_stage()
         self.coalesces = train.coalesce_grad_reduction and self.stage >= 2  # below, gradients are reduced once anyway
         if self.coalesces:
@@ -121,8 +122,9 @@ class Engine:
         return numbers
 
     def has_finite_weights(self) -> bool:
-        """Whether a checkpoint of them can be resumed; at ZeRO-3 this rank holds no whole weight to look at."""
-        return all(parameter.isfinite().all() for parameter in self.module.parameters())
+        """Whether the weights are finite, at ZeRO-3 this rank's part: no later loss shows those of the last update."""
+        weights = (getattr(parameter, "ds_tensor", parameter) for parameter in self.module.parameters())
+        return all(weight.isfinite().all() for weight in weights)
 
     def _kernels(self) -> ExitStack:
         stack = ExitStack()
@@ -150,9 +152,11 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     if stage == 0 and objective.method.max_grad_norm is not None:
         config["gradient_clipping"] = 0.0  # `GroupNorms` clips
     groups = objective.parameter_groups()
-    optimizer = None if "optimizer" in config else _optimizer(groups, train)
-    if optimizer is not None and "offload_optimizer" in config.get("zero_optimization", {}):
-        config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
+    optimizer = None
+    if "optimizer" not in config:
+        optimizer = _optimizer(groups, train)
+        if "offload_optimizer" in config.get("zero_optimization", {}):
+            config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
     if stage == 0 and config["bf16"]["enabled"] and ranks.is_main():
         log.warning("bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time: use --ds_config zero1")
 

@@ -1,10 +1,7 @@
 """DeepSpeed's loops over the gradients of an optimizer step, as one operation each.
 
-With its own loops an update of BERT-base gives a GPU more operations in its step than in its forward and backward, and
-the host cannot hand them over as fast as the GPU runs them (`benchmarks/launches.py` counts them). The results are
-equal to the last bit: every operation here computes what DeepSpeed's computes, tensor for tensor.
-
-The per-gradient test for overflow, which bf16 has by default, is switched off in `ds_config.py`.
+With its own loops an update of BERT-base gives a GPU more operations in its step than in its forward and backward
+(`swep_ds/cost/launches.py` counts them). The results are equal to the last bit.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,11 +4,9 @@
 clipped by its own norm. Without, DeepSpeed clips both by the norm of the whole gradient.
 
 DeepSpeed 0.19 knows one norm for all groups:
-- ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer (one per group; at ZeRO-3 a group may have several),
-  combine them, and scale one flat tensor after the other. `GroupNorms` notes the norms on their way, and has each flat
-  tensor scaled by its group's norm.
-- At ZeRO-0 every rank has whole gradients. There DeepSpeed's clipping is switched off, and a hook that runs right
-  before the step of PyTorch's optimizer clips.
+- ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer (at ZeRO-3 a group may have several), combine them,
+  and scale one flat tensor after the other. `GroupNorms` notes the norms, and scales each by its group's.
+- At ZeRO-0 DeepSpeed's clipping is switched off, and a hook right before the optimizer's step clips.
 """
 
 import math
@@ -45,7 +43,8 @@ class GroupNorms:
     """
 
     def __init__(self, engine, limits: tuple[float, float] | None):
-        self._optimizer, self._limits = engine.optimizer, limits
+        self._optimizer = engine.optimizer
+        self._limits = limits
         self._scale = 1.0
         self._norms: Sequence[Tensor] = []
         self._groups = [MODEL, METHOD]  # the group of each flat tensor

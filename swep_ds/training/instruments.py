@@ -1,7 +1,8 @@
 """All that a run measures while it trains, from its clock to the log."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from swep_ds.training.tracking import Tracker
 
 
 class Instruments:
-    """For every update `begin` and `add`; for one that is logged or saved `read`, then `log` and `unlogged`.
+    """For every update `begin` and `add`; for one that is logged or saved `report`.
 
     Args:
         before: the state that the run continues from.
@@ -27,10 +28,12 @@ class Instruments:
         self, engine: Engine, batches: TrainingBatches, settings: TrainSection, tracker: Tracker, before: TrainState
     ):
         self.watch = Stopwatch(before.seconds)
-        self._engine, self._tracker, self._updates = engine, tracker, batches.updates
+        self._engine = engine
+        self._tracker = tracker
+        self._updates = batches.updates
         self._meter = Meter(batches.accumulation, before.unlogged)
         self._norms: dict[int, Tensor | float] = {}  # by update, on the device: keeping one waits for nothing
-        self._skips_overflow = settings.precision == "fp16"
+        self._skips_overflow = settings.precision == "fp16"  # an infinite norm is then no fault
 
     def begin(self, update: int) -> None:
         """Begins the update with this number, from 1."""
@@ -40,33 +43,45 @@ class Instruments:
 
     def add(self, statistics: Sequence[dict[str, Tensor]]) -> None:
         """Adds the statistics of the update's micro-batches."""
-        if (norm := self._engine.grad_norm) is not None:
+        norm = self._engine.grad_norm
+        if norm is not None and not self._skips_overflow:
             self._norms[self._update] = norm
         self._meter.add(statistics)
 
-    def read(self, *, logs: bool, saves: bool) -> float:
-        """Reads all ranks' numbers and checks them; logs each rank's health. Collective.
+    def report(
+        self, state: TrainState, logs: bool, saves: bool, validate: Callable[[], Score] | None
+    ) -> tuple[TrainState, Score | None]:
+        """Reads all ranks' numbers, checks them, validates and logs. Collective.
 
         Returns:
-            The run's seconds so far.
+            The state with the run's seconds so far, of which validation is not a part; and the score.
 
         Raises:
             TrainingDiverged: on all ranks; the loss or a gradient is not finite, or a weight that is to be saved.
         """
-        finite = self._engine.has_finite_weights() if saves else True
-        means, health = self._meter.read(self.watch.read(), finite)
+        self._read(logs, saves)
+        state = replace(state, seconds=self.watch.seconds)
+        score = None
+        if validate:
+            with self.watch.paused():
+                score = validate()
+        if logs:
+            self._log(state, score)
+        return state, score
+
+    def _read(self, logs: bool, saves: bool) -> None:
+        is_finite = not saves or self._engine.has_finite_weights()
+        means, health = self._meter.read(self.watch.read(), is_finite)
         means |= {"learning_rate": self._rate} | self._engine.read()
         if logs:
             self._tracker.log_health(self._update, health)
-        gradient = first_not_finite(self._norms)
+        check_finite(self._update, means, health["not_finite"], first_not_finite(self._norms))
         self._norms.clear()
-        check_finite(self._update, means, health["not_finite"], None if self._skips_overflow else gradient)
         # JSON has no infinity, which is the norm of an update that fp16 skipped
         self._means = {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
         ranks.synchronize()
-        return self.watch.seconds
 
-    def log(self, state: TrainState, score: Score | None) -> None:
+    def _log(self, state: TrainState, score: Score | None) -> None:
         """Writes what was read as a line of metrics.jsonl, and begins new means."""
         means = dict(self._means)
         if score is not None:

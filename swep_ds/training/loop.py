@@ -36,29 +36,23 @@ def train(
     tracker: Tracker,
     before: TrainState,
     validate: Callable[[], Score] | None,
-    average: WeightAverage | None,
 ) -> TrainState:
     """Trains from `before` to the end of `batches`; logs and saves on the way.
 
     Args:
-        validate: scores the engine before each checkpoint that the settings ask for. Its time is not part of the run's
-            seconds.
-        average: takes in the weights after every update.
+        validate: scores the engine before each checkpoint that the settings ask for.
 
     Raises:
-        TrainingDiverged: loss, gradient or weights are not finite; on all ranks, when an update is logged or saved.
-        InputError: the ranks cannot reach each other over gloo.
-        Stopped: a signal asked any rank to stop; on all ranks, after a checkpoint.
+        TrainingDiverged: on all ranks; a loss, gradient or weight is not finite when an update is logged or saved.
+        Stopped: on all ranks, after a checkpoint; a signal asked any rank to stop.
         WriteFailed: a checkpoint cannot be written, and train.on_checkpoint_failure is stop.
     """
-    method = engine.module.method
-    parts = engine.module.parts(settings.execution)
-    state = before
     instruments = Instruments(engine, batches, settings, tracker, before)
     if before.updates:
-        method.load(before.method)
+        engine.module.method.load(before.method)
     engine.train()
     ranks.watch_stalls(settings.stall_seconds)
+    state = before
     ahead = prefetch(batches, before.updates * batches.accumulation, ranks.device())
     with stop_vote() as vote, closing(ahead) as micro_batches:
         ranks.wait_long()  # also in the groups that DeepSpeed has made by now
@@ -66,34 +60,39 @@ def train(
             number = update + 1
             due = number % settings.checkpoint_every == 0 or number == batches.updates
             logs = number % settings.log_every == 0 or due or update == 0
-            compares = update % COMPARED_EVERY == 0
-            step = MicroStep(update, update / batches.updates, measure=logs, compare=compares)
-            seed_dropout(batches.seed, update)
-            instruments.begin(number)
-            statistics = run_update(engine, micro_batches, batches.accumulation, step, parts, instruments.watch.phase)
-            instruments.add(statistics)
-            observe(method, statistics)
-            if average:
-                average.add(number)
+            _train_update(engine, batches, micro_batches, update, instruments, checkpoints.average, measure=logs)
             state = _count(state, batches, update)
             signal = vote.asked()
-            saves = due or bool(signal)
+            saves = due or signal != 0
             if logs or saves:
-                state = replace(state, seconds=instruments.read(logs=logs, saves=saves))
-            score = None
-            if due and validate:
-                with instruments.watch.paused():
-                    score = validate()
-            if logs:
-                instruments.log(state, score)
+                state, score = instruments.report(state, logs, saves, validate if due else None)
             if saves:
                 saved = _save(checkpoints, engine, state, instruments, score)
                 signal = signal or max(ranks.gather(request.number))  # no second save for what came since the vote
             if signal:
-                kept = "its checkpoint is saved" if saved else "earlier checkpoints stay"
-                after = f"after update {number} of {batches.updates}; {kept}, and {RESUMES}"
-                raise Stopped(f"on request ({Signals(signal).name}) {after}")
+                raise _stopped(signal, state, batches.updates, saved)
     return state
+
+
+def _train_update(
+    engine: Engine,
+    batches: TrainingBatches,
+    micro_batches: Iterator[Batch],
+    update: int,
+    instruments: Instruments,
+    average: WeightAverage | None,
+    *,
+    measure: bool,
+) -> None:
+    step = MicroStep(update, update / batches.updates, measure=measure, compare=update % COMPARED_EVERY == 0)
+    seed_dropout(batches.seed, update)
+    instruments.begin(update + 1)
+    phase = instruments.watch.phase
+    statistics = run_update(engine, micro_batches, batches.accumulation, step, engine.parts, phase)
+    instruments.add(statistics)
+    observe(engine.module.method, statistics)
+    if average:
+        average.add(update + 1)
 
 
 def run_update(
@@ -169,3 +168,10 @@ def _save(
     if saved and ranks.is_main():
         note_checkpoint(state.updates)
     return saved
+
+
+def _stopped(signal: int, state: TrainState, updates: int, saved: bool) -> Stopped:
+    kept = "its checkpoint is saved" if saved else "earlier checkpoints stay"
+    return Stopped(
+        f"on request ({Signals(signal).name}) after update {state.updates} of {updates}; {kept}, and {RESUMES}"
+    )

@@ -15,29 +15,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from swep_ds import ranks
 from swep_ds.common.errors import TrainingDiverged
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.heartbeat import ranks_of
-from swep_ds.training.sharding import full_weights
 
 # of each rank, for health.jsonl: seconds per update without validation and checkpoints, seconds per update of waiting
 # for data, seconds of the logged update's forward passes, peak memory so far
 NUMBERS = ("step_seconds", "data_seconds", "forward_seconds", "memory_mib")
-MIB = 2**20
-DIVERGED = (
-    "lower train.learning_rate or method.beta, raise train.warmup_fraction, or use bf16 or fp32 in place of fp16; "
-    "earlier checkpoints stay"
-)
+DIVERGED = "lower train.learning_rate, raise train.warmup_fraction, or avoid fp16; earlier checkpoints stay"
 
 
 class Stopwatch:
     """Times this rank's updates, and reports each phase to the heartbeat. `seconds`: what earlier starts took."""
 
     def __init__(self, seconds: float = 0.0):
-        self._event = get_accelerator().Event if ranks.device().type != "cpu" else None
+        self._event = None
+        if ranks.device().type != "cpu":
+            self._event = get_accelerator().Event
         self._forward: list[tuple] = []
         self._updates = 0  # since the last one that was read
         self._started = time.perf_counter() - seconds
@@ -55,7 +52,6 @@ class Stopwatch:
         self._started += time.perf_counter() - began
 
     def next_update(self, number: int) -> None:
-        """Begins an update."""
         if self._updates == 0:
             self._began = time.perf_counter()
             self._data = 0.0
@@ -91,7 +87,7 @@ class Stopwatch:
         step = (time.perf_counter() - self._began) / self._updates
         data = self._data / self._updates
         self._updates = 0
-        return [step, data, forward, peak_memory_bytes() / MIB]
+        return [step, data, forward, peak_memory_bytes() / 2**20]
 
 
 def peak_memory_bytes() -> int:
@@ -115,8 +111,9 @@ class Meter:
         if state:
             scale = accumulation / state["accumulation"]
             for name, sums in state["sums"].items():
-                same = len(sums) == ranks.world_size()
-                mine = sums[ranks.rank()] if same else sum(sums) / len(sums)
+                mine = sum(sums) / len(sums)
+                if len(sums) == ranks.world_size():
+                    mine = sums[ranks.rank()]
                 self.sums[name] = torch.tensor(mine * scale, dtype=torch.double, device=ranks.device())
                 self.counts[name] = state["counts"][name] * scale
 
@@ -160,8 +157,10 @@ class Meter:
 
 def first_not_finite(norms: Mapping[int, Tensor | float]) -> int | None:
     """The first update whose gradient norm, on the device, is not finite."""
+    if not norms:
+        return None
     values = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in norms.values()]
-    finite = torch.stack(values).isfinite().tolist() if values else []
+    finite = torch.stack(values).isfinite().tolist()
     return next((update for update, is_finite in zip(norms, finite, strict=True) if not is_finite), None)
 
 
@@ -170,26 +169,12 @@ def check_finite(update: int, means: dict[str, float], faulty: Sequence[int], gr
     weights of the `faulty` ranks, or the gradient, first in update `gradient` (`first_not_finite`)."""
     if math.isfinite(means["loss"]) and not faulty and gradient is None:
         return
-    where = "" if gradient is None else f", the gradient not finite first in update {gradient}"
+    where = ""
+    if gradient is not None:
+        where += f", the gradient not finite first in update {gradient}"
     if 0 < len(faulty) < ranks.world_size():
         where += f", not finite on {ranks_of(faulty)}, host {ranks.host(faulty[0])}"
     raise TrainingDiverged(
         f"loss, gradient or weights are not finite numbers by update {update} (loss {means['loss']}, gradient norm "
         f"{means.get('grad_norm', 'not known')}{where}): {DIVERGED}"
     )
-
-
-def check_weights(engine, modules: Sequence[nn.Module]) -> None:
-    """Raises TrainingDiverged on all ranks if a weight of these parts of the engine's module is not finite. Collective.
-
-    The last update may break weights that no later loss or gradient would show.
-    """
-    broken = []
-    for module in modules:
-        parameters = dict(module.named_parameters(remove_duplicate=False))  # a buffer may be a mask, of infinity
-        for name, value in full_weights(engine, module, masters=False):
-            if name in parameters and ranks.is_main() and not value.isfinite().all():
-                broken.append(name)
-    if broken := ranks.gather(broken)[0]:
-        what = f"weights are not finite numbers at the end of training ({len(broken)} tensors, such as {broken[0]})"
-        raise TrainingDiverged(f"{what}, so no model is exported: {DIVERGED}")

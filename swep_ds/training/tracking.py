@@ -23,22 +23,9 @@ from swep_ds.training.settings import TrackingSection
 
 log = logging.getLogger(__name__)
 Table = tuple[list[str], list[list[Any]]]  # columns, rows
-# name in metrics.jsonl -> name on screen, format
-SHOWN = {
-    "loss": ("loss", ".3f"),
-    "nll_clean": ("clean", ".3f"),
-    "nll_noisy": ("noisy", ".3f"),
-    "divergence": ("divergence", ".3g"),
-    "hidden_distance": ("distance", ".3g"),
-    "kl_per_token": ("KL/token", ".3g"),
-    "kl_per_window": ("KL/window", ".3g"),
-    "beta": ("beta", ".2e"),
-    "mu": ("mu", ".3f"),
-    "sigma": ("sigma", ".3f"),
-    "validation_f1": ("validation F1", ".2f"),
-    "learning_rate": ("lr", ".2e"),
-    "samples_per_second": ("samples/s", ".1f"),
-}
+# of metrics.jsonl, what the progress bar shows
+SHOWN = ("loss", "nll_clean", "nll_noisy", "divergence", "hidden_distance", "kl_per_token", "kl_per_window", "beta")
+SHOWN += ("mu", "sigma", "validation_f1", "learning_rate", "samples_per_second")
 
 
 class Tracker:
@@ -47,12 +34,10 @@ class Tracker:
     Args:
         config: settings of the run, for the service.
         folder: the run's folder; its `metrics.jsonl` and `health.jsonl` are first cut back to `before`.
-        updates: number of updates of the whole run.
-        before: the state that the run resumes from.
+        updates: of the whole run.
         active: true on rank 0.
 
-    Raises:
-        InputError: at a run's first start the service cannot be imported, or refuses its settings.
+    Raises InputError: at a run's first start the service cannot start.
     """
 
     def __init__(
@@ -71,7 +56,6 @@ class Tracker:
         self.updates = updates
         self.to = settings.to
         self.service = _start_service(settings, method, config, folder, before.updates)
-        self.service_warned = False
         self.metrics = Lines(folder / "metrics.jsonl", before)
         self.health = Lines(folder / "health.jsonl", before)
         self.console = Console()
@@ -93,10 +77,7 @@ class Tracker:
 
     def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
         """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
-
-        Args:
-            remark: from `Method.remark`. It is shown when it begins to hold.
-        """
+        `remark` (`Method.remark`) is shown when it begins to hold."""
         if not self.active:
             return
         line = {
@@ -108,8 +89,7 @@ class Tracker:
             "peak_memory_bytes": peak_memory_bytes(),
         }
         self.metrics.write(line)
-        shown = [f"{title} {line[name]:{form}}" for name, (title, form) in SHOWN.items() if name in line]
-        self.progress.update(done.updates, "  ".join(shown))
+        self.progress.update(done.updates, "  ".join(f"{name} {line[name]:.4g}" for name in SHOWN if name in line))
         if remark and not self.remark:
             self.console.print(f"note: {remark}", style="yellow")
         self.remark = remark
@@ -124,26 +104,24 @@ class Tracker:
 
     def summary(self, scores: Scores) -> None:
         """Sends the scores after training to the service."""
-        if self.active:
-            values = {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
-            self._tell(lambda run: run.summary.update(values))
+        values = {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
+        self._tell(lambda run: run.summary.update(values))
 
     def finish(self, page: str | None = None, tables: Mapping[str, Table] | None = None) -> None:
-        """Ends the tracking of a finished run; sends the service its report, an HTML document, and tables by name."""
-        if self.active:
-            if self.to != "tensorboard":
-                self._tell(lambda run: _show(run, page, tables or {}))
-            self._tell(lambda run: run.finish(exit_code=0))
+        """Ends the tracking of a finished run; sends wandb its report, an HTML document, and tables by name."""
+        if self.active and self.to != "tensorboard":
+            self._tell(lambda run: run.log(_shown(page, tables or {})))
+        self._tell(lambda run: run.finish(exit_code=0))
 
     def _tell(self, send: Callable[[Any], None]) -> None:
-        """Sends something to the service, if there is one. Its first failure is reported."""
+        """Sends something to the service, if there is one. After a failure nothing more is sent."""
+        if not (self.active and self.service):
+            return
         try:
-            if self.service:
-                send(self.service)
+            send(self.service)
         except Exception as error:  # wandb raises anything
-            if not self.service_warned:
-                log.warning("%s fails and may miss data from now on; the run continues (%s)", self.to, reason(error))
-            self.service_warned = True
+            log.warning("%s fails: the run goes on, untracked from here (%s)", self.to, reason(error))
+            self.service = None
 
 
 class Lines:
@@ -193,8 +171,8 @@ class TensorBoard:
         self.writer.close()
 
 
-def _show(run: Any, page: str | None, tables: Mapping[str, Table]) -> None:
-    """Sends the report and the tables to wandb's run."""
+def _shown(page: str | None, tables: Mapping[str, Table]) -> dict[str, Any]:
+    """The report and the tables as wandb takes them."""
     import wandb
 
     shown = {}
@@ -204,7 +182,7 @@ def _show(run: Any, page: str | None, tables: Mapping[str, Table]) -> None:
         shown[name] = wandb.Table(columns=columns, data=cells)
     if page:
         shown["report"] = wandb.Html(page, inject=False)
-    run.log(shown)
+    return shown
 
 
 def check_service(settings: TrackingSection) -> None:
@@ -215,15 +193,14 @@ def check_service(settings: TrackingSection) -> None:
 
 
 def _start_service(settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int) -> Any:
-    """wandb's run, a `TensorBoard`, or None. A new run ends if its service cannot start; one that resumes, maybe from a
-    queue, goes on without."""
+    """wandb's run, a `TensorBoard`, or None. A new run ends if wandb cannot start; one that resumes goes on."""
     if settings.to == "off":
         return None
-    known = folder / "wandb_id"  # a resumed run continues under its id
-    run_id = known.read_text(encoding="utf-8") if known.is_file() else ""
+    if settings.to == "tensorboard":
+        return TensorBoard(folder, updates)
+    id_file = folder / "wandb_id"  # a resumed run continues under its id
+    is_new = not id_file.is_file()
     try:
-        if settings.to == "tensorboard":
-            return TensorBoard(folder, updates)
         import wandb
 
         run = wandb.init(
@@ -234,15 +211,15 @@ def _start_service(settings: TrackingSection, method: str, config: dict[str, Any
             tags=[method],
             dir=str(folder),
             config=config,
-            id=run_id or secrets.token_hex(4),
+            id=secrets.token_hex(4) if is_new else id_file.read_text(encoding="utf-8"),
             resume="allow",
             reinit="create_new",
         )
     except Exception as error:  # a broken installation and an absent server raise anything
-        if not (run_id or updates):
+        if is_new and updates == 0:
             fix = "log in to it or repair its installation, or set it to wandb_offline or off"
             raise InputError(f"tracking.to: {settings.to} cannot start ({reason(error)}): {fix}") from None
         log.warning("%s cannot start: this run goes untracked (%s)", settings.to, reason(error))
         return None
-    write_atomically(known, run.id)
+    write_atomically(id_file, run.id)
     return run

@@ -192,9 +192,9 @@ def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatc
 def test_auto_resumes_from_the_newest_complete_checkpoint(used):
     tags = [write_checkpoint(used / "checkpoints", update) for update in (10, 9, 8)]
     (used / "checkpoints" / "update-00000011").mkdir()  # cut off
-    assert take(used) == tags  # older ones in case it turns out to be damaged
+    assert take(used) == tags[:1]
     (used / "checkpoints" / "latest").write_text(tags[1].name)
-    assert take(used) == [tags[1], tags[0], tags[2]]
+    assert take(used) == tags[1:2]
 
 
 def test_a_path_names_a_checkpoint_or_a_folder_of_them(used, tmp_path, capsys):
@@ -204,10 +204,10 @@ def test_a_path_names_a_checkpoint_or_a_folder_of_them(used, tmp_path, capsys):
     assert take(tmp_path / "b", resume=str(other)) == [newest]  # and no other
     (tmp_path / "empty").mkdir()
     said = message(tmp_path / "c", resume=str(tmp_path / "empty"))
-    assert "not a complete checkpoint (it has no complete.json)" in said
+    assert "not a complete checkpoint" in said
     inside = write_checkpoint(used / "checkpoints", 4)
     last = write_checkpoint(used / "checkpoints", 6)
-    assert take(used, resume=str(other)) == [last, inside]  # it continues from its own
+    assert take(used, resume=str(other)) == [last]  # it continues from its own
     assert f"not from {other}" in capsys.readouterr().err
     assert take(used, resume=str(inside)) == [inside]  # which may rewind it
 

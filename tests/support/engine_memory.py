@@ -30,13 +30,13 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.engine import build_engine
+from tests.support.ds_configs import write
 from tests.support.tiny_batches import batch, generative
 
 BERT = {"vocab_size": 4000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 BERT |= {"intermediate_size": 512, "max_position_embeddings": 64}
 T5 = {"vocab_size": 4000, "d_model": 128, "d_kv": 64, "d_ff": 512, "num_layers": 2, "num_heads": 2}
-# smaller than the word embeddings, so that gradients are reduced in the bucket and beside it
-BUCKET = 100_000
+BUCKET = 100_000  # smaller than the word embeddings, whose gradient is reduced outside of it
 OFFLOAD = {"device": "cpu", "pin_memory": True}
 
 
@@ -50,26 +50,27 @@ def make_objective(model: str, recipe: Recipe) -> Objective:
 
 def make_config(recipe: Recipe, stage: int, offload: bool = False, micro_steps: int = 2) -> dict:
     zero = {"stage": stage, "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 200}
-    zero |= {"offload_optimizer": OFFLOAD} if offload else {}
-    zero |= {"offload_param": OFFLOAD} if offload and stage == 3 else {}
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({"zero_optimization": zero}, file)
-        file.flush()
-        setup = {"world_size": ranks.world_size(), "micro_steps": micro_steps, "hidden_size": 128, "on_cpu": True}
-        return resolve_ds_config(file.name, recipe, **setup)
+    if offload:
+        zero["offload_optimizer"] = OFFLOAD
+    if offload and stage == 3:
+        zero["offload_param"] = OFFLOAD
+    setup = {"world_size": ranks.world_size(), "micro_steps": micro_steps, "hidden_size": 128, "on_cpu": True}
+    with tempfile.TemporaryDirectory() as folder:
+        return resolve_ds_config(str(write(Path(folder), {"zero_optimization": zero})), recipe, **setup)
 
 
 def measure(model: str, stage: int, offload: bool, precision: str) -> list:
     recipe = Recipe.load("quickstart", ["train.micro_batch_size=1", f"train.precision={precision}"])
+    config = make_config(recipe, stage, offload)
     before = held_bytes()
-    engines = []
+    made = []
 
     def make():
-        objective, config = make_objective(model, recipe), make_config(recipe, stage, offload)
+        objective = make_objective(model, recipe)
         shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
         how = {"precision": precision, "optimizer": "adamw", "world_size": ranks.world_size()}
-        engines.extend([build_engine(objective, config, recipe.train, 100), model_states(shapes, config, **how)])
-        return engines[0]
+        made.extend([build_engine(objective, config, recipe.train, 100), model_states(shapes, config, **how)])
+        return made[0]
 
     windows = generative((4,), (3,), dtype=torch.float32) if model == "t5" else batch((4,), dtype=torch.float32)
     peak = None
@@ -77,7 +78,7 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
         peak = build_candidate("swep", lambda: EngineTraining(make(), "split"), windows).peak_bytes
     else:
         make()
-    engine, states = engines
+    engine, states = made
     for number in range(2):  # Adam's moments are there from the first on
         carried = PassState()
         for part in range(2):

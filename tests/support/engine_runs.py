@@ -1,8 +1,8 @@
 """Started under a launcher: trains the runs that a JSON file lists with the package's loop, without evaluation or files
 of checkpoints, one after the other in one process group.
 
-Each run is {"recipe", "set", "ds_config", "output_dir"}; its folder gets metrics.jsonl, `weights.safetensors` (the
-model's, "qa.", and the method's, "method.") and, with `train.average`, `average.safetensors`.
+Each run is {"recipe", "set", "ds_config", "output_dir"}; its folder gets metrics.jsonl and `weights.safetensors` (the
+model's, "qa.", and the method's, "method.").
 """
 
 import gc
@@ -16,9 +16,8 @@ from safetensors.torch import load_file, save_file
 from swep_ds import ranks
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import TrainState
-from swep_ds.training.engine import Engine, build_engine
+from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.sharding import full_weights
 from swep_ds.training.tracking import Tracker
@@ -28,6 +27,8 @@ from tests.support.fork_server import ROOT, run_script
 class Saves:
     """Checkpoints that are only noted."""
 
+    average = None
+
     def __init__(self):
         self.updates: list[int] = []
 
@@ -36,46 +37,32 @@ class Saves:
         return True
 
 
-def write(engine: Engine, file: Path) -> None:
-    weights = dict(full_weights(engine, engine.module, masters=False))
-    if ranks.is_main():
-        save_file({name: value.clone() for name, value in weights.items()}, file)
-
-
 def train_here(recipe: Recipe, ds_config: Path, folder: Path, saves: Saves, *, logs: bool = True, inside=nullcontext):
     """Trains from the start, `inside` a context of the engine. In a process group."""
     job = prepare(recipe, str(ds_config))
-    engine = build_engine(job.objective, job.config, recipe.train, job.batches.updates)
+    updates = job.batches.updates
+    engine = build_engine(job.objective, job.config, recipe.train, updates)
+    active = logs and ranks.is_main()
+    tracker = Tracker(recipe.tracking, recipe.method.name, {}, folder, updates, TrainState(), active=active)
     try:
-        state, updates, active = TrainState(), job.batches.updates, logs and ranks.is_main()
-        average = WeightAverage.of(engine, recipe.train, updates)
-        with (
-            inside(engine),
-            Tracker(recipe.tracking, recipe.method.name, {}, folder, updates, state, active=active) as tracker,
-        ):
-            train(engine, job.batches, recipe.train, saves, tracker, state, None, average)
-        if logs:
-            write(engine, folder / "weights.safetensors")
-        if average:
-            with average.applied():
-                write(engine, folder / "average.safetensors")
+        with inside(engine), tracker:
+            train(engine, job.batches, recipe.train, saves, tracker, TrainState(), None)
+        weights = dict(full_weights(engine, engine.module, masters=False))
+        if active:
+            save_file({name: value.clone() for name, value in weights.items()}, folder / "weights.safetensors")
     finally:
         engine.destroy()
 
 
 def train_runs(folder: Path, runs: list[dict], world_size: int) -> None:
-    """Trains runs on `world_size` ranks.
-
-    ZeRO-3 comes last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently; then autocast, which
-    leaves a mark in its globals.
-    """
+    """Trains runs on `world_size` ranks, in the order of `make_runs`."""
     runs = sorted(runs, key=lambda run: ["autocast" in run["output_dir"], "zero3" in run["ds_config"]])
     (folder / "runs.json").write_text(json.dumps(runs))
     run_script(ROOT / "tests" / "support" / "engine_runs.py", str(folder / "runs.json"), ranks=world_size)
 
 
-def weights(run: Path, file: str = "weights") -> dict:
-    return load_file(run / f"{file}.safetensors")
+def weights(run: Path) -> dict:
+    return load_file(run / "weights.safetensors")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Started under a launcher: loads models for ZeRO-3 as a run does.
 
-`compare FOLDER...` compares each model with the same one loaded whole; `FOLDER.differing` lists what is not bit-equal.
+`compare FOLDER...` fails if a weight or a buffer is not bit-equal to that of the same model loaded whole.
 `memory SMALL LARGE` measures the second model; `LARGE.rank<n>` holds in bytes how much this rank's memory grew at most,
 and the sizes of its part and of the whole model.
 """
@@ -19,12 +19,8 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.training.sharding import shard
 
-CONFIG = {
-    "train_micro_batch_size_per_gpu": 1,
-    "zero_optimization": {"stage": 3},
-    "bf16": {"enabled": False},
-    "fp16": {"enabled": False},
-}
+OFF = {"enabled": False}
+CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": OFF, "fp16": OFF}
 
 
 def load(folder: str, mapped: bool):
@@ -73,9 +69,8 @@ if __name__ == "__main__":
     what, *folders = sys.argv[1:]
     with ranks.process_group():
         if what == "compare":
-            for folder in folders:
-                differing = sorted({name for part in ranks.gather(compare(folder)) for name in part})
-                Path(f"{folder}.differing").write_text(json.dumps(differing))
+            differing = ranks.gather([f"{folder}: {name}" for folder in folders for name in compare(folder)])
+            assert not any(differing), differing
         else:
             small, large = folders
             shard(load(small, mapped=True), CONFIG)  # the first model costs memory of its own

@@ -19,6 +19,7 @@ import os
 import resource
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -36,28 +37,26 @@ UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
 
 
 class Stopped(Exception):
-    """Raised by "stop_after"."""
+    pass
 
 
-class Faults:
-    """What a run meets at its steps, as `ranks.progress` names them."""
-
-    def __init__(self, asked: dict):
-        self.asked, self.folder = asked, Path(asked["output_dir"])
-
-    def __call__(self, step: str) -> None:
-        asked, stop = self.asked, self.asked.get("stop_after")
-        set_room(UNLIMITED[0])
-        if stop and step in (f"update {stop}, checkpoint", f"update {stop + 1}, data"):
-            raise Stopped
-        if step == "second stage" and asked.get("kill_between"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        rank, where = asked.get("full", (None, None))
-        if rank == ranks.rank() and step in ("export" if where == "model" else f"update {where}, checkpoint",):
-            set_room(20_000)
-        rank, update = asked.get("kill", (None, None))
+def meet_faults(asked: dict, step: str) -> None:
+    """What a run meets at a step, as `ranks.progress` names it."""
+    set_room(UNLIMITED[0])
+    stop = asked.get("stop_after")
+    if stop and step in (f"update {stop}, checkpoint", f"update {stop + 1}, data"):
+        raise Stopped
+    if step == "second stage" and asked.get("kill_between"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if asked.get("full") == [ranks.rank(), "model"] and step == "export":
+        set_room(20_000)
+    for fault in ("full", "kill"):
+        rank, update = asked.get(fault, (None, None))
         if rank == ranks.rank() and step == f"update {update}, checkpoint":
-            torch.save = write_half
+            if fault == "full":
+                set_room(20_000)
+            else:
+                torch.save = write_half
 
 
 def set_room(file_bytes: int) -> None:
@@ -82,7 +81,7 @@ def make(asked: dict) -> None:
     recipe = Recipe.load(asked["recipe"], overrides)
     swep_ds.pipeline.export.FILE_BYTES = asked.get("file_bytes", FILE_BYTES)
     load = load_and_save if asked.get("saves_first") else Checkpoints.load
-    ranks.step_listeners[:] = [Faults(asked)]
+    ranks.step_listeners[:] = [partial(meet_faults, asked)]
     try:
         with mock.patch.object(Checkpoints, "load", load):
             run(recipe, asked["ds_config"], Path(asked["output_dir"]), asked.get("resume", "auto"))

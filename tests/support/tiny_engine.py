@@ -42,11 +42,11 @@ def settings(variant: str) -> Settings:
 def batches(architecture: str, accumulation: int = 1) -> list[Batch]:
     """The micro-batches of all updates, padded alike; each has windows of its own."""
     kind = tiny_batches.generative if architecture in tiny_models.SEQ2SEQ else tiny_batches.batch
-    numbers = range(UPDATES * accumulation)
-    return [
-        batch._replace(sample_id=batch.sample_id + 10 * number)
-        for number, batch in zip(numbers, (kind(seed=n, dtype=torch.float32) for n in numbers), strict=True)
-    ]
+    listed = []
+    for number in range(UPDATES * accumulation):
+        batch = kind(seed=number, dtype=torch.float32)
+        listed.append(batch._replace(sample_id=batch.sample_id + 10 * number))
+    return listed
 
 
 def engine_losses(variant: str, architecture: str = "bert", accumulation: int = 1) -> list[float]:
@@ -60,14 +60,14 @@ def engine_losses(variant: str, architecture: str = "bert", accumulation: int = 
     qa = (GenerativeQA if generative else ExtractiveQA)(tiny_models.model(architecture))
     torch.manual_seed(SEED)
     objective = Objective(qa, build(method, qa.hidden_size, qa.embedding_size), SEED)
-    parts = objective.parts(execution)
-    given = {"world_size": 1, "micro_steps": len(parts), "hidden_size": 16, "on_cpu": True}
+    micro_steps = len(objective.parts(execution))
+    given = {"world_size": 1, "micro_steps": micro_steps, "hidden_size": 16, "on_cpu": True}
     config = resolve_ds_config(str(ROOT / "ds_configs" / "zero0.json"), recipe, **given)
     engine = build_engine(objective, config, recipe.train, updates=UPDATES)
     engine.train()
     stream, losses = iter(batches(architecture, accumulation)), []
     for update in range(UPDATES):
-        statistics = run_update(engine, stream, accumulation, MicroStep(update, update / UPDATES), parts)
+        statistics = run_update(engine, stream, accumulation, MicroStep(update, update / UPDATES), engine.parts)
         observe(objective.method, statistics)
         losses.append(sum(float(seen["loss"]) for seen in statistics) / accumulation)
     engine.destroy()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from swep_ds.common.errors import InputError
 from swep_ds.cost.memory import model_states
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import read_results
@@ -17,12 +16,13 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.pipeline.saved import load_saved, validation_half
 from swep_ds.ranks.group import process_group
-from swep_ds.training.average import WeightAverage, newest_share
+from swep_ds.training.average import WeightAverage, last_k, newest_share
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
+from tests.support.bad_input import refused
 
 UPDATES = 6
 DECAY, LAST = 0.6, 0.5
@@ -50,13 +50,8 @@ def test_the_recursion_is_the_definition(kind):
         if share:
             mean = value if share == 1 else mean + share * (value - mean)
     torch.testing.assert_close(mean, plain_mean(kind, weights), rtol=1e-12, atol=1e-12)
-
-
-def test_a_mean_over_fewer_than_two_updates_is_refused():
-    with pytest.raises(
-        InputError, match=r"^train\.average_last 0\.1: that is 1 of 8 update\(s\), and a mean needs 2: "
-    ):
-        newest_share(TrainSection(average="last_k", average_last=0.1), 8, 8)
+    said = refused(last_k, TrainSection(average="last_k", average_last=0.1), 8)
+    assert said.startswith("train.average_last 0.1: that is 1 of 8 update(s), and a mean needs 2: ")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +84,6 @@ def planned_bytes(recipe: Recipe, job: prepare.Prepared) -> int:
     ("stage", "precision", "kind", "zero"),
     [
         (0, "bf16", "ema", {}),
-        (1, "autocast", "last_k", {}),
         (2, "bf16", "last_k", {}),
         (3, "bf16", "ema", {"sub_group_size": 3000}),
         (3, "autocast", "ema", OFFLOAD),
@@ -102,9 +96,9 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
     engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
     average = WeightAverage.of(engine, recipe.train, UPDATES)
     half, seen = precision == "bf16", []
-    parts, batches = job.objective.parts("split"), iter(job.batches[update] for update in range(UPDATES))
+    batches = iter(job.batches[update] for update in range(UPDATES))
     for update in range(UPDATES):
-        run_update(engine, batches, 1, MicroStep(update), parts)
+        run_update(engine, batches, 1, MicroStep(update), engine.parts)
         average.add(update + 1)
         seen.append(weights_of(engine, masters=half))
     assert sum(mean.nbytes for mean in average._means) == planned_bytes(recipe, job)

@@ -19,19 +19,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn.functional import pad
 
-from swep_ds.common.errors import InputError
 from swep_ds.common.settings import differences
 from swep_ds.pipeline.prepare import architecture
 from swep_ds.training.conversion import (
     MOMENTS,
     WEIGHTS,
     Pieces,
+    convert,
     copy_pieces,
     cut_pieces,
     files_by_rank,
     read_state,
     set_steps,
 )
+from tests.support.bad_input import refused
 from tests.support.tiny_objective import objective
 from tests.support.tiny_run import WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare
 
@@ -42,8 +43,7 @@ OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "
 CHAINS = {
     "ranks-0": [(2, 0), (1, 0), (2, 2)],
     "both": [(2, 1), (1, 3), (2, 0)],
-    "offload": [(2, "3-offload"), (1, 2), (2, "3-offload")],
-    "t5": [(2, 3), (1, 1), (2, 3)],
+    "t5": [(2, 3), (1, 1), (2, "3-offload")],
     "bf16": [(2, 2), (1, 3), (2, 1)],
 }
 # largest difference of losses; in bf16 a right conversion differed by 2.5e-4, and one that zeroes moments or rounds
@@ -97,11 +97,18 @@ def test_every_element_of_every_parameter_is_converted(sizes, source, target, cu
                 assert torch.equal(piece.values[kind], factor * right)
 
 
-def test_a_layout_that_does_not_hold_everything_is_refused():
+def test_a_layout_that_does_not_hold_everything_or_bf16_of_zero0_is_refused():
     whole = {"a": torch.ones(7), "b": torch.ones(5)}
     saved = spread(3, whole, [["a", "b"]], 2)
-    with pytest.raises(InputError, match=r"tag: the checkpoint has 4 of 7 elements of a: resume on the number of"):
-        copy_pieces(saved[:1], spread(1, whole, [["a", "b"]], 1)[0], Path("tag"))
+    said = refused(copy_pieces, saved[:1], spread(1, whole, [["a", "b"]], 1)[0], Path("tag"))
+    assert said.startswith("tag: the checkpoint has 4 of 7 elements of a: resume on the number of")
+    for stage, engine_stage, fix in ((0, 2, "0"), (3, 0, "1, 2 or 3")):
+        engine = SimpleNamespace(
+            zero_optimization_stage=lambda stage=engine_stage: stage, bfloat16_enabled=lambda: True
+        )
+        said = refused(convert, engine, Path("tag"), SimpleNamespace(layout={"zero_stage": stage}))
+        assert "in bf16 the state of ZeRO-0 has another form" in said
+        assert said.endswith(f"use a ds_config of stage {fix}")
 
 
 @pytest.mark.parametrize("fused", [True, None])
@@ -167,18 +174,20 @@ def test_models_of_as_many_weights_are_distinguished():
 # Runs
 
 
-def start(folder: Path, name: str, ranks: int, stage: int | str, *changes: str, **more) -> dict:
+def start(folder: Path, name: str, stage: int | str, *changes: str, **more) -> dict:
     """A run for `several_runs.py`. The recipe's split is for 2 ranks; a single rank has to find another."""
     sets = [f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", "train.micro_batch_size=3"]
     sets += ["method.kl_target=4000", "method.noise_learning_rate=5e-3", "method.noise_max_grad_norm=0.3"]
-    sets += ["train.average=ema", "train.average_decay=0.8"]
+    sets.append("data.max_eval_examples=4")
+    if name != "t5":
+        sets += ["train.average=ema", "train.average_decay=0.8"]
     if name == "bf16":
         sets.append("train.precision=bf16")
-    offload = OFFLOAD if str(stage).endswith("offload") else {}
+    config = ds_config(folder, 3, **OFFLOAD) if stage == "3-offload" else ds_config(folder, stage)
     return {
         "recipe": str(folder / f"model-{'t5' if name == 't5' else 'bert'}" / "recipe.yaml"),
         "set": [*sets, *changes],
-        "ds_config": str(ds_config(folder, int(str(stage)[0]), **offload)),
+        "ds_config": str(config),
         "output_dir": str(folder / more.pop("output", name)),
         **more,
     }
@@ -187,7 +196,7 @@ def start(folder: Path, name: str, ranks: int, stage: int | str, *changes: str, 
 def uneven(folder: Path, name: str, ranks: int) -> dict:
     """Fewer windows than an update takes, and fewer to evaluate on than there are ranks."""
     few = ("data.max_train_examples=3", "data.max_eval_examples=1", "train.epochs=2")
-    return start(folder, name, ranks, 2, *few, f"train.gradient_accumulation_steps={4 // ranks}")
+    return start(folder, name, 2, *few, f"train.gradient_accumulation_steps={4 // ranks}")
 
 
 @pytest.fixture(scope="module")
@@ -197,22 +206,16 @@ def folder(tmp_path_factory) -> Path:
     for kind in ("bert", "t5"):
         (folder / f"model-{kind}").mkdir()
         prepare(folder / f"model-{kind}", architecture=kind)
-    launches = [[start(folder, name, 2, 2, output=f"whole-{name}") for name in ("bert", "t5", "bf16")], [], []]
+    launches = [[start(folder, name, 2, output=f"whole-{name}") for name in ("bert", "t5", "bf16")], [], []]
     # the last checkpoint, converted for one rank at ZeRO-3, and back for two
     finished, over = (str(folder / run / "checkpoints") for run in ("whole-bf16", "over"))
-    launches[1].append(start(folder, "bf16", 1, 3, output="over", resume=finished, saves_first=True))
-    launches[2].append(start(folder, "bf16", 2, 2, output="back", resume=over, saves_first=True))
+    launches[1].append(start(folder, "bf16", 3, output="over", resume=finished, saves_first=True))
+    launches[2].append(start(folder, "bf16", 2, output="back", resume=over, saves_first=True))
     launches[0].append(uneven(folder, "uneven-2", 2))
     launches[1].append(uneven(folder, "uneven-1", 1))
     for number, stop in enumerate((*STOPS, None)):
         for name, starts in CHAINS.items():
-            launches[number].append(start(folder, name, *starts[number], stop_after=stop))
-    # another batch in the recipe itself, ranks that cannot share it evenly, bf16 that began at ZeRO-0
-    launches[2].append(start(folder, "both", 2, 2, "train.gradient_accumulation_steps=2", fails=True))
-    launches[1].append(start(folder, "half", 1, 0, "train.precision=bf16", stop_after=STOPS[0]))
-    launches[1].append(start(folder, "half", 1, 2, "train.precision=bf16", fails=True))
-    launches[1].append(start(folder, "odd", 1, 2, stop_after=STOPS[0]))
-    launches[2].append(start(folder, "odd", 2, 2, fails=True))
+            launches[number].append(start(folder, name, starts[number][1], stop_after=stop))
     for number, (ranks, runs) in enumerate(zip((2, 1, 2), launches, strict=True)):
         (folder / f"said-{number}").write_text(make_runs(folder, runs, ranks=ranks).stdout)
     return folder
@@ -235,7 +238,7 @@ def test_a_run_that_resumes_in_another_layout_is_the_uninterrupted_one(folder, n
     assert len(set(column(run, "beta"))) == UPDATES
     assert (run / "predictions" / "test.json").read_text() == (whole / "predictions" / "test.json").read_text()
     assert (run / "batch.json").read_text() == (whole / "batch.json").read_text()
-    for model in ("model", "unaveraged/model"):
+    for model in ["model"] if name == "t5" else ["model", "unaveraged/model"]:
         mine, other = (load_file(folder / model / "model.safetensors") for folder in (run, whole))
         moved = [key for key in mine if not key.endswith(WITHOUT_GRADIENT)]
         distance = max(float((mine[key].float() - other[key].float()).abs().max()) for key in moved)
@@ -245,39 +248,24 @@ def test_a_run_that_resumes_in_another_layout_is_the_uninterrupted_one(folder, n
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_there_and_back_every_bit_of_the_state_is_the_same(folder, rank):
-    whole, back = (
-        torch.load(file, weights_only=False)["optimizer_state_dict"]
-        for run in ("whole-bf16", "back")
-        for file in (folder / run / LAST).glob(f"*rank_{rank}_*optim_states.pt")
-    )
-    for left, right in zip(*(o["single_partition_of_fp32_groups"] for o in (whole, back)), strict=True):
-        assert torch.equal(left, right)
-        assert not torch.equal(left, left.bfloat16().float())  # masters, not weights in half precision
-    moved = 0
-    for left, right in zip(*(o["base_optimizer_state"]["state"].values() for o in (whole, back)), strict=True):
-        assert left.keys() == right.keys() == {"step", *MOMENTS}
-        assert all(torch.equal(torch.as_tensor(left[key]), torch.as_tensor(right[key])) for key in left)
-        moved += int(left["exp_avg"].count_nonzero())
-    assert moved > 100
-    whole, back = (torch.load(folder / run / LAST / f"average_rank_{rank}.pt") for run in ("whole-bf16", "back"))
-    assert whole.keys() == back.keys()
-    assert all(whole[key]["first"] == back[key]["first"] for key in whole)
-    assert all(torch.equal(whole[key]["mean"], back[key]["mean"]) for key in whole)
+    states = []
+    for run in ("whole-bf16", "back"):
+        [file] = (folder / run / LAST).glob(f"*rank_{rank}_*optim_states.pt")
+        state = torch.load(file, weights_only=False)["optimizer_state_dict"]
+        masters, adam = state["single_partition_of_fp32_groups"], state["base_optimizer_state"]["state"]
+        assert all({"step", *MOMENTS} == kinds.keys() for kinds in adam.values())
+        states.append((masters, adam, torch.load(folder / run / LAST / f"average_rank_{rank}.pt")))
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+    assert not any(torch.equal(part, part.bfloat16().float()) for part in masters)  # not weights in half precision
+    assert sum(int(kinds["exp_avg"].count_nonzero()) for kinds in adam.values()) > 100
 
 
 @pytest.mark.slow
-def test_the_global_batch_is_kept_and_what_cannot_resume_is_refused_in_one_line(folder):
+def test_the_global_batch_is_kept(folder):
     said = f"{folder / 'both'} began with a global batch of 6: kept, on 1 rank(s), by micro-batches of 3 and an accumu"
     assert said in (folder / "said-1").read_text()
     assert "kept, on" not in (folder / "said-2").read_text()
     assert "gradient_accumulation_steps: 1\n" in (folder / "both" / "recipe.yaml").read_text()
-    refused = {name: (folder / f"{name}.error").read_text() for name in ("both", "half", "odd")}
-    assert "2 rank(s) is a global batch of 12, and the run began with 6: choose values with that" in refused["both"]
-    assert "in bf16 the state of ZeRO-0 has another form" in refused["half"]
-    assert refused["half"].endswith("use a ds_config of stage 0")
-    assert "x 2 rank(s) is a global batch of 6, and the run began with 3: choose values with that" in refused["odd"]
-    assert not any("\n" in text for text in refused.values())
-    assert len(losses(folder / "odd")) == STOPS[0]  # unchanged
 
 
 @pytest.mark.slow

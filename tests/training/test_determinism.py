@@ -8,30 +8,22 @@ import torch
 from swep_ds.training.determinism import CUBLAS, FLASH_ATTENTION, deterministic_restored, set_deterministic
 
 
-@pytest.fixture(autouse=True)
-def _restored(monkeypatch):
-    for name in (CUBLAS, FLASH_ATTENTION):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-
-
-def test_it_is_switched_on_and_off():
-    set_deterministic(True)
-    assert torch.are_deterministic_algorithms_enabled()
-    assert not torch.is_deterministic_algorithms_warn_only_enabled()  # attention's backward only warns there
-    assert (os.environ[CUBLAS], os.environ[FLASH_ATTENTION]) == (":4096:8", "1")
-    set_deterministic(False)
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 @pytest.mark.parametrize("before", [True, False])
-def test_a_run_leaves_it_as_it_was(before):
+def test_it_is_switched_on_and_off_and_a_run_leaves_it_as_it_was(monkeypatch, before):
+    for name in (CUBLAS, FLASH_ATTENTION):
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
     torch.use_deterministic_algorithms(before)
-    with deterministic_restored():
-        set_deterministic(not before)
-    assert torch.are_deterministic_algorithms_enabled() == before
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    assert not {CUBLAS, FLASH_ATTENTION} & set(os.environ)
+    try:
+        with deterministic_restored():
+            set_deterministic(True)
+            assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()  # attention's backward only warns there
+            assert (os.environ[CUBLAS], os.environ[FLASH_ATTENTION]) == (":4096:8", "1")
+            set_deterministic(False)
+            assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled() == before
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        assert FLASH_ATTENTION not in os.environ
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -12,6 +12,7 @@ from swep_ds.ranks.group import process_group
 from swep_ds.training import engine as engines
 from swep_ds.training.ds_config import REFUSED, read_ds_config, zero_stage
 from swep_ds.training.engine import Engine, build_engine
+from tests.support.bad_input import refused
 from tests.support.ds_configs import message, recipe, resolve, write
 from tests.support.fork_server import ROOT
 from tests.support.tiny_batches import batch
@@ -19,20 +20,22 @@ from tests.support.tiny_objective import objective
 
 ONE_RANK = {"micro_batch_size": 3, "gradient_accumulation_steps": 1}
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
-CASES = [(path, precision) for path in SHIPPED for precision in ("fp32", "bf16", "fp16")]
 
 
-@pytest.mark.parametrize(("path", "precision"), [case for case in CASES if case != (SHIPPED[0], "fp16")])
-def test_every_shipped_config_resolves(path, precision):
-    config = resolve(path, precision=precision, on_cpu=False)
-    assert '"auto"' not in json.dumps(config)
-    assert f"zero{zero_stage(config)}" in path.stem
-    assert config["train_micro_batch_size_per_gpu"] == 4
-    assert config["gradient_clipping"] == 0.5
-    assert config["bf16"]["enabled"] is (precision == "bf16")
-    assert config["fp16"]["enabled"] is (precision == "fp16")
-    assert ("offload" in path.stem) == ("offload_optimizer" in config["zero_optimization"])
-    assert "train_batch_size" not in config  # DeepSpeed derives it
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_config_resolves(path):
+    for precision in ("fp32", "bf16", "fp16"):
+        if (path.stem, precision) == ("zero0", "fp16"):
+            continue
+        config = resolve(path, precision=precision, on_cpu=False)
+        assert '"auto"' not in json.dumps(config)
+        assert f"zero{zero_stage(config)}" in path.stem
+        assert config["train_micro_batch_size_per_gpu"] == 4
+        assert config["gradient_clipping"] == 0.5
+        assert config["bf16"]["enabled"] is (precision == "bf16")
+        assert config["fp16"]["enabled"] is (precision == "fp16")
+        assert ("offload" in path.stem) == ("offload_optimizer" in config["zero_optimization"])
+        assert "train_batch_size" not in config  # DeepSpeed derives it
 
 
 def test_autos_are_filled(tmp_path):
@@ -67,37 +70,38 @@ def test_values_that_agree_are_not_a_fault(tmp_path):
     assert "x 1 rank(s) gives 12" in message(write(tmp_path, config), world_size=1)
 
 
+# field -> value in the file, the recipe's field and its value
+DISAGREEMENTS = {
+    "train_batch_size": (32, "micro batch x accumulation x 2 rank(s)", 24),
+    "train_micro_batch_size_per_gpu": (8, "train.micro_batch_size", 4),
+    "gradient_accumulation_steps": (1, "train.gradient_accumulation_steps", 3),
+    "gradient_clipping": (1.0, "train.max_grad_norm", 0.5),
+    "bf16.enabled": (True, "train.precision", False),
+    "optimizer.params.lr": (0.001, "train.learning_rate", 0.0002),
+    "optimizer.params.betas": ([0.9, 0.98], "train.adam_betas", [0.8, 0.98]),
+    "optimizer.params.eps": (1e-8, "train.adam_epsilon", 1e-6),
+    "optimizer.params.weight_decay": (0, "train.weight_decay", 0.01),
+}
+
+
 def test_all_disagreements_in_one_error_name_both_sides(tmp_path):
-    params = {"lr": 0.001, "betas": [0.9, 0.98], "eps": 1e-8, "weight_decay": 0}
-    config = {
-        "train_batch_size": 32,
-        "train_micro_batch_size_per_gpu": 8,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0,
-        "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": params},
-        "zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"},
-    }
+    config = {"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}}
+    for field, (value, _, _) in DISAGREEMENTS.items():
+        *blocks, name = field.split(".")
+        place = config
+        for block in blocks:
+            place = place.setdefault(block, {})
+        place[name] = value
     said = message(write(tmp_path, config))
-    for part in (
-        "train_batch_size = 32, but the recipe's micro batch x accumulation x 2 rank(s) gives 24",
-        "train_micro_batch_size_per_gpu = 8, but the recipe's train.micro_batch_size gives 4",
-        "gradient_accumulation_steps = 1, but the recipe's train.gradient_accumulation_steps gives 3",
-        "gradient_clipping = 1.0, but the recipe's train.max_grad_norm gives 0.5",
-        "bf16.enabled = true, but the recipe's train.precision gives false",
-        "optimizer.params.lr = 0.001, but the recipe's train.learning_rate gives 0.0002",
-        "optimizer.params.betas = [0.9, 0.98], but the recipe's train.adam_betas gives [0.8, 0.98]",
-        "optimizer.params.eps = 1e-08, but the recipe's train.adam_epsilon gives 1e-06",
-        "optimizer.params.weight_decay = 0, but the recipe's train.weight_decay gives 0.01",
-        'zero_optimization.allgather_bucket_size is "auto", but no field of the recipe decides it',
-    ):
-        assert part in said
+    for field, (value, origin, right) in DISAGREEMENTS.items():
+        assert f"{field} = {json.dumps(value)}, but the recipe's {origin} gives {json.dumps(right)}" in said
+    assert 'zero_optimization.allgather_bucket_size is "auto", but no field of the recipe decides it' in said
 
 
 def test_a_precision_that_needs_a_gpu_is_the_recipes_fault(tmp_path):
     for precision, fix in (("fp16", "fp32, autocast or bf16"), ("tf32", "fp32")):
-        with pytest.raises(InputError, match=rf"^train\.precision: {precision} needs a GPU: set it to {fix}$"):
-            resolve(write(tmp_path, {}), precision=precision)
+        said = refused(resolve, write(tmp_path, {}), precision=precision)
+        assert said == f"train.precision: {precision} needs a GPU: set it to {fix}"
 
 
 # Blocks of the examples in DeepSpeed's and transformers' documentation that ask for nothing else.
@@ -105,6 +109,8 @@ PUBLIC = {
     "fp16": {"enabled": "auto", "auto_cast": False, "loss_scale": 0, "initial_scale_power": 16},
     "amp": {"enabled": "auto", "opt_level": "auto"},
     "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+    "_comment": "for 8 GPUs",
+    "//": {"enabled": True},
     "zero_optimization": {
         "stage": 3,
         "offload_optimizer": {"device": "cpu", "pin_memory": True},
@@ -124,7 +130,7 @@ PUBLIC = {
 
 def test_a_public_config_needs_no_change(tmp_path):
     config = resolve(write(tmp_path, PUBLIC))
-    assert not {"amp", "disable_allgather", "elasticity"} & config.keys()
+    assert not {"amp", "disable_allgather", "elasticity", "_comment", "//"} & config.keys()
     assert config["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert "cpu_offload" not in config["zero_optimization"]
 
@@ -132,12 +138,12 @@ def test_a_public_config_needs_no_change(tmp_path):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_of_no_use_here_names_the_fix_unless_it_is_off(tmp_path, name):
     block, _, field = name.rpartition(".")
-    for value in (True, {"enabled": True}, False, {"enabled": False, "x": 4}):
-        source = write(tmp_path, {block: {field: value}} if block else {name: value})
-        if value in (True, {"enabled": True}):
-            assert f"{name}: {REFUSED[name]}" in message(source)
-        else:
-            assert resolve(source) == resolve(write(tmp_path, {block: {}} if block else {}))
+    for value in (True, {"enabled": True}):
+        said = message(write(tmp_path, {block: {field: value}} if block else {name: value}))
+        assert f"{name}: {REFUSED[name]}" in said
+    for value in (False, {"enabled": False, "x": 4}):
+        resolved = resolve(write(tmp_path, {block: {field: value}} if block else {name: value}))
+        assert resolved == resolve(write(tmp_path, {block: {}} if block else {}))
 
 
 def zero(**fields) -> dict:
@@ -155,38 +161,38 @@ ADAFACTOR = {"optimizer": "adafactor"}
         ([1], {}, "a ds_config is a JSON object"),
         ('{"zero_optimization": {"stage": 2, "stage": 3}}', {}, "'stage' is given twice"),
         # what DeepSpeed would ignore or read otherwise
-        ({"gradient_cliping": 1.0}, {}, "gradient_cliping is not a field of a ds_config that is of use here: did you "),
-        ({"aio": {"block": 1}}, {}, "aio.block is not a field of a ds_config that is of use here: "),
-        (zero(overlap_com=True), {}, "zero_optimization.overlap_com: extra inputs are not permitted"),
+        ({"gradient_cliping": 1.0}, {}, "gradient_cliping is not a field of a ds_config that is of use here; did you "),
+        (
+            zero(overlap_com=True),
+            {},
+            "DeepSpeedZeroConfig overlap_com Extra inputs are not permitted",
+        ),
         ({"optimizer": "AdamW"}, {}, 'optimizer is "AdamW": write it as a JSON object'),
         (zero(stage=7), {}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
-        (zero(stage="auto"), {}, 'zero_optimization.stage is "auto": write 0, 1, 2 or 3'),
         # what contradicts the recipe
-        ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed divides fp16's gradients by a loss scale"),
+        ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed never scales fp16"),
         (zero(stage=3), ADAFACTOR, "flat pieces"),
         ({}, ADAFACTOR | {"precision": "bf16"}, "flat pieces"),
         ({"optimizer": {"type": "AdamW"}}, ADAFACTOR, "optimizer: the recipe's train.optimizer is adafactor"),
         (zero(stage=3), {"compile": True}, "train.compile: ZeRO-3 gathers weights"),
-        ({"optimizer": {"type": "Lamb"}}, {}, 'optimizer.type = "Lamb": the recipe trains with "AdamW": name that'),
-        ({"optimizer": {"type": "AdamW"}}, {"precision": "bf16"}, "own optimizer keeps all weights in one tensor"),
+        ({"optimizer": {"type": "Lamb"}}, {}, 'optimizer.type = "Lamb": the recipe trains with "AdamW": name it'),
+        ({"optimizer": {"type": "AdamW"}}, {"precision": "bf16"}, "in bf16 it keeps all weights in one tensor"),
         ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, {}, "makes another optimizer than the recipe"),
         ({"torch_autocast": {"dtype": "float16"}}, {"precision": "autocast"}, "torch_autocast.dtype"),
         ({"torch_autocast": {"enabled": True}}, {}, "torch_autocast.enabled"),
         # what DeepSpeed refuses, or would do wrong or not at all without a word
-        (zero(stage=2, offload_optimizer={"device": "gpu"}), {}, "offload_optimizer.device: input should be"),
+        (zero(stage=2, offload_optimizer={"device": "gpu"}), {}, "offload_optimizer.device Input should be"),
         (zero(offload_optimizer=OFFLOAD), {}, "offload_optimizer would do nothing at ZeRO-0"),
         (zero(stage=1, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-1"),
         (zero(stage=2, offload_optimizer={"pin_memory": True}), {}, 'names no device and would do nothing: give it "d'),
-        (zero(stage=3, offload_param={"buffer_count": 3}), {}, "offload_param names no device"),
-        (
-            zero(stage=3, offload_optimizer={"device": "nvme", "nvme_path": "disk"}),
-            {},
-            "with the optimizer state on disk DeepSpeed computes other updates",
-        ),
+        (zero(stage=2, offload_optimizer={"device": "nvme"}), {}, "on disk DeepSpeed computes other updates than"),
         (zero(stage=2, cpu_offload=True), {}, 'write "offload_optimizer": {"device": "cpu"} instead'),
-        (zero(stage=1, load_from_fp32_weights=False), {"precision": "bf16"}, "would resume from weights rounded to"),
-        ({"gradient_predivide_factor": 2.0}, {}, "gradient_predivide_factor is not a field of a ds_config that is of"),
-        (zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 0.5}), {}, "offload_optimizer.ratio: DeepSpeed then"),
+        (zero(stage=1, load_from_fp32_weights=False), {"precision": "bf16"}, "would resume from rounded weights"),
+        (
+            zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 0.5}),
+            {},
+            "offload_optimizer.ratio: a part of the weights",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -206,14 +212,6 @@ def test_what_is_accepted(tmp_path):
         config = resolve(write(tmp_path, zero(stage=0, offload_optimizer=nowhere, offload_param=nowhere)))
         assert config["zero_optimization"] == {"stage": 0}
 
-
-def test_a_file_that_cannot_be_read(tmp_path):
-    for name in ("nowhere", str(tmp_path)):
-        with pytest.raises(InputError, match=f"^--ds_config {name}"):
-            read_ds_config(name)
-
-
-def test_autocast_is_deepspeeds_block_of_that_name(tmp_path):
     for present in ({}, {"torch_autocast": {"enabled": "auto", "dtype": "bfloat16"}}):
         config = resolve(write(tmp_path, present), precision="autocast")
         assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
@@ -221,7 +219,10 @@ def test_autocast_is_deepspeeds_block_of_that_name(tmp_path):
     assert "torch_autocast" not in resolve(write(tmp_path, {}))
 
 
-def test_a_deepspeed_that_loses_gradients_is_refused(tmp_path, monkeypatch):
+def test_a_missing_file_and_a_deepspeed_that_loses_gradients_are_refused(tmp_path, monkeypatch):
+    for name in ("nowhere", str(tmp_path)):
+        with pytest.raises(InputError, match=f"^--ds_config {name}"):
+            read_ds_config(name)
     monkeypatch.setattr(deepspeed, "__version_patch__", 7)
     with pytest.raises(InputError, match=r"^DeepSpeed 0\.19\..*: pip install 'deepspeed>=0\.19\.8'$"):
         resolve(write(tmp_path, {}))
@@ -244,19 +245,14 @@ def build(tmp_path, config: dict) -> Engine:
 @pytest.mark.parametrize(
     ("config", "part"),
     [
-        ({"zero_optimization": {"stage": 2, "allgather_bucket_size": 3}}, "allgather_bucket_size must be a multiple"),
-        ({"zero_optimization": {"stage": 1, "compute_grad_norm": False}}, "requires gradient_clipping=0"),
-        (
-            {"optimizer": {"type": "AdamW", "params": {"torch_adam": True, "weight_deca": 0.1}}},
-            "unexpected keyword argument 'weight_deca'",
-        ),
+        (zero(stage=2, allgather_bucket_size=3), "allgather_bucket_size must be a multiple"),
+        (zero(stage=1, compute_grad_norm=False), "requires gradient_clipping=0"),
+        ({"optimizer": {"type": "AdamW", "params": {"torch_adam": True, "weight_deca": 0.1}}}, "'weight_deca'"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_what_only_the_engine_refuses_is_one_line(group, tmp_path, config, part):
-    with pytest.raises(InputError) as caught:
-        build(tmp_path, config)
-    said = str(caught.value)
+    said = refused(build, tmp_path, config)
     assert said.startswith("ds_config: DeepSpeed cannot build an engine from it (")
     assert said.isprintable()
     assert part in said
@@ -273,11 +269,10 @@ def test_a_full_memory_and_a_lost_rank_are_not_faults_of_the_file(monkeypatch, t
     assert caught.value is fault
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_fields_that_are_right_train(group, tmp_path, stage):
-    zero = {"stage": stage, "reduce_bucket_size": 1e4, "overlap_comm": True, "contiguous_gradients": True}
-    zero |= {"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9} if stage == 3 else {}
-    config = {"zero_optimization": zero, "steps_per_print": 1000, "zero_allow_untested_optimizer": True}
+def test_fields_that_are_right_train(group, tmp_path):
+    fields = {"stage": 3, "reduce_bucket_size": 1e4, "overlap_comm": True, "contiguous_gradients": True}
+    fields |= {"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9}
+    config = {"zero_optimization": fields, "steps_per_print": 1000, "zero_allow_untested_optimizer": True}
     config |= {"communication_data_type": "fp32", "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
     engine = build(tmp_path, config)
     engine.train()

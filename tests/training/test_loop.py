@@ -3,18 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import deepspeed
 import pytest
 import torch
 from torch import Tensor
 
 from swep_ds.common.errors import TrainingDiverged
-from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import seed_dropout
-from swep_ds.training.metrics import check_weights
 from tests.support import tiny_run
 from tests.support.engine_runs import Saves, train_here
 
@@ -75,7 +71,7 @@ def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after
     assert (warning in caplog.text and "use --ds_config zero1" in caplog.text) == (stage == 0)
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
 def test_weights_that_an_update_breaks_are_not_saved(tmp_path, stage):
     """At ZeRO-2 the norm of the gradient is finite, and says nothing of the weights."""
     settings = ["method.name=mle", "train.weight_decay=1e300", "train.max_updates=3", "train.checkpoint_every=1"]
@@ -85,20 +81,3 @@ def test_weights_that_an_update_breaks_are_not_saved(tmp_path, stage):
     with process_group(), pytest.raises(TrainingDiverged, match="by update 1 "):
         train_here(recipe, config, tmp_path, saves, logs=False)
     assert saves.updates == []
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_broken_weights_are_found_before_they_are_exported(tmp_path, stage):
-    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)))
-    with process_group():
-        job = prepare(recipe, str(tiny_run.ds_config(tmp_path, stage)))
-        engine = build_engine(job.objective, job.config, recipe.train, 10)
-        parts = [engine.module.qa.model, engine.module.method]
-        engine.module.qa.model.register_buffer("mask", torch.tensor([-torch.inf]))
-        check_weights(engine, parts)
-        [*_, weight] = engine.module.method.parameters()
-        with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=stage == 3), torch.no_grad():
-            weight.view(-1)[-1] = torch.inf
-        with pytest.raises(TrainingDiverged, match=r"at the end of training \(1 tensors, such as .*\), so no model is"):
-            check_weights(engine, parts)
-        engine.destroy()

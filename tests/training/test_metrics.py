@@ -76,10 +76,15 @@ class Everyone(Meter):
 OWN = [1.0, 0.1, 0.2, 500.123456]
 
 
+def losses(*values: float) -> list[dict[str, torch.Tensor]]:
+    return [{"loss": torch.tensor(value)} for value in values]
+
+
 def test_a_meter_continues_from_the_state_of_another(monkeypatch):
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     first = Everyone(1, {})
-    first.add([{"loss": torch.tensor(1.0), "mu": torch.tensor(5.0)}, {"loss": torch.tensor(2.0)}])
+    assert first.state() == {}
+    first.add([{"loss": torch.tensor(1.0), "mu": torch.tensor(5.0)}, *losses(2.0)])
     first.others = ([7.0, 9.0, *OWN, 1.0],)
     means, line = first.read(OWN, True)
     assert means == {"loss": (3 + 7) / 2 / 2, "mu": (5 + 9) / 2}
@@ -89,25 +94,15 @@ def test_a_meter_continues_from_the_state_of_another(monkeypatch):
     assert state == {"accumulation": 1, "counts": {"loss": 2, "mu": 1}, "sums": {"loss": [3, 7], "mu": [5, 9]}}
 
     same = Everyone(1, state)
-    same.add([{"loss": torch.tensor(4.0)}])
+    same.add(losses(4.0))
     same.others = ([8.0, 9.0, *OWN, 1.0],)
     assert same.read(OWN, True)[0] == {"loss": (7 + 8) / 2 / 3, "mu": 7.0}
+    same.others = ([math.inf, 9.0, *OWN, 1.0],)
+    assert same.read(OWN, True)[1]["not_finite"] == [1]
+    same.others = ([8.0, 9.0, *OWN, 0.0],)  # its loss was finite before its weights ceased to be
+    assert same.read(OWN, True)[1]["not_finite"] == [1]
 
     monkeypatch.setattr(ranks, "world_size", lambda: 1)
     single = Everyone(2, state)  # the same global batch: one rank, twice the micro-batches
-    single.add([{"loss": torch.tensor(value)} for value in (4.0, 1.0)])
+    single.add(losses(4.0, 1.0))
     assert single.read(OWN, True)[0] == {"loss": ((3 + 7) / 2 + (4 + 1) / 2) / 3, "mu": 7.0}
-
-
-def test_a_rank_of_its_own_may_be_not_finite_and_an_empty_meter_has_no_state(monkeypatch):
-    monkeypatch.setattr(ranks, "world_size", lambda: 2)
-    first = Everyone(1, {})
-    first.add([{"loss": torch.tensor(1.0)}])
-    first.others = ([math.inf, *OWN, 1.0],)
-    means, line = first.read(OWN, True)
-    assert math.isinf(means["loss"])
-    assert line["not_finite"] == [1]
-    first.others = ([2.0, *OWN, 0.0],)  # its loss was finite before its weights ceased to be
-    assert first.read(OWN, True)[1]["not_finite"] == [1]
-    first.empty()
-    assert first.state() == {}
