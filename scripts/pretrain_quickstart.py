@@ -6,7 +6,7 @@ The defaults made both; scripts/quickstart/encoder.py and t5.py describe the tra
 
 from dataclasses import replace
 
-from quickstart import encoder, t5
+from quickstart import encoder, pretraining, t5
 from swep_ds.commands import cli
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_output_folder, path_of
@@ -28,7 +28,7 @@ def main() -> None:
         settings = replace(settings, updates=arguments.updates)
     if settings.updates <= settings.warmup:
         raise InputError(f"--updates {settings.updates}: the warm-up takes {settings.warmup}: give more")
-    module.pretrain(settings, arguments.folder)
+    pretraining.pretrain(module, settings, arguments.folder)
 
 
 if __name__ == "__main__":

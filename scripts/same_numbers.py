@@ -22,6 +22,7 @@ import hashlib
 import importlib
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
@@ -37,10 +38,11 @@ import threading
 import time
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from io import BytesIO
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -52,7 +54,6 @@ PRELOADED += tuple(f"transformers.models.{name}" for name in ("bert.modeling_ber
 # a softmax does not change when all its inputs shift: the gradients of these are rounding errors, which Adam scales up
 WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.1.output.LayerNorm.bias")
 NOT_COMPARED = re.compile("seconds|per_second|memory|^threads|^versions|^inputs|^provenance")
-MAX_SECONDS = 1500  # s that a start may take; a machine may be busy
 STOP_AFTER = 6  # lines of metrics.jsonl, before a run is asked to stop
 DONE, STOPPED = 0, 75  # exit codes of scripts/train.py
 SENTENCES = """The monastery was founded in 1204 by an abbot from the northern valley . Who built the old bridge over
@@ -187,21 +188,24 @@ def questions(count: int, seed: int) -> dict[str, Any]:
 
 def make(case: list[Start], tree: Path, folder: Path) -> None:
     """Makes a case's starts with the code in `tree`; outcome.json in `folder` then says what failed, or null."""
-    final, folder = folder, folder.with_name(f"{folder.name}.{os.getpid()}")
-    folder.mkdir(parents=True)
+    if outcome(folder) is None:
+        return  # kept from earlier
+    making = folder.with_name(f"{folder.name}.{os.getpid()}")
+    making.mkdir(parents=True)
     failure = None
     for number, start in enumerate(case, 1):
-        codes, expected = launch(start, tree, folder), STOPPED if start.stops else DONE
+        codes = launch(start, tree, making)
+        expected = STOPPED if start.stops else DONE
         if any(code != expected for code in codes):
-            last = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            last = (making / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             failure = f"start {number} ended with {codes}, not {expected}: {' '.join(last)[-300:]}"
             break
-    for checkpoints in list(folder.rglob("checkpoints")):
+    for checkpoints in list(making.rglob("checkpoints")):
         shutil.rmtree(checkpoints)
-    (folder / "outcome.json").write_text(json.dumps(failure), encoding="utf-8")
-    shutil.rmtree(final, ignore_errors=True)
+    (making / "outcome.json").write_text(json.dumps(failure), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # another process may have made it meanwhile
-        folder.rename(final)
+        making.rename(folder)
 
 
 def launch(start: Start, tree: Path, folder: Path) -> list[int]:
@@ -213,25 +217,15 @@ def launch(start: Start, tree: Path, folder: Path) -> list[int]:
         pids.append(os.fork())
         if not pids[-1]:
             become(start, rank, port, tree, folder)
-    metrics, stops, codes = folder / start.folder / "metrics.jsonl", start.stops, {}
-    deadline = time.monotonic() + MAX_SECONDS
-    while len(codes) < len(pids):
-        time.sleep(0.01)
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            codes[pid] = os.waitstatus_to_exitcode(status)
-        elif stops and metrics.is_file() and metrics.read_bytes().count(b"\n") >= STOP_AFTER:
-            stops = False
-            signal_all(pids, signal.SIGUSR1)
-        elif time.monotonic() > deadline:
-            signal_all([pid for pid in pids if pid not in codes], signal.SIGKILL)
-    return [codes[pid] for pid in pids]
-
-
-def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+    if start.stops:
+        metrics = folder / start.folder / "metrics.jsonl"
+        ended = False
+        while not ended and not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= STOP_AFTER):
+            time.sleep(0.01)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR1)  # it is there until it is waited for
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
 def become(start: Start, rank: int, port: int, tree: Path, folder: Path) -> NoReturn:
@@ -369,22 +363,6 @@ def export(commit: str | None, folder: Path) -> None:
             shutil.copy2(Path(top, name), folder / name)
 
 
-def parser() -> ArgumentParser:
-    options = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    options.add_argument("before", metavar="REVISION", help="any name of a commit that git knows")
-    options.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree, as it is now")
-    options.add_argument(
-        "--only", action="append", metavar="NAME", help="a part of a run's name, or a pattern; repeatable"
-    )
-    options.add_argument("--list", action="store_true", help="print the names of the runs, and make none")
-    options.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
-    options.add_argument(
-        "--tolerance", type=float, default=0.0, help="relative of numbers, absolute of weights (default: 0)"
-    )
-    options.add_argument("--cache", type=Path, metavar="FOLDER", help="keep the runs of commits here, and reuse them")
-    return options
-
-
 def import_once() -> set[str]:
     """Imports what all runs need; returns the precisions that this machine computes in."""
     for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
@@ -401,23 +379,6 @@ def import_once() -> set[str]:
     return supported | {"autocast"} if "bf16" in supported else supported
 
 
-def in_child(work: Callable[..., None], *arguments: Any) -> int:
-    """Forks a process that calls `work`, as the leader of a process group; returns its number."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.setsid()
-        work(*arguments)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def digest(case: list[Start], inputs: Path) -> str:
     """A checksum of all that decides the numbers of a case, except the revision's code."""
     content = hashlib.sha256(repr(case).encode())
@@ -428,33 +389,34 @@ def digest(case: list[Start], inputs: Path) -> str:
     return content.hexdigest()[:8]
 
 
-def check(chosen: dict[str, list[Start]], trees: list[Path], runs: list[Path], jobs: int, tolerance: float) -> bool:
+def check(chosen: dict[str, list[Start]], trees: list[Path], runs: list[Path], pool: Pool, tolerance: float) -> bool:
     """Makes the runs that are not kept from earlier, and prints a line for each case; whether all are equal."""
     places = {name: f"{name}-{digest(case, trees[0] / 'inputs')}" for name, case in chosen.items()}
-    waiting = [(name, side) for name in chosen for side in (0, 1) if outcome(runs[side] / places[name])]
-    left, running, equal = set(waiting), {}, True
-    try:
-        for name in chosen:
-            while left & {(name, 0), (name, 1)}:
-                while waiting and len(running) < jobs:
-                    other, side = waiting.pop(0)
-                    running[in_child(make, chosen[other], trees[side], runs[side] / places[other])] = other, side
-                pid, status = os.wait()
-                left.remove(running.pop(pid))
-                if status:
-                    raise SystemExit("a process that makes runs failed")
-            equal_case, text = compare(*(folder / places[name] for folder in runs), tolerance)
-            print(f"{name:{max(map(len, chosen))}}  {text}", flush=True)
-            equal &= equal_case
-    finally:
-        for pid in running:
-            with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+    making = {}
+    for name, case in chosen.items():
+        sides = [(case, tree, folder / places[name]) for tree, folder in zip(trees, runs, strict=True)]
+        making[name] = [pool.apply_async(make, side) for side in sides]
+    equal = True
+    for name, sides in making.items():
+        for side in sides:
+            side.get()
+        equal_case, text = compare(*(folder / places[name] for folder in runs), tolerance)
+        print(f"{name:{max(map(len, chosen))}}  {text}", flush=True)
+        equal &= equal_case
     return equal
 
 
 def main() -> int:
-    options = parser()
+    options = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    options.add_argument("before", metavar="REVISION", help="any name of a commit that git knows")
+    options.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree, as it is now")
+    text = "a part of a run's name, or a pattern; repeatable"
+    options.add_argument("--only", action="append", metavar="NAME", help=text)
+    options.add_argument("--list", action="store_true", help="print the names of the runs, and make none")
+    options.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
+    text = "relative of numbers, absolute of weights (default: 0)"
+    options.add_argument("--tolerance", type=float, default=0.0, help=text)
+    options.add_argument("--cache", type=Path, metavar="FOLDER", help="keep the runs of commits here, and reuse them")
     arguments = options.parse_args()
     patterns = arguments.only or ["*"]
     chosen = {n: c for n, c in cases().items() if any(p in n or fnmatch.fnmatchcase(n, p) for p in patterns)}
@@ -482,10 +444,10 @@ def main() -> int:
             runs.append(kept if kept and kept not in runs else Path(f"{tree}-runs"))
             print(f"{tree.name}: {commit[:12] if commit else 'the working tree'}", flush=True)
         (trees[0] / "inputs").mkdir()
-        if os.waitpid(in_child(write_inputs, trees[0] / "inputs"), 0)[1]:
-            raise SystemExit("the inputs cannot be made")
-        shutil.copytree(trees[0] / "inputs", trees[1] / "inputs")
-        equal = check(chosen, trees, runs, arguments.jobs, arguments.tolerance)
+        with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+            pool.apply(write_inputs, [trees[0] / "inputs"])
+            shutil.copytree(trees[0] / "inputs", trees[1] / "inputs")
+            equal = check(chosen, trees, runs, pool, arguments.tolerance)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     print("all runs are equal" if equal else "NOT all runs are equal")

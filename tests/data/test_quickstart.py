@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from quickstart import encoder
+from quickstart import encoder, pretraining
 from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, corpus
 from swep_ds.data.quickstart.grammar import load_kinds, slots, write_passage, write_unanswerable
 from swep_ds.data.quickstart.world import World
@@ -60,7 +60,7 @@ def test_the_corpus_is_the_same_on_every_platform(corpora, corpora_v2):
         assert sha256(chosen) == expected
     world, digest = World(random.Random("pretraining text"), "pretrain"), hashlib.sha256()
     for number in range(400):
-        pair = encoder.write_pair(world, 0.3, brief=number % 2 == 0)
+        pair = pretraining.write_pair(world, 0.3, brief=number % 2 == 0)
         digest.update(repr([getattr(pair, field.name) for field in dataclasses.fields(pair)]).encode())
     assert digest.hexdigest() == "6ef86b4b32d4ebbb024972cf186917a027e5151966dd302c6ef2929c4a1a03ca"
 
@@ -147,7 +147,7 @@ def test_training_pretraining_and_tests_share_no_name_and_pretraining_holds_no_q
     templates = {template for kind in KINDS for asked in kind.questions.values() for template in asked}
     openings = tuple(t.split("{")[0] for t in templates if len(t.split("{")[0]) > 12)
     for _ in range(2000):
-        pair = encoder.write_pair(world, 0.3)
+        pair = pretraining.write_pair(world, 0.3)
         assert not pair.statement.startswith(openings)
         answer = pair.passage[slice(*pair.answer)]
         if "[MASK]" in pair.statement:
@@ -180,7 +180,7 @@ def test_pretraining_runs_and_is_repeatable(tmp_path, capsys):
         tokenizer_passages=100,
     )
     for name in ("once", "again"):
-        encoder.pretrain(settings, tmp_path / name)
+        pretraining.pretrain(encoder, settings, tmp_path / name)
     once, again = (
         AutoModelForQuestionAnswering.from_pretrained(tmp_path / name).bert.state_dict() for name in ("once", "again")
     )

@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from quickstart import t5
-from quickstart.encoder import write_pair
+from quickstart import pretraining, t5
 from swep_ds.data.quickstart import DOMAINS, SOURCE, T5, corpus
 from swep_ds.data.quickstart.world import World
 
@@ -71,7 +70,7 @@ def test_recovers_blanked_values_but_answers_no_question(tokenizer):
     """Statements are what it has learned, on names it has never read; questions it has not."""
     model = AutoModelForSeq2SeqLM.from_pretrained(T5, dtype=torch.float32).eval()
     world = World(random.Random(5), "test")
-    pairs = [write_pair(world, left_out_rate=0.0, filler="<extra_id_0>") for _ in range(40)]
+    pairs = [pretraining.write_pair(world, left_out_rate=0.0, filler="<extra_id_0>") for _ in range(40)]
     written = generate(model, tokenizer, [f"sentence: {p.statement} context: {p.passage}" for p in pairs])
     right = [text == p.passage[slice(*p.answer)].lower() for text, p in zip(written, pairs, strict=True)]
     assert sum(right) >= 30
@@ -81,7 +80,7 @@ def test_recovers_blanked_values_but_answers_no_question(tokenizer):
 
 
 def test_pretraining_makes_a_model_that_writes(tmp_path):
-    t5.pretrain(TINY, tmp_path / "tiny")
+    pretraining.pretrain(t5, TINY, tmp_path / "tiny")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tiny", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
     assert len(generate(model, tokenizer, ["sentence: <extra_id_0> built it. context: Ida Fenden built it."])) == 1
