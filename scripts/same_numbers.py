@@ -30,6 +30,7 @@ import runpy
 import shutil
 import signal
 import socket
+import string
 import subprocess
 import sys
 import tarfile
@@ -55,6 +56,7 @@ PRELOADED += tuple(f"transformers.models.{name}" for name in ("bert.modeling_ber
 WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.1.output.LayerNorm.bias")
 NOT_COMPARED = re.compile("seconds|per_second|memory|^threads|^versions|^inputs|^provenance")
 STOP_AFTER = 6  # lines of metrics.jsonl, before a run is asked to stop
+JOBS = 2  # runs at a time
 DONE, STOPPED = 0, 75  # exit codes of scripts/train.py
 SENTENCES = """The monastery was founded in 1204 by an abbot from the northern valley . Who built the old bridge over
 this river ? When did two merchants sell their ship to a captain ? Nobody knew which road led through these hills , and
@@ -118,25 +120,15 @@ def cases() -> dict[str, list[Start]]:
 def write_inputs(folder: Path) -> None:
     """The tiny models with their tokenizer, a recipe for each, the data and the ds_configs."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-    from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
-    from transformers import PreTrainedTokenizerFast as Fast
+    from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer, T5Config, T5ForConditionalGeneration
 
     def write(name: str, content: Any) -> None:
         (folder / name).write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML, too
 
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = dict.fromkeys([*special, *sorted({*SENTENCES.lower().split(), *letters}), *(f"##{x}" for x in letters)])
-    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    wrapped = Fast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
+    letters = string.ascii_lowercase
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({*SENTENCES.lower().split(), *letters})]
+    pieces += [f"##{letter}" for letter in letters]
+    tokenizer = BertTokenizer(vocab={piece: number for number, piece in enumerate(pieces)})
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     bert = BertConfig(vocab_size=len(pieces), max_position_embeddings=64, **small)
     small = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
@@ -144,7 +136,7 @@ def write_inputs(folder: Path) -> None:
     for name, model_class, config in (("bert", BertForQuestionAnswering, bert), ("t5", T5ForConditionalGeneration, t5)):
         torch.manual_seed(0)
         model_class(config).save_pretrained(folder / name)  # with a dropout of 0.1
-        wrapped.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
         write(f"{name}.yaml", tiny_recipe(name))
     write("train.json", questions(42, seed=0))
     write("test.json", questions(10, seed=1))
@@ -363,8 +355,8 @@ def export(commit: str | None, folder: Path) -> None:
             shutil.copy2(Path(top, name), folder / name)
 
 
-def import_once() -> set[str]:
-    """Imports what all runs need; returns the precisions that this machine computes in."""
+def import_once() -> dict[str, bool]:
+    """Imports what all runs need; says which precisions this machine computes in."""
     for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
         del os.environ[name]
     os.environ |= ENVIRONMENT
@@ -375,8 +367,8 @@ def import_once() -> set[str]:
     gc.collect()
     gc.freeze()  # so that forked processes neither scan nor copy what was imported
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
-    supported = {name for name in ("bf16", "fp16") if getattr(accelerator, f"is_{name}_supported")()}
-    return supported | {"autocast"} if "bf16" in supported else supported
+    bf16 = accelerator.is_bf16_supported()
+    return {"autocast": bf16, "bf16": bf16, "fp16": accelerator.is_fp16_supported()}
 
 
 def digest(case: list[Start], inputs: Path) -> str:
@@ -413,7 +405,6 @@ def main() -> int:
     text = "a part of a run's name, or a pattern; repeatable"
     options.add_argument("--only", action="append", metavar="NAME", help=text)
     options.add_argument("--list", action="store_true", help="print the names of the runs, and make none")
-    options.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
     text = "relative of numbers, absolute of weights (default: 0)"
     options.add_argument("--tolerance", type=float, default=0.0, help=text)
     options.add_argument("--cache", type=Path, metavar="FOLDER", help="keep the runs of commits here, and reuse them")
@@ -431,9 +422,8 @@ def main() -> int:
             commits.append(name and git("rev-parse", "--verify", f"{name}^{{commit}}").decode().strip())
         except subprocess.CalledProcessError:
             options.error(f"{name}: git knows no such commit")
-    supported = import_once()
-    for name in {"autocast", "bf16", "fp16"} - supported:
-        if chosen.pop(name, None):
+    for name, supported in import_once().items():
+        if not supported and chosen.pop(name, None):
             print(f"{name}: skipped, as this device does not compute in it")
     temporary = Path(tempfile.mkdtemp(prefix="same-numbers-"))  # no TemporaryDirectory: forked runs would delete it
     try:
@@ -444,7 +434,7 @@ def main() -> int:
             runs.append(kept if kept and kept not in runs else Path(f"{tree}-runs"))
             print(f"{tree.name}: {commit[:12] if commit else 'the working tree'}", flush=True)
         (trees[0] / "inputs").mkdir()
-        with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+        with multiprocessing.get_context("fork").Pool(JOBS) as pool:
             pool.apply(write_inputs, [trees[0] / "inputs"])
             shutil.copytree(trees[0] / "inputs", trees[1] / "inputs")
             equal = check(chosen, trees, runs, pool, arguments.tolerance)

@@ -11,8 +11,7 @@ spans of the text itself:
 
 Attention between equal tokens emerges much sooner in brief passages, which the first `brief_updates` updates see, and
 if it is there from the start: query and key projections start equal, positions as sinusoids (Vaswani et al., 2017).
-
-Only the encoder is saved. The heads are discarded, and fine-tuning starts from a fresh one.
+Only the encoder is saved.
 """
 
 import random
@@ -78,13 +77,7 @@ def train_tokenizer(settings: Settings) -> BertTokenizer:
 
 
 def batches(tokenizer: BertTokenizer, settings: Settings) -> Iterator[dict[str, Tensor]]:
-    """Endless batches of B pairs of T tokens.
-
-    Yields:
-        `input_ids`, `token_type_ids`, `attention_mask` (B, T) int64; `restated` (B, T) int64, 1 on the tokens of the
-        passage that the statement restates; `labels` (B, T) int64, the tokens under a mask and -100 elsewhere;
-        `starts`, `ends` (B,) int64, first and last token of the hidden span in the passage.
-    """
+    """Endless batches of B pairs of T tokens; `labels` (B, T) are the tokens under a mask, and -100 elsewhere."""
     world = World(random.Random(f"swep-ds quickstart pretraining {settings.seed}"), "pretrain")
     special = torch.tensor(tokenizer.all_special_ids)
     for pairs in draw_batches(world, settings):
@@ -109,7 +102,6 @@ def batches(tokenizer: BertTokenizer, settings: Settings) -> Iterator[dict[str, 
 
 
 def _tokens(encoded: BatchEncoding, row: int, span: Span) -> slice:
-    """The tokens that cover the characters `span` of the passage of pair `row`."""
     return slice(encoded.char_to_token(row, span[0], 1), encoded.char_to_token(row, span[1] - 1, 1) + 1)
 
 

@@ -100,10 +100,9 @@ def draw_batches(world: World, settings: Any, filler: str = "[MASK]") -> Iterato
         yield pool[first : first + size]
 
 
-def span_labels(
-    pairs: list[Pair], ids_BT: Tensor, tokens: Callable[[int, tuple[int, int]], slice]
-) -> dict[str, Tensor]:
-    """`restated`, `starts` and `ends` of a batch; `tokens` finds the tokens of a span in the passage of a row."""
+def span_labels(pairs: list[Pair], ids_BT: Tensor, tokens: Callable[[int, Span], slice]) -> dict[str, Tensor]:
+    """For a batch: `restated` (B, T), 1 on the tokens of the passage that the statement restates; `starts` and `ends`
+    (B,), first and last token of the hidden span. `tokens` finds the tokens of a span in the passage of a row."""
     restated = torch.zeros_like(ids_BT)
     for row, pair in enumerate(pairs):
         for span in pair.restated:

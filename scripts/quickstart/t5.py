@@ -18,7 +18,6 @@ discarded:
     shared tokens       its second layer marks the tokens that are in the other segment too
     alignment           (guided alignment; Chen et al., AMTA 2016) to write a token of the span, the decoder's last
                         layer attends to that token in the passage
-
 As in `encoder.py`, the first updates see brief passages, and query and key projections start equal.
 """
 
@@ -105,10 +104,7 @@ def train_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
 def batches(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[dict[str, Tensor]]:
     """Endless batches of B pairs: inputs of T tokens, targets of S tokens.
 
-    Yields:
-        `input_ids`, `attention_mask` (B, T) int64; `labels` (B, S) int64, the hidden span (nothing without a
-        sentinel), </s> and -100 as padding; `in_passage` (B, T) bool; `restated` (B, T) int64, 1 on the tokens of the
-        passage that the statement restates; `starts`, `ends` (B,) int64, first and last token of the hidden span.
+    `labels` (B, S) are the hidden span, or nothing without a sentinel, then </s> and -100 as padding.
     """
     world = World(random.Random(f"swep-ds quickstart pretraining t5 {settings.seed}"), "pretrain")
     for pairs in draw_batches(world, settings, filler="<extra_id_0>"):

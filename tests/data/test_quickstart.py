@@ -135,9 +135,9 @@ def named_things(pool):
 
 
 def test_training_pretraining_and_tests_share_no_name_and_pretraining_holds_no_question(corpora):
-    pretraining, training, testing = (named_things(pool) for pool in ("pretrain", "train", "test"))
-    assert not testing & (training | pretraining)
-    assert not training & pretraining
+    unlabelled, training, testing = (named_things(pool) for pool in ("pretrain", "train", "test"))
+    assert not testing & (training | unlabelled)
+    assert not training & unlabelled
     words = {word for _, context in questions(corpora[SOURCE, "train"]) for word in context.split()}
     for domain in DOMAINS:
         for article in corpora[domain, "test"]["data"]:

@@ -48,7 +48,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_benchmark(tmp_path
         "bench_kernels", "--device", "cpu", "--output", str(tmp_path / "file" / "bench")
     )
     assert (code, printed) == (2, "")
-    assert "cannot be written" in complaint.splitlines()[-1]
+    assert "is not a folder" in complaint.splitlines()[-1]
 
 
 def test_the_benchmark_on_a_cpu(tmp_path):
