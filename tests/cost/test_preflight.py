@@ -33,7 +33,7 @@ def test_files_are_told_apart_by_names_sizes_heads_and_tails(tmp_path):
     assert same.startswith(f"2 file(s), {len(big) + 1:,} bytes, ")
     assert fingerprint(b=b"x", a=big) == same
     others = [fingerprint(a=big, c=b"x"), fingerprint(a=b"?" + big[1:], b=b"x"), fingerprint(a=big[:-1] + b"?", b=b"x")]
-    assert len({same, *others, fingerprint(a=big[:-1], b=b"x")}) == 5
+    assert len({same, *others}) == 4
 
 
 def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
@@ -72,12 +72,12 @@ def test_who_sees_something_else_or_what_is_wrong_is_named():
 
     assert disagreements() == []
     assert disagreements(torch=dict.fromkeys(range(56, 64), "2.12.0"), data={3: "missing", 9: "2 file(s)"}) == [
-        "torch: 2.13.0 on 1016 ranks (node000, node001, node002, node003, ... 127 hosts), 2.12.0 on 8 ranks (node007)",
-        "data: 1 file(s) on 1022 ranks (node000, node001, node002, node003, ... 128 hosts), "
+        "torch: 2.13.0 on 1016 ranks (node000, node001, node002, node003, and 123 more), 2.12.0 on 8 ranks (node007)",
+        "data: 1 file(s) on 1022 ranks (node000, node001, node002, node003, and 124 more), "
         "missing on rank 3 (node000), 2 file(s) on rank 9 (node001)",
     ]
     [line] = disagreements(data={rank: f"{rank} file(s)" for rank in range(1024)})
-    assert line.endswith("3 file(s) on rank 3 (node000) and 1020 more")
+    assert line.endswith("3 file(s) on rank 3 (node000), and 1020 more")
     for value in ("missing", "not shared (z)", "not writable (Read-only)"):
         [line] = disagreements(data=dict.fromkeys(range(1024), value))
         assert line.startswith(f"data: {value} on 1024 ranks (")
@@ -164,7 +164,7 @@ def test_ranks_that_disagree_are_named_in_one_line(place, tmp_path):
     ended = run_script(tmp_path / "elsewhere.py", "--preflight", *settings, ranks=2, check=False, cwd=tmp_path)
     assert ended.returncode == 2
     output = [(tmp_path / f"output{rank}").read_text() for rank in range(2)]
-    assert re.search(r"all-reduce over 2 ranks, gloo: [\d,]+ us of 4 bytes, .* GB/s", output[0])
+    assert re.search(r"all-reduce over 2 ranks, gloo: [\d.]+ ms of 16 MiB .* GB/s", output[0])
     assert output[1] == ""
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     size = (place / "train.json").stat().st_size

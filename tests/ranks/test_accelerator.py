@@ -1,7 +1,7 @@
 """One answer to which device computes, for the whole package: that of DeepSpeed's accelerator."""
 
 import re
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import psutil
 import pytest
