@@ -131,7 +131,6 @@ def read_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def submit() -> None:
     arguments, options = read_words(sys.argv[1:])
     slurm.check_options(arguments.sbatch)
-    slurm.check_time(arguments.time, arguments.sbatch)
     ranks = arguments.nodes * (arguments.gpus_per_node or arguments.cpu_ranks_per_node)
     on_cpu = arguments.gpus_per_node is None
     if arguments.kind == "train":

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from swep_ds.common.errors import InputError
 from swep_ds.kernels.tools import bench
 from tests.support import scripts
 
@@ -44,11 +45,8 @@ def test_what_needs_a_gpu_says_so(command):
 
 def test_an_output_that_cannot_be_written_is_found_before_the_benchmark(tmp_path):
     (tmp_path / "file").touch()
-    code, printed, complaint = scripts.run(
-        "bench_kernels", "--device", "cpu", "--output", str(tmp_path / "file" / "bench")
-    )
-    assert (code, printed) == (2, "")
-    assert "is not a folder" in complaint.splitlines()[-1]
+    with pytest.raises(InputError, match="--output .*is not a folder"):
+        scripts.run("bench_kernels", "--device", "cpu", "--output", str(tmp_path / "file" / "bench"))
 
 
 def test_the_benchmark_on_a_cpu(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from swep_ds.common.errors import InputError
-from swep_ds.sweeps import slurm
 from swep_ds.sweeps.sweep import digest_of, read_sweep
 from tests.support.fork_server import ROOT, run_script
 
@@ -189,20 +188,6 @@ def test_what_sbatch_says_is_passed_on_in_a_line(submit, sbatch, tmp_path, monke
         sbatch(body)
     with pytest.raises(InputError, match=said):
         submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
-
-
-@pytest.mark.parametrize("time", ["3", "2:30", "0:3:0", "0-0:3"])
-def test_a_time_limit_leaves_time_before_the_signal(time):
-    with pytest.raises(InputError, match=rf"^--time {time}: a start is asked to stop 120 s before .* 3 minutes$"):
-        slurm.check_time(time, [])
-    for enough in ("4", "3:01", "0:3:1", "0-1", "1-12:30:00", "UNLIMITED", "0", None):
-        slurm.check_time(enough, [])
-    for wrong in ("1h", "1:2:3:4", "1.5", "-5"):
-        with pytest.raises(InputError, match=rf"^--time {wrong}: not a Slurm time"):
-            slurm.check_time(wrong, [])
-    with pytest.raises(InputError, match="--time 11: a start is asked to stop 600 s before its limit"):
-        slurm.check_time("11", ["--signal=USR1@600"])
-    slurm.check_time("12", ["--signal=USR1@600"])
 
 
 def test_the_script_submits(sbatch, tmp_path):
