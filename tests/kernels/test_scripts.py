@@ -45,7 +45,7 @@ def test_what_needs_a_gpu_says_so(command):
 
 def test_an_output_that_cannot_be_written_is_found_before_the_benchmark(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="--output .*is not a folder"):
+    with pytest.raises(InputError, match=r"--output .*is not a folder"):
         scripts.run("bench_kernels", "--device", "cpu", "--output", str(tmp_path / "file" / "bench"))
 
 
