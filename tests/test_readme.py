@@ -55,16 +55,12 @@ SCRIPTS = {"convert": "convert_pairs", "submit": "slurm/submit"}  # where a scri
 def options(command: str, *words: str) -> set[str]:
     """The options of a script, or of a command `swep-ds NAME` that has no script."""
     if not command.startswith("swep-ds "):
-        return options_of_script(command, *words)
+        return set(re.findall(r"--[a-z]\w*", run_script(ROOT / command, *words, "--help").stdout))
     name = command.removeprefix("swep-ds ")
     argv = mock.patch.object(sys, "argv", [command, *words, "--help"])
     with argv, redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
         getattr(importlib.import_module(f"swep_ds.commands.{name}"), name)()
     return set(re.findall(r"--[a-z]\w*", printed.getvalue()))
-
-
-def options_of_script(script: str, *words: str) -> set[str]:
-    return set(re.findall(r"--[a-z]\w*", run_script(ROOT / script, *words, "--help").stdout))
 
 
 def split(words: list[str], at: str) -> tuple[list[str], list[str]]:
