@@ -24,13 +24,11 @@ import json
 import math
 import multiprocessing
 import os
-import random
 import re
 import runpy
 import shutil
 import signal
 import socket
-import string
 import subprocess
 import sys
 import tarfile
@@ -58,9 +56,6 @@ NOT_COMPARED = re.compile("seconds|per_second|memory|^threads|^versions|^inputs|
 STOP_AFTER = 6  # lines of metrics.jsonl, before a run is asked to stop
 JOBS = 2  # runs at a time
 DONE, STOPPED = 0, 75  # exit codes of scripts/train.py
-SENTENCES = """The monastery was founded in 1204 by an abbot from the northern valley . Who built the old bridge over
-this river ? When did two merchants sell their ship to a captain ? Nobody knew which road led through these hills , and
-few travellers ever came back before winter ; a small lamp burned above every door"""
 
 
 class Start(NamedTuple):
@@ -69,7 +64,7 @@ class Start(NamedTuple):
     settings: Mapping[str, Any] = {}
     stage: int = 1  # ZeRO stage
     ranks: int = 1
-    recipe: str = "bert"  # "bert" or "t5" for the tiny ones, or the name of a shipped recipe
+    recipe: str = "encoder"  # "encoder" or "t5" for those of `write_inputs`, or the name of a shipped recipe
     folder: str = "run"  # starts of a case that share a folder are one run, resumed
     resume: str | None = None  # the checkpoint that it starts from, a pattern below the case's folder
     stops: bool = False  # gets SIGUSR1 while it trains
@@ -98,7 +93,7 @@ def cases() -> dict[str, list[Start]]:
     for precision in ("autocast", "bf16", "fp16"):
         named[precision] = [Start({"train.precision": precision, "train.max_updates": 12}, stage=2)]
     named["selection"] = [Start({"eval.select_on": "test", "train.checkpoint_every": 2, "train.keep_checkpoints": 9})]
-    named["pretrain"] = [Start({"pretrain.train": "./inputs/train.json", "pretrain.max_updates": 3})]
+    named["pretrain"] = [Start({"pretrain.train": "quickstart:forum", "pretrain.max_updates": 3})]
     for ranks in (1, 2):
         settings = {"train.max_updates": 80, "train.log_every": 3}
         named[f"stopped-on{ranks}"] = [Start(settings, 2, ranks, stops=stops) for stops in (True, False)]
@@ -114,43 +109,32 @@ def cases() -> dict[str, list[Start]]:
     return named
 
 
-# Inputs
+def write_inputs(shipped: Path, folder: Path) -> None:
+    """The quick start's models with dropout, a recipe for each, and a ds_config for each stage."""
 
+    def write(file: Path, content: Any) -> None:
+        file.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML, too
 
-def write_inputs(folder: Path) -> None:
-    """The tiny models with their tokenizer, a recipe for each, the data and the ds_configs."""
-    import torch
-    from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer, T5Config, T5ForConditionalGeneration
-
-    def write(name: str, content: Any) -> None:
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML, too
-
-    letters = string.ascii_lowercase
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({*SENTENCES.lower().split(), *letters})]
-    pieces += [f"##{letter}" for letter in letters]
-    tokenizer = BertTokenizer(vocab={piece: number for number, piece in enumerate(pieces)})
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    bert = BertConfig(vocab_size=len(pieces), max_position_embeddings=64, **small)
-    small = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    t5 = T5Config(vocab_size=len(pieces), eos_token_id=3, decoder_start_token_id=0, **small)
-    for name, model_class, config in (("bert", BertForQuestionAnswering, bert), ("t5", T5ForConditionalGeneration, t5)):
-        torch.manual_seed(0)
-        model_class(config).save_pretrained(folder / name)  # with a dropout of 0.1
-        tokenizer.save_pretrained(folder / name)
-        write(f"{name}.yaml", tiny_recipe(name))
-    write("train.json", questions(42, seed=0))
-    write("test.json", questions(10, seed=1))
+    for name in ("encoder", "t5"):
+        shutil.copytree(shipped / name, folder / name)
+        config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
+        rates = [field for field in config if "dropout" in field and config[field] == 0]
+        write(folder / name / "config.json", config | dict.fromkeys(rates, 0.1))
+        write(folder / f"{name}.yaml", recipe(name))
     for stage in range(4):
-        names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
-        spread = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}  # tiny parameters, too
-        half = {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
-        write(
-            f"zero{stage}.json", dict.fromkeys(names, "auto") | half | {"zero_optimization": {"stage": stage, **spread}}
+        config = dict.fromkeys(
+            ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
         )
+        config |= {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
+        config["zero_optimization"] = {"stage": stage}
+        if stage == 3:  # small parameters, too
+            config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        write(folder / f"zero{stage}.json", config)
 
 
-def tiny_recipe(model: str) -> dict[str, Any]:
-    data = {"train": "./inputs/train.json", "eval": {"test": "./inputs/test.json"}, "max_target_length": 8}
+def recipe(model: str) -> dict[str, Any]:
+    data = {"train": "quickstart:encyclopedia", "eval": {"test": "quickstart:news"}, "max_target_length": 8}
+    data |= {"max_train_examples": 42, "max_eval_examples": 10}
     train = {"max_updates": 6, "epochs": 100, "micro_batch_size": 4, "gradient_accumulation_steps": 2, "log_every": 1}
     return {
         "task": "generative" if model == "t5" else "extractive",
@@ -160,19 +144,6 @@ def tiny_recipe(model: str) -> dict[str, Any]:
         "train": train | {"learning_rate": 1e-3, "warmup_fraction": 0.2, "weight_decay": 0.1, "max_grad_norm": 0.5},
         "eval": {"beams": 2, "max_answer_tokens": 8},
     }
-
-
-def questions(count: int, seed: int) -> dict[str, Any]:
-    """SQuAD JSON of four articles, with contexts of different lengths."""
-    rng, words = random.Random(seed), SENTENCES.split()
-    paragraphs = []
-    for number in range(count):
-        context = " ".join(rng.choices(words, k=rng.randint(4, 60)))
-        answer = rng.choice(context.split())
-        question = {"id": f"{seed}-{number}", "question": " ".join(rng.choices(words, k=4)) + " ?"}
-        question["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
-        paragraphs.append({"context": context, "qas": [question]})
-    return {"data": [{"title": f"t{i}", "paragraphs": paragraphs[i::4]} for i in range(4)]}
 
 
 # Runs
@@ -232,7 +203,7 @@ def become(start: Start, rank: int, port: int, tree: Path, folder: Path) -> NoRe
     if start.ranks > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(start.ranks)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    script, tiny = tree / "scripts" / "train.py", start.recipe in ("bert", "t5")
+    script, tiny = tree / "scripts" / "train.py", start.recipe in ("encoder", "t5")
     command = [str(script), "--recipe", f"inputs/{start.recipe}.yaml" if tiny else start.recipe]
     command += ["--ds_config", f"{'inputs' if tiny else 'ds_configs'}/zero{start.stage}.json"]
     for name, value in start.settings.items():
@@ -348,11 +319,8 @@ def export(commit: str | None, folder: Path) -> None:
         with tarfile.open(fileobj=BytesIO(git("-C", top, "archive", commit, *ROOMS))) as files:
             files.extractall(folder, filter="data")
         return
-    listed = git("-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *ROOMS)
-    for name in filter(None, listed.decode().split("\0")):
-        if Path(top, name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(Path(top, name), folder / name)
+    for room in ROOMS:
+        shutil.copytree(Path(top, room), folder / room, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def import_once() -> dict[str, bool]:
@@ -433,10 +401,10 @@ def main() -> int:
             kept = arguments.cache and commit and (arguments.cache / commit[:12]).absolute()
             runs.append(kept if kept and kept not in runs else Path(f"{tree}-runs"))
             print(f"{tree.name}: {commit[:12] if commit else 'the working tree'}", flush=True)
-        (trees[0] / "inputs").mkdir()
+        for tree in trees:
+            (tree / "inputs").mkdir()
+            write_inputs(trees[1] / "swep_ds" / "data" / "quickstart", tree / "inputs")
         with multiprocessing.get_context("fork").Pool(JOBS) as pool:
-            pool.apply(write_inputs, [trees[0] / "inputs"])
-            shutil.copytree(trees[0] / "inputs", trees[1] / "inputs")
             equal = check(chosen, trees, runs, pool, arguments.tolerance)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -5,6 +5,7 @@ the same passes, the same noise, the same loss.
 """
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
 from swep_ds.models.trial import check_same_from_ids
 
+log = logging.getLogger(__name__)
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator
 SPAN = ("start_positions", "end_positions")
 TARGET = ("labels",)
@@ -75,6 +77,7 @@ class Robust(nn.Module):
         self.updates = updates
         self.accumulation = accumulation
         self._checked = False
+        self._warned = False
         self._left_padding_error: InputError | None = None  # why the model takes no batch with padding on the left
         self._begin(0)
 
@@ -126,6 +129,9 @@ class Robust(nn.Module):
             return self.model(**inputs)
         if not self._checked:
             self._check()
+        if not (self.model.training or self._warned) and torch.is_grad_enabled():
+            self._warned = True
+            log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
         mask = inputs.get("attention_mask")
         if self._left_padding_error and mask is not None and bool((mask[:, 0] == 0).any()):
             raise self._left_padding_error

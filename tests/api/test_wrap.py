@@ -96,7 +96,7 @@ def test_updates_and_micro_batches_that_do_not_fit_are_refused():
             robust.begin_update([batch] * calls)
 
 
-def test_in_evaluation_it_is_the_bare_model():
+def test_in_evaluation_it_is_the_bare_model_which_is_not_to_be_trained(caplog):
     model = tiny_models.model(dropout=0.1)
     robust = sd.wrap(model, sd.Swep())
     given = inputs(tiny_batches.batch(dtype=torch.float32))
@@ -107,6 +107,12 @@ def test_in_evaluation_it_is_the_bare_model():
     assert type(mine) is type(plain)
     assert torch.equal(mine.start_logits, plain.start_logits)
     assert torch.equal(mine.loss, plain.loss)
+    assert caplog.messages == []
+    robust.training = True  # as after from_pretrained
+    for _ in range(2):
+        robust(**given)
+    said = "the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned"
+    assert caplog.messages == [said]
 
 
 def test_a_restored_state_continues_exactly():

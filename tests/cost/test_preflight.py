@@ -90,18 +90,9 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def test_where_all_is_well_it_says_so_and_leaves_nothing_behind(place, tmp_path):
-    output = tmp_path / "runs" / "new"
-    settings = ["--recipe", str(place / "recipe.yaml"), "--ds_config", str(ds_config(tmp_path, 2))]
-    ended = run_script(TRAIN, "--preflight", *settings, "--output_dir", str(output))
-    assert ended.stdout.endswith("one rank: no collective to time\npreflight: all ranks see the same\n")
-    assert re.search(rf"data\.train {place}/train\.json +1 file\(s\), [\d,]+ bytes, [0-9a-f]{{8}}\n", ended.stdout)
-    assert re.search(rf"output_dir {output} +writable, shared\n", ended.stdout)
-    assert ended.stdout.count("rank 0 (") == 1
-    assert not output.parent.exists()
-
-
-def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capfd, monkeypatch):
+def test_a_start_that_would_be_refused_fails_the_preflight_and_all_well_leaves_nothing(
+    place, tmp_path, capfd, monkeypatch
+):
     monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
     recipe = Recipe.load(str(place / "recipe.yaml"))
     contradictory, config = tmp_path / "other.json", str(ds_config(tmp_path, 2))
@@ -121,6 +112,15 @@ def test_a_start_that_would_be_refused_fails_the_preflight(place, tmp_path, capf
         with process_group(), pytest.raises(InputError, match=said):
             preflight.preflight(changed, given, tmp_path / folder)
     assert "all ranks see the same" not in capfd.readouterr().out
+    output = tmp_path / "runs" / "new"
+    with process_group():
+        preflight.preflight(recipe, config, output)
+    said = capfd.readouterr().out
+    assert said.endswith("one rank: no collective to time\npreflight: all ranks see the same\n")
+    assert re.search(rf"data\.train {place}/train\.json +1 file\(s\), [\d,]+ bytes, [0-9a-f]{{8}}\n", said)
+    assert re.search(rf"output_dir {output} +writable, shared\n", said)
+    assert said.count("rank 0 (") == 1
+    assert not output.parent.exists()
 
 
 def test_a_run_keeps_the_global_batch_that_it_began_with(place, tmp_path, capfd):
