@@ -203,15 +203,20 @@ def become(start: Start, rank: int, port: int, tree: Path, folder: Path) -> NoRe
     if start.ranks > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(start.ranks)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    script, tiny = tree / "scripts" / "train.py", start.recipe in ("encoder", "t5")
-    command = [str(script), "--recipe", f"inputs/{start.recipe}.yaml" if tiny else start.recipe]
-    command += ["--ds_config", f"{'inputs' if tiny else 'ds_configs'}/zero{start.stage}.json"]
+    script = tree / "scripts" / "train.py"
+    recipe = start.recipe
+    configs = "ds_configs"
+    if recipe in ("encoder", "t5"):
+        recipe = f"inputs/{recipe}.yaml"
+        configs = "inputs"
+    command = [str(script), "--recipe", recipe, "--ds_config", f"{configs}/zero{start.stage}.json"]
     for name, value in start.settings.items():
         command += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     command += ["--output_dir", str(folder / start.folder)]
     if start.resume:
         command += ["--resume", *map(str, folder.glob(start.resume))]
-    sys.argv, sys.path[:1] = command, [str(script.parent), str(tree)]
+    sys.argv = command
+    sys.path[:1] = [str(script.parent), str(tree)]
     os._exit(run(script, tree))  # taking the interpreter down would take 2 s
 
 

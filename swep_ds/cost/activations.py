@@ -218,7 +218,8 @@ class _FusedAttention(TorchFunctionMode):
 def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        key = key.repeat_interleave(groups, -3)
+        value = value.repeat_interleave(groups, -3)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)  # SDPA makes one in every call
