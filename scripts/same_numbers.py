@@ -93,7 +93,8 @@ def cases() -> dict[str, list[Start]]:
     for precision in ("autocast", "bf16", "fp16"):
         named[precision] = [Start({"train.precision": precision, "train.max_updates": 12}, stage=2)]
     named["selection"] = [Start({"eval.select_on": "test", "train.checkpoint_every": 2, "train.keep_checkpoints": 9})]
-    named["pretrain"] = [Start({"pretrain.train": "quickstart:forum", "pretrain.max_updates": 3})]
+    first = {"pretrain.train": "quickstart:encyclopedia", "pretrain.max_train_examples": 42, "pretrain.max_updates": 3}
+    named["pretrain"] = [Start(first)]
     for ranks in (1, 2):
         settings = {"train.max_updates": 80, "train.log_every": 3}
         named[f"stopped-on{ranks}"] = [Start(settings, 2, ranks, stops=stops) for stops in (True, False)]

@@ -42,8 +42,6 @@ def test_every_name_can_be_imported():
     assert sd.QuestionAnswerer is QuestionAnswerer
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = sd.trian
-    with pytest.raises(AttributeError, match="no attribute 'Swpe"):
-        _ = sd.Swpe
     for settings in SHIPPED:
         name = settings.__name__.removesuffix("Settings")
         assert getattr(sd, name) is settings

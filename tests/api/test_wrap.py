@@ -83,19 +83,6 @@ def test_weights_in_half_precision_are_refused_unless_they_are_frozen():
     assert {weight.grad.dtype for weight in robust.method.parameters()} == {torch.float32}
 
 
-def test_updates_and_micro_batches_that_do_not_fit_are_refused():
-    batch = inputs(tiny_batches.batch((12, 7), dtype=torch.float32))
-    robust = sd.wrap(tiny_models.model().train(), sd.Swep(beta_schedule="linear_to_zero"), updates=1)
-    robust(**batch)
-    with pytest.raises(InputError, match=r"^updates 1: all of them are done: .*accumulation \(now 1\) "):
-        robust(**batch)
-    robust.eval()(**batch)
-    for accumulation, calls in ((1, 2), (3, 2), (None, 0)):
-        robust = sd.wrap(tiny_models.model().train(), sd.Swep(), accumulation=accumulation)
-        with pytest.raises(InputError, match=f"micro_batches: there are {calls}, and accumulation is {accumulation}"):
-            robust.begin_update([batch] * calls)
-
-
 def test_in_evaluation_it_is_the_bare_model_which_is_not_to_be_trained(caplog):
     model = tiny_models.model(dropout=0.1)
     robust = sd.wrap(model, sd.Swep())
@@ -211,22 +198,31 @@ def test_answers_without_a_label_do_not_count(method):
     assert all(parameter.grad.isfinite().all() for parameter in robust.parameters() if parameter.grad is not None)
 
 
-def test_methods_and_settings_that_do_not_go_with_a_loop_are_refused():
+def test_what_does_not_go_with_a_loop_is_refused():
     model = tiny_models.model()
     for method in ("freelb", "fgm", "ssmba"):
         with pytest.raises(InputError, match=f"method {method}: "):
             sd.wrap(model, sd.methods.METHODS[method]())
-    with pytest.raises(InputError, match="number of updates"):
-        sd.wrap(model, sd.Swep(beta_schedule="linear_to_zero"))
-    with pytest.raises(InputError, match="method 'swep': is not the settings of a method"):
-        sd.wrap(model, "swep")
-    with pytest.raises(InputError, match="noise_max_grad_norm"):
-        sd.wrap(model, sd.Swep(noise_max_grad_norm=1.0))
-    with pytest.raises(InputError, match="accumulation 0: give at least 1"):
-        sd.wrap(model, sd.Swep(), accumulation=0)
+    for said, method, given in (
+        ("number of updates", sd.Swep(beta_schedule="linear_to_zero"), {}),
+        ("method 'swep': is not the settings of a method", "swep", {}),
+        ("noise_max_grad_norm", sd.Swep(noise_max_grad_norm=1.0), {}),
+        ("accumulation 0: give at least 1", sd.Swep(), {"accumulation": 0}),
+    ):
+        with pytest.raises(InputError, match=said):
+            sd.wrap(model, method, **given)
     for other in (AutoModel.from_config(model.config), "a name"):
         with pytest.raises(InputError, match=f"model {type(other).__name__}: "):
             sd.wrap(other, sd.Swep())
+    batch = inputs(tiny_batches.batch((12, 7), dtype=torch.float32))
+    robust = sd.wrap(model.train(), sd.Swep(beta_schedule="linear_to_zero"), updates=1)
+    robust(**batch)
+    with pytest.raises(InputError, match=r"^updates 1: all of them are done: .*accumulation \(now 1\) "):
+        robust(**batch)
+    for accumulation, calls in ((1, 2), (None, 0)):
+        robust = sd.wrap(model, sd.Swep(), accumulation=accumulation)
+        with pytest.raises(InputError, match=f"micro_batches: there are {calls}, and accumulation is {accumulation}"):
+            robust.begin_update([batch] * calls)
 
 
 def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused():
