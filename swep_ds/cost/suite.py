@@ -1,5 +1,6 @@
 """The training benchmark: a recipe's methods side by side, their profiles, and their operations at each ZeRO stage."""
 
+import gc
 import json
 import tempfile
 from dataclasses import replace
@@ -124,6 +125,8 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
             ]
             profiled[name] = sorted(rows, key=lambda row: -row["seconds"])
             engine.destroy()
+            del engine, update  # one engine at a time is in memory
+            gc.collect()
         about = _about(recipe, job) | {"updates": updates, "profile": profiled}
         return about if ranks.is_main() else None
 
