@@ -90,7 +90,7 @@ def cases() -> dict[str, list[Start]]:
     named["adafactor"] = [Start({"train.optimizer": "adafactor"}, stage=0)]
     named["t5"] = [Start(recipe="t5")]
     named["t5-joint-zero3-on2"] = [Start({"train.execution": "joint"}, 3, 2, "t5")]
-    for precision in ("autocast", "bf16", "fp16"):
+    for precision in ("autocast", "bf16"):
         named[precision] = [Start({"train.precision": precision, "train.max_updates": 12}, stage=2)]
     named["selection"] = [Start({"eval.select_on": "test", "train.checkpoint_every": 2, "train.keep_checkpoints": 9})]
     first = {"pretrain.train": "quickstart:encyclopedia", "pretrain.max_train_examples": 42, "pretrain.max_updates": 3}
@@ -342,7 +342,7 @@ def import_once() -> dict[str, bool]:
     gc.freeze()  # so that forked processes neither scan nor copy what was imported
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
     bf16 = accelerator.is_bf16_supported()
-    return {"autocast": bf16, "bf16": bf16, "fp16": accelerator.is_fp16_supported()}
+    return {"autocast": bf16, "bf16": bf16}
 
 
 def digest(case: list[Start], inputs: Path) -> str:
