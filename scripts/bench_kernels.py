@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from swep_ds.commands import cli
+from swep_ds.common.files import check_output_folder
 from swep_ds.kernels.tools import bench
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -51,11 +52,8 @@ def parse() -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, value)
     if args.output:
-        try:
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            Path(f"{args.output}.json").touch()
-        except OSError as error:
-            parser.error(f"--output {args.output} cannot be written: {error.strerror}")
+        check_output_folder("--output", args.output.parent)
+        args.output.parent.mkdir(parents=True, exist_ok=True)
     return args
 
 

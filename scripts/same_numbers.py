@@ -22,8 +22,8 @@ import hashlib
 import importlib
 import json
 import math
+import multiprocessing
 import os
-import random
 import re
 import runpy
 import shutil
@@ -37,10 +37,11 @@ import threading
 import time
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from io import BytesIO
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -52,12 +53,9 @@ PRELOADED += tuple(f"transformers.models.{name}" for name in ("bert.modeling_ber
 # a softmax does not change when all its inputs shift: the gradients of these are rounding errors, which Adam scales up
 WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.1.output.LayerNorm.bias")
 NOT_COMPARED = re.compile("seconds|per_second|memory|^threads|^versions|^inputs|^provenance")
-MAX_SECONDS = 1500  # s that a start may take; a machine may be busy
 STOP_AFTER = 6  # lines of metrics.jsonl, before a run is asked to stop
+JOBS = 2  # runs at a time
 DONE, STOPPED = 0, 75  # exit codes of scripts/train.py
-SENTENCES = """The monastery was founded in 1204 by an abbot from the northern valley . Who built the old bridge over
-this river ? When did two merchants sell their ship to a captain ? Nobody knew which road led through these hills , and
-few travellers ever came back before winter ; a small lamp burned above every door"""
 
 
 class Start(NamedTuple):
@@ -66,7 +64,7 @@ class Start(NamedTuple):
     settings: Mapping[str, Any] = {}
     stage: int = 1  # ZeRO stage
     ranks: int = 1
-    recipe: str = "bert"  # "bert" or "t5" for the tiny ones, or the name of a shipped recipe
+    recipe: str = "encoder"  # "encoder" or "t5" for those of `write_inputs`, or the name of a shipped recipe
     folder: str = "run"  # starts of a case that share a folder are one run, resumed
     resume: str | None = None  # the checkpoint that it starts from, a pattern below the case's folder
     stops: bool = False  # gets SIGUSR1 while it trains
@@ -92,10 +90,11 @@ def cases() -> dict[str, list[Start]]:
     named["adafactor"] = [Start({"train.optimizer": "adafactor"}, stage=0)]
     named["t5"] = [Start(recipe="t5")]
     named["t5-joint-zero3-on2"] = [Start({"train.execution": "joint"}, 3, 2, "t5")]
-    for precision in ("autocast", "bf16", "fp16"):
+    for precision in ("autocast", "bf16"):
         named[precision] = [Start({"train.precision": precision, "train.max_updates": 12}, stage=2)]
     named["selection"] = [Start({"eval.select_on": "test", "train.checkpoint_every": 2, "train.keep_checkpoints": 9})]
-    named["pretrain"] = [Start({"pretrain.train": "./inputs/train.json", "pretrain.max_updates": 3})]
+    first = {"pretrain.train": "quickstart:encyclopedia", "pretrain.max_train_examples": 42, "pretrain.max_updates": 3}
+    named["pretrain"] = [Start(first)]
     for ranks in (1, 2):
         settings = {"train.max_updates": 80, "train.log_every": 3}
         named[f"stopped-on{ranks}"] = [Start(settings, 2, ranks, stops=stops) for stops in (True, False)]
@@ -111,53 +110,32 @@ def cases() -> dict[str, list[Start]]:
     return named
 
 
-# Inputs
+def write_inputs(shipped: Path, folder: Path) -> None:
+    """The quick start's models with dropout, a recipe for each, and a ds_config for each stage."""
 
+    def write(file: Path, content: Any) -> None:
+        file.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML, too
 
-def write_inputs(folder: Path) -> None:
-    """The tiny models with their tokenizer, a recipe for each, the data and the ds_configs."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-    from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
-    from transformers import PreTrainedTokenizerFast as Fast
-
-    def write(name: str, content: Any) -> None:
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML, too
-
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = dict.fromkeys([*special, *sorted({*SENTENCES.lower().split(), *letters}), *(f"##{x}" for x in letters)])
-    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    wrapped = Fast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    bert = BertConfig(vocab_size=len(pieces), max_position_embeddings=64, **small)
-    small = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    t5 = T5Config(vocab_size=len(pieces), eos_token_id=3, decoder_start_token_id=0, **small)
-    for name, model_class, config in (("bert", BertForQuestionAnswering, bert), ("t5", T5ForConditionalGeneration, t5)):
-        torch.manual_seed(0)
-        model_class(config).save_pretrained(folder / name)  # with a dropout of 0.1
-        wrapped.save_pretrained(folder / name)
-        write(f"{name}.yaml", tiny_recipe(name))
-    write("train.json", questions(42, seed=0))
-    write("test.json", questions(10, seed=1))
+    for name in ("encoder", "t5"):
+        shutil.copytree(shipped / name, folder / name)
+        config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
+        rates = [field for field in config if "dropout" in field and config[field] == 0]
+        write(folder / name / "config.json", config | dict.fromkeys(rates, 0.1))
+        write(folder / f"{name}.yaml", recipe(name))
     for stage in range(4):
-        names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
-        spread = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}  # tiny parameters, too
-        half = {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
-        write(
-            f"zero{stage}.json", dict.fromkeys(names, "auto") | half | {"zero_optimization": {"stage": stage, **spread}}
+        config = dict.fromkeys(
+            ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
         )
+        config |= {name: {"enabled": "auto"} for name in ("bf16", "fp16")}
+        config["zero_optimization"] = {"stage": stage}
+        if stage == 3:  # small parameters, too
+            config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        write(folder / f"zero{stage}.json", config)
 
 
-def tiny_recipe(model: str) -> dict[str, Any]:
-    data = {"train": "./inputs/train.json", "eval": {"test": "./inputs/test.json"}, "max_target_length": 8}
+def recipe(model: str) -> dict[str, Any]:
+    data = {"train": "quickstart:encyclopedia", "eval": {"test": "quickstart:news"}, "max_target_length": 8}
+    data |= {"max_train_examples": 42, "max_eval_examples": 10}
     train = {"max_updates": 6, "epochs": 100, "micro_batch_size": 4, "gradient_accumulation_steps": 2, "log_every": 1}
     return {
         "task": "generative" if model == "t5" else "extractive",
@@ -169,39 +147,29 @@ def tiny_recipe(model: str) -> dict[str, Any]:
     }
 
 
-def questions(count: int, seed: int) -> dict[str, Any]:
-    """SQuAD JSON of four articles, with contexts of different lengths."""
-    rng, words = random.Random(seed), SENTENCES.split()
-    paragraphs = []
-    for number in range(count):
-        context = " ".join(rng.choices(words, k=rng.randint(4, 60)))
-        answer = rng.choice(context.split())
-        question = {"id": f"{seed}-{number}", "question": " ".join(rng.choices(words, k=4)) + " ?"}
-        question["answers"] = [{"text": answer, "answer_start": context.index(answer)}]
-        paragraphs.append({"context": context, "qas": [question]})
-    return {"data": [{"title": f"t{i}", "paragraphs": paragraphs[i::4]} for i in range(4)]}
-
-
 # Runs
 
 
 def make(case: list[Start], tree: Path, folder: Path) -> None:
     """Makes a case's starts with the code in `tree`; outcome.json in `folder` then says what failed, or null."""
-    final, folder = folder, folder.with_name(f"{folder.name}.{os.getpid()}")
-    folder.mkdir(parents=True)
+    if outcome(folder) is None:
+        return  # kept from earlier
+    making = folder.with_name(f"{folder.name}.{os.getpid()}")
+    making.mkdir(parents=True)
     failure = None
     for number, start in enumerate(case, 1):
-        codes, expected = launch(start, tree, folder), STOPPED if start.stops else DONE
+        codes = launch(start, tree, making)
+        expected = STOPPED if start.stops else DONE
         if any(code != expected for code in codes):
-            last = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            last = (making / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             failure = f"start {number} ended with {codes}, not {expected}: {' '.join(last)[-300:]}"
             break
-    for checkpoints in list(folder.rglob("checkpoints")):
+    for checkpoints in list(making.rglob("checkpoints")):
         shutil.rmtree(checkpoints)
-    (folder / "outcome.json").write_text(json.dumps(failure), encoding="utf-8")
-    shutil.rmtree(final, ignore_errors=True)
+    (making / "outcome.json").write_text(json.dumps(failure), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # another process may have made it meanwhile
-        folder.rename(final)
+        making.rename(folder)
 
 
 def launch(start: Start, tree: Path, folder: Path) -> list[int]:
@@ -213,25 +181,15 @@ def launch(start: Start, tree: Path, folder: Path) -> list[int]:
         pids.append(os.fork())
         if not pids[-1]:
             become(start, rank, port, tree, folder)
-    metrics, stops, codes = folder / start.folder / "metrics.jsonl", start.stops, {}
-    deadline = time.monotonic() + MAX_SECONDS
-    while len(codes) < len(pids):
-        time.sleep(0.01)
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            codes[pid] = os.waitstatus_to_exitcode(status)
-        elif stops and metrics.is_file() and metrics.read_bytes().count(b"\n") >= STOP_AFTER:
-            stops = False
-            signal_all(pids, signal.SIGUSR1)
-        elif time.monotonic() > deadline:
-            signal_all([pid for pid in pids if pid not in codes], signal.SIGKILL)
-    return [codes[pid] for pid in pids]
-
-
-def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+    if start.stops:
+        metrics = folder / start.folder / "metrics.jsonl"
+        ended = False
+        while not ended and not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= STOP_AFTER):
+            time.sleep(0.01)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR1)  # it is there until it is waited for
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
 def become(start: Start, rank: int, port: int, tree: Path, folder: Path) -> NoReturn:
@@ -246,15 +204,20 @@ def become(start: Start, rank: int, port: int, tree: Path, folder: Path) -> NoRe
     if start.ranks > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(start.ranks)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    script, tiny = tree / "scripts" / "train.py", start.recipe in ("bert", "t5")
-    command = [str(script), "--recipe", f"inputs/{start.recipe}.yaml" if tiny else start.recipe]
-    command += ["--ds_config", f"{'inputs' if tiny else 'ds_configs'}/zero{start.stage}.json"]
+    script = tree / "scripts" / "train.py"
+    recipe = start.recipe
+    configs = "ds_configs"
+    if recipe in ("encoder", "t5"):
+        recipe = f"inputs/{recipe}.yaml"
+        configs = "inputs"
+    command = [str(script), "--recipe", recipe, "--ds_config", f"{configs}/zero{start.stage}.json"]
     for name, value in start.settings.items():
         command += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     command += ["--output_dir", str(folder / start.folder)]
     if start.resume:
         command += ["--resume", *map(str, folder.glob(start.resume))]
-    sys.argv, sys.path[:1] = command, [str(script.parent), str(tree)]
+    sys.argv = command
+    sys.path[:1] = [str(script.parent), str(tree)]
     os._exit(run(script, tree))  # taking the interpreter down would take 2 s
 
 
@@ -362,31 +325,12 @@ def export(commit: str | None, folder: Path) -> None:
         with tarfile.open(fileobj=BytesIO(git("-C", top, "archive", commit, *ROOMS))) as files:
             files.extractall(folder, filter="data")
         return
-    listed = git("-C", top, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *ROOMS)
-    for name in filter(None, listed.decode().split("\0")):
-        if Path(top, name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(Path(top, name), folder / name)
+    for room in ROOMS:
+        shutil.copytree(Path(top, room), folder / room, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def parser() -> ArgumentParser:
-    options = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    options.add_argument("before", metavar="REVISION", help="any name of a commit that git knows")
-    options.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree, as it is now")
-    options.add_argument(
-        "--only", action="append", metavar="NAME", help="a part of a run's name, or a pattern; repeatable"
-    )
-    options.add_argument("--list", action="store_true", help="print the names of the runs, and make none")
-    options.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
-    options.add_argument(
-        "--tolerance", type=float, default=0.0, help="relative of numbers, absolute of weights (default: 0)"
-    )
-    options.add_argument("--cache", type=Path, metavar="FOLDER", help="keep the runs of commits here, and reuse them")
-    return options
-
-
-def import_once() -> set[str]:
-    """Imports what all runs need; returns the precisions that this machine computes in."""
+def import_once() -> dict[str, bool]:
+    """Imports what all runs need; says which precisions this machine computes in."""
     for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
         del os.environ[name]
     os.environ |= ENVIRONMENT
@@ -397,25 +341,8 @@ def import_once() -> set[str]:
     gc.collect()
     gc.freeze()  # so that forked processes neither scan nor copy what was imported
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
-    supported = {name for name in ("bf16", "fp16") if getattr(accelerator, f"is_{name}_supported")()}
-    return supported | {"autocast"} if "bf16" in supported else supported
-
-
-def in_child(work: Callable[..., None], *arguments: Any) -> int:
-    """Forks a process that calls `work`, as the leader of a process group; returns its number."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.setsid()
-        work(*arguments)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+    bf16 = accelerator.is_bf16_supported()
+    return {"autocast": bf16, "bf16": bf16}
 
 
 def digest(case: list[Start], inputs: Path) -> str:
@@ -428,33 +355,33 @@ def digest(case: list[Start], inputs: Path) -> str:
     return content.hexdigest()[:8]
 
 
-def check(chosen: dict[str, list[Start]], trees: list[Path], runs: list[Path], jobs: int, tolerance: float) -> bool:
+def check(chosen: dict[str, list[Start]], trees: list[Path], runs: list[Path], pool: Pool, tolerance: float) -> bool:
     """Makes the runs that are not kept from earlier, and prints a line for each case; whether all are equal."""
     places = {name: f"{name}-{digest(case, trees[0] / 'inputs')}" for name, case in chosen.items()}
-    waiting = [(name, side) for name in chosen for side in (0, 1) if outcome(runs[side] / places[name])]
-    left, running, equal = set(waiting), {}, True
-    try:
-        for name in chosen:
-            while left & {(name, 0), (name, 1)}:
-                while waiting and len(running) < jobs:
-                    other, side = waiting.pop(0)
-                    running[in_child(make, chosen[other], trees[side], runs[side] / places[other])] = other, side
-                pid, status = os.wait()
-                left.remove(running.pop(pid))
-                if status:
-                    raise SystemExit("a process that makes runs failed")
-            equal_case, text = compare(*(folder / places[name] for folder in runs), tolerance)
-            print(f"{name:{max(map(len, chosen))}}  {text}", flush=True)
-            equal &= equal_case
-    finally:
-        for pid in running:
-            with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+    making = {}
+    for name, case in chosen.items():
+        sides = [(case, tree, folder / places[name]) for tree, folder in zip(trees, runs, strict=True)]
+        making[name] = [pool.apply_async(make, side) for side in sides]
+    equal = True
+    for name, sides in making.items():
+        for side in sides:
+            side.get()
+        equal_case, text = compare(*(folder / places[name] for folder in runs), tolerance)
+        print(f"{name:{max(map(len, chosen))}}  {text}", flush=True)
+        equal &= equal_case
     return equal
 
 
 def main() -> int:
-    options = parser()
+    options = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    options.add_argument("before", metavar="REVISION", help="any name of a commit that git knows")
+    options.add_argument("after", metavar="REVISION", nargs="?", help="default: the working tree, as it is now")
+    text = "a part of a run's name, or a pattern; repeatable"
+    options.add_argument("--only", action="append", metavar="NAME", help=text)
+    options.add_argument("--list", action="store_true", help="print the names of the runs, and make none")
+    text = "relative of numbers, absolute of weights (default: 0)"
+    options.add_argument("--tolerance", type=float, default=0.0, help=text)
+    options.add_argument("--cache", type=Path, metavar="FOLDER", help="keep the runs of commits here, and reuse them")
     arguments = options.parse_args()
     patterns = arguments.only or ["*"]
     chosen = {n: c for n, c in cases().items() if any(p in n or fnmatch.fnmatchcase(n, p) for p in patterns)}
@@ -469,9 +396,8 @@ def main() -> int:
             commits.append(name and git("rev-parse", "--verify", f"{name}^{{commit}}").decode().strip())
         except subprocess.CalledProcessError:
             options.error(f"{name}: git knows no such commit")
-    supported = import_once()
-    for name in {"autocast", "bf16", "fp16"} - supported:
-        if chosen.pop(name, None):
+    for name, supported in import_once().items():
+        if not supported and chosen.pop(name, None):
             print(f"{name}: skipped, as this device does not compute in it")
     temporary = Path(tempfile.mkdtemp(prefix="same-numbers-"))  # no TemporaryDirectory: forked runs would delete it
     try:
@@ -481,11 +407,11 @@ def main() -> int:
             kept = arguments.cache and commit and (arguments.cache / commit[:12]).absolute()
             runs.append(kept if kept and kept not in runs else Path(f"{tree}-runs"))
             print(f"{tree.name}: {commit[:12] if commit else 'the working tree'}", flush=True)
-        (trees[0] / "inputs").mkdir()
-        if os.waitpid(in_child(write_inputs, trees[0] / "inputs"), 0)[1]:
-            raise SystemExit("the inputs cannot be made")
-        shutil.copytree(trees[0] / "inputs", trees[1] / "inputs")
-        equal = check(chosen, trees, runs, arguments.jobs, arguments.tolerance)
+        for tree in trees:
+            (tree / "inputs").mkdir()
+            write_inputs(trees[1] / "swep_ds" / "data" / "quickstart", tree / "inputs")
+        with multiprocessing.get_context("fork").Pool(JOBS) as pool:
+            equal = check(chosen, trees, runs, pool, arguments.tolerance)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     print("all runs are equal" if equal else "NOT all runs are equal")

@@ -60,9 +60,7 @@ def noisy(rng: random.Random, answer: str, context: str) -> str:
     words = answer.split() or [""]
     begin = rng.randrange(max(1, len(context)))
     changes: list[Callable[[], str]] = [
-        lambda: answer,
-        lambda: answer,
-        lambda: answer,
+        *[lambda: answer] * 3,
         lambda: "",
         lambda: rng.choice((" ", "the", "A.", "?!", "\u00a0", "“”")),
         lambda: context[begin : begin + rng.randrange(1, 60)],
@@ -80,7 +78,8 @@ def noisy(rng: random.Random, answer: str, context: str) -> str:
 
 def made_up(rng: random.Random, words: list[str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """Accepted answers and contexts by question id: `MADE_UP` questions, with one to three answers of these words."""
-    golds, contexts = {}, {}
+    golds = {}
+    contexts = {}
     for number in range(MADE_UP):
         context = [rng.choice(words) for _ in range(30)]
         begins = [rng.randrange(25) for _ in range(rng.randint(1, 3))]
@@ -95,14 +94,12 @@ def official(script: Path, golds: dict, predictions: dict, *options: str, odds: 
     version = {SQUAD1: "1.1", MLQA: "1.0"}.get(script.name, "v2.0")
     document = {"version": version, "data": [{"paragraphs": [{"qas": qas}]}]}
     with tempfile.TemporaryDirectory() as folder:
-        contents = {"data": document, "predictions": predictions} | ({"odds": odds} if odds else {})
-        paths = [str(Path(folder, name)) for name in contents]
-        for path, content in zip(paths, contents.values(), strict=True):
-            Path(path).write_text(json.dumps(content), encoding="utf-8")
+        for name, content in (("data", document), ("predictions", predictions), ("odds", odds)):
+            Path(folder, name).write_text(json.dumps(content), encoding="utf-8")
         if odds:  # a threshold of v2.0's scorer applies to its probabilities; these odds decline nothing
-            paths[2:] = ["--na-prob-file", paths[2], "--na-prob-thresh", "inf"]
-        command = [sys.executable, "-X", "utf8", str(script), *paths, *options]
-        run = subprocess.run(command, capture_output=True, encoding="utf-8")
+            options += ("--na-prob-file", "odds", "--na-prob-thresh", "inf")
+        command = [sys.executable, "-X", "utf8", str(script.absolute()), "data", "predictions", *options]
+        run = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=folder)
     if run.returncode or not run.stdout:
         raise InputError(f"{script}: fails ({run.stderr.strip()[-200:]!r}): fetch the published script")
     return json.loads(run.stdout)
@@ -113,8 +110,7 @@ def compare(title: str, ours: dict, theirs: dict, predictions: int) -> bool:
     pairs = {name: (ours[V2_NAMES.get(name, name)], value) for name, value in theirs.items()}
     differing = {name: pair for name, pair in pairs.items() if abs(pair[0] - pair[1]) > ROUNDING}
     widest = max(abs(a - b) for a, b in pairs.values())
-    print(f"{title:48} {predictions:6} predictions  EM {ours['exact_match']:5.2f}  F1 {ours['f1']:5.2f}  ", end="")
-    print(f"{len(pairs):2} scores, largest difference {widest:.1g}")
+    print(f"{title:48} {predictions:6} predictions, {len(pairs):2} scores, largest difference {widest:.1g}")
     for name, (our, their) in differing.items():
         print(f"    {name}: {our} here, {their} there")
     return not differing

@@ -17,8 +17,7 @@ from swep_ds.kernels import MODES, triton_impl
 from swep_ds.kernels.tools import bench
 from swep_ds.kernels.triton_impl import Tile
 
-CAPS = (128, 96, 80, 72)
-"""Registers a thread at most: 12 warps an SM or so without a cap, then 16, 20, 24 and 28."""
+CAPS = (128, 96, 80, 72)  # registers a thread at most: 12 warps an SM or so without a cap, then 16, 20, 24 and 28
 CAPPED = 4  # tiles that are tried with each cap: a tile compiles for about a second
 
 

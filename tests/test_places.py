@@ -68,27 +68,20 @@ def test_answers_come_back_from_the_data(places, tmp_path, run):
 
 def test_other_data_or_a_damaged_archive_leave_nothing(places, tmp_path, run):
     archive, into = tmp_path / "seed0.tar.xz", tmp_path / "unpacked"
+    predicted = run / "predictions" / "news.json"
+    right = predicted.read_text()
+    predicted.write_text(json.dumps({"q2": "another answer"}))
+    with pytest.raises(InputError, match=r"news\.json: answers are not at their places"):
+        places.pack(archive, [run])
+    predicted.write_text(right)
     places.pack(archive, [run])
     train = tmp_path / "train.json"
     text = train.read_text()
     train.write_text(text.replace("stands", " stand"))
     with pytest.raises(InputError, match=f"swep-seed0, {HOLDOUT}: other answers stand at their places"):
         places.unpack([archive], into)
-    train.write_text(text.replace('"q1"', '"q9"'))
-    with pytest.raises(InputError, match=r"train\.json: lacks question q1"):
-        places.unpack([archive], into)
     train.write_text(text)
     archive.write_bytes(archive.read_bytes()[:-200])
     with pytest.raises(InputError, match=r"seed0\.tar\.xz: is not a complete archive"):
         places.unpack([archive], into)
     assert list(into.iterdir()) == []
-
-
-def test_what_cannot_come_back_is_not_packed(places, tmp_path, run):
-    (run / "predictions" / "news.json").write_text(json.dumps({"q2": "another answer"}))
-    with pytest.raises(InputError, match=r"news\.json: answers are not at their places"):
-        places.pack(tmp_path / "seed0.tar.xz", [run])
-    (run / "results.json").unlink()
-    with pytest.raises(InputError, match=r"holds no results\.json"):
-        places.pack(tmp_path / "seed0.tar.xz", [run])
-    assert not (tmp_path / "seed0.tar.xz").exists()

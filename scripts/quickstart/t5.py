@@ -1,8 +1,7 @@
 """Pretrains the quick-start T5: a small encoder-decoder, on the project's own generated text, without labels.
 
-The text is that of `encoder.py`: a STATEMENT, which restates one or two facts in other words, and a PASSAGE, with
-names of the `pretrain` pool and without questions. The main objective is T5's span corruption (Raffel et al., JMLR
-2020), with a span that can be recovered from the passage:
+The main objective on the pairs of `pretraining.py` is T5's span corruption (Raffel et al., JMLR 2020), with a span that
+can be recovered from the passage:
 
     input     sentence: The birthplace of Ida Fenden is <extra_id_0>. context: Amos Hart came from Otterford. ...
     target    Amberwell
@@ -19,7 +18,6 @@ discarded:
     shared tokens       its second layer marks the tokens that are in the other segment too
     alignment           (guided alignment; Chen et al., AMTA 2016) to write a token of the span, the decoder's last
                         layer attends to that token in the passage
-
 As in `encoder.py`, the first updates see brief passages, and query and key projections start equal.
 """
 
@@ -27,7 +25,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -35,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from quickstart.encoder import Span, draw_batches, span_labels, span_losses, tokenizer_texts, train
+from quickstart.pretraining import Span, draw_batches, span_labels, span_losses, tokenizer_texts
 from swep_ds.data.quickstart.world import World
 
 _SPECIAL = ("<pad>", "</s>", "<unk>", "<extra_id_0>")
@@ -107,10 +104,7 @@ def train_tokenizer(settings: Settings) -> PreTrainedTokenizerFast:
 def batches(tokenizer: PreTrainedTokenizerFast, settings: Settings) -> Iterator[dict[str, Tensor]]:
     """Endless batches of B pairs: inputs of T tokens, targets of S tokens.
 
-    Yields:
-        `input_ids`, `attention_mask` (B, T) int64; `labels` (B, S) int64, the hidden span (nothing without a
-        sentinel), </s> and -100 as padding; `in_passage` (B, T) bool; `restated` (B, T) int64, 1 on the tokens of the
-        passage that the statement restates; `starts`, `ends` (B,) int64, first and last token of the hidden span.
+    `labels` (B, S) are the hidden span, or nothing without a sentinel, then </s> and -100 as padding.
     """
     world = World(random.Random(f"swep-ds quickstart pretraining t5 {settings.seed}"), "pretrain")
     for pairs in draw_batches(world, settings, filler="<extra_id_0>"):
@@ -160,6 +154,14 @@ class PretrainingModel(nn.Module):
         )
         config._attn_implementation = "eager"  # the alignment loss reads attention weights
         self.t5 = T5ForConditionalGeneration(config)
+        self.weights = {
+            "generation": 1.0,
+            "selection": settings.selection_weight,
+            "restated": settings.restated_weight,
+            "alignment": settings.alignment_weight,
+            "segment": settings.early_weight,
+            "shared": settings.early_weight,
+        }
         self.token_head = nn.Linear(settings.hidden, 3)  # start, end, restated
         self.early_heads = nn.ModuleList(
             nn.Sequential(nn.RMSNorm(settings.hidden), nn.Linear(settings.hidden, 1)) for _ in range(2)
@@ -216,20 +218,6 @@ class PretrainingModel(nn.Module):
             "exact": right_BS.all(1).float().mean(),
         }
 
-
-def pretrain(settings: Settings, folder: Path) -> None:
-    """Trains tokenizer and T5, prints the losses and saves both to `folder`, the model in bf16."""
-    torch.manual_seed(settings.seed)
-    tokenizer = train_tokenizer(settings)
-    model = PretrainingModel(settings)
-    weights = {
-        "generation": 1.0,
-        "selection": settings.selection_weight,
-        "restated": settings.restated_weight,
-        "alignment": settings.alignment_weight,
-        "segment": settings.early_weight,
-        "shared": settings.early_weight,
-    }
-    train(model, batches(tokenizer, settings), weights, settings)
-    model.t5.bfloat16().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    def trained(self) -> T5ForConditionalGeneration:
+        """The T5 in bf16."""
+        return self.t5.bfloat16()

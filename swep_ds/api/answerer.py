@@ -87,13 +87,10 @@ class QuestionAnswerer:
         self.min_confidence = min_confidence
         with ranks.quiet():
             self._saved = load_saved(self.name, null_threshold)
+        self._generative = self._saved.windows.task == "generative"
         self._padding = Padding.of(self._saved.tokenizer)
         self._cutter: WindowCutter | None = None  # needs a text: made for the first one
         self._texts_checked = 0
-
-    @property
-    def generative(self) -> bool:
-        return self._saved.windows.task == "generative"
 
     @property
     def calibrated(self) -> bool:
@@ -118,7 +115,7 @@ class QuestionAnswerer:
 
     def check(self, examples: Sequence[Example], n_best: int) -> None:
         """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
-        if n_best > 1 and self.generative:
+        if n_best > 1 and self._generative:
             raise InputError(
                 f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"
             )
@@ -128,11 +125,10 @@ class QuestionAnswerer:
             self._texts_checked += len(texts)
 
     def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Reply]]:
-        """As `answer`, for examples with different ids that are all batched together, without `check`. Their labels are
-        not looked at."""
+        """As `answer`, for examples with different ids that are all batched together, without `check`."""
         saved = self._saved
         count = max(n_best, N_BEST) if self.calibrated else n_best
-        if self.generative:
+        if self._generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
         else:
             exact = replace(saved.spans, n_best=max(saved.windows.max_length, count))

@@ -96,13 +96,11 @@ class RobustMixin:
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The Trainer's, with a group of its own for the method's parameters where they have a learning rate.
 
-        Raises:
-            InputError: the given optimizer lacks the method's parameters; or noise_learning_rate is set and DeepSpeed's
-                configuration makes the optimizer.
+        Raises InputError: the given optimizer lacks these parameters, or DeepSpeed's has one learning rate.
         """
         given = self.optimizer is not None
         optimizer = super().create_optimizer(model)
-        method = [*self.robust.method.parameters()]
+        mine = {id(parameter) for parameter in self.robust.method.parameters()}
         rate = self.robust.method.learning_rate
         if not isinstance(optimizer, torch.optim.Optimizer):  # Accelerate's place-holder
             if rate is not None:
@@ -113,18 +111,17 @@ class RobustMixin:
             return optimizer
         if given:
             held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            if not held >= {id(parameter) for parameter in method}:
+            if not held >= mine:
                 raise InputError(
                     f"optimizers: the given one lacks the parameters of method {self.method.name}: give "
                     "optimizer_cls_and_kwargs instead"
                 )
         elif rate is not None:
-            method_ids = {id(parameter) for parameter in method}
             for group in [*optimizer.param_groups]:
-                mine = [parameter for parameter in group["params"] if id(parameter) in method_ids]
-                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in method_ids]
-                if mine:
-                    optimizer.add_param_group(group | {"params": mine, "lr": rate})
+                moved = [parameter for parameter in group["params"] if id(parameter) in mine]
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in mine]
+                if moved:
+                    optimizer.add_param_group(group | {"params": moved, "lr": rate})
         return optimizer
 
     def get_batch_samples(self, *args, **kwargs) -> tuple[list, Any]:
@@ -172,11 +169,7 @@ class RobustMixin:
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            # DeepSpeed has saved the weights
-            state = (
-                {"_extra_state": self.robust.get_extra_state()} if self.is_deepspeed_enabled else _state(self.robust)
-            )
-            save_file(state, Path(output_dir, METHOD_FILE))
+            save_file(self._state(), Path(output_dir, METHOD_FILE))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         state = self._read_state(checkpoint) if checkpoint else {}
@@ -192,13 +185,15 @@ class RobustMixin:
                 f"{checkpoint}: has no {METHOD_FILE}: it was saved without a method, so training cannot resume"
             )
         state = load_file(file)
-        expected = {"_extra_state"} if self.is_deepspeed_enabled else _state(self.robust).keys()
-        if state.keys() != expected or len(state["_extra_state"]) != len(self.robust.get_extra_state()):
+        expected = self._state()
+        if state.keys() != expected.keys() or len(state["_extra_state"]) != len(expected["_extra_state"]):
             raise InputError(
                 f"{file}: belongs to another method than {self.method.name}: use that method, or another checkpoint"
             )
         return state
 
-
-def _state(robust: Robust) -> dict[str, Tensor]:
-    return {name: value.contiguous() for name, value in robust.state_dict().items() if not name.startswith(PREFIX)}
+    def _state(self) -> dict[str, Tensor]:
+        if self.is_deepspeed_enabled:  # which saves the weights
+            return {"_extra_state": self.robust.get_extra_state()}
+        state = self.robust.state_dict()
+        return {name: value.contiguous() for name, value in state.items() if not name.startswith(PREFIX)}

@@ -50,8 +50,8 @@ class Robust(nn.Module):
     """A question-answering model with a method around it. In training `forward` gives the method's loss; in evaluation
     it is the bare model's.
 
-    The parameters are the model's and the method's own, if it has any: give all of them to the optimizer
-    (`parameter_groups`). `state_dict` holds what an exact continuation needs. Save the bare model from `model`.
+    Give all of its `parameter_groups` to the optimizer. `state_dict` holds what an exact continuation needs. Save the
+    bare model from `model`.
 
     Attributes:
         model: the model that was wrapped, itself.
@@ -118,8 +118,7 @@ class Robust(nn.Module):
         Returns:
             In training a `RobustOutput`. The loss is the mean over the call's windows, or after `begin_update` the
             call's part of the mean over the update's windows. A window does not count if either position is outside
-            of the batch's width; Hugging Face's heads leave out only that position, and take a negative one for 0. In
-            evaluation what the model returns.
+            of the batch's width. In evaluation what the model returns.
 
         Raises:
             InputError: in training, an input is unknown or missing; the model computes something else from embeddings
@@ -172,8 +171,7 @@ class Robust(nn.Module):
         """Makes the coming update's loss the mean over all of its windows, for micro-batches of unequal sizes.
 
         The losses of the calls, divided by `len(micro_batches)` and averaged over ranks, then add up to the loss of
-        the whole batch, as in the engine. Without it each call has the same weight, whatever its windows, and with
-        `kl_reduction: mean` whatever its tokens. Collective.
+        the whole batch, as in the engine. Without it each call has the same weight. Collective.
 
         Args:
             micro_batches: the inputs of all calls of the update on this rank, on its device; on every rank as many.
@@ -240,8 +238,7 @@ def wrap(
         accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
 
     Raises:
-        InputError: the model, its trained weights' dtype or the method does not go with this loop; or `updates` is
-            missing for weights that change.
+        InputError: the model, its weights' dtype, the method or these arguments do not go together.
         TypeError: the method's passes are not as `Method.passes` says.
     """
     if accumulation is not None and accumulation < 1:
@@ -272,11 +269,8 @@ def _interface(model: nn.Module) -> QAModel:
 
 
 def check_trained_dtypes(robust: Robust) -> None:
-    """
-    Raises:
-        InputError: trained weights are float16, which Adam's first step turns into NaN: its epsilon is 0 there.
-            ZeRO-3's may be float16, because DeepSpeed keeps float32 copies.
-    """
+    """Raises InputError: trained weights are float16, which Adam's first step turns into NaN: its epsilon is 0 there.
+    ZeRO-3's may be float16, because DeepSpeed keeps float32 copies."""
     for name, parameter in robust.model.named_parameters():
         if parameter.requires_grad and parameter.dtype == torch.float16 and not hasattr(parameter, "ds_id"):
             raise InputError(

@@ -33,8 +33,9 @@ def parser() -> Parser:
     asked = options.add_mutually_exclusive_group(required=True)
     asked.add_argument("--question", help="one question, about the text of --text or --text_file")
     asked.add_argument("--questions", metavar="SOURCE", help="file of questions with their contexts")
-    options.add_argument("--text", help="the text that --question is about")
-    options.add_argument("--text_file", type=path_of("--text_file"), help="file with that text")
+    given = options.add_mutually_exclusive_group()
+    given.add_argument("--text", help="the text that --question is about")
+    given.add_argument("--text_file", type=path_of("--text_file"), help="file with that text")
     options.add_argument("--output", type=path_of("--output"), help="new file for the answers to --questions")
     text = "answers to a question; a generative model has one"
     options.add_argument("--n_best", type=at_least(1), default=1, help=text)
@@ -70,20 +71,19 @@ def answer() -> None:
 
 def _context(arguments: Namespace) -> str:
     """The text to ask about; "" with --questions."""
-    texts = [value for value in (arguments.text, arguments.text_file) if value is not None]
     if arguments.questions is not None:
-        if texts:
+        if arguments.text or arguments.text_file:
             raise InputError("--questions: its texts are in the file: leave out --text and --text_file")
         if not arguments.output:
             raise InputError("--questions: give --output as well, a new file for the answers")
         check_output("--output", arguments.output)
         return ""
-    if len(texts) != 1:
-        raise InputError("--question: give --text or --text_file as well")
     if arguments.output:
         raise InputError("--output: is for --questions: leave it out")
     if arguments.text_file:
         return read_text(arguments.text_file, f"--text_file {arguments.text_file}")
+    if arguments.text is None:
+        raise InputError("--question: give --text or --text_file as well")
     return arguments.text
 
 

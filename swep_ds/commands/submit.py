@@ -17,16 +17,14 @@ from pathlib import Path
 from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.commands.cli import Parser, at_least
-from swep_ds.common.errors import InputError, printable
+from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, read_text, shipped
 from swep_ds.sweeps import slurm
-
-COMMANDS = {"train": train_command, "sweep": sweep_command}
 
 
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
-    options.add_argument("kind", choices=COMMANDS, help="what to submit")
+    options.add_argument("kind", choices=("train", "sweep"), help="what to submit")
     options.add_argument("--nodes", type=at_least(1), default=1, help="nodes of a run")
     tasks = options.add_mutually_exclusive_group(required=True)
     tasks.add_argument("--gpus_per_node", type=at_least(1), help="ranks per node, each with a GPU")
@@ -42,10 +40,10 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def resources(arguments: argparse.Namespace) -> list[str]:
+def resources(arguments: argparse.Namespace, tasks: int) -> list[str]:
     options = {
         "nodes": arguments.nodes,
-        "ntasks-per-node": arguments.gpus_per_node or arguments.cpu_ranks_per_node,
+        "ntasks-per-node": tasks,
         # per node, not per task: ranks of a node that see each other's GPUs exchange data directly
         "gpus-per-node": arguments.gpus_per_node,
         "cpus-per-task": arguments.cpus_per_rank,
@@ -76,7 +74,7 @@ def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str]
     folder = train_command.run_folder(arguments, recipe).absolute()
     RunFolder(folder).check_owner(recipe)
     check_ds_config(recipe, ds_config, folder, ranks, on_cpu=on_cpu)
-    chosen = [f"--job-name={folder.name}", f"--output={_in_pattern(folder)}.slurm-%j.log"]
+    chosen = [f"--job-name={folder.name}", f"--output={folder}.slurm-%j.log"]
     return chosen, _with_folder(options, arguments, folder), folder.parent
 
 
@@ -96,51 +94,37 @@ def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool)
     if parallel:
         array += f"%{parallel}"
     sweep_command.check(cells, cells, command, ranks, on_cpu=on_cpu)
-    chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={_in_pattern(folder)}/slurm-%A_%a.log"]
+    chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={folder}/slurm-%A_%a.log"]
     return chosen, [*_with_folder(options, arguments, folder), "--cells", digest_of(cells)], folder
-
-
-def _in_pattern(folder: Path) -> str:
-    """The folder in a file name of sbatch, where % begins a pattern."""
-    return str(folder).replace("%", "%%")
 
 
 def _with_folder(options: list[str], arguments: argparse.Namespace, folder: Path) -> list[str]:
     """The options with an explicit folder, so that a restarted job finds its run even if the defaults change."""
-    return options if arguments.output_dir else [*options, "--output_dir", str(folder)]
-
-
-def read_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options of `submit`, and those behind `--`. Raises InputError: an option stands on the wrong side of it."""
-    split = words.index("--") if "--" in words else len(words)
-    mine = words[:split]
-    if mine and mine[0] in COMMANDS:
-        elsewhere = COMMANDS[mine[0]].parser()._option_string_actions.keys() - parser()._option_string_actions.keys()
-        for option in (word.partition("=")[0] for word in mine):
-            if option in elsewhere:
-                raise InputError(f"{option}: put the options of `swep-ds {mine[0]}` after `--`")
-    arguments, unknown = parser().parse_known_args(mine)
-    if unknown or "--" not in words:
-        place = f"{printable(' '.join(unknown))}: " if unknown else ""
-        raise InputError(f"{place}put the options of `swep-ds {arguments.kind}` after `--`")
-    if arguments.parallel and arguments.kind == "train":
-        raise InputError("--parallel is for sweeps: a training is one job")
-    return arguments, words[split + 1 :]
+    if arguments.output_dir:
+        return options
+    return [*options, "--output_dir", str(folder)]
 
 
 def submit() -> None:
-    arguments, options = read_words(sys.argv[1:])
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    arguments = parser().parse_args(words[:split])
+    options = words[split + 1 :]
+    if "--" not in words:
+        raise InputError(f"put the options of `swep-ds {arguments.kind}` after `--`")
     slurm.check_options(arguments.sbatch)
-    slurm.check_time(arguments.time, arguments.sbatch)
-    ranks = arguments.nodes * (arguments.gpus_per_node or arguments.cpu_ranks_per_node)
+    tasks = arguments.gpus_per_node or arguments.cpu_ranks_per_node
+    ranks = arguments.nodes * tasks
     on_cpu = arguments.gpus_per_node is None
     if arguments.kind == "train":
+        if arguments.parallel:
+            raise InputError("--parallel is for sweeps: a training is one job")
         chosen, options, logs = training(options, ranks, on_cpu=on_cpu)
     else:
         chosen, options, logs = sweep(options, arguments.parallel, ranks, on_cpu=on_cpu)
     scripts = shipped("scripts")
     script = scripts / "slurm" / f"{arguments.kind}.sbatch"
-    command = ["sbatch", "--parsable", *resources(arguments), *chosen, *arguments.sbatch, str(script), *options]
+    command = ["sbatch", "--parsable", *resources(arguments, tasks), *chosen, *arguments.sbatch, str(script), *options]
     environment = {
         "SWEP_DS_ROOT": str(scripts.parent),
         "SWEP_DS_PYTHON": sys.executable,

@@ -68,7 +68,6 @@ def count_activations(
     Args:
         objective: on the meta device; it cannot be used afterwards.
         batch: on the CPU; only its shapes count.
-        on_gpu: whether attention (SDPA) runs in the fused kernels of a GPU, which keep no probabilities.
         generation: how a sequence-to-sequence model is evaluated; None = it is not.
 
     Raises:
@@ -77,7 +76,6 @@ def count_activations(
     objective = objective.to(HALVES.get(train.precision, torch.float32)).train()
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(_EveryPosition())
         if on_gpu:
             stack.enter_context(_FusedAttention())
         objective = objective.to_empty(device="cpu")
@@ -114,7 +112,8 @@ class _CountingEngine:
         self.autocast = autocast
 
     def __call__(self, batch: Batch, step: MicroStep) -> tuple:
-        with torch.autograd.graph.saved_tensors_hooks(self.ledger.pack, lambda saved: saved.tensor), self.autocast:
+        hooks = torch.autograd.graph.saved_tensors_hooks(partial(_Saved, self.ledger), lambda saved: saved.tensor)
+        with hooks, self.autocast:
             loss, carried, statistics = self.objective(batch, step)
         self.backward_is_needed = carried.delta is not None  # its gradient makes the next pass's perturbation
         return loss, carried, statistics
@@ -162,6 +161,8 @@ class _Ledger(TorchDispatchMode):
             layer.register_forward_hook(self._leave)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.nonzero.default:  # which positions are real depends on values: all of them
+            return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default:
             key = args[0].untyped_storage()._cdata
@@ -178,9 +179,6 @@ class _Ledger(TorchDispatchMode):
 
     def _leave(self, *_) -> None:
         self.layer = KEPT
-
-    def pack(self, tensor: Tensor) -> _Saved:
-        return _Saved(self, tensor)
 
     def hold(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -209,20 +207,8 @@ class _Ledger(TorchDispatchMode):
             self.peaks[place] = max(self.peaks[place], self.held[place])
 
 
-class _EveryPosition(TorchDispatchMode):
-    """Takes every position for a real token: which ones are depends on values."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.nonzero.default:
-            return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
-        return func(*args, **(kwargs or {}))
-
-
 class _FusedAttention(TorchFunctionMode):
-    """SDPA as a GPU's memory-efficient kernel, which takes a mask and dropout, and saves inputs, output and a log sum.
-
-    A CPU's kernel saves the probabilities where there is dropout.
-    """
+    """SDPA as a GPU's memory-efficient kernel. A CPU's saves the probabilities where there is dropout."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         attend = _attend if func is scaled_dot_product_attention else func
@@ -232,7 +218,8 @@ class _FusedAttention(TorchFunctionMode):
 def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        key = key.repeat_interleave(groups, -3)
+        value = value.repeat_interleave(groups, -3)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)  # SDPA makes one in every call

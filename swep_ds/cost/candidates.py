@@ -1,10 +1,9 @@
 """What an update costs: methods and executions on the same batches, in turns, in one process.
 
 Time is the wall clock of whole updates (forward, backward, optimizer), measured in turns, so that a machine whose
-speed drifts slows all candidates equally. Memory is what tensors hold from the moment the model is loaded, without the
-interpreter and libraries, which are the same for all: weights, gradients and optimizer state after the first update
-(`state_bytes`), and the peak during a later one (`peak_bytes`), on the largest batch of an epoch. A CPU's comes from
-all tensors and the results of PyTorch's operations, a GPU's from the allocator.
+speed drifts slows all candidates equally. Memory (`peak_bytes`) is the most that tensors hold during an update on the
+largest batch of an epoch, from the moment the model is loaded, without the interpreter and libraries, which are the
+same for all. A CPU's comes from all tensors and the results of PyTorch's operations, a GPU's from the allocator.
 """
 
 import gc
@@ -26,7 +25,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from swep_ds import ranks
-from swep_ds.cost.published import PlainTraining
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods.base import MicroStep
 from swep_ds.ranks import accelerator
@@ -50,11 +48,9 @@ class Candidate:
     """One way to train, and what it took."""
 
     name: str
-    training: "EngineTraining | PlainTraining"
-    forwards: int  # the model's forward passes in an update, those inside a perturbation included
-    extra_parameters: int  # the method's own, in addition to the model's
+    precision: str
+    update: Update
     flops_per_token: float
-    state_bytes: int
     peak_bytes: int
     batches: list[Batch] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -62,6 +58,7 @@ class Candidate:
 
 def engine_update(engine, execution: str) -> Update:
     """An update of a method under the engine, as the training loop runs it; the engine's accumulation is 1 batch."""
+    engine.train()
     parts = engine.module.parts(execution)
 
     def update(batch: Batch, number: int) -> None:
@@ -70,25 +67,10 @@ def engine_update(engine, execution: str) -> Update:
     return update
 
 
-class EngineTraining:
-    """Whole updates of a method under DeepSpeed's engine; `PlainTraining` is its counterpart in plain PyTorch."""
-
-    def __init__(self, engine, execution: str):
-        engine.train()
-        self.objective = engine.module
-        self.update = engine_update(engine, execution)
-
-
-def build_candidate(name: str, make: Callable[[], EngineTraining | PlainTraining], batch: Batch) -> Candidate:
+def build_candidate(name: str, precision: str, make: Callable[[], Update], batch: Batch) -> Candidate:
     """Builds a candidate and measures its memory on a batch. `make` loads the model."""
-    training, state, peak = _memory(make, batch)
-    root = training.objective
-    forwards = []
-    hook = root.qa.register_forward_hook(lambda *_: forwards.append(1))
-    flops = _flops_per_token(training.update, batch)
-    hook.remove()
-    extra = sum(getattr(p, "ds_numel", p.numel()) for p in root.method.parameters())  # ZeRO-3 partitions them
-    return Candidate(name, training, len(forwards), extra, flops, state, peak)
+    update, peak = _memory(make, batch)
+    return Candidate(name, precision, update, _flops_per_token(update, batch), peak)
 
 
 def _flops_per_token(update: Update, batch: Batch) -> float:
@@ -138,30 +120,29 @@ def _positions(batches: TrainingBatches, update: int) -> int:
     return len(rows) * int(batches.lengths[rows].max())
 
 
-def _memory(make: Callable[[], Any], batch: Batch) -> tuple[Any, int, int]:
-    """What `make` returns, bytes held after an update, and the most bytes held during another one."""
+def _memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, int]:
+    """What `make` returns, and the most bytes that are held during an update after the first."""
     gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
     if accelerator.on_gpu():
         gpu = get_accelerator()
         before = gpu.memory_allocated()
-        training = make()
-        training.update(batch, 0)
+        update = make()
+        update(batch, 0)
         gpu.synchronize()
-        state = gpu.memory_allocated() - before
         gpu.reset_peak_memory_stats()
-        training.update(batch, 1)
+        update(batch, 1)
         gpu.synchronize()
-        return training, state, gpu.max_memory_allocated() - before
+        return update, gpu.max_memory_allocated() - before
     before = held_bytes()
-    training = make()
-    training.update(batch, 0)
+    update = make()
+    update(batch, 0)
     state = held_bytes() - before
     with _Allocations() as allocations:
-        training.update(batch, 1)  # so that what the next update frees is known
+        update(batch, 1)  # so that what the next update frees is known
         held = allocations.live
         allocations.peak = held
-        training.update(batch, 2)
-    return training, state, state + allocations.peak - held
+        update(batch, 2)
+    return update, state + allocations.peak - held
 
 
 def held_bytes() -> int:
@@ -215,18 +196,18 @@ def measure(candidates: list[Candidate], warmup: int) -> None:
     if accelerator.on_gpu():
         for candidate in candidates:
             for number, batch in enumerate(candidate.batches[warmup:]):
-                candidate.training.update(batch, number)
+                candidate.update(batch, number)
     for number in range(len(candidates[0].batches)):
         for candidate in candidates:
             ranks.synchronize()
             began = time.perf_counter()
-            candidate.training.update(candidate.batches[number], number)
+            candidate.update(candidate.batches[number], number)
             ranks.synchronize()
             if number >= warmup:
                 candidate.seconds.append(time.perf_counter() - began)
 
 
-def figures(candidates: list[Candidate], warmup: int, precision: str) -> list[dict[str, Any]]:
+def figures(candidates: list[Candidate], warmup: int) -> list[dict[str, Any]]:
     """A row for each candidate, with ratios to the first one; times on other batches have no ratio."""
     base = candidates[0]
     rows = []
@@ -236,27 +217,21 @@ def figures(candidates: list[Candidate], warmup: int, precision: str) -> list[di
         tokens = sum(int(batch.attention_mask.sum()) for batch in counted)
         positions = sum(batch.input_ids.numel() for batch in counted)
         seconds = sum(candidate.seconds)
-        ratio = None
-        quartiles = None
+        quartiles = [None] * 3
         if candidate.batches is base.batches:
             ratios = [a / b for a, b in zip(candidate.seconds, base.seconds, strict=True)]
-            ratio = statistics.median(ratios)
-            quartiles = [round(quantile, 3) for quantile in statistics.quantiles(ratios, n=4)[::2]]
+            quartiles = statistics.quantiles(ratios, n=4)
         flops = candidate.flops_per_token * tokens / seconds
-        computes_in = "fp32" if isinstance(candidate.training, PlainTraining) else precision
-        limit = peak_flops(accelerator.product_name() or "", computes_in)
+        limit = peak_flops(accelerator.product_name() or "", candidate.precision)
         rows.append(
             {
                 "name": candidate.name,
-                "forwards": candidate.forwards,
-                "extra_parameters": candidate.extra_parameters,
                 "median_update_seconds": statistics.median(candidate.seconds),
-                "time_ratio": ratio,
-                "time_ratio_quartiles": quartiles,
+                "time_ratio": quartiles[1],
+                "time_ratio_quartiles": quartiles[::2],
                 "samples_per_second": ranks.world_size() * windows / seconds,
                 "tokens_per_second": ranks.world_size() * tokens / seconds,
                 "padding": 1 - tokens / positions,
-                "state_bytes": candidate.state_bytes,
                 "peak_bytes": candidate.peak_bytes,
                 "memory_ratio": candidate.peak_bytes / base.peak_bytes,
                 "flops_per_second": flops,
@@ -271,6 +246,5 @@ def table(rows: list[dict[str, Any]]) -> str:
     frame = pandas.DataFrame(rows).set_index("name").dropna(axis=1, how="all")
     frame["ms/update"] = 1000 * frame.pop("median_update_seconds")
     frame["TFLOP/s"] = frame.pop("flops_per_second") / 1e12
-    for kind in ("state", "peak"):
-        frame[f"{kind} MiB"] = frame.pop(f"{kind}_bytes") / 2**20
+    frame["peak MiB"] = frame.pop("peak_bytes") / 2**20
     return frame.T.to_string(float_format="{:,.3f}".format)

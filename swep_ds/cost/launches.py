@@ -47,11 +47,10 @@ class Launches(TorchDispatchMode):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Counts for this phase, if it is one of PHASES; as `run_update` takes it."""
-        before, self._phase = self._phase, name if name in PHASES else None
-        try:
-            yield
-        finally:
-            self._phase = before
+        before = self._phase
+        self._phase = name if name in PHASES else None
+        yield
+        self._phase = before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self._phase and not _launches_nothing(func):
@@ -86,7 +85,8 @@ def _launches_nothing(func) -> bool:
 @contextmanager
 def watch_launches() -> Iterator[Launches]:
     """Inside, operations are counted in the phases that the caller enters."""
-    launches, real = Launches(), op.implementation
+    launches = Launches()
+    real = op.implementation
 
     def counted(*args) -> SimpleNamespace:
         run = real(*args)
@@ -102,12 +102,13 @@ def watch_launches() -> Iterator[Launches]:
 def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
     """The `Launches.totals` of an update that is not logged, as the training loop makes it."""
     engine.train()
-    method, parts, meter = engine.module.method, engine.module.parts(execution), Meter(1, {})
+    parts = engine.module.parts(execution)
+    meter = Meter(1, {})
 
     def update(number: int, phase: Callable[[str], AbstractContextManager]) -> None:
         statistics = run_update(engine, iter([batch]), 1, MicroStep(number), parts, phase)
         with phase("statistics"):
-            observe(method, statistics)
+            observe(engine.module.method, statistics)
             meter.add(statistics)
 
     return _count(update)

@@ -13,6 +13,9 @@ from typing import Any
 
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
+from swep_ds.common.errors import InputError
+from swep_ds.training.settings import TrainSection
+
 ALLREDUCE_BUCKET = 500_000_000  # engine.py: buffered_allreduce_fallback, in elements
 
 
@@ -43,35 +46,25 @@ class States:
 
 
 def model_states(
-    shapes: Sequence[Sequence[int]],
-    config: dict[str, Any],
-    *,
-    precision: str,
-    optimizer: str,
-    world_size: int,
-    averaged: int = 0,
-    coalesces: bool = False,
+    shapes: Sequence[Sequence[int]], config: dict[str, Any], train: TrainSection, world_size: int, averaged: int = 0
 ) -> States:
     """What a model takes whose `parameters()` have these shapes, in their order.
 
     Args:
         config: from `resolve_ds_config`; the optimizer is PyTorch's AdamW or transformers' Adafactor.
-        precision, optimizer: of the recipe's section `train`.
         averaged: elements of the model's parameters if `train.average` keeps their mean, else 0.
-        coalesces: `train.coalesce_grad_reduction`.
 
     Raises:
-        NotImplementedError: the config offloads to disk, or takes an optimizer of DeepSpeed's.
+        InputError: the config offloads to disk, or takes an optimizer of DeepSpeed's.
     """
     zero = DeepSpeedZeroConfig(**config["zero_optimization"])
-    if any(block is not None and block.device == "nvme" for block in (zero.offload_optimizer, zero.offload_param)):
-        raise NotImplementedError("offload to disk")
-    if "optimizer" in config:
-        raise NotImplementedError("DeepSpeed's own optimizers")
+    offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
+    if "nvme" in offload or "optimizer" in config:
+        raise InputError("--plan knows neither offload to disk nor DeepSpeed's own optimizers: leave --ds_config out")
     sizes = [math.prod(shape) for shape in shapes]
-    width = 2 if precision in ("bf16", "fp16") else 4
+    width = 2 if train.precision in ("bf16", "fp16") else 4
     # one bucket for each dtype of gradients; autocast's have two
-    bucket_width = width + 2 if precision == "autocast" else width
+    bucket_width = width + 2 if train.precision == "autocast" else width
     model = _Model(
         sizes=sizes,
         zero=zero,
@@ -79,12 +72,12 @@ def model_states(
         width=width,
         bucket=zero.reduce_bucket_size * bucket_width,
         # fused AdamW has no temporaries, Adafactor two float32 pieces of the size it works on
-        working=8 if optimizer == "adafactor" else 0,
+        working=8 if train.optimizer == "adafactor" else 0,
         averaged=averaged,
-        coalesced=width * sum(sizes) if coalesces else 0,
+        coalesced=width * sum(sizes) if train.coalesce_grad_reduction else 0,
     )
     if zero.stage == 0:
-        return model.stage_0(_adafactor_moments(shapes) if optimizer == "adafactor" else 8 * sum(sizes))
+        return model.stage_0(_adafactor_moments(shapes) if train.optimizer == "adafactor" else 8 * sum(sizes))
     if zero.stage == 3:
         return model.stage_3()
     return model.stages_1_and_2(accumulates=config["gradient_accumulation_steps"] > 1)

@@ -1,9 +1,7 @@
 """What a run would take, before it starts: parameters, updates, memory at each ZeRO stage, and which ds_configs fit.
 
-Nothing is trained, and no weights are read: the model is built from its config on the meta device. Tokenizer and
-training data are read as in a run; a model without a tokenizer is planned for windows of `data.max_length` tokens. All
-bytes are estimates: model states follow DeepSpeed's allocations (`cost.memory`), activations are counted in a forward
-without data (`cost.activations`).
+No weights are read: the model is built from its config on the meta device. Tokenizer and training data are read as in a
+run; a model without a tokenizer is planned for windows of `data.max_length` tokens. All bytes are estimates.
 """
 
 import math
@@ -21,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
-from swep_ds.cost.activations import Activations, Generation, count_activations
+from swep_ds.cost.activations import Generation, count_activations
 from swep_ds.cost.memory import States, model_states
 from swep_ds.data.batches import Batch
 from swep_ds.methods import build
@@ -70,10 +68,8 @@ class Devices:
         offloaded = states.host + states.host_step
         return self.count * (max(states.loading, offloaded) if self.on_gpu else offloaded)
 
-    def hold(self, states: States, activations: int, evaluation: int = 0) -> bool:
-        """Whether all of it fits. CPU memory that is not known counts as enough."""
-        host = self.host_bytes(states)
-        peak = states.peak(activations, evaluation)
+    def hold(self, peak: int, host: int) -> bool:
+        """Whether a device holds `peak` bytes, and CPU memory `host` bytes; unknown CPU memory counts as enough."""
         if not self.on_gpu:
             return peak + host <= USABLE * self.memory
         return peak <= USABLE * self.memory and (self.host is None or host <= USABLE * self.host)
@@ -87,8 +83,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         command: the options of `swep-ds train` that name the recipe and change it.
 
     Raises:
-        InputError: the model does not exist, the training data cannot be read, every ds_config contradicts the recipe,
-            or one offloads to disk.
+        InputError: the model does not exist, the training data cannot be read, or no ds_config can be planned for.
     """
     # in bf16 DeepSpeed's ZeRO-0 steps one weight tensor after the other: `build_engine` advises against it
     order = [*ORDER[1:], ORDER[0]] if recipe.train.precision == "bf16" else ORDER
@@ -148,17 +143,25 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
         say(text)
     # with max_tokens the windows of the longest length are the widest: attention grows with its square
     count = math.ceil(train.max_tokens / length) if train.max_tokens else train.micro_batch_size
-    activations = _activations(recipe, objective, _batch(recipe, count, length), devices.on_gpu, console)
-    answers = recipe.eval.batch_size * activations.answer
+    generation = None
+    if recipe.task == "generative" and (recipe.data.eval or recipe.data.holdout_fraction):
+        generation = Generation(recipe.data.max_length, recipe.eval.max_answer_tokens, recipe.eval.beams)
+    batch = _batch(recipe, count, length)
+    counted = count_activations(objective, batch, train, on_gpu=devices.on_gpu, generation=generation)
+    sizes = f"{_gib(counted.plain)}; {_gib(counted.checkpointed)} with activation checkpointing"
+    say(f"activations of the widest micro-batch, {count} x {length:,} tokens (estimate): {sizes}")
+    if counted.casts:
+        say(f"autocast's copies of the weights, below ZeRO-3: {_gib(counted.casts)}")
+    answers = recipe.eval.batch_size * counted.answer
     if answers:
         windows = f"{recipe.eval.batch_size} windows x {recipe.eval.beams} beams"
         say(f"evaluation: {windows} keep {_gib(answers)} of keys and values (estimate)")
     for error in refused:
         say(f"left out: {error}")
-    held = activations.checkpointed if train.activation_checkpointing else activations.plain
-    table, fitting = _table(states, held, answers, activations.casts, devices)
-    say(table)
-    return fitting
+    held = counted.checkpointed if train.activation_checkpointing else counted.plain
+    rows = {name: _row(state, held, answers, counted.casts, devices) for name, state in states.items()}
+    say(_table(rows, devices))
+    return [name for name, row in rows.items() if devices.hold(row["peak"], row["CPU"])]
 
 
 def _states(
@@ -175,19 +178,9 @@ def _states(
     for name in names:
         try:
             config = prepare.resolve_ds_config(name, recipe, **setup)
-            states[name] = model_states(
-                shapes,
-                config,
-                precision=train.precision,
-                optimizer=train.optimizer,
-                world_size=devices.count,
-                coalesces=train.coalesce_grad_reduction,
-                averaged=averaged,
-            )
+            states[name] = model_states(shapes, config, train, devices.count, averaged)
         except InputError as error:
             refused.append(error)
-        except NotImplementedError as error:
-            raise InputError(f"{name}: --plan does not know the memory of {error}: leave --ds_config out") from None
     if not states:
         raise refused[0]
     return states, refused
@@ -247,52 +240,24 @@ def _batch(recipe: Recipe, count: int, length: int) -> Batch:
     return batch._replace(start_position=row, end_position=row)
 
 
-def _activations(recipe: Recipe, objective: Objective, batch: Batch, on_gpu: bool, console: Console) -> Activations:
-    """Counts and prints the activations of a micro-batch; none if the model cannot be run without data."""
-    generation = None
-    if recipe.task == "generative" and (recipe.data.eval or recipe.data.holdout_fraction):
-        generation = Generation(recipe.data.max_length, recipe.eval.max_answer_tokens, recipe.eval.beams)
-    can_checkpoint = objective.qa.model.supports_gradient_checkpointing
-    try:
-        counted = count_activations(objective, batch, recipe.train, on_gpu=on_gpu, generation=generation)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:160]
-        console.print(f"activations: not known, because the model cannot be run without data ({reason})")
-        return Activations(0, 0)
-    count, length = batch.input_ids.shape
-    sizes = _gib(counted.plain)
-    if can_checkpoint:
-        sizes += f"; {_gib(counted.checkpointed)} with activation checkpointing"
-    console.print(f"activations of the widest micro-batch, {count} x {length:,} tokens (estimate): {sizes}")
-    if counted.casts:
-        console.print(f"autocast's copies of the weights, below ZeRO-3: {_gib(counted.casts)}")
-    return counted
+def _row(state: States, activations: int, answers: int, casts: int, devices: Devices) -> dict[str, int]:
+    """Bytes by column of the table."""
+    copies = 0 if state.partitioned else casts
+    return {
+        "parameters": state.parameters,
+        "optimizer": state.optimizer,
+        "buffers": state.buffers,
+        "gradients": state.gradients,
+        "transient": state.transient,
+        "activations": activations + copies,
+        "step": state.step,
+        "evaluation": state.evaluating + answers + copies,
+        "peak": state.peak(activations + copies, answers + copies),
+        "CPU": devices.host_bytes(state),
+    }
 
 
-def _table(
-    states: dict[str, States], activations: int, answers: int, casts: int, devices: Devices
-) -> tuple[Table, list[str]]:
-    """A row for each ds_config, and the names of those that fit."""
-    rows = {}
-    fitting = []
-    for name, state in states.items():
-        copies = 0 if state.partitioned else casts
-        held = activations + copies
-        evaluation = answers + copies
-        rows[name] = {
-            "parameters": state.parameters,
-            "optimizer": state.optimizer,
-            "buffers": state.buffers,
-            "gradients": state.gradients,
-            "transient": state.transient,
-            "activations": held,
-            "step": state.step,
-            "evaluation": state.evaluating + evaluation,
-            "peak": state.peak(held, evaluation),
-            "CPU": devices.host_bytes(state),
-        }
-        if devices.hold(state, held, evaluation):
-            fitting.append(name)
+def _table(rows: dict[str, dict[str, int]], devices: Devices) -> Table:
     in_gib = max(row["peak"] for row in rows.values()) >= GIB
     unit = GIB if in_gib else 2**20
     title = f"memory per device, {'GiB' if in_gib else 'MiB'} (estimates)"
@@ -302,8 +267,9 @@ def _table(
         table.add_column(column, justify="right", no_wrap=True)
     for name, row in rows.items():
         sizes = [f"{size / unit:,.1f}" for size in row.values()]
-        table.add_row(Path(name).stem, *sizes, "fits" if name in fitting else "too much")
-    return table, fitting
+        fits = devices.hold(row["peak"], row["CPU"])
+        table.add_row(Path(name).stem, *sizes, "fits" if fits else "too much")
+    return table
 
 
 def _gib(size: int) -> str:

@@ -1,16 +1,14 @@
 """Before a long job: what every rank sees, whether all ranks see the same, what a collective costs, and whether the
-start would be refused.
-
-Nothing is trained or downloaded. Ranks compare one line of text per subject; files are compared by number, size and a
-checksum of their heads and tails.
+start would be refused. Files are compared by number, size and a checksum of their heads and tails.
 """
 
 import hashlib
+import os
 import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -43,9 +41,8 @@ REPEATS = 10  # of a collective that is timed
 def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """Collective. Prints what rank 0 sees and how fast the ranks communicate.
 
-    Raises InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
-    are missing, an output folder that is not writable or not shared by the ranks. Where all see the same: the folder is
-    another run's; or as `check_ds_config` and `check_model`.
+    Raises InputError: on all ranks, with everything that ranks see differently, that is missing or not writable; where
+    all see the same, with what a start would end with.
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
@@ -55,7 +52,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     say(f"{_ranks(range(len(hosts)), hosts)}; the first one sees:")
     for subject, value in report.items():
         say(f"  {subject:{width}}  {value}")
-    say(time_collectives())
+    say(time_all_reduce())
     if faults := disagreements(hosts, ranks.gather(report)):
         raise InputError(f"preflight: {'; '.join(faults)}")
     ranks.on_all_ranks(lambda: _check_start(recipe, ds_config, output_dir))
@@ -63,7 +60,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
 
 
 def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
-    """Raises InputError: what a start would end with on this rank, as far as it needs no data, weights or download."""
+    """What a start checks on this rank, as far as it needs no data, weights or download."""
     RunFolder(output_dir).check_owner(recipe)
     on_cpu = ranks.device().type == "cpu"
     stages = check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
@@ -112,7 +109,9 @@ def _data(source: str) -> str:
 def _local(path: Path) -> str | None:
     if path.is_dir():
         return fingerprint(path.rglob("*"), path)
-    return fingerprint([path], path.parent) if path.exists() else None
+    if path.exists():
+        return fingerprint([path], path.parent)
+    return None
 
 
 def _cached(hub_id: str, kind: str) -> str:
@@ -134,8 +133,7 @@ def fingerprint(files: Iterable[Path], root: Path) -> str:
     for file in sorted(file for file in files if file.is_file()):
         size = file.stat().st_size
         sizes.append(size)
-        name = file.relative_to(root) if file.is_relative_to(root) else file.name
-        digest.update(f"{name} {size} ".encode())
+        digest.update(f"{os.path.relpath(file, root)} {size} ".encode())
         with file.open("rb") as opened:
             digest.update(opened.read(ENDS))
             opened.seek(max(0, size - ENDS))
@@ -143,33 +141,26 @@ def fingerprint(files: Iterable[Path], root: Path) -> str:
     return f"{len(sizes)} file(s), {sum(sizes):,} bytes, {digest.hexdigest()[:8]}" if sizes else "missing"
 
 
-def time_collectives() -> str:
-    """Collective. One line: medians of the slowest rank, after a warm-up that connects the ranks."""
+def time_all_reduce() -> str:
+    """Collective. One line: the median of the slowest rank, after a warm-up that connects the ranks."""
     world = ranks.world_size()
     if world == 1:
         return "one rank: no collective to time"
-    device = ranks.device()
-    size = 2**24 if device.type == "cpu" else 2**28
-    small = torch.zeros(1, device=device)
-    large = torch.zeros(size // 4, device=device)
-    latency = _median(lambda: dist.all_reduce(small))
-    seconds = _median(lambda: dist.all_reduce(large))
-    bus = 2 * (world - 1) / world * size / seconds / 1e9  # as nccl-tests counts it: comparable at any world size
-    return (
-        f"all-reduce over {world} ranks, {dist.get_backend()}: {latency * 1e6:,.0f} us of 4 bytes, "
-        f"{seconds * 1e3:,.2f} ms of {size >> 20} MiB ({bus:.2f} GB/s on the bus)"
-    )
-
-
-def _median(collective: Callable[[], object]) -> float:
+    size = 2**24 if ranks.device().type == "cpu" else 2**28
+    values = torch.zeros(size // 4, device=ranks.device())
     seconds = []
     for _ in range(REPEATS + 2):
         ranks.synchronize()
         began = time.perf_counter()
-        collective()
+        dist.all_reduce(values)
         ranks.synchronize()
         seconds.append(time.perf_counter() - began)
-    return max(ranks.gather(statistics.median(seconds[2:])))
+    slowest = max(ranks.gather(statistics.median(seconds[2:])))
+    bus = 2 * (world - 1) / world * size / slowest / 1e9  # as nccl-tests counts it: comparable at any world size
+    return (
+        f"all-reduce over {world} ranks, {dist.get_backend()}: {slowest * 1e3:,.2f} ms of {size >> 20} MiB "
+        f"({bus:.2f} GB/s on the bus)"
+    )
 
 
 def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
@@ -181,15 +172,19 @@ def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
             values.setdefault(report.get(subject, "missing"), []).append(rank)
         if len(values) > 1 or next(iter(values)).startswith(FAULTS):
             most_first = sorted(values.items(), key=lambda item: -len(item[1]))
-            shown = [f"{value} on {_ranks(group, hosts)}" for value, group in most_first[:SHOWN]]
-            more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
-            faults.append(f"{subject}: {', '.join(shown)}{more}")
+            shown = [f"{value} on {_ranks(group, hosts)}" for value, group in most_first]
+            faults.append(f"{subject}: {', '.join(_first(shown))}")
     return faults
 
 
 def _ranks(group: Sequence[int], hosts: Sequence[str]) -> str:
-    names = list(dict.fromkeys(hosts[rank] for rank in group))
-    shown = ", ".join(names[:SHOWN])
-    if len(names) > SHOWN:
-        shown += f", ... {len(names)} hosts"
-    return f"rank {group[0]} ({shown})" if len(group) == 1 else f"{len(group)} ranks ({shown})"
+    names = ", ".join(_first(list(dict.fromkeys(hosts[rank] for rank in group))))
+    if len(group) == 1:
+        return f"rank {group[0]} ({names})"
+    return f"{len(group)} ranks ({names})"
+
+
+def _first(words: list[str]) -> list[str]:
+    if len(words) > SHOWN:
+        return [*words[:SHOWN], f"and {len(words) - SHOWN} more"]
+    return words

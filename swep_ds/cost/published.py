@@ -7,6 +7,7 @@ padded to its longest window. Only AdamW is faster than in the published code: i
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -40,22 +41,16 @@ class Published(nn.Module):
         return 0.5 * (clean + noisy) + kl
 
 
-class PlainTraining:
-    """Whole updates in plain PyTorch."""
+def plain_update(objective: nn.Module, train: TrainSection) -> Callable[[Batch, int], None]:
+    """A whole update in plain PyTorch."""
+    objective.train()
+    adam = {"lr": train.learning_rate, "betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW(objective.parameters(), **adam, fused=True)
 
-    def __init__(self, objective: nn.Module, train: TrainSection):
-        self.objective = objective.train()
-        self.optimizer = torch.optim.AdamW(
-            objective.parameters(),
-            lr=train.learning_rate,
-            betas=train.adam_betas,
-            eps=train.adam_epsilon,
-            weight_decay=0.0,
-            fused=True,
-        )
+    def update(batch: Batch, number: int) -> None:
+        objective(batch).backward()
+        nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
 
-    def update(self, batch: Batch, number: int) -> None:
-        self.objective(batch).backward()
-        nn.utils.clip_grad_norm_(self.objective.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+    return update

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas
 import torch
-from deepspeed.accelerator import get_accelerator
 from torch.autograd import DeviceType
 from torch.profiler import profile
 
@@ -19,7 +18,7 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.cost import candidates as bench
 from swep_ds.cost import launches
-from swep_ds.cost.published import PlainTraining, Published
+from swep_ds.cost.published import Published, plain_update
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.evaluation.results import versions
 from swep_ds.pipeline.prepare import Prepared, prepare, training_batches
@@ -55,14 +54,15 @@ def side_by_side(
         common = _sample(job.batches, warmup, updates)
         candidates = []
         for name, recipe in recipes.items():
-            make = _published if name == plain else _trained
-            candidates.append(bench.build_candidate(name, partial(make, recipe, ds_config), largest))
-            candidates[-1].batches = common
+            make = partial(_published if name == plain else _trained, recipe, ds_config)
+            candidate = bench.build_candidate(name, recipe.train.precision, make, largest)
+            candidate.batches = common
+            candidates.append(candidate)
             if name == plain:
                 random = _sample(_random_batches(first, job), warmup, updates)
-                candidates.append(replace(candidates[-1], name=plain + RANDOM, batches=random, seconds=[]))
+                candidates.append(replace(candidate, name=plain + RANDOM, batches=random, seconds=[]))
         bench.measure(candidates, warmup)
-        rows = bench.figures(candidates, warmup, first.train.precision)
+        rows = bench.figures(candidates, warmup)
 
         say = Console(width=WIDTH, quiet=not ranks.is_main()).print
         windows, tokens = largest.input_ids.shape
@@ -82,13 +82,13 @@ def side_by_side(
         return _about(first, job) | compared if ranks.is_main() else None
 
 
-def _trained(recipe: Recipe, ds_config: str) -> bench.EngineTraining:
-    return bench.EngineTraining(_engine(recipe, prepare(recipe, ds_config)), recipe.train.execution)
+def _trained(recipe: Recipe, ds_config: str) -> bench.Update:
+    return bench.engine_update(_engine(recipe, prepare(recipe, ds_config)), recipe.train.execution)
 
 
-def _published(recipe: Recipe, ds_config: str) -> PlainTraining:
+def _published(recipe: Recipe, ds_config: str) -> bench.Update:
     job = prepare(recipe, ds_config)
-    return PlainTraining(Published(job.objective.qa).to(ranks.device()), recipe.train)
+    return plain_update(Published(job.objective.qa).to(ranks.device()), recipe.train)
 
 
 def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures | None:
@@ -97,8 +97,7 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
     The tables are PyTorch's, of all updates. The figures list, the slowest first, an update's kernels on a GPU and its
     operations elsewhere, by name: `seconds` without what they call, and `calls`.
 
-    Raises:
-        InputError: an epoch has fewer updates, or the profiler may not read the GPU's counters.
+    Raises InputError: an epoch has fewer updates.
     """
     clock = "self_device_time_total" if accelerator.on_gpu() else "self_cpu_time_total"
     kind = DeviceType.CUDA if accelerator.on_gpu() else DeviceType.CPU
@@ -108,7 +107,6 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
             job = prepare(recipe, ds_config)
             batches = _sample(job.batches, 0, updates)
             engine = _engine(recipe, job)
-            engine.train()
             update = bench.engine_update(engine, recipe.train.execution)
             for number in range(max(2, warmup)):  # at ZeRO-3 the first two record the order of the modules
                 update(batches[number % updates], number)
@@ -125,13 +123,10 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
                 for event in events
                 if event.device_type == kind and not event.is_user_annotation
             ]
-            if not rows:
-                raise InputError("the profiler recorded nothing: allow it to read this GPU's performance counters")
             profiled[name] = sorted(rows, key=lambda row: -row["seconds"])
             engine.destroy()
             del engine, update  # one engine at a time is in memory
             gc.collect()
-            get_accelerator().empty_cache()
         about = _about(recipe, job) | {"updates": updates, "profile": profiled}
         return about if ranks.is_main() else None
 
@@ -139,11 +134,7 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
 def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
     """Counts the operations of an update of each, at every ZeRO stage and in a loop of plain PyTorch.
 
-    Args:
-        ds_config: its other settings hold at every stage; offload is left out.
-
-    Raises:
-        InputError: there are several ranks.
+    The other settings of `ds_config` hold at every stage; offload is left out. Raises InputError: on several ranks.
     """
     rows = []
     with ranks.process_group(), tempfile.TemporaryDirectory() as folder:

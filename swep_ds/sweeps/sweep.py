@@ -130,10 +130,6 @@ class Cell:
             return None
         return results if identity(saved) == identity(self.recipe) else None
 
-    def still_running(self) -> bool:
-        """Whether a process holds the run's lock, such as one left by an earlier queue that was killed."""
-        return is_locked(self.folder / ".lock")
-
     def fault(self) -> str:
         return fault_of(self.folder, self.recipe)
 

@@ -131,9 +131,6 @@ def test_evaluation_is_in_the_precision_that_the_trainer_is_asked_for(tmp_path):
     layer.register_forward_hook(lambda *call: computed.append(call[-1].dtype))
     assert run.predict(rows("bert")[:3]).predictions[0].dtype == "float32"
     assert set(computed) == {torch.bfloat16}
-    given = {name: value for name, value in inputs(batches("bert")[0]).items() if name != "sample_id"}
-    _, logits, _ = run.prediction_step(run.model.eval(), given, prediction_loss_only=False)
-    assert {part.dtype for part in logits} == {torch.float32}
 
 
 def test_what_does_not_go_with_a_method_is_named(tmp_path):

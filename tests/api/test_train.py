@@ -42,8 +42,6 @@ def test_every_name_can_be_imported():
     assert sd.QuestionAnswerer is QuestionAnswerer
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = sd.trian
-    with pytest.raises(AttributeError, match="no attribute 'Swpe"):
-        _ = sd.Swpe
     for settings in SHIPPED:
         name = settings.__name__.removesuffix("Settings")
         assert getattr(sd, name) is settings
@@ -89,25 +87,24 @@ def test_two_runs_in_one_process(tmp_path):
 
 PROGRAM = """import sys
 import swep_ds as sd
+import swep_ds.analysis.report
 
-run = sd.train(sys.argv[1], ds_config=sys.argv[2], output_dir=sys.argv[3], train={"max_updates": 2})
+swep_ds.analysis.report.write_report = lambda folder: ("", {})  # has tests of its own
+run = sd.train(sys.argv[1], ds_config=sys.argv[2], output_dir=sys.argv[3], train={"max_updates": 1})
 sys.stdout.write(f"F1 {run.scores['test']['f1']}\\n")  # at once: the other rank writes there, too
 """
 
 
 @pytest.mark.slow
 def test_all_ranks_of_a_launcher_train_one_run_together(tmp_path):
+    with pytest.raises(InputError, match=r"holds no results\.json"):
+        _ = sd.Run(tmp_path).scores
     (tmp_path / "program.py").write_text(PROGRAM)
     words = str(prepare(tmp_path)), str(ds_config(tmp_path, 2)), str(tmp_path / "run")
     ended = run_script(tmp_path / "program.py", *words, ranks=2)
     run = sd.Run(tmp_path / "run")
     assert run.results.world_size == 2
     assert ended.stdout.count(f"F1 {run.scores['test']['f1']}") == 2
-
-
-def test_a_folder_without_a_finished_run_says_so(tmp_path):
-    with pytest.raises(InputError, match=r"holds no results\.json"):
-        _ = sd.Run(tmp_path).scores
 
 
 SECTIONS = {"model": {"name": "m"}, "data": {"train": "t", "eval": {"x": "y"}}}
@@ -123,9 +120,7 @@ def test_sections_are_laid_over_a_recipe(tmp_path):
     assert (made.data.train, made.data.eval) == ("t", {"z": "w"})
     assert sd.Recipe.make(made, method=sd.Swep()).method == sd.Swep()
     assert sd.Recipe.make(made, method={"name": "mle"}).method == sd.Mle()
-
-
-def test_a_recipe_is_made_of_keyword_arguments_and_paths_are_as_good_as_their_text():
+    # paths are as good as their text
     data = {"train": "a/b.json", "eval": {"x": "c.json"}}
     paths = {"train": Path("a/b.json"), "eval": {"x": Path("c.json")}}
     made = sd.Recipe(model={"name": "m"}, method=sd.PriorAug(prior_variance=0.2), data=paths)
@@ -138,7 +133,6 @@ def test_a_recipe_is_made_of_keyword_arguments_and_paths_are_as_good_as_their_te
     ("make", "fault"),
     [
         (lambda: sd.Swep(bta=1), "SwepSettings: bta is not a field; did you mean 'beta'?"),
-        (lambda: sd.Swep(beta=-1), "SwepSettings: beta: -1: must be greater than or equal to 0"),
         (lambda: sd.Recipe(**SECTIONS), "Recipe: method.name is required: set it"),
         (
             lambda: sd.Recipe.make(sd.Recipe.make("quickstart"), train={"epoch": 1}),
@@ -147,10 +141,6 @@ def test_a_recipe_is_made_of_keyword_arguments_and_paths_are_as_good_as_their_te
         (
             lambda: sd.Recipe.make("quickstart", method="mle"),
             "recipe quickstart: method: 'mle' is not a section: give its fields, such as method.name",
-        ),
-        (
-            lambda: sd.Recipe.make("quickstart", epochs=3),
-            "recipe quickstart: epochs is not a field; did you mean 'pretrain.epochs' or 'train.epochs'?",
         ),
         (
             lambda: sd.Recipe.make("quickstart", pretrain={}, seed=-1),

@@ -83,20 +83,7 @@ def test_weights_in_half_precision_are_refused_unless_they_are_frozen():
     assert {weight.grad.dtype for weight in robust.method.parameters()} == {torch.float32}
 
 
-def test_updates_and_micro_batches_that_do_not_fit_are_refused():
-    batch = inputs(tiny_batches.batch((12, 7), dtype=torch.float32))
-    robust = sd.wrap(tiny_models.model().train(), sd.Swep(beta_schedule="linear_to_zero"), updates=1)
-    robust(**batch)
-    with pytest.raises(InputError, match=r"^updates 1: all of them are done: .*accumulation \(now 1\) "):
-        robust(**batch)
-    robust.eval()(**batch)
-    for accumulation, calls in ((1, 2), (3, 2), (None, 0)):
-        robust = sd.wrap(tiny_models.model().train(), sd.Swep(), accumulation=accumulation)
-        with pytest.raises(InputError, match=f"micro_batches: there are {calls}, and accumulation is {accumulation}"):
-            robust.begin_update([batch] * calls)
-
-
-def test_in_evaluation_it_is_the_bare_model(caplog):
+def test_in_evaluation_it_is_the_bare_model_which_is_not_to_be_trained(caplog):
     model = tiny_models.model(dropout=0.1)
     robust = sd.wrap(model, sd.Swep())
     given = inputs(tiny_batches.batch(dtype=torch.float32))
@@ -104,14 +91,13 @@ def test_in_evaluation_it_is_the_bare_model(caplog):
     with torch.no_grad():
         mine = robust.eval()(**given)
         plain = model(**{name: value for name, value in given.items() if name != "sample_id"})
-        robust.training = True
-        robust(**given)  # as for a validation
     assert type(mine) is type(plain)
     assert torch.equal(mine.start_logits, plain.start_logits)
     assert torch.equal(mine.loss, plain.loss)
     assert caplog.messages == []
+    robust.training = True  # as after from_pretrained
     for _ in range(2):
-        robust(**given).loss.backward()
+        robust(**given)
     said = "the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned"
     assert caplog.messages == [said]
 
@@ -182,13 +168,23 @@ def test_without_sample_ids_the_noise_goes_with_the_windows_text():
 
 
 def test_windows_with_positions_outside_do_not_count():
-    robust = sd.wrap(tiny_models.model(), sd.Mle())
+    robust = sd.wrap(tiny_models.model(), sd.Mle(), accumulation=None)
     given = inputs(tiny_batches.batch((12, 7, 9), dtype=torch.float32))
     some = {name: value[:2] for name, value in given.items()}
+    # a mask of floats and one row of token types are as good
+    some["attention_mask"] = some["attention_mask"].float()
+    some["token_type_ids"] = torch.zeros_like(some["input_ids"])[:1]
     for name in ("start_positions", "end_positions"):
         given[name][2] = 12  # as Hugging Face's heads ignore it
     torch.testing.assert_close(robust(**given).loss, robust(**some).loss)
     torch.testing.assert_close(robust(**given).loss, robust.eval()(**given).loss)
+    for changes, named in (
+        ({"start_positions": None}, "^inputs: start_positions must be given"),
+        ({"position_ids": torch.zeros(3, 12)}, "^inputs position_ids: a method's passes take only input_ids,"),
+    ):
+        for call in (lambda given: robust.train()(**given), lambda given: robust.begin_update([given])):
+            with pytest.raises(InputError, match=named):
+                call(given | changes)
 
 
 @pytest.mark.parametrize("method", [sd.Mle(), sd.RDrop(), sd.Swep(divergence_weight=1.0)])
@@ -202,45 +198,31 @@ def test_answers_without_a_label_do_not_count(method):
     assert all(parameter.grad.isfinite().all() for parameter in robust.parameters() if parameter.grad is not None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"start_positions": None}, "^inputs: start_positions must be given"),
-        ({"position_ids": torch.zeros(3, 12)}, "^inputs position_ids: a method's passes take only input_ids,"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_named(changes, named):
-    robust = sd.wrap(tiny_models.model(), sd.Mle(), accumulation=None)
-    given = inputs(tiny_batches.batch(dtype=torch.float32)) | changes
-    for call in (lambda: robust(**given), lambda: robust.begin_update([given])):
-        with pytest.raises(InputError, match=named):
-            call()
-
-
-def test_a_mask_of_floats_and_one_row_of_token_types_are_as_good():
-    given = inputs(tiny_batches.batch((12, 7, 9), dtype=torch.float32))
-    given["token_type_ids"] = torch.zeros_like(given["input_ids"])
-    other = given | {"attention_mask": given["attention_mask"].float(), "token_type_ids": given["token_type_ids"][:1]}
-    losses = [sd.wrap(tiny_models.model(), sd.Swep(), seed=SEED)(**batch).loss for batch in (given, other)]
-    assert losses[0] == losses[1]
-
-
-def test_methods_and_settings_that_do_not_go_with_a_loop_are_refused():
+def test_what_does_not_go_with_a_loop_is_refused():
     model = tiny_models.model()
     for method in ("freelb", "fgm", "ssmba"):
         with pytest.raises(InputError, match=f"method {method}: "):
             sd.wrap(model, sd.methods.METHODS[method]())
-    with pytest.raises(InputError, match="number of updates"):
-        sd.wrap(model, sd.Swep(beta_schedule="linear_to_zero"))
-    with pytest.raises(InputError, match="method 'swep': is not the settings of a method"):
-        sd.wrap(model, "swep")
-    with pytest.raises(InputError, match="noise_max_grad_norm"):
-        sd.wrap(model, sd.Swep(noise_max_grad_norm=1.0))
-    with pytest.raises(InputError, match="accumulation 0: give at least 1"):
-        sd.wrap(model, sd.Swep(), accumulation=0)
+    for said, method, given in (
+        ("number of updates", sd.Swep(beta_schedule="linear_to_zero"), {}),
+        ("method 'swep': is not the settings of a method", "swep", {}),
+        ("noise_max_grad_norm", sd.Swep(noise_max_grad_norm=1.0), {}),
+        ("accumulation 0: give at least 1", sd.Swep(), {"accumulation": 0}),
+    ):
+        with pytest.raises(InputError, match=said):
+            sd.wrap(model, method, **given)
     for other in (AutoModel.from_config(model.config), "a name"):
         with pytest.raises(InputError, match=f"model {type(other).__name__}: "):
             sd.wrap(other, sd.Swep())
+    batch = inputs(tiny_batches.batch((12, 7), dtype=torch.float32))
+    robust = sd.wrap(model.train(), sd.Swep(beta_schedule="linear_to_zero"), updates=1)
+    robust(**batch)
+    with pytest.raises(InputError, match=r"^updates 1: all of them are done: .*accumulation \(now 1\) "):
+        robust(**batch)
+    for accumulation, calls in ((1, 2), (None, 0)):
+        robust = sd.wrap(model, sd.Swep(), accumulation=accumulation)
+        with pytest.raises(InputError, match=f"micro_batches: there are {calls}, and accumulation is {accumulation}"):
+            robust.begin_update([batch] * calls)
 
 
 def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused():

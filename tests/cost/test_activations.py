@@ -90,8 +90,7 @@ def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer(architecture):
     assert six.plain - two.plain > 5 * (six.checkpointed - two.checkpointed)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "t5"])
-@pytest.mark.parametrize("method", ["mle", "swep"])
+@pytest.mark.parametrize(("architecture", "method"), [("bert", "swep"), ("deberta-v2", "mle"), ("t5", "swep")])
 def test_autocast_copies_every_weight_once(architecture, method):
     module = objective(architecture, method)
     with torch.autocast("cpu", torch.bfloat16):

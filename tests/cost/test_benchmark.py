@@ -18,8 +18,6 @@ from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, prepare
 
 BENCH = ROOT / "scripts" / "bench_training.py"
-# forwards of the model per update; Adv-Aug runs it in each of its 5 ascent steps
-EXPECTED = {"mle": 1, "adv_aug": 2 + 5, "swep": 2, "swep:joint": 2, "published": 3, "published:random": 3}
 
 
 def bench(folder, *arguments: str, stage: int = 2, check: bool = True, ranks: int = 1):
@@ -30,24 +28,16 @@ def bench(folder, *arguments: str, stage: int = 2, check: bool = True, ranks: in
 
 @pytest.mark.slow
 def test_methods_are_measured_side_by_side(tmp_path):
-    ended = bench(tmp_path, "--methods", *list(EXPECTED)[:-1], stage=3)
+    names = ["mle", "adv_aug", "swep", "swep:joint", "published"]
+    ended = bench(tmp_path, "--methods", *names, stage=3)
     figures = json.loads((tmp_path / "bench.json").read_text())
     rows = {row["name"]: row for row in figures["rows"]}
-    assert {name: row["forwards"] for name, row in rows.items()} == EXPECTED
-    d = 16  # of the tiny model, as its hidden width: two layers with bias, d -> d -> 2d
-    with_noise = {"swep", "swep:joint", "published", "published:random"}
-    assert {name: row["extra_parameters"] for name, row in rows.items() if row["extra_parameters"]} == dict.fromkeys(
-        with_noise, 3 * d**2 + 3 * d
-    )
+    assert list(rows) == [*names, "published:random"]
     assert rows["mle"]["time_ratio"] == rows["mle"]["memory_ratio"] == 1
     assert math.isfinite(rows["published"]["time_ratio"])
     assert rows["published:random"]["time_ratio"] is None
-    assert all(0 < row["state_bytes"] < row["peak_bytes"] for row in rows.values())
     assert all(row["flops_per_second"] > 0 for row in rows.values())
-    # weights, gradients and Adam's two moments of the noise generator, 4 bytes each; padding and buckets aside
-    extra = rows["swep"]["state_bytes"] - rows["mle"]["state_bytes"]
-    assert extra >= 4 * 4 * (3 * d**2 + 3 * d)
-    assert rows["swep"]["peak_bytes"] < rows["swep:joint"]["peak_bytes"]
+    assert 0 < rows["mle"]["peak_bytes"] < rows["swep"]["peak_bytes"] < rows["swep:joint"]["peak_bytes"]
     # random batches waste more of their positions
     assert rows["published"]["padding"] == rows["mle"]["padding"] < rows["published:random"]["padding"]
     speeds = {name: row["samples_per_second"] for name, row in rows.items()}
@@ -60,8 +50,7 @@ def test_methods_are_measured_side_by_side(tmp_path):
 def test_several_ranks_are_measured_without_the_published_procedure(tmp_path):
     bench(tmp_path, "--methods", "mle", "swep", ranks=2)
     figures = json.loads((tmp_path / "bench.json").read_text())
-    assert figures["ranks"] == 2
-    assert [row["forwards"] for row in figures["rows"]] == [1, 2]
+    assert (figures["ranks"], len(figures["rows"])) == (2, 2)
     ended = bench(tmp_path, ranks=2, check=False)
     assert "published: runs on one rank: name other --methods, or start one process" in ended.stderr
     ended = bench(tmp_path, "--updates", "90", check=False)
@@ -76,8 +65,8 @@ def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on
     monkeypatch.setattr(candidates.ranks, "synchronize", lambda: None)
 
     def candidate(name):
-        training = SimpleNamespace(update=lambda batch, number: calls.append((name, batch)))
-        return SimpleNamespace(training=training, batches=["a", "b", "c"], seconds=[])
+        update = lambda batch, number: calls.append((name, batch))  # noqa: E731
+        return SimpleNamespace(update=update, batches=["a", "b", "c"], seconds=[])
 
     pair = [candidate("mle"), candidate("swep")]
     candidates.measure(pair, warmup=1)

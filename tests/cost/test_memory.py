@@ -4,20 +4,25 @@ import json
 
 import pytest
 
-from swep_ds.cost.memory import model_states
+from swep_ds.common.errors import InputError
+from swep_ds.cost.memory import States, model_states
+from swep_ds.training.settings import TrainSection
 from tests.support.fork_server import ROOT, run_script
 
 SHAPES = [(100, 10), (10, 10), (10,)]  # 1110 parameters
 N, LARGEST, BUCKET = 1110, 1000, 500
 
 
-def states(stage: int, precision: str = "fp32", world_size: int = 2, offload: bool = False, **more):
+def states(
+    stage: int, precision: str = "fp32", world_size: int = 2, offload: str = "", averaged: int = 0, **train
+) -> States:
     zero = {"stage": stage, "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 0}
-    zero |= {"offload_optimizer": {"device": "cpu"}} if offload else {}
-    zero |= {"offload_param": {"device": "cpu"}} if offload and stage == 3 else {}
+    if offload:
+        zero["offload_optimizer"] = {"device": offload, "nvme_path": "/tmp"}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu"}
     config = {"zero_optimization": zero, "gradient_accumulation_steps": 2}
-    settings = {"precision": precision, "optimizer": "adamw", "world_size": world_size} | more
-    return model_states(SHAPES, config, **settings)
+    return model_states(SHAPES, config, TrainSection(precision=precision, **train), world_size, averaged)
 
 
 def test_without_zero_all_is_there_on_every_rank():
@@ -25,6 +30,8 @@ def test_without_zero_all_is_there_on_every_rank():
     assert (state.parameters, state.optimizer, state.gradients) == (4 * N, 8 * N, 4 * N)  # Adam's two moments
     half = states(0, "bf16")
     assert (half.parameters, half.optimizer, half.gradients) == (2 * N, 12 * N, 2 * N)  # and a float32 copy
+    # Adafactor keeps two vectors for a matrix
+    assert states(0, optimizer="adafactor").optimizer == 4 * ((100 + 10) + (10 + 10) + 10)
 
 
 def test_parts_are_those_of_the_flat_buffer():
@@ -37,42 +44,37 @@ def test_parts_are_those_of_the_flat_buffer():
 
 
 def test_one_reduction_an_update_leaves_whole_gradients_on_every_rank():
-    assert states(2, coalesces=True) == states(1)
-    for stage, offload in ((3, False), (3, True), (2, True)):
-        without, held = (states(stage, "bf16", offload=offload, coalesces=on).transient for on in (False, True))
-        assert held - without == 2 * N
+    assert states(2, coalesce_grad_reduction=True) == states(1)
+    for stage, offload in ((3, ""), (3, "cpu"), (2, "cpu")):
+        without = states(stage, "bf16", offload=offload)
+        coalesced = states(stage, "bf16", offload=offload, coalesce_grad_reduction=True)
+        assert coalesced.transient - without.transient == 2 * N
 
 
-def test_zero_3_pads_every_parameter():
+def test_zero_3_pads_every_parameter_and_offload_moves_states_to_the_host():
     state = states(3, "bf16", world_size=3)
     part = 334 + 34 + 4  # ceil(1000 / 3) ...
     assert (state.parameters, state.optimizer, state.gradients) == (2 * part, 12 * part, 2 * part)
     assert state.buffers == 2 * BUCKET
     assert state.transient == 2 * N + 2 * 2 * LARGEST  # gathered, and the largest with its gradient
     assert states(3, world_size=1).transient == 2 * 4 * LARGEST
-
-
-def test_what_is_offloaded_is_on_the_host():
-    state = states(3, "bf16", offload=True)
+    state = states(3, "bf16", offload="cpu")
     part = 500 + 50 + 5
     assert (state.parameters, state.optimizer, state.gradients) == (0, 0, 0)
     assert state.host == (2 + 12 + 4 + 2) * part  # weights, copy and moments, its gradient, the gradients on their way
+    with pytest.raises(InputError, match="neither offload to disk"):
+        states(3, offload="nvme")
 
 
 def test_the_mean_of_the_model_s_weights_is_beside_the_float32_copy():
     model = 1000  # of the 1110, the rest is the method's
     assert states(0, averaged=model).optimizer == states(0).optimizer + 4 * model
-    for stage in (1, 2, 3):  # at most the part of one of two ranks: 556 in flat buffers, else 500 + 50 + 5
-        part = 555 if stage == 3 else 556
+    for stage, part in ((1, 556), (2, 556), (3, 555)):  # of one of two ranks: 556 in flat buffers, else 500 + 50 + 5
         assert states(stage, averaged=model).optimizer == states(stage).optimizer + 4 * part
-    for stage, part in ((2, 556), (3, 555)):
-        with_mean = states(stage, offload=True, averaged=model)
-        assert with_mean.host == states(stage, offload=True).host + 4 * part
-        assert with_mean.optimizer == 0
-
-
-def test_adafactor_keeps_two_vectors_for_a_matrix():
-    assert states(0, optimizer="adafactor").optimizer == 4 * ((100 + 10) + (10 + 10) + 10)
+        if stage > 1:
+            with_mean = states(stage, offload="cpu", averaged=model)
+            assert with_mean.host == states(stage, offload="cpu").host + 4 * part
+            assert with_mean.optimizer == 0
 
 
 def test_a_peak_is_the_worst_of_an_update_a_step_and_an_evaluation():
@@ -84,17 +86,9 @@ def test_a_peak_is_the_worst_of_an_update_a_step_and_an_evaluation():
     assert state.peak(0, 10**6) == state.parameters + state.optimizer + 10**6
     part = 500 + 50 + 5
     assert states(3, "bf16").evaluating == 2 * N + 2 * N + 2 * part  # gathered, prefetched, and its own gradients
-
-
-def test_weights_pass_through_cpu_memory_below_zero_3():
+    # weights pass through CPU memory below ZeRO-3
     assert [states(stage).loading for stage in (0, 1, 2, 3)] == [4 * N, 4 * N, 4 * N, 0]
-    assert states(2, offload=True).loading == 4 * N
-
-
-def test_offload_to_disk_is_not_known():
-    zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}
-    with pytest.raises(NotImplementedError, match="offload to disk"):
-        model_states(SHAPES, {"zero_optimization": zero}, precision="bf16", optimizer="adamw", world_size=1)
+    assert states(2, offload="cpu").loading == 4 * N
 
 
 @pytest.mark.slow
@@ -105,7 +99,7 @@ def test_it_is_what_deepspeed_allocates(world_size, tmp_path):
     measured = json.loads(file.read_text())
     assert len(measured["engines"]) == (9 if world_size == 1 else 11)
     for model, stage, offload, precision, held, reached, total, peak in measured["engines"]:
-        case = f"{model}, ZeRO-{stage}{' with offload' * offload}, {precision}, {world_size} rank(s)"
+        case = f"{model}, ZeRO-{stage}, offload {offload}, {precision}, {world_size} rank(s)"
         assert total == pytest.approx(held, rel=0.05), case
         if reached is not None:  # gloo's thread may also hold the previous bucket
             assert 0.75 * reached < peak < 1.05 * reached, case

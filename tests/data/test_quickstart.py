@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from quickstart import encoder, t5
+from quickstart import encoder, pretraining, t5
 from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, T5, corpus
 from swep_ds.data.quickstart.grammar import load_kinds, slots, write_passage, write_unanswerable
 from swep_ds.data.quickstart.world import World
@@ -63,7 +63,7 @@ def test_the_corpus_is_the_same_on_every_platform(corpora, corpora_v2):
         assert sha256(chosen) == expected
     world, digest = World(random.Random("pretraining text"), "pretrain"), hashlib.sha256()
     for number in range(400):
-        pair = encoder.write_pair(world, 0.3, brief=number % 2 == 0)
+        pair = pretraining.write_pair(world, 0.3, brief=number % 2 == 0)
         digest.update(repr([getattr(pair, field.name) for field in dataclasses.fields(pair)]).encode())
     assert digest.hexdigest() == "6ef86b4b32d4ebbb024972cf186917a027e5151966dd302c6ef2929c4a1a03ca"
 
@@ -132,9 +132,9 @@ def named_things(pool):
 
 
 def test_training_pretraining_and_tests_share_no_name_and_pretraining_holds_no_question(corpora):
-    pretraining, training, testing = (named_things(pool) for pool in ("pretrain", "train", "test"))
-    assert not testing & (training | pretraining)
-    assert not training & pretraining
+    unlabelled, training, testing = (named_things(pool) for pool in ("pretrain", "train", "test"))
+    assert not testing & (training | unlabelled)
+    assert not training & unlabelled
     words = {word for _, context in questions(corpora[SOURCE, "train"]) for word in context.split()}
     for domain in DOMAINS:
         for article in corpora[domain, "test"]["data"]:
@@ -144,7 +144,7 @@ def test_training_pretraining_and_tests_share_no_name_and_pretraining_holds_no_q
     templates = {template for kind in KINDS for asked in kind.questions.values() for template in asked}
     openings = tuple(t.split("{")[0] for t in templates if len(t.split("{")[0]) > 12)
     for _ in range(500):
-        pair = encoder.write_pair(world, 0.3)
+        pair = pretraining.write_pair(world, 0.3)
         assert not pair.statement.startswith(openings)
         answer = pair.passage[slice(*pair.answer)]
         if "[MASK]" in pair.statement:
@@ -174,7 +174,7 @@ def test_pretraining_the_encoder_is_repeatable(tmp_path):
     settings = encoder.Settings(**TINY, layers=1, heads=2)
     weights = []
     for name in ("once", "again"):
-        encoder.pretrain(settings, tmp_path / name)
+        pretraining.pretrain(encoder, settings, tmp_path / name)
         model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / name, dtype=torch.float32)
         weights.append(model.bert.state_dict())
     once, again = weights
@@ -212,7 +212,7 @@ def test_the_t5_is_small_and_recovers_blanked_values_but_answers_no_question(tok
     assert len(tokenizer) == model.config.vocab_size
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (model.config.pad_token_id, model.config.eos_token_id)
     world = World(random.Random(5), "test")
-    pairs = [encoder.write_pair(world, left_out_rate=0.0, filler="<extra_id_0>") for _ in range(40)]
+    pairs = [pretraining.write_pair(world, left_out_rate=0.0, filler="<extra_id_0>") for _ in range(40)]
     written = generate(model, tokenizer, [f"sentence: {p.statement} context: {p.passage}" for p in pairs])
     right = [text == p.passage[slice(*p.answer)].lower() for text, p in zip(written, pairs, strict=True)]
     assert sum(right) >= 30
@@ -224,7 +224,7 @@ def test_the_t5_is_small_and_recovers_blanked_values_but_answers_no_question(tok
 
 def test_pretraining_the_t5_makes_a_model_that_writes(tmp_path):
     settings = t5.Settings(**TINY, encoder_layers=2, decoder_layers=1, heads=3, head_width=8, warmup=1)
-    t5.pretrain(settings, tmp_path)
+    pretraining.pretrain(t5, settings, tmp_path)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert len(generate(model, tokenizer, ["sentence: <extra_id_0> built it. context: Ida Fenden built it."])) == 1

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from swep_ds.common.errors import InputError
-from swep_ds.sweeps import slurm
 from swep_ds.sweeps.sweep import digest_of, read_sweep
 from tests.support.fork_server import ROOT, run_script
 
@@ -55,10 +54,10 @@ def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submi
 
 def test_without_gpus_none_are_asked_for(submit, tmp_path):
     options = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
-    folder = tmp_path / "new" / "10%j"  # which is no pattern of Slurm's
+    folder = tmp_path / "new" / "run"
     printed = submit("train", *options, "--", *RUN, "--output_dir", str(folder))
     words = command(printed)
-    assert f"--output={tmp_path}/new/10%%j.slurm-%j.log" in words
+    assert f"--output={folder}.slurm-%j.log" in words
     assert words[2:6] == ["--export=ALL", "--nodes=1", "--ntasks-per-node=3", "--cpus-per-task=4"]
     assert "SWEP_DS_MAX_RESTARTS=0 " in printed
     assert not (tmp_path / "new").exists()
@@ -108,7 +107,7 @@ CPU = ["--cpu_ranks_per_node", "1"]
     ("words", "said"),
     [
         (["train", *CPU], r"put the options of `swep-ds train` after `--`"),
-        (["train", *CPU, "--recipe", "quickstart"], r"--recipe: put the options of `swep-ds train` after"),
+        (["train", *CPU, "--recipe", "quickstart"], r"unrecognized arguments: --recipe"),
         ([], "the following arguments are required: kind"),
         (["train", "--", *RUN], "one of the arguments --gpus_per_node --cpu_ranks_per_node is required"),
         (["train", "--nodes", "4", "--gpus", "8"], "unrecognized arguments: --gpus; did you mean --gpus_per_node"),
@@ -191,21 +190,7 @@ def test_what_sbatch_says_is_passed_on_in_a_line(submit, sbatch, tmp_path, monke
         submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("time", ["3", "2:30", "0:3:0", "0-0:3"])
-def test_a_time_limit_leaves_time_before_the_signal(time):
-    with pytest.raises(InputError, match=rf"^--time {time}: a start is asked to stop 120 s before .* 3 minutes$"):
-        slurm.check_time(time, [])
-    for enough in ("4", "3:01", "0:3:1", "0-1", "1-12:30:00", "UNLIMITED", "0", None):
-        slurm.check_time(enough, [])
-    for wrong in ("1h", "1:2:3:4", "1.5", "-5"):
-        with pytest.raises(InputError, match=rf"^--time {wrong}: not a Slurm time"):
-            slurm.check_time(wrong, [])
-    with pytest.raises(InputError, match="--time 11: a start is asked to stop 600 s before its limit"):
-        slurm.check_time("11", ["--signal=USR1@600"])
-    slurm.check_time("12", ["--signal=USR1@600"])
-
-
 def test_the_script_submits(sbatch, tmp_path):
     sbatch('echo "7;cluster"')
-    words = ["train", *CPU, "--time", "60", "--", *RUN, "--output_dir", str(tmp_path / "logs" / "10%j")]
+    words = ["train", *CPU, "--time", "60", "--", *RUN, "--output_dir", str(tmp_path / "logs" / "run")]
     assert run_script(SUBMIT, *words).stdout == f"job 7, its log is in {tmp_path / 'logs'}\n"

@@ -20,7 +20,7 @@ from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForCo
 
 from swep_ds import ranks
 from swep_ds.cost.activations import count_activations
-from swep_ds.cost.candidates import EngineTraining, build_candidate, held_bytes
+from swep_ds.cost.candidates import build_candidate, engine_update, held_bytes
 from swep_ds.cost.memory import model_states
 from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep, PassState
@@ -68,14 +68,14 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
     def make():
         objective = make_objective(model, recipe)
         shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
-        how = {"precision": precision, "optimizer": "adamw", "world_size": ranks.world_size()}
-        made.extend([build_engine(objective, config, recipe.train, 100), model_states(shapes, config, **how)])
+        states = model_states(shapes, config, recipe.train, ranks.world_size())
+        made.extend([build_engine(objective, config, recipe.train, 100), states])
         return made[0]
 
     windows = generative((4,), (3,), dtype=torch.float32) if model == "t5" else batch((4,), dtype=torch.float32)
     peak = None
     if ranks.world_size() == 1 and not offload:  # gloo holds buckets for some time
-        peak = build_candidate("swep", lambda: EngineTraining(make(), "split"), windows).peak_bytes
+        peak = build_candidate("swep", precision, lambda: engine_update(make(), "split"), windows).peak_bytes
     else:
         make()
     engine, states = made

@@ -9,10 +9,11 @@ import yaml
 from swep_ds.common.errors import InputError
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.prepare import resolve_ds_config
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps import conditions
 from swep_ds.sweeps.conditions import check_conditions, check_data
 from swep_ds.sweeps.sweep import read_sweep
-from tests.support.tiny_run import squad
+from tests.support import tiny_run
 
 
 def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(tmp_path):
@@ -69,7 +70,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
 def test_the_data_of_every_cell_that_is_not_done_are_read_once_before_the_first_run(tmp_path, monkeypatch):
     good, excel, generated = tmp_path / "good.json", tmp_path / "excel.csv", tmp_path / "generated.json"
     for file in (good, generated):
-        file.write_text(json.dumps(squad(9)))
+        file.write_text(json.dumps(tiny_run.squad(9)))
     excel.write_text("Name;Text\nWho?;Ann did.\n")
     data = {"data.train": str(good), "data.eval": {"a": str(good)}, "pretrain.train": str(generated)}
     fields = {
@@ -94,3 +95,22 @@ def test_the_data_of_every_cell_that_is_not_done_are_read_once_before_the_first_
     generated.write_text("[]")
     with pytest.raises(InputError, match=rf"^mle-10-seed0: pretrain\.train: {generated}: "):
         check_data(cells)
+
+
+def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)))
+
+    def decided(stage: int, recipe: Recipe, ranks: int, **how) -> dict:
+        source = str(tiny_run.ds_config(tmp_path, stage))
+        resolved = resolve_ds_config(source, recipe, world_size=ranks, on_cpu=True, **how)
+        (tmp_path / "ds_config.json").write_text(json.dumps(resolved))
+        return conditions.conditions(tmp_path)
+
+    usual = decided(2, recipe, 1, micro_steps=2, hidden_size=32)
+    assert usual["ds_config zero_optimization.stage"] == 2
+    train = recipe.train.model_copy(
+        update={"micro_batch_size": 4, "learning_rate": 1.0, "precision": "bf16", "max_grad_norm": 0.0}
+    )
+    assert decided(2, recipe.model_copy(update={"train": train}), 1, micro_steps=1, hidden_size=64) == usual
+    assert decided(0, recipe, 1, micro_steps=2, hidden_size=32) != usual
+    assert decided(2, recipe, 2, micro_steps=2, hidden_size=32) == usual

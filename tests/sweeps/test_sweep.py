@@ -204,32 +204,19 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: write train.field"),
         ({"variants": {"a b": {}, "A_B": {}}}, "2 runs would share the folder a-b-seed0: rename a variant or a label"),
         ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
-        ({**MINIMAL, "set": {"train.epocs": 1}}, "variants.MLE: .*train.epocs is not a field; did you mean 'train.e"),
         ({"variants": {"Bad": {"method.name": "swepp"}}}, "variants.Bad: .*'swepp' is not a method; did you mean"),
         (
             {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
             "variants.B is tested differently from A, .* give data.eval",
         ),
         ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and across.x both set method.name"),
-        (
-            {**MINIMAL, "across": {"x": {"a": {"data.eval": {}}}, "y": {"b": {"data.eval.z": "q"}}}},
-            "across.x and across.y both set data.eval",
-        ),
         ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean"),
         (
-            {**TWO, "primary": ["SWEP", "Swep", "f1", "shifted"]},
-            "primary compares 'SWEP' with 'Swep': name two of MLE; SWEP",
+            {**TWO, "set": {"train.average": "ema"}, "primary": ["SWEP, unaveraged", "Mle", "f1", "shifted"]},
+            "with 'Mle': name two of MLE; SWEP; MLE, unaveraged; SWEP, unaveraged",
         ),
         ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': must be 'exact_match' or 'f1'"),
-        (
-            {**TWO, "set": {"train.average": "ema"}, "primary": ["SWEP, unaveraged", "MLE, plain", "f1", "shifted"]},
-            "with 'MLE, plain': name two of MLE; SWEP; MLE, unaveraged; SWEP, unaveraged",
-        ),
         ({**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]}, "primary 'bbc': no such data set: name one of .*news.*sh"),
-        (
-            {"variants": {"a": {}, "a b": {}}, "across": {"x": {"b c": {}, "c": {}}}},
-            "2 runs would share the folder a-b-c-seed0: rename",
-        ),
     ],
 )
 def test_bad_sweeps_are_one_line(tmp_path, fields, said):
@@ -241,7 +228,6 @@ def test_bad_sweeps_are_one_line(tmp_path, fields, said):
     [
         ("seed=1", "--set seed=...: the seeds are in the sweep's file"),
         ("method.name=swep", "variants.B sets method.name: change it there"),
-        ("method={name: swep}", "variants.B sets method.name: change it there"),
         ("data.train_fraction=1", "across.share.10 % sets data.train_fraction: change it there"),
     ],
 )
@@ -263,6 +249,7 @@ def test_a_variant_of_another_method_drops_the_settings_of_the_sweeps_own(tmp_pa
 
 
 def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
+    assert "sweep nothing: no such sweep; known are " in refused(read_sweep, "nothing", tmp_path)
     (tmp_path / "below").mkdir()
     base = MINIMAL | {"set": {"train.epochs": 3, "train.log_every": 7}, "seeds": [4, 5], "ds_config": "base.json"}
     write(tmp_path, **base)
@@ -282,10 +269,3 @@ def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
     (path.parent / "fifth.yaml").write_text(yaml.safe_dump({"extends": "more.yaml", "variants": {"MLR": None}}))
     with pytest.raises(InputError, match=r"fifth\.yaml: variants\.MLR: None: must be a valid dictionary"):
         read_sweep(str(path.parent / "fifth.yaml"), tmp_path)
-
-
-def test_no_such_sweep_lists_those_that_exist(tmp_path):
-    assert "sweep nothing: no such sweep; known are " in refused(read_sweep, "nothing", tmp_path)
-    (tmp_path / "list.yaml").write_text("- 1\n")
-    said = refused(read_sweep, str(tmp_path / "list.yaml"), tmp_path)
-    assert "a sweep is a mapping with the sections recipe, ds_config, set, variants" in said

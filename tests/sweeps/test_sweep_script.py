@@ -14,7 +14,6 @@ from tests.support.fork_server import run_script
 from tests.support.sweep_files import MINIMAL, write
 
 SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
-TABLE = tiny_run.ROOT / "scripts" / "table.py"
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_the_table_of_a_sweep_needs_its_folder_and_no_ds_config(ends, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_sweep_survives_a_failed_cell_and_its_table_needs_only_its_folder(tmp_path):
+def test_a_sweep_survives_a_failed_cell(tmp_path):
     recipe = tiny_run.prepare(tmp_path)
     away, output = tmp_path / "away.json", tmp_path / "runs"
     variants = {"MLE": {"method.name": "mle"}, "SWEP [elsewhere]": {"data.train": str(away)}}
@@ -109,9 +108,4 @@ def test_a_sweep_survives_a_failed_cell_and_its_table_needs_only_its_folder(tmp_
     assert missing["reason"].startswith("exit code 2: error: ")
     assert "its tokenizer knows" in missing["reason"]
     assert f"missing: SWEP [elsewhere], seed 0: {missing['reason']} ({output}/swep-elsewhere-seed0.log)" in ended.stdout
-    lines = (output / "table.md").read_text().splitlines()
-    assert lines[2] == "| EM / F1 | test | runs |"
-    assert lines[5] == "| SWEP \\[elsewhere\\] | - | 0 |"
-    assert lines[-1].startswith("- SWEP \\[elsewhere\\], seed 0: exit code 2: error: ")
-    run_script(TABLE, str(output), "--output", str(tmp_path / "again"), check=False)
-    assert json.loads((tmp_path / "again" / "table.json").read_text()) == table
+    assert "| SWEP \\[elsewhere\\] | - | 0 |\n" in (output / "table.md").read_text()

@@ -75,8 +75,7 @@ def planned_bytes(recipe: Recipe, job: prepare.Prepared) -> int:
     """What --plan adds for the mean."""
     shapes = [tuple(getattr(p, "ds_shape", p.shape)) for p in job.objective.parameters()]
     averaged = sum(getattr(p, "ds_numel", p.numel()) for p in job.objective.qa.parameters())
-    how = {"precision": recipe.train.precision, "optimizer": "adamw", "world_size": 1}
-    totals = [model_states(shapes, job.config, **how, averaged=count).total() for count in (averaged, 0)]
+    totals = [model_states(shapes, job.config, recipe.train, 1, count).total() for count in (averaged, 0)]
     return totals[0] - totals[1]
 
 
