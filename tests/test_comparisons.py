@@ -68,22 +68,24 @@ def test_differences_are_those_of_the_table(plan, comparisons, runs, printed, mo
         for weights, suffix in (("last", ", unaveraged"), ("average", "")):
             name, base = (arm + suffix for arm in pair)
             refs = [ref for ref in find_runs([runs]) if ref.variant in (name, base)]
-            [row] = [row for row in table.make(refs, against=base)["blocks"][0]["rows"] if row["name"] == name]
+            cells = table.make(refs, against=base).cells
+            cells = cells[(cells["method"] == name) & (cells["metric"] == "f1")].set_index("data_set")
             for column in ("out-of-domain mean", "squad"):
-                of_table[" less ".join(pair), weights, column] = row["differences"][column]["f1"]
+                of_table[" less ".join(pair), weights, column] = cells.loc[column]
     alone = {(" less ".join(pair), "last", "out-of-domain mean") for pair in registered[: {"cpu": 2, "gpu": 1}[plan]]}
     outside = {key for key in of_table if key[0] in [" less ".join(pair) for pair in not_registered]}
     if plan == "gpu":
         outside = {key for key in of_table if key[1:] != ("last", "out-of-domain mean")}
     together = [key for key in of_table if key not in alone and key not in outside]
     assert len(together) == ADJUSTED[plan]
-    adjusted = dict(zip(together, holm([of_table[key]["p"] for key in together]), strict=True))
+    adjusted = dict(zip(together, holm([of_table[key]["difference_p"] for key in together]), strict=True))
     assert len(printed[1]) * 2 == len(of_table)
     for pair, weights, *cells in printed[1]:
         for column, difference, p in zip(("out-of-domain mean", "squad"), cells[::2], cells[1::2], strict=True):
             entry = of_table[pair, weights, column]
             numbers = [float(number) for number in re.findall(r"[-+]\d+\.\d+", difference)]
-            assert numbers == pytest.approx([entry["mean"], entry["low"], entry["high"]], abs=0.006)
+            expected = entry[["difference", "difference_low", "difference_high"]].tolist()
+            assert numbers == pytest.approx(expected, abs=0.006)
             said = p.split(", ", 1)[1]
             if (pair, weights, column) in adjusted:
                 assert float(said) == pytest.approx(adjusted[pair, weights, column], abs=0.0006)

@@ -60,24 +60,6 @@ def test_a_sweeps_folder_says_by_itself_what_its_runs_are(cells, tmp_path, caplo
             runs.find_runs([folder])
 
 
-def test_a_training_has_one_vote_though_it_has_two_rows(tmp_path):
-    variants = {"plain": {}, "averaged": {"train.average": "ema"}}
-    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=[0, 1, 2])
-    for cell in [cell for cell in cells if cell.variant == "plain" or cell.seed]:
-        recipe = Recipe.make(cell.recipe, eval={"n_best": 30 if cell.variant == "averaged" else 20})
-        fake_runs.finish(cell.folder, recipe, {"squad": 3})
-        if cell.variant == "averaged":
-            fake_runs.finish(cell.folder / "unaveraged", recipe.unaveraged(), {"squad": 3})
-    done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    assert {run.variant for run in done} == {"plain"}
-    assert [each.variant for each in missing if "made differently" in each.reason] == [
-        "averaged",
-        "averaged, unaveraged",
-        "averaged",
-        "averaged, unaveraged",
-    ]
-
-
 def test_failed_and_unfinished_runs_are_named(cells, tmp_path):
     for cell in cells[1:3]:
         (cell.folder / "results.json").unlink()

@@ -11,7 +11,7 @@ from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import estimate
 from swep_ds.analysis.runs import find_runs, read_runs
 from swep_ds.analysis.significance import QuestionScores, note_on_shared_ids
-from swep_ds.evaluation.results import OUT_OF_DOMAIN
+from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN
 from swep_ds.pipeline.recipe import Recipe
 from tests.support import fake_runs
 from tests.support.bad_input import change_json
@@ -70,10 +70,11 @@ def runs(tmp_path) -> dict:
 
 def known(compared: dict) -> dict:
     """The data sets with a bootstrap, by row."""
-    return {
-        name: [column for column, by_metric in columns.items() if by_metric["f1"]["bootstrap_low"] is not None]
-        for name, columns in compared.items()
-    }
+    sets: dict[str, list[str]] = {}
+    for (name, column, metric), entry in compared.items():
+        if metric == "f1" and entry["bootstrap_low"] is not None:
+            sets.setdefault(name, []).append(column)
+    return sets
 
 
 def bounds(entry: dict, kind: str = "bootstrap_") -> tuple[float, float]:
@@ -86,9 +87,10 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
     compared = significance.compare(runs, "MLE", list(SIZES), scores)
     assert scores.notes == []
     assert known(compared) == {name: ["squad", "nyt", "amazon", OUT_OF_DOMAIN] for name in ("SWEP", "Same")}
-    for by_metric in compared["Same"].values():
-        for entry in by_metric.values():
-            assert (*bounds(entry), entry["mean"], entry["n"], entry["p"]) == (0, 0, 0, 2, None)  # two seeds
+    same = [entry for (name, *_), entry in compared.items() if name == "Same"]
+    assert len(same) == 4 * 2
+    for entry in same:
+        assert (*bounds(entry), entry["mean"], entry["n"], entry["p"]) == (0, 0, 0, 2, None)  # two seeds
     # by hand: seed 1 wins questions 6 to 9, seed 2 wins 7 to 12
     samples = {}
     for name, questions in SIZES.items():
@@ -96,12 +98,12 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
         samples[name] = significance.resampled_means(won, np.arange(questions), name)
     samples[OUT_OF_DOMAIN] = (samples["nyt"] + samples["amazon"]) / 2
     for name, drawn in samples.items():
-        for entry in compared["SWEP"][name].values():
-            assert bounds(entry) == pytest.approx(np.percentile(drawn, [2.5, 97.5]))
+        for metric in METRICS:
+            assert bounds(compared["SWEP", name, metric]) == pytest.approx(np.percentile(drawn, [2.5, 97.5]))
 
 
 def test_three_seeds_have_a_crossed_interval(runs):
-    compared = significance.compare(runs, "MLE", list(SIZES), QuestionScores())["SWEP"]
+    compared = significance.compare(runs, "MLE", list(SIZES), QuestionScores())
     drawn = {}
     for name, questions in SIZES.items():
         won = np.zeros((3, questions))
@@ -111,7 +113,8 @@ def test_three_seeds_have_a_crossed_interval(runs):
     drawn[OUT_OF_DOMAIN] = drawn["nyt"] + drawn["amazon"]
     for name, sets in drawn.items():
         expected = estimate(sets)
-        for entry in compared[name].values():
+        for metric in METRICS:
+            entry = compared["SWEP", name, metric]
             assert bounds(entry, "") == pytest.approx(expected.interval())
             assert (entry["mean"], entry["p"]) == pytest.approx((expected.mean, expected.p()))
 
@@ -123,7 +126,7 @@ def test_few_texts_have_no_interval(runs, tmp_path):
             name: [asked_on(run, tmp_path / "few.json", right) for run in runs[name]]
             for name, right in (("MLE", 2), ("SWEP", 4))
         }
-        entry = significance.compare(rows, "MLE", ["squad", "nyt"], QuestionScores())["SWEP"]["nyt"]["f1"]
+        entry = significance.compare(rows, "MLE", ["squad", "nyt"], QuestionScores())["SWEP", "nyt", "f1"]
         assert (entry["low"] is None) == (texts < 5)
         assert (entry["bootstrap_low"] is None) == (texts < 10)
 
