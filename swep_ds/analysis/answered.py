@@ -208,13 +208,8 @@ def _occurrences(text: str, context: str) -> list[Span]:
 
 
 def _widened(span: Span, context: str) -> Span:
-    """The span with `AROUND` characters on both sides, up to a space if there is one near."""
-    begin = max(0, span[0] - AROUND)
-    end = min(len(context), span[1] + AROUND)
-    after_space = context.rfind(" ", max(0, begin - MAX_WORD), begin) + 1
-    if after_space or begin <= MAX_WORD:
-        begin = after_space
-    space = context.find(" ", end, end + MAX_WORD)
-    if space < 0 and end + MAX_WORD >= len(context):
-        space = len(context)
-    return begin, max(end, space)
+    """The span with `AROUND` characters on both sides, and with the rest of a word that they cut if it is short."""
+    near = AROUND + MAX_WORD
+    before = re.search(rf"\S{{0,{MAX_WORD}}}.{{0,{AROUND}}}\Z", context[max(0, span[0] - near) : span[0]], re.DOTALL)
+    after = re.match(rf".{{0,{AROUND}}}\S{{0,{MAX_WORD}}}", context[span[1] : span[1] + near], re.DOTALL)
+    return span[0] - len(before.group()), span[1] + len(after.group())

@@ -93,7 +93,7 @@ class Chart(NamedTuple):
 
 
 def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float | None = None) -> list[Chart]:
-    """The charts of loss, KL, learned noise, changed words, validation, learning rate and gradient that have data.
+    """The charts that have data, the most telling ones first.
 
     Args:
         prior_mean: the prior's mean of mu.
@@ -106,16 +106,17 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
     changed = {"words_changed": "perturbed", "words_changed_clean": "clean"}
     all_charts = [
         ("Loss", "nats", {"loss": "loss", **{name: f"NLL, {name[4:]} pass" for name in passes}}, None),
+        ("Validation", "%", {"validation_f1": "F1", "validation_exact_match": "EM"}, None),
+        ("Deviation of the noise", "mean σ over dimensions", {"sigma": "σ"}, sigma),
         ("KL to the prior, per token", "nats per token", {"kl_per_token": "KL"}, None),
         ("KL to the prior, per window", "nats per window", {"kl_per_window": "KL"}, None),
         ("Weight of the KL", "beta", {"beta": "beta"}, None),
         ("Mean of the noise", "mean μ over dimensions", {"mu": "μ"}, (f"{prior_mean:g}, the prior's", prior_mean)),
         ("Distance of the mean from the prior's", f"mean |μ − {prior_mean:g}|", {"mu_distance": "|μ − prior|"}, None),
-        ("Deviation of the noise", "mean σ over dimensions", {"sigma": "σ"}, sigma),
         ("Tokens whose embedding is nearest to another word's", "share of tokens", changed, None),
-        ("Validation", "%", {"validation_f1": "F1", "validation_exact_match": "EM"}, None),
         ("Learning rate", "learning rate", {"learning_rate": "learning rate"}, None),
         ("Gradient", "global L2 norm before clipping", {"grad_norm": "norm", "noise_grad_norm": "noise"}, None),
+        ("Throughput since the start", "samples/s", {"samples_per_second": "samples/s"}, None),
     ]
     charts = []
     for title, unit, labels, level in all_charts:
@@ -123,18 +124,6 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
         if curves:
             charts.append(Chart(title, unit, curves, level))
     return charts
-
-
-def throughput(lines: Lines) -> Chart | None:
-    """Samples/s between each two logged updates; the lines themselves hold means since the run's start."""
-    known = [line for line in lines if "samples_per_second" in line and "seconds" in line]
-    seconds = np.array([0.0, *(line["seconds"] for line in known)])
-    samples = np.array([0.0, *(line["samples_per_second"] * line["seconds"] for line in known)])
-    durations = np.diff(seconds)
-    if not known or not (durations > 0).all():
-        return None
-    updates = np.array([line["update"] for line in known])
-    return Chart("Throughput", "samples/s", {"samples/s": _thin(updates, np.diff(samples) / durations)})
 
 
 def curve(lines: Lines, name: str) -> Curve | None:
@@ -170,28 +159,23 @@ def confidence(answered: Mapping[str, Sequence[Answered]]) -> Confidence | None:
     Args:
         answered: by data set, the source domain first.
     """
-    known = _values(answered, "confidence")
     source = next(iter(answered), None)
+    known = _values(answered, "confidence")
     if source not in known:
         return None
     calibrated = _values(answered, "calibrated")
     groups = _groups(known, source)
     after = _groups(calibrated, source)
     curves = groups | {f"{name}, calibrated": values for name, values in after.items()}
-    reliability = Chart(
-        "Reliability",
-        "exactly right, %",
-        {name: _reliability(values) for name, values in curves.items()},
-        over="mean confidence of a bin, %",
-        diagonal="perfectly calibrated",
-    )
-    risk = Chart(
-        "Risk and coverage",
-        "wrong answers, %",
-        {name: _risk(values) for name, values in curves.items()},
-        over="share of questions answered, most confident first, %",
-    )
-    return Confidence(*map(_rows, (known, calibrated, groups, after)), [reliability, risk])
+    reliability = {name: _reliability(values) for name, values in curves.items()}
+    risk = {name: _risk(values) for name, values in curves.items()}
+    bin_ = "mean confidence of a bin, %"
+    share = "share of questions answered, most confident first, %"
+    charts = [
+        Chart("Reliability", "exactly right, %", reliability, over=bin_, diagonal="perfectly calibrated"),
+        Chart("Risk and coverage", "wrong answers, %", risk, over=share),
+    ]
+    return Confidence(*map(_rows, (known, calibrated, groups, after)), charts)
 
 
 def _values(answered: Mapping[str, Sequence[Answered]], kind: str) -> Values:

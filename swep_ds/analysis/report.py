@@ -8,11 +8,12 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order, most_changed, read_answered
-from swep_ds.analysis.charts import confidence, learning_curves, throughput
+from swep_ds.analysis.charts import confidence, learning_curves
 from swep_ds.analysis.domains import changes, domains, with_answer
 from swep_ds.analysis.noise_report import noise_effect, noise_size
 from swep_ds.analysis.pages import template
@@ -26,7 +27,7 @@ from swep_ds.pipeline.recipe import Recipe
 
 log = logging.getLogger(__name__)
 WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answers; those changed, in each direction
-OPEN_CHARTS = ("Loss", "Validation", "Deviation of the noise")  # the first two of these are not folded
+OPEN_CHARTS = 2  # the others are folded
 MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
 SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
 WAITING = 0.1  # a rank waits for data above this share of an update
@@ -72,6 +73,9 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
         except InputError as error:
             missing.append(f"{name}: {error}")
             log.warning("the report is without the answers to %s (%s)", name, error)
+    kinds = dict(KINDS)
+    if all(item.example.answers for items in answered.values() for item in items):
+        del kinds["unanswerable"]
     compared = None
     if against:
         compared = _compared(folder, recipe, answered, results, against)
@@ -83,7 +87,7 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
         "run": folder.resolve().name,
         "domains": domains(results, answered) if results and results.eval else None,
         "against": compared,
-        "kinds": _kinds(answered),
+        "kinds": kinds,
         "answered": {name: by_kind(items) for name, items in answered.items()},
         "missing": missing,
         "confidence": confidence(answered),
@@ -97,14 +101,6 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
     }
     html = template("report.html.jinja").render(content)
     return Report(html, _tables(results, answered))
-
-
-def _kinds(answered: AnsweredSets) -> dict[str, str]:
-    """`KINDS`, without "unanswerable" where all questions have an answer."""
-    kinds = dict(KINDS)
-    if all(item.example.answers for items in answered.values() for item in items):
-        del kinds["unanswerable"]
-    return kinds
 
 
 def _compared(
@@ -144,17 +140,12 @@ def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
     mode = MODES.get(noise, MODES["learned"])
     variance = getattr(recipe.method, "prior_variance", None)
     charts = learning_curves(lines, mode.prior_mean, variance)
-    wanted = [chart for title in OPEN_CHARTS for chart in charts if chart.title == title]
-    first = [*wanted, *(chart for chart in charts if chart not in wanted)][:2]
-    folded = [chart for chart in charts if chart not in first]
-    if speed := throughput(lines):
-        folded.append(speed)
     return {
         "updates": lines[-1]["update"] if lines else 0,
-        "charts": first,
-        "more_charts": folded,
+        "charts": charts[:OPEN_CHARTS],
+        "more_charts": charts[OPEN_CHARTS:],
         "noise": noise_size(lines) | {"prior_mean": mode.prior_mean, "prior_variance": variance},
-        "effect": noise_effect(lines, trained_shuffled=noise == "shuffled"),
+        "effect": noise_effect(lines),
     }
 
 
@@ -169,22 +160,22 @@ def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> lis
         return []
     world = len(health[-1]["step_seconds"])  # at the end: a run may resume on other ranks
     lines = [line for line in health if len(line["step_seconds"]) == world]
-    usual = median(value for line in lines for value in line["forward_seconds"])
+    names = ("step_seconds", "data_seconds", "forward_seconds")
+    step_R, data_R, forward_R = (np.median([line[name] for line in lines], axis=0).tolist() for name in names)
+    usual = np.median([line["forward_seconds"] for line in lines])
     rows = []
     for rank in range(world):
-        names = ("step_seconds", "data_seconds", "forward_seconds")
-        step, data, forward = (median(line[name][rank] for line in lines) for name in names)
         bad = [line["update"] for line in lines if rank in line["not_finite"]]
         notes = []
-        if data > WAITING * step:
+        if data_R[rank] > WAITING * step_R[rank]:
             notes.append("waits for data")
-        if local_forward and forward > SLOW * usual:
+        if local_forward and forward_R[rank] > SLOW * usual:
             notes.append("slow forward passes")
         if bad:
-            more = f" and {len(bad) - 1} more" if bad[1:] else ""
-            notes.append(f"not finite at update {bad[0]}{more}")
+            notes.append(f"not finite at {len(bad)} updates, first at {bad[0]}")
+        seconds = (step_R[rank], data_R[rank], forward_R[rank])
         memory = max(line["memory_mib"][rank] for line in lines)
-        rows.append({"rank": rank, "seconds": (step, data, forward), "memory_mib": memory, "notes": ", ".join(notes)})
+        rows.append({"rank": rank, "seconds": seconds, "memory_mib": memory, "notes": ", ".join(notes)})
     return [row for row in rows if row["notes"] or 1 < world <= MAX_RANKS_SHOWN]
 
 

@@ -3,7 +3,6 @@
 A cell is the mean and the standard deviation over seeds, with the difference to a base row and the paper's number.
 """
 
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +59,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         against: the row that the others are compared with; None = MLE if there is one.
         line: F1 on shifted data as in-domain F1 predicts it; None = fitted to the runs of the row `against`, if it can.
 
-    Raises InputError: no row is called `against`, or several are.
+    Raises InputError: no row is called `against`.
     """
     runs, missing = read_runs(found)
     base = _base_row(list(dict.fromkeys(run.variant for run in found)), against)
@@ -111,23 +110,15 @@ def frame_of(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.Data
 
 
 def _base_row(rows: Sequence[str], against: str | None) -> str | None:
-    """The row called `against`, or the only one that differs from it only in case and separators.
-
-    Without `against` the base is MLE, and None if there is no such row.
-    """
-
-    def folded(name: str) -> str:
-        return re.sub(r"[\s,_-]+", " ", name.casefold())
-
+    """The row called `against`, or else one that differs from it only in case; None = MLE if there is one."""
     wanted = against or BASE
     if wanted in rows:
         return wanted
-    matches = [name for name in rows if folded(name) == folded(wanted)]
-    if len(matches) == 1:
-        return matches[0]
+    for row in rows:
+        if row.casefold() == wanted.casefold():
+            return row
     if against:
-        named = ", ".join(map(repr, rows))
-        raise InputError(f"--against {against}: {len(matches) or 'no'} row(s) of that name; the rows are {named}")
+        raise InputError(f"--against {against}: no row of that name; the rows are {', '.join(map(repr, rows))}")
     return None
 
 

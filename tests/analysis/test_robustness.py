@@ -31,23 +31,28 @@ def test_the_line_is_that_of_least_squares():
     assert ABOVE not in add_points(runs[0], line)["squad"]
 
 
-@pytest.mark.parametrize("x", [np.linspace(50, 90, 7), np.linspace(80, 89, 20)], ids=["few runs", "little spread"])
-def test_too_few_runs_or_too_much_alike_have_no_line(x):
-    line, [note] = fitted([scores(squad=value, nyt=value) for value in x], "MLE")
+SPREAD = np.linspace(50, 70, 9)
+ON_BOTH = [scores(squad=x, nyt=x - 10) for x in SPREAD]
+OTHER_DATA = scores(squad=60.0, nyt=30.0)
+OTHER_DATA["nyt"]["total"] += 1
+
+
+@pytest.mark.parametrize(
+    ("runs", "fault"),
+    [
+        ([scores(squad=x, nyt=x) for x in np.linspace(50, 90, 7)], "7 run(s) of MLE, but a line takes 8, with F1 over"),
+        ([scores(squad=x, nyt=x) for x in np.linspace(80, 89, 20)], "20 run(s) of MLE, but a line takes 8, with F1"),
+        ([*ON_BOTH, scores(nyt=1.0)], "runs of MLE were tested on different data;"),
+        ([*ON_BOTH, OTHER_DATA], "runs of MLE were tested on different data;"),
+    ],
+    ids=["few runs", "little spread", "other sets", "other data of the same name"],
+)
+def test_why_runs_have_no_line_is_said(runs, fault):
+    line, [note] = fitted(runs, "MLE")
     assert line is None
-    assert f"n/a ({len(x)} run(s) of MLE, but a line takes 8, with F1 over 10 points in domain;" in note
+    assert f"n/a ({fault}" in note
+    assert "--line names a published line" in note
     assert fitted([], "MLE") == fitted([scores(squad=1.0)] * 9, "MLE") == (None, [])
-
-
-@pytest.mark.parametrize("others", [{"nyt": 1.0}, {"squad": 60.0, "nyt": 1.0, "amazon": 1.0}, None])
-def test_runs_on_different_data_have_no_line(others):
-    """Models may have been tested on other sets, or on other data of the same name."""
-    runs = [scores(squad=x, nyt=x - 10) for x in np.linspace(50, 70, 9)]
-    other = scores(**others or {"squad": 60.0, "nyt": 30.0})
-    other["nyt"]["total"] += others is None
-    line, [note] = fitted([*runs, other], "MLE")
-    assert line is None
-    assert "n/a (runs of MLE were tested on different data; --line names a published line)" in note
 
 
 def test_the_published_line_is_found_by_any_name_of_a_data_set():
@@ -68,7 +73,7 @@ def test_the_published_line_is_found_by_any_name_of_a_data_set():
 
 
 def test_sets_that_are_the_same_by_another_name_keep_their_lines_apart():
-    runs = [scores(squad=x, nyt=x - 10, new_york_times=20.0) for x in np.linspace(50, 70, 9)]
+    runs = [scores(squad=x, nyt=x - 10, new_york_times=20.0) for x in SPREAD]
     line, _ = fitted(runs, "MLE")
     assert [add_points(run, line)[name][ABOVE] for run in runs for name in ("nyt", "new_york_times")] == pytest.approx(
         [0.0] * 18, abs=1e-9

@@ -1,8 +1,6 @@
 """What people meet besides finished runs: one in progress, one killed while it wrote, one of an older version."""
 
 import json
-import re
-import shutil
 
 import pytest
 
@@ -32,8 +30,6 @@ def reason(run) -> str:
 
 def test_a_run_in_progress(run):
     (run / "results.json").unlink()
-    shutil.rmtree(run / "predictions")
-    assert "This run is not finished." in report.make_report(run).html
     assert reason(run) == "not finished"
     with pytest.raises(InputError, match=r"metrics\.jsonl: holds no words_changed: mle changes no embeddings"):
         words.curves([run])
@@ -56,5 +52,3 @@ def test_results_that_are_half_written_or_of_another_version_are_one_line(run):
     ):
         (run / "results.json").write_text(content)
         assert reason(run).startswith(f"{run / 'results.json'}: {said}")
-        with pytest.raises(InputError, match=re.escape(said)):
-            report.make_report(run)
