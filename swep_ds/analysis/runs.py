@@ -226,23 +226,26 @@ def _shared(run: Run) -> dict[tuple, Any]:
     tested |= {"data.unanswerable": data.unanswerable}
     if data.holdout_fraction:
         tested["data.repeated_answers"] = data.repeated_answers
+        tested["data.train"] = run.results.inputs.get("data.train", data.train)
     of_eval = run.recipe.eval.model_dump(mode="json", exclude={"batch_size"})
     tested |= {f"eval.{name}": value for name, value in of_eval.items()}
     settings = without(_all_settings(run), (*MAY_CHANGE_ON_RESUME, *SOURCES))
     shared = {("tested", model): tested | conditions(run.folder), ("settings", row): settings}
 
     named = flatten(run.recipe.model_dump(mode="json"))
-    sources = {name: str(named.get(name)) for name in SOURCES}
-    sources |= {f"data.eval.{name}": source for name, source in data.eval.items()}
-    for name, source in sources.items():
-        shared[name, "by its name", row] = source  # decides where a source, such as a hub id, has no checksum
-    for name, checksum in run.results.inputs.items():
-        shared.pop((name, "by its name", row), None)
-        if name.startswith("data.eval."):
-            shared[name, model] = checksum
+    checksums = run.results.inputs  # a source without one, such as a hub id, is compared by its name
+    for name in SOURCES:
+        if name in checksums:
+            shared[name, named.get(name), model] = checksums[name]
+            shared[name, row] = checksums[name]
         else:
-            shared[name, named.get(name), model] = checksum
-            shared[name, row] = checksum
+            shared[name, "by its name", row] = str(named.get(name))
+    for name, source in data.eval.items():
+        field = f"data.eval.{name}"
+        if field in checksums:
+            shared[field, model] = checksums[field]
+        else:
+            shared[field, "by its name", model] = source
     return shared
 
 

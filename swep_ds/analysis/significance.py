@@ -218,27 +218,17 @@ def question_differences(rows: Rows, base: str, column: str, scores: QuestionSco
     """By row, [S, Q, 2]: EM and F1 of the runs less those of the base's run with the same seed, in points.
 
     The order is that of the seeds in common, and of the questions of the base's first run. Rows without a seed in
-    common, or whose runs answered other questions than the base's, are missing; all are if a run of the base cannot be
-    read.
+    common, or that cannot be read, are missing; all are if a run of the base cannot be read.
     """
     base_scores = {run.seed: scores.of(run, column) for run in rows[base]}
-    if not base_scores or any(frame is None for frame in base_scores.values()):
+    if any(frame is None for frame in base_scores.values()):
         return {}
-    first = rows[base][0]
-    ids = base_scores[first.seed].index
+    ids = next(iter(base_scores.values())).index
     differences = {}
     for name, runs in rows.items():
         seeds = common_seeds(runs, rows[base])
         row_scores = {run.seed: scores.of(run, column) for run in runs}
         if name == base or not seeds or any(row_scores[seed] is None for seed in seeds):
-            continue
-        paired = [run for run in (*runs, *rows[base]) if run.seed in seeds]
-        others = [run for run in paired if set(scores.of(run, column).index) != set(ids)]
-        if others:
-            scores.notes.append(
-                f"No interval for {name} on {column}: {others[0].folder} answered other questions than "
-                f"{first.folder}, so the difference would not be that of the methods alone."
-            )
             continue
         by_seed = [row_scores[seed].loc[ids] - base_scores[seed].loc[ids] for seed in seeds]
         differences[name] = np.stack([frame.to_numpy() for frame in by_seed])

@@ -132,21 +132,6 @@ def asked_on(run, nyt: Path, right: int):
     return again
 
 
-def test_runs_of_other_questions_under_one_name_have_no_interval(runs, tmp_path):
-    fake_runs.data_set(tmp_path, "other", 12)
-    runs["SWEP"][0] = other = asked_on(runs["SWEP"][0], tmp_path / "other.json", 7)
-    scores = QuestionScores()
-    compared = significance.compare(runs, "MLE", list(SIZES), scores)
-    assert known(compared) == {
-        "SWEP": ["squad", "amazon"],
-        "Same": ["squad", "nyt", "amazon", OUT_OF_DOMAIN],
-    }
-    assert scores.notes == [
-        f"No interval for SWEP on nyt: {other.folder} answered other questions than "
-        f"{runs['MLE'][0].folder}, so the difference would not be that of the methods alone."
-    ]
-
-
 def test_a_mean_over_translations_is_questioned(runs, tmp_path):
     ids = {"de": ["a", "b", "c"], "other": ["c", "x", "y", "z"], "es": ["b", "c", "d", "e", "f"], "none": []}
     [note] = note_on_shared_ids(ids)

@@ -239,7 +239,7 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
         ["data.train_fraction=0.1"],
         ["data.max_train_examples=9"],
         ["data.max_eval_examples=9"],
-        ["data.holdout_fraction=0.5"],
+        ["data.holdout_fraction=0.5", "data.eval={nyt: nyt.json}"],
         ["data.augmented=samples.json"],
         ["data.train=data/nyt.json"],
         ["train.max_updates=5"],
