@@ -113,6 +113,7 @@ def test_bad_input(run, tmp_path, analyze):
         (["frequency", run, "--windows", 0], "--windows: 0 must be at least 1"),
         (["words", run, "--output", run / "recipe.yaml"], "is not a folder: name another one"),
         (["words", run / "model"], "holds no recipe.yaml, so no run"),
+        (["words", folder], r"metrics\.jsonl: holds no words_changed: mle changes no embeddings"),
     ):
         with pytest.raises(InputError, match=said) as raised:
             analyze(*words)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from swep_ds.analysis import charts, heatmap, report
+from swep_ds.analysis import charts, heatmap, report, words
 from swep_ds.analysis.answered import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
@@ -24,7 +24,7 @@ from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import change_json
-from tests.support.report_runs import CONTEXT, EMOJI, LONG, QUESTIONS, RTL, SCRIPT, Page, write_runs
+from tests.support.report_runs import CONTEXT, EMOJI, LONG, QUESTIONS, RTL, SCRIPT, Page, metrics, write_runs
 
 
 @pytest.fixture(scope="module")
@@ -186,10 +186,12 @@ def test_what_is_missing_is_left_out_and_said(run):
     assert f"{NOISE}: is missing" in page.texts["maps"]
     assert "against" not in page.texts
     (run / "results.json").unlink()
+    (run / "metrics.jsonl").write_text(metrics([1, 3]) + '{"update": 4, "lo')  # a killed run has half-written lines
     page = Page(report.make_report(run).html)
     assert "No data set was tested" in page.texts["domains"]
     assert "This run is not finished." in page.text
-    assert page.count("svg") == 0
+    assert "Up to update 3." in page.texts["curves"]
+    assert words.curves([run])["update"].tolist() == [1, 3]
 
 
 def test_why_heat_maps_or_answers_are_missing_is_said(run, monkeypatch, caplog):

@@ -64,7 +64,14 @@ def test_failed_and_unfinished_runs_are_named(cells, tmp_path):
     for cell in cells[1:3]:
         (cell.folder / "results.json").unlink()
     cells[1].log.write_text("$ train.py\nerror: no room\n# exit code 2\n")
-    assert reasons(tmp_path) == {"swep-seed0": "exit code 2: error: no room", "mle-seed1": "not finished"}
+    results = [cell.folder / "results.json" for cell in cells]
+    results[3].write_text(results[3].read_text()[:50])
+    change(cells[4], "eval", "nyt", "f1")  # as of another version
+    faults = {"swep-seed1": f"{results[3]}: not JSON: ", "mle-seed2": f"{results[4]}: not of this version (eval.nyt.f1"}
+    faults |= {"swep-seed0": "exit code 2: error: no room", "mle-seed1": "not finished"}
+    said = reasons(tmp_path)
+    assert said.keys() == faults.keys()
+    assert all(reason.startswith(faults[name]) for name, reason in said.items())
     _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     assert missing[0].line == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
     assert missing[1].line == f"MLE, seed 1: not finished ({cells[2].folder})"
