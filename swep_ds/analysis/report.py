@@ -56,18 +56,23 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
 
 def make_report(folder: Path, against: Path | None = None) -> Report:
     """As `write_report`, but writes nothing."""
-    recipe = RunFolder(folder).read_recipe()
-    if against:
-        RunFolder(against).check_finished()
+    run = RunFolder(folder)
+    recipe = run.read_recipe()
     results = None
+    names = []
+    batch = run.global_batch(recipe, 1)
     if (folder / RESULTS).exists():
         results = read_results(folder / RESULTS)
+        names = list(results.eval)
+        batch = run.global_batch(recipe, results.world_size)
     zero_stage = None
     if (folder / DS_CONFIG).exists():
         zero_stage = read_json(folder / DS_CONFIG).get("zero_optimization", {}).get("stage", 0)
+    if against:
+        RunFolder(against).check_finished()
     answered = {}
     missing = []  # why other data sets have no answers
-    for name in results.eval if results else ():
+    for name in names:
         try:
             answered[name] = read_answered(folder, recipe, name, against)
         except InputError as error:
@@ -78,42 +83,45 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
         del kinds["unanswerable"]
     compared = None
     if against:
-        compared = _compared(folder, recipe, answered, results, against)
+        if answered and not any(item.other is not None for items in answered.values() for item in items):
+            raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data")
+        compared = _compared(_settings(recipe, batch), answered, names, against)
     from swep_ds.analysis.heatmap import heat_maps  # imports DeepSpeed: not before the checks
 
     content = {
         "title": recipe.title,
         "results": results,
         "run": folder.resolve().name,
-        "domains": domains(results, answered) if results and results.eval else None,
+        "domains": names and domains(results, answered),
         "against": compared,
         "kinds": kinds,
         "answered": {name: by_kind(items) for name, items in answered.items()},
         "missing": missing,
         "confidence": confidence(answered),
         "maps": heat_maps(folder, recipe, answered),
-        "ranks": ranks_of(read_lines(folder / HEALTH_FILE), local_forward=(zero_stage or 0) < 3),
+        "ranks": ranks_of(read_lines(folder / HEALTH_FILE), local_forward=zero_stage != 3),
         "recipe": recipe,
-        "batch": RunFolder(folder).read_batch([]),
+        "batch": run.read_batch([]),
         "zero_stage": zero_stage,
-        "repeat": command(folder, recipe, results),
+        "repeat": command(folder, recipe, batch),
         **_course(recipe, read_lines(folder / METRICS_FILE)),
     }
     html = template("report.html.jinja").render(content)
     return Report(html, _tables(results, answered))
 
 
-def _compared(
-    folder: Path, recipe: Recipe, answered: AnsweredSets, results: Results | None, against: Path
-) -> dict[str, Any]:
-    """The page's comparison with the other run. Raises InputError: it answered none of the questions."""
-    if answered and not any(item.other is not None for items in answered.values() for item in items):
-        raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data sets")
+def _compared(settings: dict[str, Any], answered: AnsweredSets, names: list[str], against: Path) -> dict[str, Any]:
+    """The page's comparison with the other run.
+
+    Args:
+        settings: this run's.
+        names: its data sets.
+    """
     other = read_results(against / RESULTS)
-    here = _settings(folder, recipe, results)
-    there = _settings(against, RunFolder(against).read_recipe(), other)
-    differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
-    names = list(results.eval) if results else []
+    run = RunFolder(against)
+    recipe = run.read_recipe()
+    theirs = _settings(recipe, run.global_batch(recipe, other.world_size))
+    differing = [name for name in {**settings, **theirs} if settings.get(name) != theirs.get(name)]
     rows = changes(answered, names)
     compared = [row.name for row in rows]
     return {
@@ -121,17 +129,13 @@ def _compared(
         "rows": rows,
         "f1_changes": {row.name: row.f1.value for row in changes(with_answer(answered), names)},
         "left_out": [name for name in names if name not in compared],
-        "settings": [(name, here.get(name), there.get(name)) for name in differing],
+        "settings": [(name, settings.get(name), theirs.get(name)) for name in differing],
         "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }
 
 
-def _settings(folder: Path, recipe: Recipe, results: Results | None) -> dict[str, Any]:
-    return flatten(recipe.model_dump(mode="json")) | {"global batch": _batch(folder, recipe, results)}
-
-
-def _batch(folder: Path, recipe: Recipe, results: Results | None) -> int:
-    return RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
+def _settings(recipe: Recipe, batch: int) -> dict[str, Any]:
+    return flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
 
 
 def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -179,10 +183,10 @@ def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> lis
     return [row for row in rows if row["notes"] or 1 < world <= MAX_RANKS_SHOWN]
 
 
-def command(folder: Path, recipe: Recipe, results: Results | None) -> str:
-    """The command that repeats this run, on the number of ranks that gives its global batch. Its last start may have
-    had another number."""
-    ranks = _batch(folder, recipe, results) // batch_of_rank(recipe)
+def command(folder: Path, recipe: Recipe, batch: int) -> str:
+    """The command that repeats this run, on the number of ranks that gives its global batch of so many windows. Its
+    last start may have had another number."""
+    ranks = batch // batch_of_rank(recipe)
     parts = ["swep-ds", "train"]
     if ranks > 1:
         parts += ["--ranks", str(ranks)]

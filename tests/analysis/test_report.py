@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -284,9 +283,9 @@ def test_the_command_writes_the_page(home, tmp_path, monkeypatch, capsys):
 )
 def test_the_command_has_the_ranks_of_the_runs_global_batch(windows, world_size, ranks, tmp_path):
     recipe = Recipe.load("quickstart", ["train.micro_batch_size=8", "train.gradient_accumulation_steps=1"])
-    last = SimpleNamespace(world_size=world_size)  # that of the last start
+    run = RunFolder(tmp_path)
     if windows:
-        RunFolder(tmp_path).write_batch(GlobalBatch.of(recipe, windows))
-    words = shlex.split(report.command(tmp_path, recipe, last))
+        run.write_batch(GlobalBatch.of(recipe, windows))
+    words = shlex.split(report.command(tmp_path, recipe, run.global_batch(recipe, world_size)))
     given = ["--ds_config", f"{tmp_path}/ds_config.json", "--recipe", f"{tmp_path}/recipe.yaml", "--output_dir", "NEW"]
     assert words == ["swep-ds", "train", *ranks, *given]
