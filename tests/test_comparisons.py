@@ -20,9 +20,7 @@ ADJUSTED = {"cpu": 18, "gpu": 5}  # by Holm's rule
 SIZES = {"squad": 40, "nyt": 40, "bio": 30}
 
 
-@pytest.fixture(scope="module")
-def comparisons():
-    return scripts.load("docs/measurements/learned_noise/comparisons.py")
+comparisons = scripts.load("docs/measurements/learned_noise/comparisons.py")
 
 
 @pytest.fixture(scope="module", params=ADJUSTED)
@@ -31,7 +29,7 @@ def plan(request):
 
 
 @pytest.fixture(scope="module")
-def runs(plan, comparisons, tmp_path_factory):
+def runs(plan, tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
     arms = zip(comparisons.PLANS[plan].arms, METHODS, strict=False)
     variants = {arm: {"method.name": method, "train.average": "ema"} for arm, method in arms}
@@ -46,7 +44,7 @@ def runs(plan, comparisons, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def printed(plan, comparisons, runs):
+def printed(plan, runs):
     """The cells of each row of the three tables."""
     shown, argv = [], ["comparisons.py", str(runs), "--plan", plan]
     with mock.patch.object(sys, "argv", argv), mock.patch("builtins.print", shown.append):
@@ -55,12 +53,12 @@ def printed(plan, comparisons, runs):
 
 
 @pytest.mark.parametrize(("of", "name"), [("cpu", "learned_noise"), ("gpu", "learned_noise_gpu")])
-def test_its_arms_are_those_of_the_sweep(comparisons, tmp_path, of, name):
+def test_its_arms_are_those_of_the_sweep(tmp_path, of, name):
     sweep, _ = read_sweep(name, tmp_path)
     assert set(comparisons.PLANS[of].arms) == set(sweep.variants)
 
 
-def test_differences_are_those_of_the_table(plan, comparisons, runs, printed, monkeypatch):
+def test_differences_are_those_of_the_table(plan, runs, printed, monkeypatch):
     registered, not_registered = comparisons.PLANS[plan].registered, comparisons.PLANS[plan].not_registered
     monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
     of_table = {}
@@ -93,7 +91,7 @@ def test_differences_are_those_of_the_table(plan, comparisons, runs, printed, mo
                 assert said == ("not registered" if (pair, weights, column) in outside else "its own rule")
 
 
-def test_calibration_is_compared_seed_by_seed(comparisons, runs, printed):
+def test_calibration_is_compared_seed_by_seed(runs, printed):
     def of(arm: str) -> np.ndarray:
         name = arm.lower().replace(" ", "-").replace(",", "").replace(".", "-")
         files = [runs / f"{name}-seed{seed}" / "unaveraged" / "results.json" for seed in range(4)]

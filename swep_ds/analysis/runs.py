@@ -184,7 +184,7 @@ def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """
     runs = [_read(run) for run in found]
     facts = [{} if run.reason else _shared(run) for run in runs]
-    usual = _most_frequent((key, json.dumps(value)) for of_run in facts for key, value in of_run.items())
+    usual = _most_frequent((key, _text(value)) for of_run in facts for key, value in of_run.items())
     earlier: dict[Hashable, Run] = {}
     compared = []
     for run, of_run in zip(runs, facts, strict=True):
@@ -249,9 +249,13 @@ def _shared(run: Run) -> dict[tuple, Any]:
     return shared
 
 
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
 def _unlike(shared: Mapping[tuple, Any], usual: Mapping[tuple, str]) -> str:
     """Why a run cannot be compared with most others; "" if it can."""
-    unlike = {key: value for key, value in shared.items() if json.dumps(value) != usual[key]}
+    unlike = {key: value for key, value in shared.items() if _text(value) != usual[key]}
     for key, value in unlike.items():
         if isinstance(value, dict):
             return f"made differently from the others ({differences(value, json.loads(usual[key]))})"
