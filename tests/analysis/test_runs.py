@@ -84,9 +84,8 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
     (cells[3].folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
     by_folder = reasons(tmp_path)
     assert by_folder["mle-seed0"] == "made differently from the others (questions of nyt 9 there, 10 here)"
-    assert by_folder["swep-seed0"].startswith(
-        "made differently from the others (questions of nyt None there, 10 here; data"
-    )
+    said = "(data sets 'squad' there, 'squad, nyt' here; questions of nyt None there, 10 here)"
+    assert by_folder["swep-seed0"] == f"made differently from the others {said}"
     batch = batch_of_rank(cells[4].recipe)
     assert by_folder["mle-seed2"] == f"made differently from the others (global batch {2 * batch} there, {batch} here)"
     assert by_folder["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
