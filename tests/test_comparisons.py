@@ -20,9 +20,7 @@ ADJUSTED = {"cpu": 18, "gpu": 5}  # by Holm's rule
 SIZES = {"squad": 40, "nyt": 40, "bio": 30}
 
 
-@pytest.fixture(scope="module")
-def comparisons():
-    return scripts.load("docs/measurements/learned_noise/comparisons.py")
+comparisons = scripts.load("docs/measurements/learned_noise/comparisons.py")
 
 
 @pytest.fixture(scope="module", params=ADJUSTED)
@@ -31,7 +29,7 @@ def plan(request):
 
 
 @pytest.fixture(scope="module")
-def runs(plan, comparisons, tmp_path_factory):
+def runs(plan, tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
     arms = zip(comparisons.PLANS[plan].arms, METHODS, strict=False)
     variants = {arm: {"method.name": method, "train.average": "ema"} for arm, method in arms}
@@ -46,7 +44,7 @@ def runs(plan, comparisons, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def printed(plan, comparisons, runs):
+def printed(plan, runs):
     """The cells of each row of the three tables."""
     shown, argv = [], ["comparisons.py", str(runs), "--plan", plan]
     with mock.patch.object(sys, "argv", argv), mock.patch("builtins.print", shown.append):
@@ -55,12 +53,12 @@ def printed(plan, comparisons, runs):
 
 
 @pytest.mark.parametrize(("of", "name"), [("cpu", "learned_noise"), ("gpu", "learned_noise_gpu")])
-def test_its_arms_are_those_of_the_sweep(comparisons, tmp_path, of, name):
+def test_its_arms_are_those_of_the_sweep(tmp_path, of, name):
     sweep, _ = read_sweep(name, tmp_path)
     assert set(comparisons.PLANS[of].arms) == set(sweep.variants)
 
 
-def test_differences_are_those_of_the_table(plan, comparisons, runs, printed, monkeypatch):
+def test_differences_are_those_of_the_table(plan, runs, printed, monkeypatch):
     registered, not_registered = comparisons.PLANS[plan].registered, comparisons.PLANS[plan].not_registered
     monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
     of_table = {}
@@ -68,22 +66,24 @@ def test_differences_are_those_of_the_table(plan, comparisons, runs, printed, mo
         for weights, suffix in (("last", ", unaveraged"), ("average", "")):
             name, base = (arm + suffix for arm in pair)
             refs = [ref for ref in find_runs([runs]) if ref.variant in (name, base)]
-            [row] = [row for row in table.make(refs, against=base)["blocks"][0]["rows"] if row["name"] == name]
+            cells = table.make(refs, against=base).cells
+            cells = cells[(cells["method"] == name) & (cells["metric"] == "f1")].set_index("data_set")
             for column in ("out-of-domain mean", "squad"):
-                of_table[" less ".join(pair), weights, column] = row["differences"][column]["f1"]
+                of_table[" less ".join(pair), weights, column] = cells.loc[column]
     alone = {(" less ".join(pair), "last", "out-of-domain mean") for pair in registered[: {"cpu": 2, "gpu": 1}[plan]]}
     outside = {key for key in of_table if key[0] in [" less ".join(pair) for pair in not_registered]}
     if plan == "gpu":
         outside = {key for key in of_table if key[1:] != ("last", "out-of-domain mean")}
     together = [key for key in of_table if key not in alone and key not in outside]
     assert len(together) == ADJUSTED[plan]
-    adjusted = dict(zip(together, holm([of_table[key]["p"] for key in together]), strict=True))
+    adjusted = dict(zip(together, holm([of_table[key]["difference_p"] for key in together]), strict=True))
     assert len(printed[1]) * 2 == len(of_table)
     for pair, weights, *cells in printed[1]:
         for column, difference, p in zip(("out-of-domain mean", "squad"), cells[::2], cells[1::2], strict=True):
             entry = of_table[pair, weights, column]
             numbers = [float(number) for number in re.findall(r"[-+]\d+\.\d+", difference)]
-            assert numbers == pytest.approx([entry["mean"], entry["low"], entry["high"]], abs=0.006)
+            expected = entry[["difference", "difference_low", "difference_high"]].tolist()
+            assert numbers == pytest.approx(expected, abs=0.006)
             said = p.split(", ", 1)[1]
             if (pair, weights, column) in adjusted:
                 assert float(said) == pytest.approx(adjusted[pair, weights, column], abs=0.0006)
@@ -91,7 +91,7 @@ def test_differences_are_those_of_the_table(plan, comparisons, runs, printed, mo
                 assert said == ("not registered" if (pair, weights, column) in outside else "its own rule")
 
 
-def test_calibration_is_compared_seed_by_seed(comparisons, runs, printed):
+def test_calibration_is_compared_seed_by_seed(runs, printed):
     def of(arm: str) -> np.ndarray:
         name = arm.lower().replace(" ", "-").replace(",", "").replace(".", "-")
         files = [runs / f"{name}-seed{seed}" / "unaveraged" / "results.json" for seed in range(4)]

@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -59,9 +58,9 @@ def test_curvature_of_a_quadratic(quadratic):
     assert by_kind.tokens["all"] == by_kind.tokens.drop("all").sum()
 
 
-@pytest.mark.parametrize("ratio", [0.25, 1.0])
-def test_learned_noise_reaches_the_stationary_point(quadratic, ratio):
+def test_learned_noise_reaches_the_stationary_point(quadratic):
     """mu - 1 = -(alpha / beta) E[g], where E[g] = k mu, and sigma^2 = alpha / (1 + alpha k / beta)."""
+    ratio = 0.25
     method = mechanism.learn(quadratic, beta=ALPHA * STIFFNESS / ratio, learning_rate=0.01, updates=250)
     delta, log_ratio = method.noise(torch.ones(1, 1, 16)).chunk(2, -1)
     # means over dimensions: Adam keeps each of them in motion
@@ -130,25 +129,8 @@ def test_a_study_resumes(run, monkeypatch):
     assert betas == [pytest.approx(pair) for pair in expected]
     assert table[mechanism.SETTING].drop_duplicates().shape == (4, 4)
     assert [*mechanism.study(run, windows, 3.0, **settings, done=table)] == []
-    more = windows | {"other": windows["source"]}
-    *_, wider = mechanism.study(run, more, 3.0, **settings, done=table)
-    assert wider.data_set.tolist() == ["source"] * 4 + ["other"] * 4  # of a further set, only its own rows
-    with pytest.raises(
-        InputError, match=r"beta is 0\.3 in it and 0\.6 now at ratio 1, so it was measured with another"
-    ):
+    with pytest.raises(InputError, match=r"beta is 0\.3 in it and 0\.6 now at ratio 1, so it was measured with"):
         next(mechanism.study(run, windows, 6.0, **settings, done=table))
-
-
-def fit(folder: Path) -> None:
-    """Trains the run's model for a moment: a random one has no curvature that can be told from 0."""
-    run = TrainedRun.load(folder)
-    batch = run.batch(mechanism.sample_windows(run, run.training_examples(), 40, "training"))
-    optimizer = torch.optim.Adam(run.qa.requires_grad_(True).parameters(), 1e-2)
-    for _ in range(30):
-        run.qa(run.qa.embed(batch), batch).nll.mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    run.qa.model.save_pretrained(folder / "model")
 
 
 def test_the_script_adds_to_its_table(tmp_path, monkeypatch, capsys):
@@ -163,7 +145,14 @@ def test_the_script_adds_to_its_table(tmp_path, monkeypatch, capsys):
 
     with pytest.raises(SystemExit, match="too uncertain to be the unit of beta: give more --windows"):
         script(1)
-    fit(run)
+    trained = TrainedRun.load(run)  # a random model has no curvature that can be told from 0
+    batch = trained.batch(mechanism.sample_windows(trained, trained.training_examples(), 40, "training"))
+    optimizer = torch.optim.Adam(trained.qa.requires_grad_(True).parameters(), 1e-2)
+    for _ in range(30):
+        trained.qa(trained.qa.embed(batch), batch).nll.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    trained.qa.model.save_pretrained(run / "model")
     said = script(1)
     assert "special" in said
     assert "guess_shuffled" in said

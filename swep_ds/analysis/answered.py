@@ -80,7 +80,9 @@ class Answered:
         overlaps = max(accepted_begin, begin) < min(accepted_end, end)
         if accepted_begin == accepted_end or begin == end:
             overlaps = self.f1 > 0
-        return "boundary" if overlaps else "other"
+        if overlaps:
+            return "boundary"
+        return "other"
 
     @cached_property
     def places(self) -> tuple[Span, Span]:
@@ -91,7 +93,9 @@ class Answered:
         """
         context = self.example.context
         accepted = [span for answer in self.example.answers for span in _occurrences(answer, context)]
-        predicted = [self.span] if self.span else _occurrences(self.predicted, context)
+        predicted = _occurrences(self.predicted, context)
+        if self.span:
+            predicted = [self.span]
         if not accepted or not predicted:
             return [*accepted, (0, 0)][0], [*predicted, (0, 0)][0]
 
@@ -170,15 +174,18 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
 def _read_if_any(folder: Path, kind: str, name: str) -> dict[str, Any]:
     """`<kind>/<name>.json`, by question id; empty for a run that wrote none."""
     file = folder / kind / f"{name}.json"
-    return read_json(file, unique_keys=False) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    return read_json(file, unique_keys=False)
 
 
 def _span_of(answer: str, n_best: Sequence[dict[str, Any]], context: str) -> Span | None:
     """The place of the best answer, if the text there is the answer: the run may have read other data."""
-    if not n_best or n_best[0].get("start") is None:  # declined, or generated
-        return None
-    span = (n_best[0]["start"], n_best[0]["end"])
-    return span if context[slice(*span)] == answer else None
+    if n_best and n_best[0].get("start") is not None:  # else it is declined, or generated
+        span = (n_best[0]["start"], n_best[0]["end"])
+        if context[slice(*span)] == answer:
+            return span
+    return None
 
 
 def in_fixed_order(answered: Sequence[Answered]) -> list[Answered]:
@@ -208,13 +215,8 @@ def _occurrences(text: str, context: str) -> list[Span]:
 
 
 def _widened(span: Span, context: str) -> Span:
-    """The span with `AROUND` characters on both sides, up to a space if there is one near."""
-    begin = max(0, span[0] - AROUND)
-    end = min(len(context), span[1] + AROUND)
-    after_space = context.rfind(" ", max(0, begin - MAX_WORD), begin) + 1
-    if after_space or begin <= MAX_WORD:
-        begin = after_space
-    space = context.find(" ", end, end + MAX_WORD)
-    if space < 0 and end + MAX_WORD >= len(context):
-        space = len(context)
-    return begin, max(end, space)
+    """The span with `AROUND` characters on both sides, and with the rest of a word that they cut if it is short."""
+    near = AROUND + MAX_WORD
+    before = re.search(rf"\S{{0,{MAX_WORD}}}.{{0,{AROUND}}}\Z", context[max(0, span[0] - near) : span[0]], re.DOTALL)
+    after = re.match(rf".{{0,{AROUND}}}\S{{0,{MAX_WORD}}}", context[span[1] : span[1] + near], re.DOTALL)
+    return span[0] - len(before.group()), span[1] + len(after.group())

@@ -28,26 +28,20 @@ STYLE = {f"{side}.{part}": INK for side in ("xtick", "ytick") for part in ("colo
 STYLE |= {"text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "legend.labelcolor": INK}
 STYLE |= {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}
 OTHERS = "other domains"
-Curve = tuple[np.ndarray, np.ndarray]  # updates, values
+Curve = tuple[Sequence[float], Sequence[float]]  # such as updates and values
 Lines = Sequence[Mapping[str, Any]]  # metrics.jsonl
 Row = tuple[str, float, float, float, float, float]  # data set, mean confidence, EM, ECE, AURC, coverage, in percent
 Values = Mapping[str, np.ndarray]  # by data set, [N, 2]: confidence and exact match
 
 
 class Chart(NamedTuple):
-    """Curves with one value axis, labelled `unit`.
-
-    level: a horizontal line (name, value).
-    over: the label of the other axis.
-    diagonal: the name of a line from (0, 0) to (100, 100), of a chart whose axes are both percentages.
-    """
+    """Curves with one value axis, labelled `unit`, over another; `guides` are thin lines by name."""
 
     title: str
     unit: str
     curves: Mapping[str, Curve]
-    level: tuple[str, float] | None = None
+    guides: Mapping[str, Curve] = {}
     over: str = "update"
-    diagonal: str | None = None
 
     def svg(self) -> Markup:
         """The chart as an `<svg>` element, with text as text, for a page that sets --line-1 to --line-4."""
@@ -63,17 +57,14 @@ class Chart(NamedTuple):
                 dashes = DASHES[(index + turn) % len(DASHES)]
                 marker = "o" if len(values) <= MAX_MARKS else ""
                 axes.plot(updates, values, dashes, color=COLOURS[index], label=label, lw=1.8, marker=marker, ms=3)
-            if self.level:
-                name, value = self.level
-                axes.axhline(value, color=INK, lw=1, ls=(0, (1, 2)), label=name)
-            if self.diagonal:
-                axes.plot((0, 100), (0, 100), color=INK, lw=1, ls=(0, (1, 2)), label=self.diagonal)
+            for name, points in self.guides.items():
+                axes.plot(*points, color=INK, lw=1, ls=(0, (1, 2)), label=name)
             axes.set(xlabel=self.over, ylabel=self.unit)
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.ticklabel_format(axis="y", useOffset=False, scilimits=(-3, 5))
             axes.grid(color=INK, alpha=0.15, lw=0.6)
             axes.spines[["top", "right"]].set_visible(False)
-            if len(self.curves) > 1 or self.level or self.diagonal:
+            if len(self.curves) > 1 or self.guides:
                 axes.legend(frameon=False, fontsize=9)
             file = io.StringIO()
             figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -93,48 +84,39 @@ class Chart(NamedTuple):
 
 
 def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float | None = None) -> list[Chart]:
-    """The charts of loss, KL, learned noise, changed words, validation, learning rate and gradient that have data.
+    """The charts that have data, the most telling ones first.
 
     Args:
         prior_mean: the prior's mean of mu.
         prior_variance: alpha; None if the method has no prior.
     """
     passes = sorted({name for line in lines for name in line if name.startswith("nll_")})
-    sigma = None
+    ends = [line["update"] for line in lines[:1] + lines[-1:]]
+    mu = {f"{prior_mean:g}, the prior's": (ends, [prior_mean] * len(ends))}
+    sigma = {}
     if prior_variance is not None:
-        sigma = ("√α, the prior's", math.sqrt(prior_variance))
+        sigma = {"√α, the prior's": (ends, [math.sqrt(prior_variance)] * len(ends))}
     changed = {"words_changed": "perturbed", "words_changed_clean": "clean"}
     all_charts = [
-        ("Loss", "nats", {"loss": "loss", **{name: f"NLL, {name[4:]} pass" for name in passes}}, None),
-        ("KL to the prior, per token", "nats per token", {"kl_per_token": "KL"}, None),
-        ("KL to the prior, per window", "nats per window", {"kl_per_window": "KL"}, None),
-        ("Weight of the KL", "beta", {"beta": "beta"}, None),
-        ("Mean of the noise", "mean μ over dimensions", {"mu": "μ"}, (f"{prior_mean:g}, the prior's", prior_mean)),
-        ("Distance of the mean from the prior's", f"mean |μ − {prior_mean:g}|", {"mu_distance": "|μ − prior|"}, None),
+        ("Loss", "nats", {"loss": "loss", **{name: f"NLL, {name[4:]} pass" for name in passes}}, {}),
+        ("Validation", "%", {"validation_f1": "F1", "validation_exact_match": "EM"}, {}),
         ("Deviation of the noise", "mean σ over dimensions", {"sigma": "σ"}, sigma),
-        ("Tokens whose embedding is nearest to another word's", "share of tokens", changed, None),
-        ("Validation", "%", {"validation_f1": "F1", "validation_exact_match": "EM"}, None),
-        ("Learning rate", "learning rate", {"learning_rate": "learning rate"}, None),
-        ("Gradient", "global L2 norm before clipping", {"grad_norm": "norm", "noise_grad_norm": "noise"}, None),
+        ("KL to the prior, per token", "nats per token", {"kl_per_token": "KL"}, {}),
+        ("KL to the prior, per window", "nats per window", {"kl_per_window": "KL"}, {}),
+        ("Weight of the KL", "beta", {"beta": "beta"}, {}),
+        ("Mean of the noise", "mean μ over dimensions", {"mu": "μ"}, mu),
+        ("Distance of the mean from the prior's", f"mean |μ − {prior_mean:g}|", {"mu_distance": "|μ − prior|"}, {}),
+        ("Tokens whose embedding is nearest to another word's", "share of tokens", changed, {}),
+        ("Learning rate", "learning rate", {"learning_rate": "learning rate"}, {}),
+        ("Gradient", "global L2 norm before clipping", {"grad_norm": "norm", "noise_grad_norm": "noise"}, {}),
+        ("Throughput since the start", "samples/s", {"samples_per_second": "samples/s"}, {}),
     ]
     charts = []
-    for title, unit, labels, level in all_charts:
+    for title, unit, labels, guides in all_charts:
         curves = {label: points for name, label in labels.items() if (points := curve(lines, name))}
         if curves:
-            charts.append(Chart(title, unit, curves, level))
+            charts.append(Chart(title, unit, curves, guides))
     return charts
-
-
-def throughput(lines: Lines) -> Chart | None:
-    """Samples/s between each two logged updates; the lines themselves hold means since the run's start."""
-    known = [line for line in lines if "samples_per_second" in line and "seconds" in line]
-    seconds = np.array([0.0, *(line["seconds"] for line in known)])
-    samples = np.array([0.0, *(line["samples_per_second"] * line["seconds"] for line in known)])
-    durations = np.diff(seconds)
-    if not known or not (durations > 0).all():
-        return None
-    updates = np.array([line["update"] for line in known])
-    return Chart("Throughput", "samples/s", {"samples/s": _thin(updates, np.diff(samples) / durations)})
 
 
 def curve(lines: Lines, name: str) -> Curve | None:
@@ -170,28 +152,23 @@ def confidence(answered: Mapping[str, Sequence[Answered]]) -> Confidence | None:
     Args:
         answered: by data set, the source domain first.
     """
-    known = _values(answered, "confidence")
     source = next(iter(answered), None)
+    known = _values(answered, "confidence")
     if source not in known:
         return None
     calibrated = _values(answered, "calibrated")
     groups = _groups(known, source)
     after = _groups(calibrated, source)
     curves = groups | {f"{name}, calibrated": values for name, values in after.items()}
-    reliability = Chart(
-        "Reliability",
-        "exactly right, %",
-        {name: _reliability(values) for name, values in curves.items()},
-        over="mean confidence of a bin, %",
-        diagonal="perfectly calibrated",
-    )
-    risk = Chart(
-        "Risk and coverage",
-        "wrong answers, %",
-        {name: _risk(values) for name, values in curves.items()},
-        over="share of questions answered, most confident first, %",
-    )
-    return Confidence(*map(_rows, (known, calibrated, groups, after)), [reliability, risk])
+    reliability = {name: _reliability(values) for name, values in curves.items()}
+    risk = {name: _risk(values) for name, values in curves.items()}
+    bin_ = "mean confidence of a bin, %"
+    share = "share of questions answered, most confident first, %"
+    charts = [
+        Chart("Reliability", "exactly right, %", reliability, {"perfectly calibrated": ((0, 100), (0, 100))}, bin_),
+        Chart("Risk and coverage", "wrong answers, %", risk, over=share),
+    ]
+    return Confidence(*map(_rows, (known, calibrated, groups, after)), charts)
 
 
 def _values(answered: Mapping[str, Sequence[Answered]], kind: str) -> Values:

@@ -17,7 +17,6 @@ from swep_ds.evaluation.calibration import MIN_CLUSTERS
 from swep_ds.evaluation.results import DataSetScore, Results
 
 MEAN = "mean of the others"
-WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 class Interval(NamedTuple):
@@ -186,8 +185,7 @@ def _finding(rows: Sequence[Domain], values: Mapping[str, np.ndarray], which: st
     shifted = [row for row in others if row.name != MEAN]
     where = shifted[0].name
     if len(shifted) > 1:
-        count = dict(enumerate(WORDS)).get(len(shifted), len(shifted))
-        where = f"{count} other domains on average"
+        where = f"{len(shifted)} other domains on average"
     detail = (
         f"It answers {at_home}, its source domain, exactly, and {away.exact_match.value:.1f} % of those of {where}."
     )

@@ -4,14 +4,16 @@ A curve has a figure per metric, a panel per data set and a line per method, in 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from swep_ds.analysis.robustness import ABOVE, Line
-from swep_ds.analysis.table import HEADS, Block, Table
+from swep_ds.analysis.table import HEADS, Table
+from swep_ds.evaluation.results import OUT_OF_DOMAIN
 from swep_ds.sweeps.sweep import slug
 
 # The palette of Okabe and Ito, which readers with any colour vision can tell apart, without its yellow, which is pale
@@ -39,20 +41,19 @@ def save(figure, folder: Path, name: str, dpi: int | str = 160) -> list[Path]:
 
 
 def draw(table: Table, folder: Path) -> list[Path]:
-    """Writes the figures of a table (`table.make`); returns the files."""
+    """Writes the figures of a table; returns the files."""
     files = []
-    for axis in dict.fromkeys(axis for block in table["blocks"] for axis in block["labels"]):
-        curves = _curves(table["blocks"], axis)
-        for title, blocks in curves.items():
+    cells = table.cells[table.cells["data_set"].notna()]
+    for axis in dict.fromkeys(axis for labels in cells["labels"] for axis in labels):
+        curves = _curves(cells, axis)
+        for title, points in curves.items():
             name = f"curve-{slug(axis)}"
             if len(curves) > 1:
                 name += f"-{slug(title)}"
             for metric, head in HEADS.items():
-                files += save(plot_curve(axis, title, blocks, metric), folder, f"{name}-{head.lower()}")
-    if table["line"]:
-        figure = plot_line(table["blocks"], Line(**table["line"]))
-        if figure:
-            files += save(figure, folder, "robustness")
+                files += save(plot_curve(axis, title, points, metric), folder, f"{name}-{head.lower()}")
+    if table.line and (cells["metric"] == ABOVE).any():
+        files += save(plot_line(cells, table.line), folder, "robustness")
     return files
 
 
@@ -68,40 +69,36 @@ def number(label: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _curves(blocks: Sequence[Block], axis: str) -> dict[str, list[Block]]:
-    """The blocks of an axis of numbers, sorted by number, by the title of each model and point of the other axes."""
-    by_title: dict[str, list[Block]] = {}
-    for block in blocks:
-        if block["columns"] and number(block["labels"].get(axis, "")) is not None:
-            others = [f"{other} {label}" for other, label in block["labels"].items() if other != axis]
-            by_title.setdefault(", ".join([block["model"], *others]), []).append(block)
-    return {
-        title: sorted(group, key=lambda block: number(block["labels"][axis]))
-        for title, group in by_title.items()
-        if len(group) > 1
-    }
+def _curves(cells: pd.DataFrame, axis: str) -> dict[str, pd.DataFrame]:
+    """The cells of an axis of numbers with their "label" and the number "at" it, in order, by the title of each model
+    and point of the other axes; only where there are two numbers or more."""
+
+    def title(cell: pd.Series) -> str:
+        others = [f"{other} {label}" for other, label in cell["labels"].items() if other != axis]
+        return ", ".join([cell["model"], *others])
+
+    labels = cells["labels"].map(lambda labels: labels.get(axis, ""))
+    points = cells.assign(label=labels, at=labels.map(number).astype(float), title=cells.apply(title, axis=1))
+    points = points.dropna(subset="at").sort_values("at", kind="stable")
+    return {title: group for title, group in points.groupby("title", sort=False) if group["at"].nunique() > 1}
 
 
-def plot_curve(axis: str, title: str, blocks: Sequence[Block], metric: str):
-    """The matplotlib figure of one metric."""
-    columns = list(dict.fromkeys(column for block in blocks for column in block["columns"]))
+def plot_curve(axis: str, title: str, points: pd.DataFrame, metric: str):
+    """The matplotlib figure of one metric; `points`: see `_curves`."""
+    columns = points["data_set"].unique()
     down = -(-len(columns) // PANELS_IN_A_ROW)
     across = -(-len(columns) // down)
     figure = new_figure(figsize=(CURVE_PANEL[0] * across, CURVE_PANEL[1] * down + 0.8))
     panels = list(figure.subplots(down, across, squeeze=False).flat)
-    labels = [block["labels"][axis] for block in blocks]
-    numbers = [number(label) for label in labels]
+    labels = points.drop_duplicates("at")["label"].tolist()
+    numbers = points["at"].unique()
     lines = {}
     for panel, column in zip(panels, columns, strict=False):
-        for method, (colour, mark) in _looks(blocks).items():
-            points = []
-            for at, block in zip(numbers, blocks, strict=True):
-                for row in block["rows"]:
-                    cell = row["scores"].get(column, {}).get(metric)
-                    if row["name"] == method and cell:
-                        points.append((at, cell["mean"], cell["std"] or 0.0))
-            if points:
-                x, mean, std = np.array(points).T
+        of_panel = points[(points["data_set"] == column) & (points["metric"] == metric)]
+        for method, (colour, mark) in _looks(points).items():
+            of_line = of_panel[of_panel["method"] == method]
+            if len(of_line):
+                x, mean, std = of_line[["at", "mean", "std"]].fillna(0.0).to_numpy().T
                 panel.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
                 [lines[method]] = panel.plot(x, mean, color=colour, marker=mark, markersize=4.5, linewidth=1.4)
         if min(numbers) > 0 and max(numbers) >= LOGARITHMIC_FROM * min(numbers):
@@ -119,10 +116,9 @@ def plot_curve(axis: str, title: str, blocks: Sequence[Block], metric: str):
     return figure
 
 
-def _looks(blocks: Sequence[Block]) -> Mapping[str, tuple[str, str]]:
+def _looks(cells: pd.DataFrame) -> dict[str, tuple[str, str]]:
     """Colour and mark of each row."""
-    rows = dict.fromkeys(row["name"] for block in blocks for row in block["rows"])
-    return dict(zip(rows, zip(cycle(COLOURS), cycle(MARKS), strict=False), strict=False))
+    return dict(zip(cells["method"].unique(), zip(cycle(COLOURS), cycle(MARKS), strict=False), strict=False))
 
 
 def _legend(figure, lines: Mapping) -> None:
@@ -132,29 +128,25 @@ def _legend(figure, lines: Mapping) -> None:
 # F1 on shifted sets against F1 in domain
 
 
-def plot_line(blocks: Sequence[Block], line: Line):
-    """A matplotlib figure with a panel per shifted set, F1 against F1 in domain with the line; None without a panel.
+def plot_line(cells: pd.DataFrame, line: Line):
+    """A matplotlib figure with a panel per shifted set, F1 against F1 in domain with the line.
 
-    A point is the mean of a row's runs in a block of the table (`table.make`).
+    A point is the mean of a row's runs in a block of the table.
     """
-    panels: dict[str, list[tuple[float, float, str]]] = {}
-    for block in blocks:
-        in_domain = line.in_domain_of(block["columns"])
-        for row in block["rows"]:
-            for name, cell in row["scores"].items():
-                if ABOVE in cell and line.of(name):
-                    x = row["scores"][in_domain]["f1"]["mean"]
-                    panels.setdefault(name, []).append((x, cell["f1"]["mean"], row["name"]))
-    if not panels:
-        return None
-    looks = _looks(blocks)
-    figure = new_figure(figsize=(LINE_PANEL[0] * len(panels), LINE_PANEL[1] + 0.6))
+    looks = _looks(cells)
+    f1 = cells[cells["metric"] == "f1"].pivot(index=["block", "method"], columns="data_set", values="mean")
+    above = cells[(cells["metric"] == ABOVE) & (cells["data_set"] != OUT_OF_DOMAIN)]
+    names = above["data_set"].unique()
+    figure = new_figure(figsize=(LINE_PANEL[0] * len(names), LINE_PANEL[1] + 0.6))
     points = {}
-    for axes, (name, places) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
-        for x, y, method in places:
-            colour, mark = looks[method]
-            [points[method]] = axes.plot([x], [y], mark, color=colour, markersize=5)
-        ends = np.array([min(x for x, _, _ in places) - 1, max(x for x, _, _ in places) + 1])
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):
+        x = []
+        for row in above[above["data_set"] == name][["block", "method"]].itertuples(index=False, name=None):
+            scores = f1.loc[row].dropna()
+            x.append(scores[line.in_domain_of(list(scores.index))])
+            colour, mark = looks[row[1]]
+            [points[row[1]]] = axes.plot(x[-1:], [scores[name]], mark, color=colour, markersize=5)
+        ends = np.array([min(x) - 1, max(x) + 1])
         axes.plot(ends, line.of(name).predict(ends), color="black", linewidth=1, linestyle="--")
         axes.set(title=name, xlabel=f"F1 on {line.in_domain} (%)", ylabel="F1 (%)")
         axes.grid(alpha=0.25)

@@ -3,27 +3,25 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
-from rich import markup
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from swep_ds.analysis import figures, robustness, table
+from swep_ds.analysis import figures, table
 from swep_ds.analysis.crossed import LEVEL
-from swep_ds.analysis.robustness import ABOVE
+from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.runs import Run
-from swep_ds.analysis.table import HEADS, Block, Table
+from swep_ds.analysis.table import HEADS, Table
 from swep_ds.common.console import Console
 from swep_ds.common.errors import printable
 from swep_ds.common.files import write_atomically
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
 from swep_ds.evaluation.results import METRICS
 
-SUFFIXES = ("md", "csv", "tex", "json")
 WIDTH = 140  # characters of the printed table if there is no terminal
 # scores in one cell, by the head of their grid
 SCORE_GRIDS = {
@@ -32,11 +30,8 @@ SCORE_GRIDS = {
     "the same, calibrated": CALIBRATED,
     "F1 above the line": (ABOVE,),
 }
-DIFFERENCE_FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high")
 DASH, NOT_AVAILABLE = "-", "n/a"
 BETWEEN = " / "  # two scores of a cell
-# a CSV file's columns before those whose names begin with "difference"
-COLUMNS = ("model", "method", "data_set", "metric", "runs", "mean", "std", "paper", "against")
 MARKDOWN_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "|*_<`[]\\"})
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX_MARKS = str.maketrans(LATEX_MARKS | {mark: f"\\{mark}" for mark in "&%$#_{}"})
@@ -45,119 +40,95 @@ FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"  # 
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
-def publish(
-    runs: Sequence[Run], folder: Path | None, against: str | None = None, line: robustness.Line | None = None
-) -> Table:
+def publish(runs: Sequence[Run], folder: Path | None, against: str | None = None, line: Line | None = None) -> Table:
     """Prints the table (`table.make`) and, if a run is finished and `folder` is given, writes it and its figures there.
 
     Raises InputError: no row is called `against`.
     """
     result = table.make(runs, against, line)
     show(result)
-    if folder and any(row["scores"] for block in result["blocks"] for row in block["rows"]):
-        write(result, folder)
-        files = [f"table.{suffix}" for suffix in SUFFIXES] + [file.name for file in figures.draw(result, folder)]
+    if folder and result.cells["runs"].any():
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {"md": markdown(result), "csv": csv(result), "tex": latex(result), "json": as_json(result)}
+        for suffix, text in texts.items():
+            write_atomically(folder / f"table.{suffix}", text)
+        files = [*(f"table.{suffix}" for suffix in texts), *(file.name for file in figures.draw(result, folder))]
         Console().print(f"in {folder}: {', '.join(files)}")
     return result
 
 
-def write(table: Table, folder: Path) -> None:
-    """Writes `table.md`, `table.csv`, `table.tex` and `table.json`; CSV and JSON hold unrounded numbers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = [markdown(table), csv(table), latex(table), json.dumps(table, indent=2) + "\n"]
-    for suffix, text in zip(SUFFIXES, texts, strict=True):
-        write_atomically(folder / f"table.{suffix}", text)
+# Small tables of text
 
 
-class Grid(NamedTuple):
-    """A small table of a block, not escaped. The first column has the rows' names under the grid's title."""
-
-    frame: pd.DataFrame
-    bold: Sequence[int] = ()  # numbers of the rows whose "difference" is significant
-
-    def written(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
-        frame = self.frame.map(escape)
-        for row in self.bold:
-            frame.loc[row, "difference"] = bold.format(frame.loc[row, "difference"])
-        return frame.rename(columns=escape)
-
-
-def grids(block: Block, against: str | None) -> list[Grid]:
-    """The block's scores, then what else is known: calibration, points above the line, differences."""
-    result = []
-    for title, metrics in SCORE_GRIDS.items():
-        columns = block["columns"]
-        if metrics != METRICS:
-            columns = [c for c in columns if any(metrics[0] in row["scores"].get(c, {}) for row in block["rows"])]
-        if columns or metrics == METRICS:
-            result.append(Grid(_scores(block, title, metrics, columns)))
-    titled = []
-    for metric, head in HEADS.items():
-        for column in block["columns"]:
-            for row in block["rows"]:
-                if row["differences"]:
-                    titled.append((f"{head} less {against}", row["name"], column, row["differences"][column][metric]))
-    for entry in block["primary"]:
-        name = f"{entry['row']} less {entry['base']}, {HEADS[entry['metric']]}"
-        titled.append(("primary comparison", name, entry["column"], entry))
-    for title in dict.fromkeys(title for title, *_ in titled):
-        entries = [difference for each, *difference in titled if each == title]
-        frame = pd.DataFrame([_difference(title, *difference) for difference in entries])
-        result.append(Grid(frame, [number for number, (*_, entry) in enumerate(entries) if entry["significant"]]))
-    return result
+def grids(table: Table) -> Iterator[tuple[str, pd.DataFrame]]:
+    """(title of the block, a grid of text, not escaped): its scores, then what else is known: calibration, points above
+    the line, differences. The first column has the rows' names under the grid's title."""
+    for title, cells in table.cells.groupby("block", sort=False):
+        for head, metrics in SCORE_GRIDS.items():
+            part = cells[cells["metric"].isin(metrics)]
+            if metrics == METRICS or len(part):
+                yield title, _scores(head, part, cells)
+        place = {data_set: number for number, data_set in enumerate(cells["data_set"].dropna().unique())}
+        for metric, head in HEADS.items():
+            part = cells[(cells["metric"] == metric) & cells["difference"].notna()]
+            part = part.sort_values("data_set", key=lambda names: names.map(place), kind="stable")
+            if len(part):
+                yield title, _differences(f"{head} less {table.against}", part)
+        primary = table.primary[table.primary["block"] == title]
+        if len(primary):
+            names = primary["method"] + " less " + primary["against"] + ", " + primary["metric"].map(HEADS)
+            grid = _differences("primary comparison", primary.assign(method=names))
+            yield title, grid.rename(columns={"p (Holm)": "p"})
 
 
-def _scores(block: Block, title: str, metrics: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+def _scores(title: str, part: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
     """A row per variant; the number of runs comes last."""
-    cells = [cell for row in block["rows"] for cell in row["scores"].values()]
-    with_paper = any(cell.get(metric, {}).get("paper") is not None for cell in cells for metric in metrics)
-    form = ".2f"
-    if metrics == (ABOVE,):
-        form = "+.2f"
+    with_paper = part["paper"].notna().any()
 
-    def text(score: dict[str, Any] | None) -> str:
-        if score is None:
-            return DASH
-        shown = format(score["mean"], form)
-        if score["std"] is not None:
+    def text(score: dict[str, Any]) -> str:
+        sign = "+" if score["metric"] == ABOVE else ""
+        shown = f"{score['mean']:{sign}.2f}"
+        if pd.notna(score["std"]):
             shown += f" ± {score['std']:.2f}"
         if with_paper:
             shown += f" ({_or(DASH, score['paper'], '.2f')})"
         return shown
 
+    runs = cells.groupby("method", sort=False)["runs"].first()
+    texts = part.assign(text=[text(score) for score in part.to_dict("records")])
+    grid = texts.pivot_table("text", "method", "data_set", BETWEEN.join, sort=False)
+    grid = grid.reindex(runs.index).fillna(DASH).assign(runs=runs.astype(str))
+    return grid.rename_axis(index=title, columns=None).reset_index()
+
+
+def _differences(title: str, entries: pd.DataFrame) -> pd.DataFrame:
     lines = []
-    for row in block["rows"]:
-        line = {title: row["name"]}
-        for column in columns:
-            line[column] = DASH
-            if column in row["scores"]:
-                line[column] = BETWEEN.join(text(row["scores"][column].get(metric)) for metric in metrics)
-        lines.append(line | {"runs": str(len(row["seeds"]))})
+    for entry in entries.to_dict("records"):
+        p = _or(NOT_AVAILABLE, entry["difference_holm"], ".3f")
+        if entry["difference_holm"] < 0.001:
+            p = "< 0.001"
+        star = "*" if entry["difference_significant"] else ""
+        line = {
+            title: entry["method"],
+            "data set": entry["data_set"],
+            "difference": f"{entry['difference']:+.2f}{star}",
+            f"{LEVEL} %: other seeds and questions": _bounds(entry["difference_low"], entry["difference_high"]),
+            "p (Holm)": p,
+            "no difference": {True: "yes", False: ""}.get(entry["difference_no_difference"], NOT_AVAILABLE),
+            "SD over seeds": _or(NOT_AVAILABLE, entry["difference_std"], ".2f"),
+            "n": f"{entry['difference_n']:.0f}",
+        }
+        ends = (entry["difference_bootstrap_low"], entry["difference_bootstrap_high"])
+        lines.append(line | {f"{LEVEL} %: these models, other questions": _bounds(*ends)})
     return pd.DataFrame(lines)
 
 
-def _difference(title: str, name: str, column: str, entry: dict[str, Any]) -> dict[str, str]:
-    def bounds(low: float | None, high: float | None) -> str:
-        return NOT_AVAILABLE if low is None else f"[{low:+.2f}, {high:+.2f}]"
-
-    p = _or(NOT_AVAILABLE, entry["holm"], ".3f")
-    if entry["holm"] is not None and entry["holm"] < 0.001:
-        p = "< 0.001"
-    return {
-        title: name,
-        "data set": column,
-        "difference": f"{entry['mean']:+.2f}",
-        f"{LEVEL} %: other seeds and questions": bounds(entry["low"], entry["high"]),
-        "p" if title == "primary comparison" else "p (Holm)": p,
-        "no difference": {True: "yes", False: "", None: NOT_AVAILABLE}[entry["no_difference"]],
-        "SD over seeds": _or(NOT_AVAILABLE, entry["std"], ".2f"),
-        "n": str(entry["n"]),
-        f"{LEVEL} %: these models, other questions": bounds(entry["bootstrap_low"], entry["bootstrap_high"]),
-    }
+def _bounds(low: float, high: float) -> str:
+    return NOT_AVAILABLE if pd.isna(low) else f"[{low:+.2f}, {high:+.2f}]"
 
 
-def _or(absent: str, value: float | None, form: str) -> str:
-    return absent if value is None else format(value, form)
+def _or(absent: str, value: float, form: str) -> str:
+    return absent if pd.isna(value) else format(value, form)
 
 
 # Formats. Names come from folders and files: `printable` keeps them on one line. It comes first, as Markdown's
@@ -169,18 +140,20 @@ def _markdown_escape(text: str) -> str:
 
 
 def markdown(table: Table) -> str:
-    """EM / F1 in each cell, a dash if no run is finished; significant differences in bold."""
+    """EM / F1 in each cell, a dash if no run is finished."""
     parts = []
-    for block in table["blocks"]:
-        title = f"**{_markdown_escape(block['title'])}**\n\n"
-        for grid in grids(block, table["against"]):
-            frame = grid.written(_markdown_escape, "**{}**")
-            parts.append(title + markdown_table(frame.columns, frame.to_numpy()))
-            title = ""
-    if table["notes"]:
-        parts.append("".join(f"- {_markdown_escape(note)}\n" for note in table["notes"]))
-    if table["missing"]:
-        parts.append("Missing:\n\n" + "".join(f"- {_markdown_escape(run['line'])}\n" for run in table["missing"]))
+    last = None
+    for title, grid in grids(table):
+        frame = grid.map(_markdown_escape).rename(columns=_markdown_escape)
+        text = markdown_table(frame.columns, frame.to_numpy())
+        if title != last:
+            text = f"**{_markdown_escape(title)}**\n\n{text}"
+        last = title
+        parts.append(text)
+    if table.notes:
+        parts.append("".join(f"- {_markdown_escape(note)}\n" for note in table.notes))
+    if table.missing:
+        parts.append("Missing:\n\n" + "".join(f"- {_markdown_escape(run.line)}\n" for run in table.missing))
     return "\n".join(parts)
 
 
@@ -205,39 +178,35 @@ def latex(table: Table) -> str:
         return rf"\shortstack[r]{{{text.replace(BETWEEN, LATEX_BREAK)}}}" if BETWEEN in text else text
 
     parts = [r"% \usepackage{booktabs,graphicx}", ""]
-    for block in table["blocks"]:
-        for grid in grids(block, table["against"]):
-            frame = grid.written(_latex_escape, r"\textbf{{{}}}")
-            names = frame.columns[0]
-            frame = frame.set_index(names).map(stacked).reset_index()
-            layout = "l" + "r" * (len(frame.columns) - 1)
-            parts += [r"\begin{table}", r"\centering\footnotesize"]
-            parts += [rf"\caption{{{_latex_escape(block['title'])}: {names}.}}", FITTED]
-            parts += [f"{frame.to_latex(index=False, escape=False, column_format=layout)}}}", r"\end{table}", ""]
-    for line in [*table["notes"], *(f"Missing: {run['line']}" for run in table["missing"])]:
+    for title, grid in grids(table):
+        frame = grid.map(_latex_escape).rename(columns=_latex_escape)
+        names = frame.columns[0]
+        frame = frame.set_index(names).map(stacked).reset_index()
+        layout = "l" + "r" * (len(frame.columns) - 1)
+        parts += [
+            r"\begin{table}",
+            r"\centering\footnotesize",
+            rf"\caption{{{_latex_escape(title)}: {names}.}}",
+            FITTED,
+        ]
+        parts += [f"{frame.to_latex(index=False, escape=False, column_format=layout)}}}", r"\end{table}", ""]
+    for line in _lines(table):
         parts.append(rf"{{\footnotesize\noindent {_latex_escape(line)}\par}}")
     return "\n".join(parts) + "\n"
 
 
+def _lines(table: Table) -> list[str]:
+    """The notes, then what is missing."""
+    return [*table.notes, *(f"missing: {run.line}" for run in table.missing)]
+
+
 def csv(table: Table) -> str:
     """A line per block, variant, data set and score, with every number of the table unrounded."""
-    lines = []
-    for block in table["blocks"]:
-        labels = {}
-        for axis, label in block["labels"].items():
-            is_taken = axis in COLUMNS or axis.startswith("difference")
-            labels[f"axis_{axis}" if is_taken else axis] = label
-        for row in block["rows"]:
-            for column, cell in row["scores"].items():
-                for metric, score in cell.items():
-                    line = {"model": block["model"], **labels, "method": row["name"], "data_set": column}
-                    line |= {"metric": metric, "runs": len(row["seeds"])}
-                    line |= {name: score.get(name) for name in ("mean", "std", "paper")}
-                    difference = row["differences"].get(column, {}).get(metric, {})
-                    line["against"] = table["against"] if difference else None
-                    line["difference"] = difference.get("mean")
-                    lines.append(line | {f"difference_{name}": difference.get(name) for name in DIFFERENCE_FIGURES})
-    return to_csv(pd.DataFrame(lines))
+    cells = table.cells[table.cells["data_set"].notna()].reset_index(drop=True)
+    labels = pd.DataFrame(cells["labels"].tolist())
+    cells = cells.drop(columns=["block", "labels", "difference_significant"])
+    labels = labels.rename(columns=lambda axis: f"axis_{axis}" if axis in cells else axis)
+    return to_csv(pd.concat([cells[["model"]], labels, cells.drop(columns="model")], axis=1))
 
 
 def to_csv(frame: pd.DataFrame) -> str:
@@ -256,22 +225,31 @@ def to_csv(frame: pd.DataFrame) -> str:
     return frame.map(shown).rename(columns=shown).to_csv(index=False)
 
 
+def as_json(table: Table) -> str:
+    """Every number of the table unrounded; null where there is none."""
+    tree = {"against": table.against, "line": table.line and table.line.model_dump()}
+    for name, frame in (("cells", table.cells), ("primary", table.primary)):
+        tree[name] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    tree["missing"] = [
+        {"name": run.variant, "labels": run.labels, "seed": run.seed, "reason": run.reason, "line": run.line}
+        for run in table.missing
+    ]
+    return json.dumps(tree | {"notes": table.notes}, indent=2) + "\n"
+
+
 def show(table: Table) -> None:
     """Prints the blocks, the notes, and what is missing; F1 is below EM."""
-
-    def escape(text: str) -> str:
-        return markup.escape(printable(text)).replace(BETWEEN, "\n")
-
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    for block in table["blocks"]:
-        console.print(Text(printable(block["title"]), "bold"))
-        for grid in grids(block, table["against"]):
-            frame = grid.written(escape, "[bold]{}[/bold]")
-            rich_table = RichTable(show_lines=any("\n" in cell for cell in frame.to_numpy().ravel()))
-            for number, head in enumerate(frame.columns):
-                rich_table.add_column(Text.from_markup(head), justify="right" if number else "left")
-            for row in frame.to_numpy():
-                rich_table.add_row(*map(Text.from_markup, row))
-            console.print(rich_table)
-    for line in [*table["notes"], *(f"missing: {run['line']}" for run in table["missing"])]:
+    last = None
+    for title, grid in grids(table):
+        if title != last:
+            console.print(Text(printable(title), "bold"))
+        last = title
+        shown = RichTable(show_lines=True)
+        for head in grid.columns:
+            shown.add_column(Text(printable(head)), justify="left" if head == grid.columns[0] else "right")
+        for cells in grid.to_numpy():
+            shown.add_row(*(Text(printable(cell).replace(BETWEEN, "\n")) for cell in cells))
+        console.print(shown)
+    for line in _lines(table):
         Console().print(printable(line))

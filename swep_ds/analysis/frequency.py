@@ -45,7 +45,7 @@ def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int)
     ranked = ranking(run, examples)[: BANDS[-1][1]]
     isolation = neighbour_distance(run.qa.model.get_input_embeddings().weight, ranked)
     chosen = [examples[k] for k in np.unique(np.linspace(0, len(examples) - 1, max_windows).astype(int))]
-    windows = [window for window in windows_if_any(chosen, run.tokenizer, run.windows) if window]
+    windows = list(windows_if_any(chosen, run.tokenizer, run.windows))
     if not windows:
         raise InputError(f"{run.folder}: no window of {run.windows.max_length} tokens holds an answer of its data")
     means = _means_by_word(run, windows)

@@ -4,15 +4,14 @@ A word is a whitespace word of the text. Its distance is the mean over its token
 e~_t, and over draws of the noise (`TrainedRun.draws`), in the units of the word-embedding table.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from safetensors import safe_open
 from torch import Tensor
 
 from swep_ds.analysis.answered import Answered, in_fixed_order
@@ -27,10 +26,8 @@ COLOURS = ((255, 255, 204), (255, 237, 160), (254, 217, 118), (254, 178, 76), (2
 BATCH = 8  # windows
 STEPS = 24  # colours of the scale
 COLUMNS = ["question_id", "part", "word", "token", "nearest_before", "nearest_after"]  # of `nearest_words`
-EACH = 2  # questions of a data set in a report, half of them answered right
 AROUND = 20  # words of the text that a report shows before and after the answer
-MAX_MAPS = 24  # of a report
-MAX_PARAMETERS = 10**9  # parameters of a model that is loaded for a report
+MAX_BYTES = 4 * 10**9  # of a model that is loaded for a report
 TRIED = 50  # questions of a data set that are looked at for windows with the answer
 Scale = tuple[float, float]  # distances at the ends of the colour scale
 
@@ -148,7 +145,7 @@ def page(titles: Sequence[str], texts: Sequence[Sequence[Word]], heading: str, d
 
 
 class HeatMaps(NamedTuple):
-    """maps: (data set, (question, its words)); scale: of their colours; missing: why some or all are missing."""
+    """maps: (data set, (question, its words)); scale: of their colours; missing: why there are none."""
 
     maps: Sequence[tuple[str, list[tuple[Answered, Shown]]]] = ()
     scale: Scale = (0.0, 1.0)
@@ -158,64 +155,30 @@ class HeatMaps(NamedTuple):
 
 
 def heat_maps(folder: Path, recipe: Recipe, answered: dict[str, list[Answered]]) -> HeatMaps:
-    """Heat maps of a few questions by data set, answered right and wrong, under one scale."""
+    """Heat maps of a question that was answered right and one that was answered wrong by data set, under one scale."""
     if not answered:
-        return HeatMaps()
-    if (size := _parameters(folder / "model")) > MAX_PARAMETERS:
-        return HeatMaps(
-            missing=f"The model has {size:,} parameters; it is not loaded again for heat maps above "
-            f"{MAX_PARAMETERS:,}. `swep-ds analyze` makes them."
-        )
+        return HeatMaps(missing="There are no questions to show.")
+    size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
+    if size > MAX_BYTES:
+        return HeatMaps(missing="The model is not loaded again, since it is large. `swep-ds analyze` makes heat maps.")
     try:
         run = TrainedRun.load(folder)
     except InputError as error:
         return HeatMaps(missing=str(error))
     if not run.perturbs:
         return HeatMaps(missing=f"{recipe.method.name} has no perturbation that can be looked at after training.")
-    maps: dict[str, list[tuple[Answered, list[Word]]]] = {}
-    incomplete = []
-    for name, questions in answered.items():
-        chosen = []
-        if len(maps) * EACH < MAX_MAPS:
-            chosen = _choose(run, questions)
-        if chosen:
-            maps[name] = chosen
-        if len(chosen) < min(EACH, len(questions)):
-            incomplete.append(f"{len(chosen)} of {name}")
-    missing = ""
-    if incomplete:
-        missing = (
-            f"Only {', '.join(incomplete)}: at most {MAX_MAPS} are drawn, and only where one window holds the answer."
-        )
-    if not maps:
-        return HeatMaps(missing=missing)
-    scale = limits([words for chosen in maps.values() for _, words in chosen])
-    drawn = [(name, [(item, shown(words, AROUND)) for item, words in chosen]) for name, chosen in maps.items()]
-    return HeatMaps(drawn, scale, run.draws, missing, scale_colours())
-
-
-def _choose(run: TrainedRun, answered: Sequence[Answered]) -> list[tuple[Answered, list[Word]]]:
-    """The first `EACH` of the fixed order with the answer in a window; half right and half wrong if possible."""
-    ordered = in_fixed_order(answered)
-    right = [item for item in ordered if item.right][:TRIED]
-    wrong = [item for item in ordered if not item.right][:TRIED]
     chosen = []
-    for pool, others in ((right, wrong), (wrong, right)):
-        enough = len(chosen) + max(EACH // 2, EACH - len(others))
-        # an answer may be in the text only after normalisation, or in no window
-        windows = windows_if_any([item.example for item in pool], run.tokenizer, run.windows)
-        for item, window in zip(pool, windows, strict=True):
-            if len(chosen) == enough:
-                break
-            if window:
-                chosen.append((item, window))
-    texts = word_distances(run, [window for _, window in chosen])
-    return [(item, words) for (item, _), words in zip(chosen, texts, strict=True)]
-
-
-def _parameters(model: Path) -> int:
-    total = 0
-    for file in model.glob("*.safetensors"):
-        with safe_open(file, "pt") as content:
-            total += sum(math.prod(content.get_slice(name).get_shape()) for name in content.keys())  # noqa: SIM118
-    return total
+    for name, questions in answered.items():
+        for right in (True, False):
+            pool = [item for item in in_fixed_order(questions) if item.right == right][:TRIED]
+            by_id = {item.example.id: item for item in pool}
+            # an answer may be in the text only after normalisation, or in no window
+            for window in islice(windows_if_any([item.example for item in pool], run.tokenizer, run.windows), 1):
+                chosen.append((name, by_id[window.example.id], window))
+    if not chosen:
+        return HeatMaps(missing="No window holds an answer.")
+    texts = word_distances(run, [window for *_, window in chosen])
+    maps: dict[str, list[tuple[Answered, Shown]]] = {}
+    for (name, item, _), words in zip(chosen, texts, strict=True):
+        maps.setdefault(name, []).append((item, shown(words, AROUND)))
+    return HeatMaps(list(maps.items()), limits(texts), run.draws, colours=scale_colours())

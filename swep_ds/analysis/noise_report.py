@@ -45,28 +45,22 @@ class NoiseEffect(NamedTuple):
     statement: str
 
 
-def noise_effect(lines: Lines, *, trained_shuffled: bool = False) -> NoiseEffect | None:
-    """From metrics.jsonl; None where fewer than `MIN_LINES` lines of the second half hold the comparison.
-
-    Args:
-        trained_shuffled: the run trained with the shuffled noise, so the statement begins with that.
-    """
+def noise_effect(lines: Lines) -> NoiseEffect | None:
+    """From metrics.jsonl; None where fewer than `MIN_LINES` lines of the second half hold the comparison."""
     names = [f"{answer}_nll_{noise}" for answer in ANSWERS for noise in ("learned", "shuffled", "prior")]
     known = [line for line in lines if _has(line, names) and 2 * line["update"] > lines[-1]["update"]]
     if len(known) < MIN_LINES:
         return None
     nll = {name: np.array([line[name] for line in known]) for name in names}
-    learned, shuffled, rows = {}, {}, []
+    learned = {}
+    shuffled = {}
+    rows = []
     for answer, title in ANSWERS.items():
         prior = nll[f"{answer}_nll_prior"]
         learned[answer] = nll[f"{answer}_nll_learned"] - prior
         shuffled[answer] = nll[f"{answer}_nll_shuffled"] - prior
         rows.append((title, float(prior.mean()), NllChange.of(learned[answer]), NllChange.of(shuffled[answer])))
-    statement = _statement(learned, shuffled, "Learned noise", "Shuffled, it")
-    if trained_shuffled:
-        name = "The shuffled noise that this run trained with"
-        statement = _statement(shuffled, learned, name, "The same noise, unshuffled,")
-    return NoiseEffect(len(known), rows, statement)
+    return NoiseEffect(len(known), rows, _statement(learned, shuffled))
 
 
 def noise_size(lines: Lines) -> dict[str, Mapping[str, Any] | None]:
@@ -78,22 +72,25 @@ def _has(line: Mapping[str, Any], names: Sequence[str]) -> bool:
     return all(name in line and math.isfinite(line[name]) for name in names)
 
 
-def _statement(trained: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], name: str, otherwise: str) -> str:
-    """`trained`: what the noise of the run changes, by answer; `other`: what it does in the other order of tokens."""
-    changes = {answer: NllChange.of(values) for answer, values in trained.items()}
-    clear = {answer: change for answer, change in changes.items() if change.is_clear}
+def _statement(learned: Mapping[str, np.ndarray], shuffled: Mapping[str, np.ndarray]) -> str:
+    """From the changes of the nll, by answer."""
+    clear = {}
+    for answer, values in learned.items():
+        change = NllChange.of(values)
+        if change.is_clear:
+            clear[answer] = change
     if not clear:
-        return f"{name} does to the answer what noise from the prior does, as far as these updates can tell."
+        return "Learned noise does to the answer what noise from the prior does, as far as these updates can tell."
     effects = []
     for answer, change in clear.items():
         verb = "lowers" if change.mean < 0 else "raises"
         effects.append(f"{verb} the nll of the {ANSWERS[answer]} by {abs(change.mean):.3f} nats")
     effect = " and ".join(effects)
-    favour = NllChange.of(trained["guess"] - trained["gold"])
+    favour = NllChange.of(learned["guess"] - learned["gold"])
     if favour.is_clear and favour.mean < 0:
         effect += ", which favours what the model believes already over the gold answer"
     elif favour.is_clear:
         effect += ", which favours the gold answer over what the model believes already"
     most = max(clear, key=lambda answer: abs(clear[answer].mean))
-    kept = NllChange.of(other[most])
-    return f"{name} {effect}. {otherwise} changes the nll of the {ANSWERS[most]} by {kept} nats."
+    change = NllChange.of(shuffled[most])
+    return f"Learned noise {effect}. Shuffled, it changes the nll of the {ANSWERS[most]} by {change} nats."

@@ -8,11 +8,12 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order, most_changed, read_answered
-from swep_ds.analysis.charts import confidence, learning_curves, throughput
+from swep_ds.analysis.charts import confidence, learning_curves
 from swep_ds.analysis.domains import changes, domains, with_answer
 from swep_ds.analysis.noise_report import noise_effect, noise_size
 from swep_ds.analysis.pages import template
@@ -26,7 +27,7 @@ from swep_ds.pipeline.recipe import Recipe
 
 log = logging.getLogger(__name__)
 WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answers; those changed, in each direction
-OPEN_CHARTS = ("Loss", "Validation", "Deviation of the noise")  # the first two of these are not folded
+OPEN_CHARTS = 2  # the others are folded
 MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
 SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
 WAITING = 0.1  # a rank waits for data above this share of an update
@@ -55,69 +56,72 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
 
 def make_report(folder: Path, against: Path | None = None) -> Report:
     """As `write_report`, but writes nothing."""
-    recipe = RunFolder(folder).read_recipe()
-    if against:
-        RunFolder(against).check_finished()
+    run = RunFolder(folder)
+    recipe = run.read_recipe()
     results = None
+    names = []
+    batch = run.global_batch(recipe, 1)
     if (folder / RESULTS).exists():
         results = read_results(folder / RESULTS)
+        names = list(results.eval)
+        batch = run.global_batch(recipe, results.world_size)
     zero_stage = None
     if (folder / DS_CONFIG).exists():
         zero_stage = read_json(folder / DS_CONFIG).get("zero_optimization", {}).get("stage", 0)
+    if against:
+        RunFolder(against).check_finished()
     answered = {}
     missing = []  # why other data sets have no answers
-    for name in results.eval if results else ():
+    for name in names:
         try:
             answered[name] = read_answered(folder, recipe, name, against)
         except InputError as error:
             missing.append(f"{name}: {error}")
             log.warning("the report is without the answers to %s (%s)", name, error)
+    kinds = dict(KINDS)
+    if all(item.example.answers for items in answered.values() for item in items):
+        del kinds["unanswerable"]
     compared = None
     if against:
-        compared = _compared(folder, recipe, answered, results, against)
+        if answered and not any(item.other is not None for items in answered.values() for item in items):
+            raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data")
+        compared = _compared(_settings(recipe, batch), answered, names, against)
     from swep_ds.analysis.heatmap import heat_maps  # imports DeepSpeed: not before the checks
 
     content = {
         "title": recipe.title,
         "results": results,
         "run": folder.resolve().name,
-        "domains": domains(results, answered) if results and results.eval else None,
+        "domains": names and domains(results, answered),
         "against": compared,
-        "kinds": _kinds(answered),
+        "kinds": kinds,
         "answered": {name: by_kind(items) for name, items in answered.items()},
         "missing": missing,
         "confidence": confidence(answered),
         "maps": heat_maps(folder, recipe, answered),
-        "ranks": ranks_of(read_lines(folder / HEALTH_FILE), local_forward=(zero_stage or 0) < 3),
+        "ranks": ranks_of(read_lines(folder / HEALTH_FILE), local_forward=zero_stage != 3),
         "recipe": recipe,
-        "batch": RunFolder(folder).read_batch([]),
+        "batch": run.read_batch([]),
         "zero_stage": zero_stage,
-        "repeat": command(folder, recipe, results),
+        "repeat": command(folder, recipe, batch),
         **_course(recipe, read_lines(folder / METRICS_FILE)),
     }
     html = template("report.html.jinja").render(content)
     return Report(html, _tables(results, answered))
 
 
-def _kinds(answered: AnsweredSets) -> dict[str, str]:
-    """`KINDS`, without "unanswerable" where all questions have an answer."""
-    kinds = dict(KINDS)
-    if all(item.example.answers for items in answered.values() for item in items):
-        del kinds["unanswerable"]
-    return kinds
+def _compared(settings: dict[str, Any], answered: AnsweredSets, names: list[str], against: Path) -> dict[str, Any]:
+    """The page's comparison with the other run.
 
-
-def _compared(
-    folder: Path, recipe: Recipe, answered: AnsweredSets, results: Results | None, against: Path
-) -> dict[str, Any]:
-    """The page's comparison with the other run. Raises InputError: it answered none of the questions."""
-    if answered and not any(item.other is not None for items in answered.values() for item in items):
-        raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data sets")
+    Args:
+        settings: this run's.
+        names: its data sets.
+    """
     other = read_results(against / RESULTS)
-    here = _settings(folder, recipe, results)
-    there = _settings(against, RunFolder(against).read_recipe(), other)
-    differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
-    names = list(results.eval) if results else []
+    run = RunFolder(against)
+    recipe = run.read_recipe()
+    theirs = _settings(recipe, run.global_batch(recipe, other.world_size))
+    differing = [name for name in {**settings, **theirs} if settings.get(name) != theirs.get(name)]
     rows = changes(answered, names)
     compared = [row.name for row in rows]
     return {
@@ -125,17 +129,13 @@ def _compared(
         "rows": rows,
         "f1_changes": {row.name: row.f1.value for row in changes(with_answer(answered), names)},
         "left_out": [name for name in names if name not in compared],
-        "settings": [(name, here.get(name), there.get(name)) for name in differing],
+        "settings": [(name, settings.get(name), theirs.get(name)) for name in differing],
         "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }
 
 
-def _settings(folder: Path, recipe: Recipe, results: Results | None) -> dict[str, Any]:
-    return flatten(recipe.model_dump(mode="json")) | {"global batch": _batch(folder, recipe, results)}
-
-
-def _batch(folder: Path, recipe: Recipe, results: Results | None) -> int:
-    return RunFolder(folder).global_batch(recipe, results.world_size if results else 1)
+def _settings(recipe: Recipe, batch: int) -> dict[str, Any]:
+    return flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
 
 
 def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -144,17 +144,12 @@ def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
     mode = MODES.get(noise, MODES["learned"])
     variance = getattr(recipe.method, "prior_variance", None)
     charts = learning_curves(lines, mode.prior_mean, variance)
-    wanted = [chart for title in OPEN_CHARTS for chart in charts if chart.title == title]
-    first = [*wanted, *(chart for chart in charts if chart not in wanted)][:2]
-    folded = [chart for chart in charts if chart not in first]
-    if speed := throughput(lines):
-        folded.append(speed)
     return {
         "updates": lines[-1]["update"] if lines else 0,
-        "charts": first,
-        "more_charts": folded,
+        "charts": charts[:OPEN_CHARTS],
+        "more_charts": charts[OPEN_CHARTS:],
         "noise": noise_size(lines) | {"prior_mean": mode.prior_mean, "prior_variance": variance},
-        "effect": noise_effect(lines, trained_shuffled=noise == "shuffled"),
+        "effect": noise_effect(lines),
     }
 
 
@@ -169,29 +164,29 @@ def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> lis
         return []
     world = len(health[-1]["step_seconds"])  # at the end: a run may resume on other ranks
     lines = [line for line in health if len(line["step_seconds"]) == world]
-    usual = median(value for line in lines for value in line["forward_seconds"])
+    names = ("step_seconds", "data_seconds", "forward_seconds")
+    step_R, data_R, forward_R = (np.median([line[name] for line in lines], axis=0).tolist() for name in names)
+    usual = np.median([line["forward_seconds"] for line in lines])
     rows = []
     for rank in range(world):
-        names = ("step_seconds", "data_seconds", "forward_seconds")
-        step, data, forward = (median(line[name][rank] for line in lines) for name in names)
         bad = [line["update"] for line in lines if rank in line["not_finite"]]
         notes = []
-        if data > WAITING * step:
+        if data_R[rank] > WAITING * step_R[rank]:
             notes.append("waits for data")
-        if local_forward and forward > SLOW * usual:
+        if local_forward and forward_R[rank] > SLOW * usual:
             notes.append("slow forward passes")
         if bad:
-            more = f" and {len(bad) - 1} more" if bad[1:] else ""
-            notes.append(f"not finite at update {bad[0]}{more}")
+            notes.append(f"not finite at {len(bad)} updates, first at {bad[0]}")
+        seconds = (step_R[rank], data_R[rank], forward_R[rank])
         memory = max(line["memory_mib"][rank] for line in lines)
-        rows.append({"rank": rank, "seconds": (step, data, forward), "memory_mib": memory, "notes": ", ".join(notes)})
+        rows.append({"rank": rank, "seconds": seconds, "memory_mib": memory, "notes": ", ".join(notes)})
     return [row for row in rows if row["notes"] or 1 < world <= MAX_RANKS_SHOWN]
 
 
-def command(folder: Path, recipe: Recipe, results: Results | None) -> str:
-    """The command that repeats this run, on the number of ranks that gives its global batch. Its last start may have
-    had another number."""
-    ranks = _batch(folder, recipe, results) // batch_of_rank(recipe)
+def command(folder: Path, recipe: Recipe, batch: int) -> str:
+    """The command that repeats this run, on the number of ranks that gives its global batch of so many windows. Its
+    last start may have had another number."""
+    ranks = batch // batch_of_rank(recipe)
     parts = ["swep-ds", "train"]
     if ranks > 1:
         parts += ["--ranks", str(ranks)]

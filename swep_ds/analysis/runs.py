@@ -2,10 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import public_names, read_json
@@ -98,8 +100,8 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
         candidates = sorted(folder.iterdir())
         if _is_sweep(folder) or _is_run(folder):
             candidates = [folder]
-        sweeps = [candidate for candidate in candidates if _is_sweep(candidate)]
-        others = [candidate for candidate in candidates if _is_run(candidate) and not _is_sweep(candidate)]
+        sweeps = list(filter(_is_sweep, candidates))
+        others = [candidate for candidate in candidates if _is_run(candidate) and candidate not in sweeps]
         if not sweeps and not others:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
         for sweep in sweeps:
@@ -176,17 +178,23 @@ def _most_frequent(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable,
 def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """The finished runs that can be compared with each other, and the missing ones with their reasons.
 
-    Runs of a model are comparable if they trained under the same ds_config, and were tested on the same number of
-    questions of the same data sets in the same way, as the majority was (in a tie, the first). Runs of a row have the
-    settings and the global batch of most of them. Runs that name the same file or test set read the same bytes, and so
-    did the runs of a row.
+    Runs of a model are comparable if they trained under one ds_config, were tested on the same questions in the same
+    way, and read the same bytes from files of one name. Runs of a row also have one batch, and their settings and
+    files. In each of these the majority decides, in a tie the first run. A row has one run for each seed.
     """
     runs = [_read(run) for run in found]
-    for check in (_unlike_their_model, _unlike_their_row, _read_other_files, _repeated):
-        left = [number for number, run in enumerate(runs) if not run.reason]
-        for number, reason in zip(left, check([runs[number] for number in left]), strict=True):
-            runs[number] = replace(runs[number], reason=reason)
-    return [run for run in runs if not run.reason], [run for run in runs if run.reason]
+    facts = [{} if run.reason else _shared(run) for run in runs]
+    usual = _most_frequent((key, _text(value)) for of_run in facts for key, value in of_run.items())
+    earlier: dict[Hashable, Run] = {}
+    compared = []
+    for run, of_run in zip(runs, facts, strict=True):
+        reason = run.reason or _unlike(of_run, usual)
+        if not reason:
+            first = earlier.setdefault((_row(run), run.seed), run)
+            if first is not run:
+                reason = f"the same variant and seed as {first.folder}, which is in the table"
+        compared.append(replace(run, reason=reason))
+    return [run for run in compared if not run.reason], [run for run in compared if run.reason]
 
 
 def _read(run: Run) -> Run:
@@ -203,92 +211,57 @@ def _read(run: Run) -> Run:
         return replace(run, reason=str(error))
 
 
-def _model(run: Run) -> Hashable:
-    return run.block[0]
-
-
 def _row(run: Run) -> Hashable:
     return run.variant, *run.block
 
 
-# Each of the following gives for each run the reason to exclude it, else "".
+def _shared(run: Run) -> dict[tuple, Any]:
+    """What other runs of the model or of the row must have, too: (name, who shares it) -> value."""
+    model = run.block[0]
+    row = _row(run)
+    data = run.recipe.data
+    tested = {f"questions of {name}": score.total for name, score in run.results.eval.items()}
+    tested |= {"data sets": ", ".join(run.results.eval)}
+    tested |= {f"data.{name}": getattr(data, name) for name in ("holdout_fraction", "max_eval_examples")}
+    tested |= {"data.unanswerable": data.unanswerable}
+    if data.holdout_fraction:
+        tested["data.repeated_answers"] = data.repeated_answers
+        tested["data.train"] = run.results.inputs.get("data.train", data.train)
+    of_eval = run.recipe.eval.model_dump(mode="json", exclude={"batch_size"})
+    tested |= {f"eval.{name}": value for name, value in of_eval.items()}
+    settings = without(_all_settings(run), (*MAY_CHANGE_ON_RESUME, *SOURCES))
+    shared = {("tested", model): tested | conditions(run.folder), ("settings", row): settings}
 
-
-def _unlike_their_model(runs: Sequence[Run]) -> list[str]:
-    """All runs of a model trained under one ds_config, and were tested in the same way."""
-    settings = []
-    for run in runs:
-        data = run.recipe.data
-        tested = {f"questions of {name}": score.total for name, score in run.results.eval.items()}
-        tested |= {"data sets": ", ".join(run.results.eval)}
-        tested |= {f"data.{name}": getattr(data, name) for name in ("holdout_fraction", "max_eval_examples")}
-        tested |= {"data.unanswerable": data.unanswerable}
-        if data.holdout_fraction:
-            tested["data.repeated_answers"] = data.repeated_answers
-        of_eval = run.recipe.eval.model_dump(mode="json", exclude={"batch_size"})
-        tested |= {f"eval.{name}": value for name, value in of_eval.items()}
-        settings.append(tested | conditions(run.folder))
-    return _unlike_most(runs, list(map(_model, runs)), settings)
-
-
-def _unlike_their_row(runs: Sequence[Run]) -> list[str]:
-    """All runs of a row have its settings and one global batch, whatever number of ranks divides it."""
-    settings = [without(_all_settings(run), (*MAY_CHANGE_ON_RESUME, *SOURCES)) for run in runs]
-    return _unlike_most(runs, list(map(_row, runs)), settings)
-
-
-def _unlike_most(runs: Sequence[Run], groups: Sequence[Hashable], settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Excludes a run whose settings are not those of most runs of its group."""
-    folders = {(group, run.folder) for group, run in zip(groups, runs, strict=True)}
-    votes = []
-    for run, group, values in zip(runs, groups, settings, strict=True):
-        if (group, run.folder.parent) not in folders:  # a training has one vote, though it has two rows
-            votes.append((group, json.dumps(values)))
-    usual = _most_frequent(votes)
-    differing = [differences(values, json.loads(usual[g])) for g, values in zip(groups, settings, strict=True)]
-    return [f"made differently from the others ({each})" if each else "" for each in differing]
-
-
-def _read_other_files(runs: Sequence[Run]) -> list[str]:
-    """Excludes a run if a file that it read held something else for most runs that it is compared with.
-
-    These are the runs of a model that name the same file or the same test set, and, whatever they name, the runs of a
-    row. What has no checksum, such as a hub id, is compared by its name, within a row.
-    """
-    read = [list(_files(run)) for run in runs]
-    usual = _most_frequent((key, content) for files in read for _, content, key in files)
-    reasons = []
-    for files in read:
-        changed = dict.fromkeys(name for name, content, key in files if content != usual[key])
-        reasons.append(f"read other files than the others ({', '.join(changed)})" if changed else "")
-    return reasons
-
-
-def _files(run: Run) -> Iterator[tuple[str, str, Hashable]]:
-    """(field, content, key of the runs that should have the same) of each file that a run read."""
     named = flatten(run.recipe.model_dump(mode="json"))
-    for name, checksum in run.results.inputs.items():
-        if name.startswith("data.eval."):
-            yield name, checksum, (name, _model(run))
+    checksums = run.results.inputs  # a source without one, such as a hub id, is compared by its name
+    for name in SOURCES:
+        if name in checksums:
+            shared[name, named.get(name), model] = checksums[name]
+            shared[name, row] = checksums[name]
         else:
-            yield name, checksum, (name, named.get(name), _model(run))
-            yield name, checksum, (name, _row(run))
-    sources = {name: str(named.get(name)) for name in SOURCES}
-    sources |= {f"data.eval.{name}": source for name, source in run.recipe.data.eval.items()}
-    for name, source in sources.items():
-        if name not in run.results.inputs:
-            yield name, source, (name, "by its name", _row(run))
+            shared[name, "by its name", row] = str(named.get(name))
+    for name, source in data.eval.items():
+        field = f"data.eval.{name}"
+        if field in checksums:
+            shared[field, model] = checksums[field]
+        else:
+            shared[field, "by its name", model] = source
+    return shared
 
 
-def _repeated(runs: Sequence[Run]) -> list[str]:
-    """Excludes a run if an earlier one has its variant, point and seed."""
-    first: dict[Hashable, Run] = {}
-    reasons = []
-    for run in runs:
-        earlier = first.setdefault((run.seed, _row(run)), run)
-        is_first = earlier is run
-        reasons.append("" if is_first else f"the same variant and seed as {earlier.folder}, which is in the table")
-    return reasons
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _unlike(shared: Mapping[tuple, Any], usual: Mapping[tuple, str]) -> str:
+    """Why a run cannot be compared with most others; "" if it can."""
+    unlike = {key: value for key, value in shared.items() if _text(value) != usual[key]}
+    for key, value in unlike.items():
+        if isinstance(value, dict):
+            return f"made differently from the others ({differences(value, json.loads(usual[key]))})"
+    if unlike:
+        return f"read other files than the others ({', '.join(dict.fromkeys(name for name, *_ in unlike))})"
+    return ""
 
 
 def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -315,9 +288,8 @@ def _all_settings(run: Run) -> dict[str, Any]:
 
 def version_note(runs: Sequence[Run]) -> list[str]:
     """One line if runs were made by different versions of a package, else none."""
-    versions: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for package, version in run.results.versions.items():
-            versions.setdefault(package, {})[version] = None
-    mixed = [f"{package} {', '.join(each)}" for package, each in versions.items() if len(each) > 1]
-    return [f"The runs were made by different versions: {'; '.join(mixed)}."] if mixed else []
+    versions = pd.DataFrame([run.results.versions for run in runs])
+    mixed = [f"{name} {', '.join(each.dropna().unique())}" for name, each in versions.items() if each.nunique() > 1]
+    if not mixed:
+        return []
+    return [f"The runs were made by different versions: {'; '.join(mixed)}."]

@@ -29,7 +29,8 @@ RESAMPLES = 10_000
 ELEMENTS = 2**22  # of the bootstrap's counts that are in memory at a time
 ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
 Rows = Mapping[str, Sequence[Run]]
-Differences = dict[str, dict[str, dict[str, Any]]]  # by data set or `OUT_OF_DOMAIN`, then by metric: figures
+Figures = dict[str, Any]
+Differences = dict[tuple[str, str, str], Figures]  # by row, data set or `OUT_OF_DOMAIN`, and metric
 
 
 # The scores of each question
@@ -72,10 +73,6 @@ class QuestionScores:
         self._questions: dict[str, Questions | None] = {}  # by data set and the settings that decide its questions
         self._scores: dict[tuple[Path, str], pd.DataFrame | None] = {}
 
-    def note(self, line: str) -> None:
-        if line not in self.notes:
-            self.notes.append(line)
-
     def of(self, run: Run, data_set: str) -> pd.DataFrame | None:
         """Columns exact_match and f1, in percent, by question id; 0 without a prediction.
 
@@ -85,11 +82,12 @@ class QuestionScores:
         key = (run.folder, data_set)
         if key not in self._scores:
             self._scores[key] = None
-            if self.questions(run.recipe, data_set):
-                try:
-                    self._scores[key] = self._read(run, data_set)
-                except InputError as error:
-                    self.note(f"No interval with {error}.")
+            questions = self.questions(run.recipe, data_set)
+            try:
+                if questions:
+                    self._scores[key] = _read(run, data_set, questions.golds)
+            except InputError as error:
+                self.notes.append(f"No interval with {error}.")
         return self._scores[key]
 
     def questions(self, recipe: Recipe, data_set: str) -> Questions | None:
@@ -107,24 +105,23 @@ class QuestionScores:
                 golds = {example.id: example.answers for example in examples}
                 self._questions[key] = Questions(golds, clusters(examples))
             except InputError as error:
-                self.note(f"No intervals on {data_set}: its questions cannot be read ({error}).")
+                self.notes.append(f"No intervals on {data_set}: its questions cannot be read ({error}).")
         return self._questions[key]
 
-    def _read(self, run: Run, data_set: str) -> pd.DataFrame:
-        golds = self.questions(run.recipe, data_set).golds
-        check_unchanged(run.recipe, run.folder, [source_of_test_set(data_set)])
-        predictions = read_predictions(run.folder, data_set)
-        file = run.folder / "predictions" / f"{data_set}.json"
-        by_question = Scorer(run.recipe.eval.answer_language(data_set)).by_question(predictions, golds)
-        scores = pd.DataFrame(100 * np.array([*by_question.values()]), index=list(by_question), columns=list(METRICS))
-        means = scores.mean()
-        reported = run.results.eval[data_set]
-        if not np.allclose(means, (reported.exact_match, reported.f1), atol=ROUNDING):
-            raise InputError(
-                f"{file}: it scores {means['exact_match']:.2f} / {means['f1']:.2f} on today's data, and "
-                f"{reported.exact_match:.2f} / {reported.f1:.2f} in results.json"
-            )
-        return scores
+
+def _read(run: Run, data_set: str, golds: Mapping[str, tuple[str, ...]]) -> pd.DataFrame:
+    check_unchanged(run.recipe, run.folder, [source_of_test_set(data_set)])
+    predictions = read_predictions(run.folder, data_set)
+    by_question = Scorer(run.recipe.eval.answer_language(data_set)).by_question(predictions, golds)
+    scores = pd.DataFrame(100 * np.array([*by_question.values()]), index=list(by_question), columns=list(METRICS))
+    means = scores.mean()
+    reported = run.results.eval[data_set]
+    if not np.allclose(means, (reported.exact_match, reported.f1), atol=ROUNDING):
+        raise InputError(
+            f"{run.folder / 'predictions' / data_set}.json: it scores {means['exact_match']:.2f} / {means['f1']:.2f} "
+            f"on today's data, and {reported.exact_match:.2f} / {reported.f1:.2f} in results.json"
+        )
+    return scores
 
 
 # Differences
@@ -142,7 +139,7 @@ def common_seeds(runs: Sequence[Run], base: Sequence[Run]) -> list[int]:
     return sorted({run.seed for run in runs} & {run.seed for run in base})
 
 
-def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScores) -> dict[str, Differences]:
+def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScores) -> Differences:
     """Differences to the row `base` of the rows with seeds in common, in points, over these seeds.
 
     Args:
@@ -156,7 +153,6 @@ def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScore
         "bootstrap_low", "bootstrap_high"}; None where there is no interval. Two or more shifted sets also have their
         mean, `OUT_OF_DOMAIN`.
     """
-    shifted = list(columns[1:])
     compared = [name for name, runs in rows.items() if name != base and common_seeds(runs, rows[base])]
     by_row: dict[str, dict[str, SetDifference]] = {name: {} for name in compared}
     ids = {}
@@ -169,78 +165,70 @@ def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScore
         samples = np.split(resampled_means(means, questions.clusters, column), len(differences), axis=1)
         for (name, values_SQ2), row_samples in zip(differences.items(), samples, strict=True):
             by_row[name][column] = SetDifference(values_SQ2, questions.clusters, row_samples)
-        if column in shifted:
+        if column != columns[0]:
             ids[column] = questions.golds
-    for note in note_on_shared_ids(ids):
-        scores.note(note)
+    scores.notes += note_on_shared_ids(ids)
     parts = {column: [column] for column in columns}
-    if len(shifted) > 1:
-        parts[OUT_OF_DOMAIN] = shifted
-    result: dict[str, Differences] = {name: {} for name in compared}
+    if len(columns) > 2:
+        parts[OUT_OF_DOMAIN] = list(columns[1:])
+    result: Differences = {}
     for name, sets in by_row.items():
         for column, data_sets in parts.items():
-            known = [sets[data_set] for data_set in data_sets if data_set in sets]
             figures = [_seed_figures(rows[name], rows[base], data_sets, metric) for metric in METRICS]
-            if len(known) == len(data_sets):
-                _add_intervals(figures, known)
-            result[name][column] = dict(zip(METRICS, figures, strict=True))
+            if all(data_set in sets for data_set in data_sets):
+                _add_intervals(figures, [sets[data_set] for data_set in data_sets])
+            for metric, entry in zip(METRICS, figures, strict=True):
+                result[name, column, metric] = entry
     return result
 
 
-def _seed_figures(runs: Sequence[Run], base: Sequence[Run], data_sets: Sequence[str], metric: str) -> dict[str, Any]:
+def _seed_figures(runs: Sequence[Run], base: Sequence[Run], data_sets: Sequence[str], metric: str) -> Figures:
     """The difference in the mean over data sets, from the scores of the runs."""
 
     def by_seed(of_row: Sequence[Run]) -> dict[int, float]:
         scores = {run.seed: [run.results.scores[data_set][metric] for data_set in data_sets] for run in of_row}
         return {seed: sum(values) / len(values) for seed, values in scores.items()}
 
-    scores, base_scores = by_seed(runs), by_seed(base)
+    scores = by_seed(runs)
+    base_scores = by_seed(base)
     each = [scores[seed] - base_scores[seed] for seed in common_seeds(runs, base)]
-    std = float(np.std(each, ddof=1)) if len(each) > 1 else None
-    absent = dict.fromkeys(("low", "high", "p", "no_difference", "bootstrap_low", "bootstrap_high"))
-    return {"mean": float(np.mean(each)), "std": std, "n": len(each), **absent}
+    absent = dict.fromkeys(("std", "low", "high", "p", "no_difference", "bootstrap_low", "bootstrap_high"))
+    figures = absent | {"mean": float(np.mean(each)), "n": len(each)}
+    if len(each) > 1:
+        figures["std"] = float(np.std(each, ddof=1))
+    return figures
 
 
-def _add_intervals(figures: Sequence[dict[str, Any]], sets: Sequence[SetDifference]) -> None:
+def _add_intervals(figures: Sequence[Figures], sets: Sequence[SetDifference]) -> None:
     """Adds the intervals to the figures of each metric, for the difference in the mean over data sets."""
     texts = min(effective_clusters(each.clusters) for each in sets)
+    bounds = {}
     if texts >= MIN_CLUSTERS:
-        low_2, high_2 = interval(np.mean([each.samples for each in sets], axis=0)).tolist()
-        for entry, low, high in zip(figures, low_2, high_2, strict=True):
-            entry |= {"bootstrap_low": low, "bootstrap_high": high}
+        low_2, high_2 = interval(np.mean([each.samples for each in sets], axis=0))
+        bounds |= {"bootstrap_low": low_2, "bootstrap_high": high_2}
     if len(sets[0].values) >= MIN_SEEDS and texts >= MIN_TEXTS:
         crossed = estimate([(np.moveaxis(each.values, -1, 0), each.clusters) for each in sets])
         low_2, high_2 = crossed.interval()
-        columns = (low_2.tolist(), high_2.tolist(), crossed.p().tolist(), crossed.within().tolist())
-        for entry, low, high, p, within in zip(figures, *columns, strict=True):
-            entry |= {"low": low, "high": high, "p": p, "no_difference": within}
+        bounds |= {"low": low_2, "high": high_2, "p": crossed.p(), "no_difference": crossed.within()}
+    for number, entry in enumerate(figures):
+        entry |= {name: values[number].item() for name, values in bounds.items()}
 
 
 def question_differences(rows: Rows, base: str, column: str, scores: QuestionScores) -> dict[str, np.ndarray]:
     """By row, [S, Q, 2]: EM and F1 of the runs less those of the base's run with the same seed, in points.
 
     The order is that of the seeds in common, and of the questions of the base's first run. Rows without a seed in
-    common, or whose runs answered other questions than the base's, are missing; all are if a run of the base cannot be
-    read.
+    common, or that cannot be read, are missing; all are if a run of the base cannot be read.
     """
     base_scores = {run.seed: scores.of(run, column) for run in rows[base]}
-    if not base_scores or any(frame is None for frame in base_scores.values()):
+    if any(frame is None for frame in base_scores.values()):
         return {}
-    first = rows[base][0]
-    ids = base_scores[first.seed].index
+    ids = next(iter(base_scores.values())).index
     differences = {}
     for name, runs in rows.items():
         seeds = common_seeds(runs, rows[base])
         row_scores = {run.seed: scores.of(run, column) for run in runs}
         if name == base or not seeds or any(row_scores[seed] is None for seed in seeds):
-            continue
-        paired = [run for run in (*runs, *rows[base]) if run.seed in seeds]
-        others = [run for run in paired if set(scores.of(run, column).index) != set(ids)]
-        if others:
-            scores.note(
-                f"No interval for {name} on {column}: {others[0].folder} answered other questions than "
-                f"{first.folder}, so the difference would not be that of the methods alone."
-            )
             continue
         by_seed = [row_scores[seed].loc[ids] - base_scores[seed].loc[ids] for seed in seeds]
         differences[name] = np.stack([frame.to_numpy() for frame in by_seed])

@@ -74,37 +74,40 @@ def answer_windows(
 
     The answer is the training answer or, for an example read for evaluation, the first accepted text in the context.
 
-    Raises InputError: a question without an answer, a context without it, or an answer that no window holds.
+    Raises InputError: a question without an answer in the context, or whose answer no window holds.
     """
-    cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
-    return [_window(example, cutter) for example in examples]
+    windows = list(windows_if_any(examples, tokenizer, settings))
+    known = {window.example.id for window in windows}
+    for example in examples:
+        if example.id not in known:
+            fault = f"no window of {settings.max_length} tokens holds an answer to it: name another"
+            raise InputError(f"question {example.id!r}: {fault}")
+    return windows
 
 
 def windows_if_any(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
-) -> Iterator[AnswerWindow | None]:
-    """As `answer_windows`, lazily, with None for an example that has no such window: training leaves it out, too."""
-    cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
+) -> Iterator[AnswerWindow]:
+    """As `answer_windows`, lazily, without the examples that have no such window: training leaves them out, too."""
+    if not examples:
+        return
+    cutter = WindowCutter(tokenizer, settings, examples[0])
     for example in examples:
-        try:
-            yield _window(example, cutter)
-        except InputError:
-            yield None
+        span = example.span or _find_answer(example)
+        window = span and _window(example, span, cutter)
+        if window:
+            yield window
 
 
-def _window(example: Example, cutter: WindowCutter) -> AnswerWindow:
-    settings = cutter.settings
+def _window(example: Example, span: tuple[int, int], cutter: WindowCutter) -> AnswerWindow | None:
     template = cutter.template
     context = cutter.encode(example.context)
-    question = TextTokens(*(column[: settings.max_query_length] for column in cutter.encode(example.question)))
-    span = example.span or _find_answer(example)
+    question = TextTokens(*(column[: cutter.settings.max_query_length] for column in cutter.encode(example.question)))
     first, last = context.answer_tokens(span)
     windows = cutter.windows(len(question.ids), len(context.ids))
     whole = [window for window in windows if window.begin <= first <= last < window.end]
     if not whole:
-        raise InputError(
-            f"question {example.id!r}: no window of {settings.max_length} tokens holds its answer: name another"
-        )
+        return None
     begin, end, *_ = max(whole, key=lambda window: min(first - window.begin, window.end - 1 - last))
     shift = template.context_begin(len(question.ids)) - begin  # from a token of the context to its position
     words = []
@@ -124,13 +127,13 @@ def _window(example: Example, cutter: WindowCutter) -> AnswerWindow:
     )
 
 
-def _find_answer(example: Example) -> tuple[int, int]:
+def _find_answer(example: Example) -> tuple[int, int] | None:
     """Test data is read without its offsets."""
     for answer in filter(None, example.answers):
         start = next(occurrences(example.context, answer), example.context.find(answer))
         if start >= 0:
             return start, start + len(answer)
-    raise InputError(f"question {example.id!r}: its context holds no accepted answer: name another")
+    return None
 
 
 def _positions_by_word(text: str, tokens: TextTokens, first: int) -> Iterator[tuple[re.Match, list[int]]]:
@@ -189,9 +192,7 @@ class TrainedRun:
         Raises InputError: the run was not tested on a set of that name, or its source cannot be read or has changed.
         """
         names = self.recipe.test_sets
-        if not names:
-            raise InputError(f"{self.folder}: the run was tested on no data set: name a run with data.eval")
-        name = name or names[0]
+        name = name or next(iter(names), "")
         if name not in names:
             raise InputError(f"{self.folder}: was not tested on a data set {shown(name)}{suggest(name, names)}")
         check_unchanged(self.recipe, self.folder, [source_of_test_set(name)])
@@ -239,13 +240,8 @@ class TrainedRun:
         Raises InputError: the method has none (`perturbs`).
         """
         if not self.perturbs:
-            method = self.recipe.method
-            why = "it perturbs nothing"
-            if method.needs_gradient:
-                why = "its perturbation is a part of training"
-            raise InputError(
-                f"{self.folder}: trained by {method.name}: {why}: name a run of swep, prior_aug or the like"
-            )
+            trained = f"{self.folder}: trained by {self.recipe.method.name}, which perturbs nothing after training"
+            raise InputError(f"{trained}: name a run of swep, prior_aug or the like")
         embeddings = self.qa.embed(batch)
         state = PassState()
         steps = iter(self.method.passes(0.0))

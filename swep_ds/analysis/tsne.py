@@ -79,7 +79,8 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
             axes.scatter(*points.T, marker=marker, label=f"{when} perturbation", **style)
         axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")
         axes.set_title(f"{letter}  {title}", loc="left", fontsize=11)
-        _square(axes, np.concatenate(ends))
+        axes.set_box_aspect(1)  # every panel is a square with one scale on both axes
+        axes.set_aspect("equal", adjustable="datalim")
         moves.append((axes, ends, frames[0]["token"].tolist()))
     figure.suptitle(f"{heading} ({len(ends[0])} tokens)", fontsize=12, parse_math=False)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
@@ -87,14 +88,6 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
     for move in moves:
         _label(*move)
     save(figure, folder, "tsne", dpi="figure")
-
-
-def _square(axes, points: np.ndarray) -> None:
-    """One scale on both axes and the same box in every panel, so that panels stay aligned."""
-    centre = (points.max(0) + points.min(0)) / 2
-    half = 0.56 * float((points.max(0) - points.min(0)).max()) or 1.0
-    axes.set(xlim=(centre[0] - half, centre[0] + half), ylim=(centre[1] - half, centre[1] + half))
-    axes.set_box_aspect(1)
 
 
 def _label(axes, ends: Sequence[np.ndarray], tokens: Sequence[str]) -> None:

@@ -74,9 +74,6 @@ def draw(table: pd.DataFrame, samples: float | None, folder: Path) -> None:
 
 
 def _labels(table: pd.DataFrame) -> dict[str, str]:
-    """A label for each run: the method if that is unique, else with the seed, else the folder."""
-    runs = table.drop_duplicates("run").set_index("run")
-    for labels in (runs["method"], runs["method"] + ", seed " + runs["seed"].astype(str)):
-        if labels.is_unique:
-            return labels.to_dict()
-    return {run: run for run in runs.index}
+    """A label for each run: the method, with the folder if several runs have it."""
+    methods = table.drop_duplicates("run").set_index("run")["method"]
+    return methods.where(~methods.duplicated(keep=False), methods + ", " + methods.index).to_dict()

@@ -133,5 +133,5 @@ def _publish(cells: list["Cell"], folder: Path) -> None:
     from swep_ds.analysis.formats import publish
     from swep_ds.analysis.runs import runs_of_cells
 
-    if publish(runs_of_cells(cells), folder)["missing"]:
+    if publish(runs_of_cells(cells), folder).missing:
         sys.exit(EXIT_FAULT)

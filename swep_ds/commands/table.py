@@ -35,5 +35,5 @@ def table() -> None:
     from swep_ds.analysis.runs import find_runs
 
     line = published(arguments.line) if arguments.line else None
-    if publish(find_runs(arguments.folders), arguments.output, arguments.against, line)["missing"]:
+    if publish(find_runs(arguments.folders), arguments.output, arguments.against, line).missing:
         sys.exit(EXIT_FAULT)

@@ -22,6 +22,7 @@ def run(tmp_path_factory):
     """A run of SWEP with two logged updates."""
     folder = finished(tmp_path_factory.mktemp("run"))
     lines = [{"update": n, "words_changed": n / 100, "words_changed_clean": 0.01} for n in (1, 5)]
+    lines.append({"update": 6, "loss": 1.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -46,7 +47,12 @@ def test_words(run, tmp_path, analyze):
         f"written to {output}\n"
     )
     assert sorted(file.name for file in output.iterdir()) == ["words.csv", "words.png", "words.svg"]
-    assert pd.read_csv(output / "words.csv")["words_changed"].tolist() == [0.01, 0.05]
+    table = pd.read_csv(output / "words.csv")
+    assert table[["method", "update", "words_changed"]].to_numpy().tolist() == [["swep", 1, 0.01], ["swep", 5, 0.05]]
+    drawn = (output / "words.svg").read_text()
+    for label in ("update", "tokens nearest to another word (%)", "swep", "swep, before perturbation"):
+        assert f"<!-- {label} -->" in drawn
+    assert "SSMBA" in drawn
     samples.write_text('{"data": []}')
     with pytest.raises(InputError, match=r"--augmented .*: not written by `swep-ds augment`"):
         analyze("words", run, "--augmented", samples)
@@ -102,11 +108,12 @@ def test_bad_input(run, tmp_path, analyze):
     for words, said in (
         (["heatmap", run, "--data", "news"], "was not tested on a data set 'news'; known are test"),
         (["heatmap", run, "--questions", "q7"], "--questions q7: no such question; there is, for example, q1-0"),
-        (["heatmap", folder], "trained by mle: it perturbs nothing"),
+        (["heatmap", folder], "trained by mle, which perturbs nothing"),
         (["heatmap", run, "--first", 0], "--first: 0 must be at least 1"),
         (["frequency", run, "--windows", 0], "--windows: 0 must be at least 1"),
         (["words", run, "--output", run / "recipe.yaml"], "is not a folder: name another one"),
         (["words", run / "model"], "holds no recipe.yaml, so no run"),
+        (["words", folder], r"metrics\.jsonl: holds no words_changed: mle changes no embeddings"),
     ):
         with pytest.raises(InputError, match=said) as raised:
             analyze(*words)

@@ -2,17 +2,30 @@
 
 import xml.etree.ElementTree as ElementTree
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from swep_ds.analysis import figures
+from swep_ds.analysis.table import CELL, Table, frame_of
 
 
-def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -> dict:
-    cell = {"exact_match": {"mean": 1.0, "std": std}, "f1": {"mean": f1, "std": std}}
-    scores = dict.fromkeys(("squad", "nyt", "out-of-domain mean"), cell) if f1 is not None else {}
-    rows = [{"name": "MLE", "scores": scores}, {"name": "SWEP", "scores": {}}]
-    columns = list(scores)
-    return {"model": model, "title": "t", "labels": labels, "columns": columns, "rows": rows}
+def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -> list[dict]:
+    about = {"block": f"{model}, {labels}", "model": model, "labels": labels}
+    cells = [about | {"method": "SWEP", "runs": 0}]
+    for data_set in ("squad", "nyt", "out-of-domain mean") if f1 is not None else ():
+        cell = about | {"method": "MLE", "data_set": data_set, "runs": 2}
+        cells += [cell | {"metric": metric, "mean": f1, "std": std} for metric in ("exact_match", "f1")]
+    return cells
+
+
+def points(blocks: list[list[dict]], axis: str) -> pd.DataFrame:
+    """Of the only curve over this axis."""
+    [curve] = figures._curves(frame(blocks), axis).values()
+    return curve
+
+
+def frame(blocks: list[list[dict]]) -> pd.DataFrame:
+    return frame_of([cell for cells in blocks for cell in cells], CELL).dropna(subset="data_set")
 
 
 def test_labels_that_are_numbers():
@@ -26,7 +39,7 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())  # a quarter of a second each
     blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
     blocks += [block("A", {"kind": "x"}, 3), block("A", {"kind": "y"}, 3)]
-    files = figures.draw({"blocks": blocks, "line": None}, tmp_path)
+    files = figures.draw(Table(frame(blocks), frame([]), None, None, [], []), tmp_path)
     assert [file.name for file in files] == [
         f"curve-share-{model}-{metric}.{suffix}"
         for model in ("a", "b-c")
@@ -45,7 +58,7 @@ def test_points_bands_and_axes_are_the_tables():
         block("A", {"share of questions": share}, f1, std)
         for share, f1, std in (("10 %", 40, 2), ("50 %", None, None), ("80 %", 60, None))
     ]
-    figure = figures.plot_curve("share of questions", "A", blocks, "f1")
+    figure = figures.plot_curve("share of questions", "A", points(blocks, "share of questions"), "f1")
     panels = figure.axes
     assert [panel.get_title() for panel in panels] == ["squad", "nyt", "out-of-domain mean"]
     [line] = panels[0].lines  # of SWEP there is no run
@@ -57,7 +70,7 @@ def test_points_bands_and_axes_are_the_tables():
     assert panels[0].get_xlabel() == "share of questions (%)"
     assert panels[0].get_ylabel() == "F1 (%)"
     assert panels[0].get_xscale() == "linear"
-    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["10", "50", "80"]
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["10", "80"]
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["MLE"]
     figure.draw_without_rendering()
@@ -67,6 +80,7 @@ def test_points_bands_and_axes_are_the_tables():
 
 def test_far_numbers_stand_on_a_logarithmic_axis_but_not_with_zero():
     for labels, scale in ((("1000", "20000"), "log"), (("0", "20000"), "linear")):
-        figure = figures.plot_curve("pairs", "A", [block("A", {"pairs": label}, 5) for label in labels], "f1")
+        blocks = [block("A", {"pairs": label}, 5) for label in labels]
+        figure = figures.plot_curve("pairs", "A", points(blocks, "pairs"), "f1")
         assert figure.axes[0].get_xscale() == scale
         assert figure.axes[0].get_xlabel() == "pairs"

@@ -5,50 +5,51 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from swep_ds.analysis import formats, table
+from swep_ds.analysis.runs import Run
 from swep_ds.commands.table import table as command
 from swep_ds.common.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATION
-from tests.analysis.test_table import RUNS, block_of
+from tests.analysis.test_table import RUNS, cells_of
 from tests.support import fake_runs
 
-ABSENT = ("low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high")
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
+KNOWN = {"difference": 1.0, "difference_std": 0.5, "difference_n": 3, "difference_low": -0.25, "difference_high": 2.0}
+KNOWN |= {"difference_p": 0.04, "difference_holm": 0.08, "difference_significant": False}
+KNOWN |= {"difference_bootstrap_low": 0.5, "difference_bootstrap_high": 1.5}
+UNKNOWN = {"difference": 1.0, "difference_n": 1, "difference_significant": False}
+CLEAR = {"difference": -3.0, "difference_holm": 0.0001, "difference_significant": True}
 
 
 def example() -> table.Table:
     """A table whose differences are written by hand, without an interval in the last columns."""
-    block = block_of(RUNS)
-    block["title"] = "small & 5 %"
-    block["model"] = "small & 5 %"
-    for row, name in zip(block["rows"], NAMES, strict=True):
-        row["name"] = name
-    for column in block["columns"]:
-        difference = {"mean": 1.0, "std": None, "n": 1, **dict.fromkeys(ABSENT), "significant": False}
-        if column in ("squad", "wiki"):
-            difference |= {"std": 0.5, "n": 3, "low": -0.25, "high": 2.0, "bootstrap_low": 0.5, "bootstrap_high": 1.5}
-            difference |= {"p": 0.04, "holm": 0.08, "no_difference": column == "wiki"}
-        significant = difference | {"mean": -3.0, "holm": 0.0001, "significant": True}
-        block["rows"][1]["differences"][column] = {
-            "exact_match": difference,
-            "f1": significant if column == "wiki" else difference,
-        }
-    block["primary"] = [{"row": NAMES[1], "base": "gone", "column": "wiki", "metric": "f1", **significant}]
-    for row in block["rows"]:
-        for cell in row["scores"].values():
-            for metric in table.METRICS:
-                cell[metric]["paper"] = None
-    block["rows"][0]["scores"]["squad"]["f1"]["paper"] = 89.5
-    block["rows"][0]["scores"]["squad"] |= {
-        name: {"mean": number, "std": None} for name, number in zip(CALIBRATION, (5, 20, 60), strict=True)
-    }
-    block["rows"][0]["scores"]["wiki"]["above_line"] = {"mean": 1.5, "std": 0.5}
-    missing = [{"name": "gone", "labels": {}, "seed": 0, "reason": "no_room", "line": "gone, seed 0: no_room"}]
-    return {"against": "MLE", "line": None, "blocks": [block], "notes": ["A note_."], "missing": missing}
+    about = {"block": "small & 5 %", "model": "small & 5 %", "labels": {"share": "5 %"}}
+    names = dict(zip(RUNS, NAMES, strict=True))
+    cells = [about | cell | {"method": names[cell["method"]]} for cell in cells_of(RUNS)]
+    for cell in cells:
+        place = cell["method"], cell.get("data_set"), cell.get("metric")
+        if cell["method"] == NAMES[1] and cell["metric"] == "f1":
+            cell |= {"against": "MLE"} | UNKNOWN
+            if cell["data_set"] in ("squad", "wiki"):
+                cell |= KNOWN | {"difference_no_difference": cell["data_set"] == "wiki"}
+            if cell["data_set"] == "wiki":
+                cell |= CLEAR
+        if place == ("MLE", "squad", "f1"):
+            cell["paper"] = 89.5
+    mle = about | {"method": "MLE", "runs": 2}
+    for metric, number in zip(CALIBRATION, (5, 20, 60), strict=True):
+        cells.append(mle | {"data_set": "squad", "metric": metric, "mean": number})
+    cells.append(mle | {"data_set": "wiki", "metric": "above_line", "mean": 1.5, "std": 0.5})
+    contrast = about | UNKNOWN | CLEAR | {"method": NAMES[1], "against": "gone", "data_set": "wiki", "metric": "f1"}
+    missing = [Run(Path("gone"), "gone", 0, "m", reason="no_room")]
+    primary = table.frame_of([contrast], table.CONTRAST)
+    return table.Table(table.frame_of(cells, table.CELL), primary, "MLE", None, missing, ["A note_."])
 
 
 NAME = r"a\|b & \<i>50 %\</i>\_\[x\]"
@@ -72,7 +73,7 @@ def test_markdown():
         "| ECE / AURC / coverage | squad | runs |\n"
         "| --- | --- | --- |\n"
         "| MLE | 5.00 / 20.00 / 60.00 | 2 |\n"
-        f"| {NAME} | - / - / - | 1 |\n"
+        f"| {NAME} | - | 1 |\n"
         "| gone | - | 0 |\n"
         "\n"
         "| F1 above the line | wiki | runs |\n"
@@ -81,24 +82,17 @@ def test_markdown():
         f"| {NAME} | - | 1 |\n"
         "| gone | - | 0 |\n"
         "\n"
-        f"| EM less MLE | {HEADS} |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        f"| {NAME} | squad | +1.00 | \\[-0.25, +2.00\\] | 0.080 |  | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
-        f"| {NAME} | wiki | +1.00 | \\[-0.25, +2.00\\] | 0.080 | yes | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
-        f"| {NAME} | bio | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
-        f"| {NAME} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
-        "\n"
         f"| F1 less MLE | {HEADS} |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
         f"| {NAME} | squad | +1.00 | \\[-0.25, +2.00\\] | 0.080 |  | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
-        f"| {NAME} | wiki | **-3.00** | \\[-0.25, +2.00\\] | \\< 0.001 | yes | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
+        f"| {NAME} | wiki | -3.00\\* | \\[-0.25, +2.00\\] | \\< 0.001 | yes | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
         f"| {NAME} | bio | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
         f"| {NAME} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
         "\n"
         f"| primary comparison | {HEADS.replace('p (Holm)', 'p')} |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        f"| {NAME} less gone, F1 | wiki | **-3.00** | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
-        "\n- A note\\_.\n\nMissing:\n\n- gone, seed 0: no\\_room\n"
+        f"| {NAME} less gone, F1 | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
+        "\n- A note\\_.\n\nMissing:\n\n- gone, seed 0: no\\_room (gone)\n"
     )
 
 
@@ -115,63 +109,36 @@ def test_csv_has_a_line_per_figure():
     keys = [f"difference_{key}" for key in ("n", "low", "high", "p", "holm", "bootstrap_low", "bootstrap_high")]
     assert [float(other[key]) for key in ("difference", *keys)] == [-3, 3, -0.25, 2, 0.04, 0.0001, 0.5, 1.5]
     assert other["difference_no_difference"] == "True"
-
-
-@pytest.mark.parametrize("axis", ["data_set", "model", "difference_low"])
-def test_an_axis_may_have_the_name_of_a_column(axis):
-    table = example()
-    for block in table["blocks"]:
-        block["labels"] = {axis: "mine"}
-    lines = list(csv.DictReader(io.StringIO(formats.csv(table))))
-    assert {line[f"axis_{axis}"] for line in lines} == {"mine"}
-    assert {line["data_set"] for line in lines} >= {"squad", "wiki"}
-    assert {line["model"] for line in lines} == {"small & 5 %"}
+    # an axis may have the name of a column
+    whole = example()
+    whole.cells["labels"] = [{"data_set": "mine", "difference_low": "mine"}] * len(whole.cells)
+    for line, plain in zip(csv.DictReader(io.StringIO(formats.csv(whole))), lines, strict=True):
+        assert (line["axis_data_set"], line["axis_difference_low"]) == ("mine", "mine")
+        assert line["data_set"] == plain["data_set"]
 
 
 def test_latex_has_as_many_cells_in_each_line_as_columns():
     text = formats.latex(example())
     tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
-    assert len(tables) == 6
+    assert len(tables) == 5
     for layout, body in tables:
         assert body.startswith("\\toprule")
         lines = [line for line in body.splitlines() if not re.fullmatch(r"\\\w+( *\\\w+)*|\\c\w+\{[\d-]+\}", line)]
         for line in lines:
             wide = sum(int(count) - 1 for count in re.findall(r"\\multicolumn\{(\d+)\}", line))
             assert len(re.findall(r"(?<!\\)&", line)) + 1 + wide == len(layout), line
-    scores, _, _, _, differences, _ = tables
+    scores, _, _, differences, _ = tables
     assert scores[0] == "l" + 5 * "r"  # a column for both metrics
     assert r"\shortstack[r]{81.00 $\pm$ 1.41 (-)\\{}90.00 $\pm$ 0.00 (89.50)} &" in scores[1]
-    assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 6
+    assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 5
     assert r"a|b \& <i>50 \%</i>\_[x] &" in scores[1]
-    assert (
-        r"& wiki & \textbf{$-$3.00} & [$-$0.25, +2.00] & < 0.001 & yes & 0.50 & 3 & [+0.50, +1.50] \\" in differences[1]
-    )
+    assert r"& wiki & $-$3.00* & [$-$0.25, +2.00] & < 0.001 & yes & 0.50 & 3 & [+0.50, +1.50] \\" in differences[1]
     assert r"95 \%: other seeds and questions" in differences[1]
-    said = [r"{\footnotesize\noindent A note\_.\par}", r"{\footnotesize\noindent Missing: gone, seed 0: no\_room\par}"]
-    assert text.splitlines()[-2:] == said
+    said = ["A note\\_.", "missing: gone, seed 0: no\\_room (gone)"]
+    assert text.splitlines()[-2:] == [rf"{{\footnotesize\noindent {line}\par}}" for line in said]
     head, body = text.split("\n", 1)
     assert head == r"% \usepackage{booktabs,graphicx}"
     assert not re.search(r"(?<!\\)%(?!$)", body, re.MULTILINE)  # nothing in comments
-
-
-def test_the_terminal_shows_the_same_numbers_in_bold_what_is_significant(monkeypatch):
-    console = Console(width=200, record=True, force_terminal=True, file=io.StringIO())
-    monkeypatch.setattr(formats, "Console", lambda **options: console)
-    formats.show(example())
-    shown = console.export_text(styles=True)
-    assert "<i>50 %</i>_[x]" in shown
-    bold = [part.split("\x1b[0m")[0] for part in shown.split("\x1b[1m")[1:]]
-    assert not {"81.00 ± 1.41", "88.00", "(-)"} & set(bold)
-    assert [text for text in bold if text[0] in "+-"] == ["-3.00"] * 2  # the difference, and the primary one
-    assert "(89.50)" in shown
-
-
-def test_no_run_at_all_still_makes_every_format(tmp_path):
-    block = block_of({"MLE": []})
-    empty = {"against": None, "line": None, "blocks": [block], "notes": [], "missing": []}
-    formats.write(empty, tmp_path)
-    assert json.loads((tmp_path / "table.json").read_text()) == empty
-    assert "| MLE | 0 |" in (tmp_path / "table.md").read_text()
 
 
 def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypatch, capsys):
@@ -193,35 +160,53 @@ def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypat
     assert code == 1
     assert "35.00 ± 7.07" in said
     assert f"missing: SWEP, 100 %, seed 1: not run ({cells[-1].folder})" in said
-    files = [f"table.{suffix}" for suffix in formats.SUFFIXES]
+    files = [f"table.{suffix}" for suffix in ("md", "csv", "tex", "json")]
     files += [f"curve-share-{metric}.{suffix}" for metric in ("em", "f1") for suffix in ("png", "svg")]
     assert {file.name for file in (tmp_path / "out").iterdir()} == set(files)
     assert f"in {tmp_path / 'out'}: {', '.join(files)}" in said
     fake_runs.finish(cells[-1].folder, cells[-1].recipe, {"squad": 4, "nyt": 3})
     assert table_of(tmp_path / "runs")[0] == 0
     whole = json.loads((tmp_path / "out" / "table.json").read_text())
-    assert [row["seeds"] for block in whole["blocks"] for row in block["rows"]] == [[0, 1], [0, 1], [0, 1], [0]]
+    runs = {(cell["block"], cell["method"]): cell["runs"] for cell in whole["cells"]}
+    assert list(runs.values()) == [2, 2, 2, 1]
+    assert whole["cells"][0]["mean"] == 35.0
+    assert whole["cells"][0]["difference"] is None
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is not a folder: name another one"):
         table_of(tmp_path / "runs", "--output", tmp_path / "file")
 
 
-ODD = ["=1 + 2", "a\nb|c", "\x1b[31m[bold]`code"]
+def console(monkeypatch, table: table.Table) -> list[str]:
+    """The lines that the terminal shows."""
+    console = Console(width=200, record=True, file=io.StringIO())
+    monkeypatch.setattr(formats, "Console", lambda **options: console)
+    formats.show(table)
+    return console.export_text().splitlines()
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_a_name_stays_text_in_its_cell(name, monkeypatch):
+def test_the_terminal_shows_the_same_numbers(monkeypatch):
+    shown = "\n".join(console(monkeypatch, example()))
+    assert all(text in shown for text in ("<i>50 %</i>_[x]", "(89.50)", " -3.00* ", "missing: gone, seed 0: no_room"))
+
+
+@pytest.mark.parametrize("odd", ["=1 + 2", "a\nb|c", "\x1b[31m[bold]`code"])
+def test_a_name_stays_text_in_its_cell(odd, monkeypatch):
     """In every place of a name: row, column, title, label, axis, base row, note, missing run."""
-    text = json.dumps(example()).replace("small & 5 %", "SMALL").replace('"gone', '"GONE').replace("A note_", "A NOTE")
-    for old in ("MLE", "squad", "SMALL", "share", "5 %", "GONE", "A NOTE"):
-        text = text.replace(json.dumps(old)[1:-1], json.dumps(f"{name}{old}")[1:-1])
-    named, plain = json.loads(text), example()
 
-    assert len(formats.markdown(named).splitlines()) == len(formats.markdown(plain).splitlines())
-    assert len(formats.latex(named).splitlines()) == len(formats.latex(plain).splitlines())
+    def named(frame):
+        texts = frame.map(lambda value: f"{odd}{value}" if isinstance(value, str) else value)
+        return texts.assign(metric=frame["metric"], labels=[{f"{odd}axis": f"{odd}label"}] * len(frame))
+
+    plain = example()
+    missing = [replace(run, variant=f"{odd}gone") for run in plain.missing]
+    odd_table = replace(plain, cells=named(plain.cells), primary=named(plain.primary), against=f"{odd}MLE")
+    odd_table = replace(odd_table, missing=missing, notes=[f"{odd}A note"])
+
+    assert len(formats.markdown(odd_table).splitlines()) == len(formats.markdown(plain).splitlines())
+    assert len(formats.latex(odd_table).splitlines()) == len(formats.latex(plain).splitlines())
     bars = [line.replace("\\|", "").count("|") for line in formats.markdown(plain).splitlines()]
-    assert [line.replace("\\|", "").count("|") for line in formats.markdown(named).splitlines()] == bars
-    lines = list(csv.reader(io.StringIO(formats.csv(named))))
+    assert [line.replace("\\|", "").count("|") for line in formats.markdown(odd_table).splitlines()] == bars
+    lines = list(csv.reader(io.StringIO(formats.csv(odd_table))))
     assert len(lines) == 2 * 4 * 2 + 3 + 1 + 1
     for line in lines:
         for cell in line:
@@ -229,8 +214,4 @@ def test_a_name_stays_text_in_its_cell(name, monkeypatch):
             assert not re.match(r"\s*[=@＝]|[+-](?!\d+\.\d+$)", cell)
     figures = list(csv.DictReader(io.StringIO(formats.csv(plain))))
     assert [line[5:9] for line in lines[1:]] == [list(figure.values())[5:9] for figure in figures]  # no number changed
-
-    console = Console(width=200, record=True, file=io.StringIO())
-    monkeypatch.setattr(formats, "Console", lambda **options: console)
-    formats.show(named)
-    assert all(line.isprintable() for line in console.export_text().splitlines())
+    assert all(line.isprintable() for line in console(monkeypatch, odd_table))

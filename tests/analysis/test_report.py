@@ -7,19 +7,17 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
-from swep_ds.analysis import charts, heatmap, report
+from swep_ds.analysis import charts, heatmap, report, words
 from swep_ds.analysis.answered import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
 from swep_ds.commands.report import report as command
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import read_lines
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
@@ -80,46 +78,31 @@ def test_all_parts_are_there(against, home):
     assert "80.0 s" in texts["cost"]
     assert "torch 9.8.7" in words
     assert "swep-ds train --ranks 2 --ds_config " in texts["settings"]
-    shown = " ".join(texts["cost"].split())
-    assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data" in shown  # 0.5 s of 2 s; 0.6 s is not 1.5 x 0.55
-
-
-def test_heat_maps_show_answers_right_and_wrong(against):
-    page = against[1]
-    shown = page.texts["maps"]
-    assert (page.of_class("heatmap"), page.of_class("right"), page.of_class("wrong")) == (heatmap.EACH, 1, 1)
-    assert "monastery" in shown
-
-
-def test_the_worst_come_first_and_the_right_ones_not_at_all(against):
+    assert [against[1].of_class(name) for name in ("heatmap", "right", "wrong")] == [2, 1, 1]
+    assert "monastery" in texts["maps"]
     columns, rows = against[0].tables["worst examples"]
     assert columns == ["data set", "question", "predicted", "accepted", "F1"]
     assert [row[-1] for row in rows] == [0.0, 0.0, pytest.approx(40)]  # "valley of abbot": 2 x 1/3 x 1/2 / (1/3 + 1/2)
     assert {row[1] for row in rows} == {QUESTIONS[name][0] for name in ("w1", "w2", "w3")}
+    shown = " ".join(texts["cost"].split())
+    assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data" in shown  # 0.5 s of 2 s; 0.6 s is not 1.5 x 0.55
 
 
-def test_what_changed_against_another_run(home):
-    recipe = Recipe.load(str(home / "run" / "recipe.yaml"))
-    gained, lost = most_changed(read_answered(home / "run", recipe, "squad", home / "other"), 9)
-    assert [(item.example.id, item.gain) for item in gained] == [
-        *(("r1", 100.0), ("r2", 100.0), ("r3", pytest.approx(100 / 3)))
-    ]
-    assert {(item.example.id, item.gain) for item in lost[:2]} == {("w1", -100.0), ("w2", -100.0)}
-    assert [item.example.id for item in lost[2:]] == ["w3"]
-
-
-def test_the_place_that_a_run_pointed_at_is_read_if_the_text_there_is_the_answer(run):
+def test_answers_are_read_with_another_runs_and_the_places_that_the_run_pointed_at(run, home):
     (run / "n_best").mkdir()
     start = CONTEXT.index("an abbot")
     best = {
         "r2": [{"text": "an abbot", "start": start, "end": start + 8}],
-        "r1": [{"text": "1204", "start": 0, "end": 4}],
+        "r1": [{"text": "1204", "start": 0, "end": 4}],  # where the text is another one
     }
     best |= {"w1": [{"text": ""}], "w3": []}
     (run / "n_best" / "squad.json").write_text(json.dumps(best))
-    recipe = Recipe.load(str(run / "recipe.yaml"))
-    spans = {item.example.id: item.span for item in read_answered(run, recipe, "squad")}
-    assert spans == dict.fromkeys(QUESTIONS) | {"r2": (start, start + 8)}
+    answered = read_answered(run, Recipe.load(str(run / "recipe.yaml")), "squad", home / "other")
+    assert {item.example.id: item.span for item in answered} == dict.fromkeys(QUESTIONS) | {"r2": (start, start + 8)}
+    gained, lost = ({item.example.id: item.gain for item in items} for items in most_changed(answered, 9))
+    assert gained == {"r1": 100.0, "r2": 100.0, "r3": pytest.approx(100 / 3)}
+    assert lost == {"w1": -100.0, "w2": -100.0, "w3": pytest.approx(40 - 200 / 3)}
+    assert [*lost][2:] == ["w3"]
 
 
 def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against):
@@ -176,32 +159,21 @@ def test_what_the_noise_does_depends_on_the_numbers():
         statement = noise_effect(compared(*changes, spread=0.01)).statement
         assert said in statement
         assert "favours" not in statement or changes[0] != changes[1]
-    lines = compared(-0.02, -0.05, -0.03)
-    usual, shuffled = noise_effect(lines), noise_effect(lines, trained_shuffled=True)
-    assert usual.statement.startswith("Learned noise lowers the nll of the ")
-    assert shuffled.statement.startswith("The shuffled noise that this run trained with ")
-    assert ". The same noise, unshuffled, changes the nll of the " in shuffled.statement
-    assert shuffled.rows == usual.rows
-    assert noise_effect([*lines[:26], {"update": 40}]) is None  # three lines in the second half
+    assert noise_effect([*compared(-0.02, -0.05, -0.03)[:26], {"update": 40}]) is None  # three lines in the second half
     assert noise_effect([]) is None
 
 
-def test_curves_are_whole_or_averaged_in_blocks(run):
-    (run / "metrics.jsonl").write_text(metrics(range(1, 21)) + metrics(range(21, 41)) + '{"update": 41, "lo')
-    updates, losses = charts.curve(read_lines(run / "metrics.jsonl"), "loss")
-    np.testing.assert_allclose(updates, np.arange(1, 41))
-    np.testing.assert_allclose(losses, 5 - np.arange(1, 41) / 100)
+def test_curves_are_averaged_in_blocks_and_each_of_many_has_a_line_of_its_own():
     lines = [{"update": update, "loss": float(update % 7)} for update in range(1, 4001)]
     updates, losses = charts.curve(lines, "loss")
     np.testing.assert_allclose(updates, np.arange(1, 4001).reshape(400, 10).mean(1))
     np.testing.assert_allclose(losses, (np.arange(1, 4001) % 7).reshape(400, 10).mean(1))
-    # 10 samples in the first second, 30 in the next two: means since the start are 10 and 40 / 3
-    lines = [
-        {"update": 5, "seconds": 1.0, "samples_per_second": 10.0},
-        {"update": 10, "seconds": 3.0, "samples_per_second": 40 / 3},
-    ]
-    np.testing.assert_allclose(charts.throughput(lines).curves["samples/s"], [[5, 10], [10, 15]])
-    assert charts.throughput([]) is None
+    lines = [{"update": u, **{f"nll_adversarial_{k}": k + u / 9 for k in range(6)}} for u in range(1, 4)]
+    [chart] = charts.learning_curves(lines)
+    drawn = chart.svg()
+    assert all(f"NLL, adversarial_{k} pass" in drawn for k in range(6))
+    styles = re.findall(r'<path d="[^"]*" clip-path="[^"]*" style="(fill: none; [^"]*var\(--line-\d\)[^"]*)"', drawn)
+    assert len(styles) == len(set(styles)) == 6
 
 
 def test_what_is_missing_is_left_out_and_said(run):
@@ -213,35 +185,43 @@ def test_what_is_missing_is_left_out_and_said(run):
     assert f"{NOISE}: is missing" in page.texts["maps"]
     assert "against" not in page.texts
     (run / "results.json").unlink()
+    (run / "metrics.jsonl").write_text(metrics([1, 3]) + '{"update": 4, "lo')  # a killed run has half-written lines
     page = Page(report.make_report(run).html)
     assert "No data set was tested" in page.texts["domains"]
     assert "This run is not finished." in page.text
-    assert page.count("svg") == 0
+    assert "Up to update 3." in page.texts["curves"]
+    assert words.curves([run])["update"].tolist() == [1, 3]
 
 
-def test_heat_maps_that_are_missing_are_named(run, monkeypatch):
+def test_why_heat_maps_or_answers_are_missing_is_said(run, monkeypatch, caplog):
     change_recipe(run)
-    monkeypatch.setattr(heatmap, "TRIED", 0)
-    page = Page(report.make_report(run).html)
-    assert page.of_class("heatmap") == 0
-    assert "Only 0 of squad: at most 24 are drawn, and only where one window holds the answer." in page.texts["maps"]
-    monkeypatch.setattr(heatmap, "MAX_PARAMETERS", 1000)
-    assert "it is not loaded again for heat maps above 1,000" in Page(report.make_report(run).html).texts["maps"]
+    for name, value, said in (
+        ("TRIED", 0, "No window holds an answer."),
+        ("MAX_BYTES", 1000, "The model is not loaded again, since it is large."),
+    ):
+        monkeypatch.setattr(heatmap, name, value)
+        page = Page(report.make_report(run).html)
+        assert page.of_class("heatmap") == 0
+        assert said in page.texts["maps"]
+    change_json(run / "results.json", inputs={"data.eval.squad": "of other bytes"})
+    shown = Page(report.make_report(run).html).texts["answers"]
+    assert "data.eval.squad" in shown
+    assert "has changed since" in shown
+    assert "the report is without the answers to squad (data.eval.squad" in caplog.text
 
 
 def test_bad_input_is_an_error_of_one_line(run, home, tmp_path):
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    shutil.copy(run / "results.json", stranger)
     for arguments, message in (
         ((tmp_path,), "holds no recipe.yaml, so no run"),
         ((run, tmp_path), "holds no results.json: name the folder of a finished run"),
+        ((home / "run", stranger), "answers none of the questions"),
     ):
         with pytest.raises(InputError, match=message) as raised:
             report.write_report(*arguments)
         assert "\n" not in str(raised.value)
-    stranger = tmp_path / "stranger"
-    stranger.mkdir()
-    shutil.copy(run / "results.json", stranger)
-    with pytest.raises(InputError, match="answers none of the questions"):
-        report.write_report(home / "run", stranger)
 
 
 def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
@@ -259,15 +239,6 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     assert "squad +16.67 +1.11 3 2 " in shown  # 3 of 6 are right, and 2 of 6; their single text gives no interval
     assert " data.eval.second " in shown
     assert MEAN not in shown
-
-
-def test_the_answers_to_data_that_changed_since_the_run_are_left_out(run, caplog):
-    change_json(run / "results.json", inputs={"data.eval.squad": "of other bytes"})
-    change_recipe(run)
-    shown = Page(report.make_report(run).html).texts["answers"]
-    assert "data.eval.squad" in shown
-    assert "has changed since" in shown
-    assert "the report is without the answers to squad (data.eval.squad" in caplog.text
 
 
 def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_path):
@@ -307,23 +278,14 @@ def test_the_command_writes_the_page(home, tmp_path, monkeypatch, capsys):
     assert page.read_text() == f"{home / 'run'} {home / 'other'}"
 
 
-def test_each_of_many_curves_has_a_line_of_its_own():
-    lines = [{"update": u, **{f"nll_adversarial_{k}": k + u / 9 for k in range(6)}} for u in range(1, 4)]
-    [chart] = charts.learning_curves(lines)
-    drawn = chart.svg()
-    assert all(f"NLL, adversarial_{k} pass" in drawn for k in range(6))
-    styles = re.findall(r'<path d="[^"]*" clip-path="[^"]*" style="(fill: none; [^"]*var\(--line-\d\)[^"]*)"', drawn)
-    assert len(styles) == len(set(styles)) == 6
-
-
 @pytest.mark.parametrize(
     ("windows", "world_size", "ranks"), [(64, 1, ["--ranks", "8"]), (8, 2, []), (None, 2, ["--ranks", "2"])]
 )
 def test_the_command_has_the_ranks_of_the_runs_global_batch(windows, world_size, ranks, tmp_path):
     recipe = Recipe.load("quickstart", ["train.micro_batch_size=8", "train.gradient_accumulation_steps=1"])
-    last = SimpleNamespace(world_size=world_size)  # that of the last start
+    run = RunFolder(tmp_path)
     if windows:
-        RunFolder(tmp_path).write_batch(GlobalBatch.of(recipe, windows))
-    words = shlex.split(report.command(tmp_path, recipe, last))
+        run.write_batch(GlobalBatch.of(recipe, windows))
+    words = shlex.split(report.command(tmp_path, recipe, run.global_batch(recipe, world_size)))
     given = ["--ds_config", f"{tmp_path}/ds_config.json", "--recipe", f"{tmp_path}/recipe.yaml", "--output_dir", "NEW"]
     assert words == ["swep-ds", "train", *ranks, *given]

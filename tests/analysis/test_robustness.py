@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from swep_ds.analysis import figures, table
-from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes, published
+from swep_ds.analysis.robustness import ABOVE, add_points, fitted, line_notes, published
 from swep_ds.analysis.runs import find_runs
 from swep_ds.common.errors import InputError
 from tests.support import fake_runs
@@ -31,23 +31,28 @@ def test_the_line_is_that_of_least_squares():
     assert ABOVE not in add_points(runs[0], line)["squad"]
 
 
-@pytest.mark.parametrize("x", [np.linspace(50, 90, 7), np.linspace(80, 89, 20)], ids=["few runs", "little spread"])
-def test_too_few_runs_or_too_much_alike_have_no_line(x):
-    line, [note] = fitted([scores(squad=value, nyt=value) for value in x], "MLE")
+SPREAD = np.linspace(50, 70, 9)
+ON_BOTH = [scores(squad=x, nyt=x - 10) for x in SPREAD]
+OTHER_DATA = scores(squad=60.0, nyt=30.0)
+OTHER_DATA["nyt"]["total"] += 1
+
+
+@pytest.mark.parametrize(
+    ("runs", "fault"),
+    [
+        ([scores(squad=x, nyt=x) for x in np.linspace(50, 90, 7)], "7 run(s) of MLE, but a line takes 8, with F1 over"),
+        ([scores(squad=x, nyt=x) for x in np.linspace(80, 89, 20)], "20 run(s) of MLE, but a line takes 8, with F1"),
+        ([*ON_BOTH, scores(nyt=1.0)], "runs of MLE were tested on different data;"),
+        ([*ON_BOTH, OTHER_DATA], "runs of MLE were tested on different data;"),
+    ],
+    ids=["few runs", "little spread", "other sets", "other data of the same name"],
+)
+def test_why_runs_have_no_line_is_said(runs, fault):
+    line, [note] = fitted(runs, "MLE")
     assert line is None
-    assert f"n/a ({len(x)} run(s) of MLE, but a line takes 8, with F1 over 10 points in domain;" in note
+    assert f"n/a ({fault}" in note
+    assert "--line names a published line" in note
     assert fitted([], "MLE") == fitted([scores(squad=1.0)] * 9, "MLE") == (None, [])
-
-
-@pytest.mark.parametrize("others", [{"nyt": 1.0}, {"squad": 60.0, "nyt": 1.0, "amazon": 1.0}, None])
-def test_runs_on_different_data_have_no_line(others):
-    """Models may have been tested on other sets, or on other data of the same name."""
-    runs = [scores(squad=x, nyt=x - 10) for x in np.linspace(50, 70, 9)]
-    other = scores(**others or {"squad": 60.0, "nyt": 30.0})
-    other["nyt"]["total"] += others is None
-    line, [note] = fitted([*runs, other], "MLE")
-    assert line is None
-    assert "n/a (runs of MLE were tested on different data; --line names a published line)" in note
 
 
 def test_the_published_line_is_found_by_any_name_of_a_data_set():
@@ -68,7 +73,7 @@ def test_the_published_line_is_found_by_any_name_of_a_data_set():
 
 
 def test_sets_that_are_the_same_by_another_name_keep_their_lines_apart():
-    runs = [scores(squad=x, nyt=x - 10, new_york_times=20.0) for x in np.linspace(50, 70, 9)]
+    runs = [scores(squad=x, nyt=x - 10, new_york_times=20.0) for x in SPREAD]
     line, _ = fitted(runs, "MLE")
     assert [add_points(run, line)[name][ABOVE] for run in runs for name in ("nyt", "new_york_times")] == pytest.approx(
         [0.0] * 18, abs=1e-9
@@ -77,7 +82,7 @@ def test_sets_that_are_the_same_by_another_name_keep_their_lines_apart():
 
 
 def test_a_bad_line_is_one_line(tmp_path):
-    with pytest.raises(InputError, match=r"--line nope: no such line; known are squadshifts, or give a YAML file"):
+    with pytest.raises(InputError, match=r"--line nope: no such line; known are squadshifts"):
         published("nope")
     file = tmp_path / "line.yaml"
     file.write_text("source: s\nin_domain: squad\nfitted_over: [1, 2]\nshifted: {nyt: {slope: steep}}")
@@ -95,27 +100,20 @@ def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path, monkey
         shifted = right // 2 + (2 if cell.variant == "SWEP" else 0)
         fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": shifted})
     result = table.make(find_runs([tmp_path / "runs"]))
-    line = Line(**result["line"])
+    line = result.line
     assert line.source == "least squares over the 8 runs of MLE"
-    above = {
-        name: [
-            row["scores"]["nyt"][ABOVE]["mean"]
-            for block in result["blocks"]
-            for row in block["rows"]
-            if row["name"] == name
-        ]
-        for name in variants
-    }
-    assert np.mean(above["MLE"]) == pytest.approx(0, abs=1e-9)
-    assert np.array(above["SWEP"]) - np.array(above["MLE"]) == pytest.approx([10] * 4)  # 2 of 20 questions
-    assert any(f"nyt: {line.shifted['nyt'].slope:.3f} x" in note for note in result["notes"])
-    [panel] = figures.plot_line(result["blocks"], line).axes
+    above = result.cells[(result.cells["metric"] == ABOVE) & (result.cells["data_set"] == "nyt")]
+    mle, swep = (above[above["method"] == name]["mean"].to_numpy() for name in variants)
+    assert mle.mean() == pytest.approx(0, abs=1e-9)
+    assert swep - mle == pytest.approx([10] * 4)  # 2 of 20 questions
+    assert any(f"nyt: {line.shifted['nyt'].slope:.3f} x" in note for note in result.notes)
+    [panel] = figures.plot_line(result.cells.dropna(subset="data_set"), line).axes
     *points, drawn = [drawn.get_xydata() for drawn in panel.lines]
-    means = [row["scores"] for block in result["blocks"] for row in block["rows"]]
-    expected = [[[row["squad"]["f1"]["mean"], row["nyt"]["f1"]["mean"]]] for row in means]
-    assert np.array(points) == pytest.approx(np.array(expected))
+    f1 = result.cells[result.cells["metric"] == "f1"]
+    expected = [f1[f1["data_set"] == name]["mean"] for name in sizes]
+    assert np.concatenate(points) == pytest.approx(np.stack(expected, axis=1))
     assert drawn[:, 1] == pytest.approx(line.shifted["nyt"].predict(drawn[:, 0]))
     monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())
     assert {"robustness.png", "robustness.svg"} <= {file.name for file in figures.draw(result, tmp_path)}
     with_published = table.make(find_runs([tmp_path / "runs"]), line=published("squadshifts"))
-    assert not any(ABOVE in row["scores"]["nyt"] for block in with_published["blocks"] for row in block["rows"])
+    assert ABOVE not in set(with_published.cells["metric"])

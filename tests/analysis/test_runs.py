@@ -60,29 +60,18 @@ def test_a_sweeps_folder_says_by_itself_what_its_runs_are(cells, tmp_path, caplo
             runs.find_runs([folder])
 
 
-def test_a_training_has_one_vote_though_it_has_two_rows(tmp_path):
-    variants = {"plain": {}, "averaged": {"train.average": "ema"}}
-    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=[0, 1, 2])
-    for cell in [cell for cell in cells if cell.variant == "plain" or cell.seed]:
-        recipe = Recipe.make(cell.recipe, eval={"n_best": 30 if cell.variant == "averaged" else 20})
-        fake_runs.finish(cell.folder, recipe, {"squad": 3})
-        if cell.variant == "averaged":
-            fake_runs.finish(cell.folder / "unaveraged", recipe.unaveraged(), {"squad": 3})
-    done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    assert {run.variant for run in done} == {"plain"}
-    assert [each.variant for each in missing if "made differently" in each.reason] == [
-        "averaged",
-        "averaged, unaveraged",
-        "averaged",
-        "averaged, unaveraged",
-    ]
-
-
 def test_failed_and_unfinished_runs_are_named(cells, tmp_path):
     for cell in cells[1:3]:
         (cell.folder / "results.json").unlink()
     cells[1].log.write_text("$ train.py\nerror: no room\n# exit code 2\n")
-    assert reasons(tmp_path) == {"swep-seed0": "exit code 2: error: no room", "mle-seed1": "not finished"}
+    results = [cell.folder / "results.json" for cell in cells]
+    results[3].write_text(results[3].read_text()[:50])
+    change(cells[4], "eval", "nyt", "f1")  # as of another version
+    faults = {"swep-seed1": f"{results[3]}: not JSON: ", "mle-seed2": f"{results[4]}: not of this version (eval.nyt.f1"}
+    faults |= {"swep-seed0": "exit code 2: error: no room", "mle-seed1": "not finished"}
+    said = reasons(tmp_path)
+    assert said.keys() == faults.keys()
+    assert all(reason.startswith(faults[name]) for name, reason in said.items())
     _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     assert missing[0].line == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
     assert missing[1].line == f"MLE, seed 1: not finished ({cells[2].folder})"
@@ -95,15 +84,17 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
     (cells[3].folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
     by_folder = reasons(tmp_path)
     assert by_folder["mle-seed0"] == "made differently from the others (questions of nyt 9 there, 10 here)"
-    assert by_folder["swep-seed0"].startswith(
-        "made differently from the others (questions of nyt None there, 10 here; data"
-    )
+    said = "(data sets 'squad' there, 'squad, nyt' here; questions of nyt None there, 10 here)"
+    assert by_folder["swep-seed0"] == f"made differently from the others {said}"
     batch = batch_of_rank(cells[4].recipe)
     assert by_folder["mle-seed2"] == f"made differently from the others (global batch {2 * batch} there, {batch} here)"
     assert by_folder["swep-seed1"].endswith("(ds_config zero_optimization.stage 3 there, 2 here)")
 
 
-def test_runs_that_read_other_files_under_the_same_name_are_left_out(cells, tmp_path):
+def test_runs_that_read_other_files_are_left_out_and_different_versions_named(cells, tmp_path):
+    change(cells[1], "versions", "torch", to="2.9")
+    note = runs.version_note(runs.read_runs(runs.find_runs([tmp_path / "runs"]))[0])
+    assert note == ["The runs were made by different versions: torch 1.0, 2.9."]
     for cell in cells:
         change(cell, "inputs", to={"data.train": "a", "data.eval.squad": "c"})
     change(cells[0], "inputs", to={"data.train": "a", "data.eval.squad": "d"})
@@ -128,11 +119,14 @@ def test_rows_may_name_other_training_data_but_each_is_of_one(tmp_path):
     [
         ({"train.epochs": 8.0}, "made differently from the others (train.epochs 8.0 there, 2.0 here)"),
         ({"data.train": "other/hub-id"}, "read other files than the others (data.train)"),
+        ({"data.eval": {"squad": "other.json"}}, "read other files than the others (data.eval.squad)"),
         ({"train.log_every": 7, "eval.batch_size": 3}, None),
     ],
 )
-def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, set_, reason):
+def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, monkeypatch, set_, reason):
     """A user changed a setting in the sweep and added seeds: sweep.json gives both the same name."""
+    monkeypatch.chdir(tmp_path)
+    fake_runs.data_set(tmp_path, "other", 10)
     for seeds, settings in (([0, 1, 2], {}), ([0, 1, 2, 3, 4], set_)):
         variants = {"MLE": {}, "SWEP": {"method.name": "swep", "method.beta": 1e-2 if settings else 1e-4}}
         for cell in fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=seeds, set=settings):
@@ -143,20 +137,6 @@ def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, set_, reason):
     for seed in (3, 4):
         assert "method.beta 0.01 there, 0.0001 here" in by_folder.pop(f"swep-seed{seed}")
     assert by_folder == (dict.fromkeys(("mle-seed3", "mle-seed4"), reason) if reason else {})
-
-
-def test_a_row_is_of_one_source_for_each_test_set(tmp_path, monkeypatch):
-    """Also where the source has no checksum, such as a hub id; here a relative path."""
-    monkeypatch.chdir(tmp_path)
-    fake_runs.data_set(tmp_path, "other", 10)
-    for seeds, source in (([0, 1, 2], "squad.json"), ([0, 1, 2, 3, 4], "other.json")):
-        fields = {"variants": {"MLE": {}}, "seeds": seeds, "set": {"data.eval": {"squad": source}}}
-        for cell in fake_runs.sweep(tmp_path, {"squad": 10}, **fields):
-            if not (cell.folder / "results.json").exists():
-                fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
-    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    left_out = dict.fromkeys(["mle-seed3", "mle-seed4"], "read other files than the others (data.eval.squad)")
-    assert {run.folder.name: run.reason for run in missing} == left_out
 
 
 def test_a_folder_of_other_settings_than_the_sweeps_is_missing(cells):
@@ -214,14 +194,6 @@ def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
     ]
 
 
-def test_different_versions_are_compared_and_named(cells, tmp_path):
-    change(cells[1], "versions", "torch", to="2.9")
-    done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    assert missing == []
-    [note] = runs.version_note(done)
-    assert note == "The runs were made by different versions: torch 1.0, 2.9."
-
-
 def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_path):
     (tmp_path / "runs" / "sweep.json").unlink()
     fake_runs.finish(tmp_path / "other", cells[1].recipe.model_copy(update={"seed": 9}), {"squad": 4, "nyt": 4}, seed=9)
@@ -242,13 +214,8 @@ def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_
     assert missing.reason.endswith(": delete the run's folder and run it again")
     _, [twice] = runs.read_runs(runs.find_runs([tmp_path / "other", tmp_path / "other"]))
     assert twice.reason == f"the same variant and seed as {tmp_path / 'other'}, which is in the table"
-
-
-def test_runs_with_and_without_a_first_stage_have_two_names(cells, tmp_path):
-    plain = Recipe.load(str(tmp_path / "recipe.yaml"), ["method.name=mle"])
     two = Recipe.load(str(tmp_path / "recipe.yaml"), ["method.name=mle", "pretrain={train: generated.json}"])
-    for seed, (name, recipe) in enumerate([("a", two), ("b", two), ("c", plain)]):
-        right = {"squad": 4, "nyt": 4}
-        fake_runs.finish(tmp_path / name, recipe.model_copy(update={"seed": seed}), right, seed=seed)
-    names = [ref.variant for ref in runs.find_runs([tmp_path / name for name in "abc"])]
-    assert names == ["mle", "mle", "mle, pretrain None"]
+    for seed, recipe in enumerate([two, two, cells[0].recipe]):
+        folder = tmp_path / "stages" / f"{seed}"
+        fake_runs.finish(folder, recipe.model_copy(update={"seed": seed}), {"squad": 4, "nyt": 4}, seed=seed)
+    assert [run.variant for run in runs.find_runs([tmp_path / "stages"])] == ["mle", "mle", "mle, pretrain None"]

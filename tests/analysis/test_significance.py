@@ -5,25 +5,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import estimate
 from swep_ds.analysis.runs import find_runs, read_runs
 from swep_ds.analysis.significance import QuestionScores, note_on_shared_ids
-from swep_ds.evaluation.results import OUT_OF_DOMAIN
+from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN
 from swep_ds.pipeline.recipe import Recipe
 from tests.support import fake_runs
 from tests.support.bad_input import change_json
 
 
 def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
-    values = np.random.default_rng(1).normal([2, -1], [30, 10], (57, 2))
+    values = np.random.default_rng(1).normal([2, -1, 0], [30, 10, 0], (57, 3))
+    values[:, 2] = 3 * values[:, 1]
     monkeypatch.setattr(significance, "ELEMENTS", 57 * 1000)  # in several parts
     clusters = np.sort(np.random.default_rng(3).integers(20, size=57))
     clusters = np.unique(clusters, return_inverse=True)[1]
     samples = significance.resampled_means(values, clusters, "squad")
-    assert samples.shape == (10_000, 2)
+    assert samples.shape == (10_000, 3)
     low, high = significance.interval(samples)
     rng = np.random.default_rng(2)
     loop = []
@@ -33,25 +33,12 @@ def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
         ]
         loop.append(sum(drawn) / len(drawn))
     loop = np.array(loop)
-    error = np.array([30, 10]) / 57**0.5
+    error = np.array([30, 10, 30]) / 57**0.5
     assert (np.abs(low - np.quantile(loop, 0.025, axis=0)) < 0.12 * error).all()
     assert (np.abs(high - np.quantile(loop, 0.975, axis=0)) < 0.12 * error).all()
     assert samples.mean(axis=0) == pytest.approx(values.mean(axis=0), abs=5 * error.max() / 100)
     assert (significance.resampled_means(values, clusters, "squad") == samples).all()  # seeded
-
-
-def test_columns_share_their_draws():
-    values = np.random.default_rng(0).normal(size=(40, 1))
-    single, triple = significance.resampled_means(np.concatenate([values, 3 * values], axis=1), np.arange(40), "x").T
-    assert triple == pytest.approx(3 * single)
-
-
-def test_a_share_of_questions_won_has_the_binomials_interval():
-    # 60 of 200 questions are won and the others alike: a resample's mean is Binomial(200, 0.3) / 200
-    values = np.repeat([[100.0], [0.0]], [60, 140], axis=0)
-    bounds = significance.interval(significance.resampled_means(values, np.arange(200), "squad")).ravel()
-    expected = stats.binom(200, 0.3).ppf([0.025, 0.975]) / 2
-    assert bounds == pytest.approx(expected, abs=0.5)  # 0.5 points: one question
+    assert samples[:, 2] == pytest.approx(3 * samples[:, 1])  # columns share their draws
 
 
 SIZES = {"squad": 20, "nyt": 12, "amazon": 30}
@@ -70,25 +57,33 @@ def runs(tmp_path) -> dict:
 
 def known(compared: dict) -> dict:
     """The data sets with a bootstrap, by row."""
-    return {
-        name: [column for column, by_metric in columns.items() if by_metric["f1"]["bootstrap_low"] is not None]
-        for name, columns in compared.items()
-    }
+    sets: dict[str, list[str]] = {}
+    for (name, column, metric), entry in compared.items():
+        if metric == "f1" and entry["bootstrap_low"] is not None:
+            sets.setdefault(name, []).append(column)
+    return sets
 
 
 def bounds(entry: dict, kind: str = "bootstrap_") -> tuple[float, float]:
     return entry[f"{kind}low"], entry[f"{kind}high"]
 
 
-def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(runs):
+def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(runs, monkeypatch):
+    asked = []
+    read_them = significance.reported_examples
+    monkeypatch.setattr(
+        significance, "reported_examples", lambda recipe, name: asked.append(name) or read_them(recipe, name)
+    )
     runs["MLE"] = [run for run in runs["MLE"] if run.seed != 0][::-1]
     scores = QuestionScores()
     compared = significance.compare(runs, "MLE", list(SIZES), scores)
+    assert asked == ["squad", "nyt", "amazon"]  # once for all runs
     assert scores.notes == []
     assert known(compared) == {name: ["squad", "nyt", "amazon", OUT_OF_DOMAIN] for name in ("SWEP", "Same")}
-    for by_metric in compared["Same"].values():
-        for entry in by_metric.values():
-            assert (*bounds(entry), entry["mean"], entry["n"], entry["p"]) == (0, 0, 0, 2, None)  # two seeds
+    same = [entry for (name, *_), entry in compared.items() if name == "Same"]
+    assert len(same) == 4 * 2
+    for entry in same:
+        assert (*bounds(entry), entry["mean"], entry["n"], entry["p"]) == (0, 0, 0, 2, None)  # two seeds
     # by hand: seed 1 wins questions 6 to 9, seed 2 wins 7 to 12
     samples = {}
     for name, questions in SIZES.items():
@@ -96,12 +91,12 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
         samples[name] = significance.resampled_means(won, np.arange(questions), name)
     samples[OUT_OF_DOMAIN] = (samples["nyt"] + samples["amazon"]) / 2
     for name, drawn in samples.items():
-        for entry in compared["SWEP"][name].values():
-            assert bounds(entry) == pytest.approx(np.percentile(drawn, [2.5, 97.5]))
+        for metric in METRICS:
+            assert bounds(compared["SWEP", name, metric]) == pytest.approx(np.percentile(drawn, [2.5, 97.5]))
 
 
 def test_three_seeds_have_a_crossed_interval(runs):
-    compared = significance.compare(runs, "MLE", list(SIZES), QuestionScores())["SWEP"]
+    compared = significance.compare(runs, "MLE", list(SIZES), QuestionScores())
     drawn = {}
     for name, questions in SIZES.items():
         won = np.zeros((3, questions))
@@ -111,7 +106,8 @@ def test_three_seeds_have_a_crossed_interval(runs):
     drawn[OUT_OF_DOMAIN] = drawn["nyt"] + drawn["amazon"]
     for name, sets in drawn.items():
         expected = estimate(sets)
-        for entry in compared[name].values():
+        for metric in METRICS:
+            entry = compared["SWEP", name, metric]
             assert bounds(entry, "") == pytest.approx(expected.interval())
             assert (entry["mean"], entry["p"]) == pytest.approx((expected.mean, expected.p()))
 
@@ -123,29 +119,9 @@ def test_few_texts_have_no_interval(runs, tmp_path):
             name: [asked_on(run, tmp_path / "few.json", right) for run in runs[name]]
             for name, right in (("MLE", 2), ("SWEP", 4))
         }
-        entry = significance.compare(rows, "MLE", ["squad", "nyt"], QuestionScores())["SWEP"]["nyt"]["f1"]
+        entry = significance.compare(rows, "MLE", ["squad", "nyt"], QuestionScores())["SWEP", "nyt", "f1"]
         assert (entry["low"] is None) == (texts < 5)
         assert (entry["bootstrap_low"] is None) == (texts < 10)
-
-
-def test_the_questions_of_one_test_are_read_once(runs, monkeypatch):
-    asked = []
-    read_them = significance.reported_examples
-    monkeypatch.setattr(
-        significance, "reported_examples", lambda recipe, name: asked.append(name) or read_them(recipe, name)
-    )
-    significance.compare(runs, "MLE", list(SIZES), QuestionScores())
-    assert asked == ["squad", "nyt", "amazon"]
-
-
-def test_data_that_changed_since_a_run_give_it_no_interval(runs, tmp_path):
-    [run, *_] = runs["MLE"]
-    change_json(run.folder / "results.json", inputs={"data.eval.nyt": "of other bytes"})
-    scores = QuestionScores()
-    assert scores.of(run, "nyt") is None
-    assert scores.of(run, "squad") is not None
-    [note] = scores.notes
-    assert note.startswith(f"No interval with data.eval.nyt {tmp_path / 'nyt.json'}: has changed since {run.folder}")
 
 
 def asked_on(run, nyt: Path, right: int):
@@ -154,21 +130,6 @@ def asked_on(run, nyt: Path, right: int):
     fake_runs.finish(run.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
     [[again], _] = read_runs(find_runs([run.folder]))
     return again
-
-
-def test_runs_of_other_questions_under_one_name_have_no_interval(runs, tmp_path):
-    fake_runs.data_set(tmp_path, "other", 12)
-    runs["SWEP"][0] = other = asked_on(runs["SWEP"][0], tmp_path / "other.json", 7)
-    scores = QuestionScores()
-    compared = significance.compare(runs, "MLE", list(SIZES), scores)
-    assert known(compared) == {
-        "SWEP": ["squad", "amazon"],
-        "Same": ["squad", "nyt", "amazon", OUT_OF_DOMAIN],
-    }
-    assert scores.notes == [
-        f"No interval for SWEP on nyt: {other.folder} answered other questions than "
-        f"{runs['MLE'][0].folder}, so the difference would not be that of the methods alone."
-    ]
 
 
 def test_a_mean_over_translations_is_questioned(runs, tmp_path):
@@ -196,32 +157,26 @@ def test_the_same_questions_in_another_order_are_met_by_id(runs, tmp_path):
     assert difference[0, :, 0].tolist() == [-100.0] * 5 + [0.0] + [100.0] * 6
 
 
-def test_what_cannot_be_read_is_named_and_leaves_the_others_their_intervals(runs, tmp_path):
-    folder = runs["SWEP"][0].folder / "predictions"
-    (folder / "nyt.json").write_text("{")
+def test_what_cannot_be_read_or_has_changed_is_named_and_leaves_the_others_their_intervals(runs, tmp_path):
+    broken, changed = runs["SWEP"][:2]
+    (broken.folder / "predictions" / "nyt.json").write_text("{")
+    change_json(changed.folder / "results.json", inputs={"data.eval.squad": "of other bytes"})
     (runs["Same"][1].folder / "predictions" / "amazon.json").unlink()
     scores = QuestionScores()
     compared = significance.compare(runs, "MLE", list(SIZES), scores)
-    assert known(compared) == {
-        "SWEP": ["squad", "amazon"],
-        "Same": ["squad", "nyt"],
-    }
-    nyt, amazon = scores.notes
-    assert nyt.startswith(f"No interval with {folder / 'nyt.json'}: not JSON: ")
-    assert nyt.endswith(".")
-    assert amazon.startswith("No interval with ")
+    assert known(compared) == {"SWEP": ["amazon"], "Same": ["squad", "nyt"]}
+    squad, nyt, amazon = scores.notes
+    assert squad.startswith(f"No interval with data.eval.squad {tmp_path / 'squad.json'}: has changed since ")
+    assert nyt.startswith(f"No interval with {broken.folder / 'predictions' / 'nyt.json'}: not JSON: ")
     assert "no such file" in amazon
 
 
 def test_other_data_than_the_results_are_of_is_noticed(runs, tmp_path):
     fake_runs.data_set(tmp_path, "squad", 40)
-    scores = QuestionScores()
-    compared = significance.compare(runs, "MLE", list(SIZES), scores)
-    assert known(compared)["SWEP"] == ["nyt", "amazon", OUT_OF_DOMAIN]
-    assert "scores 12.50 / 12.50 on today's data, and 25.00 / 25.00 in results.json" in " ".join(scores.notes)
     Path(tmp_path / "amazon.json").unlink()
     scores = QuestionScores()
     compared = significance.compare(runs, "MLE", list(SIZES), scores)
     assert known(compared) == {"SWEP": ["nyt"], "Same": ["nyt"]}
+    assert "scores 12.50 / 12.50 on today's data, and 25.00 / 25.00 in results.json" in " ".join(scores.notes)
     [note] = [note for note in scores.notes if "amazon" in note]
     assert note.startswith("No intervals on amazon: its questions cannot be read (data.eval.amazon: data source")

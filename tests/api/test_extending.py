@@ -83,9 +83,9 @@ def test_a_registered_method_has_a_row_in_the_table_of_a_sweep(registry, tmp_pat
     for cell in fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, seeds=[0]):
         right = 6 if cell.recipe.method == ScaledSettings(scale=0.5) else 3
         fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
-    [block] = table.make(find_runs([tmp_path / "runs"]))["blocks"]
-    scores = {row["name"]: row["scores"]["nyt"]["f1"]["mean"] for row in block["rows"]}
-    assert scores == {"MLE": 30.0, "Scaled": 60.0}
+    cells = table.make(find_runs([tmp_path / "runs"])).cells
+    f1 = cells[(cells["data_set"] == "nyt") & (cells["metric"] == "f1")]
+    assert dict(zip(f1["method"], f1["mean"], strict=True)) == {"MLE": 30.0, "Scaled": 60.0}
 
 
 def test_a_registered_method_trains_through_wrap_and_may_be_defined_again(registry):

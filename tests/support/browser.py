@@ -20,22 +20,10 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 FONTS = {400: "DejaVuSans.ttf", 700: "DejaVuSans-Bold.ttf"}  # weight: file
 # Chromium makes no window narrower than 500 pixels, so a frame in the window has the width. Measured in the frame:
-# texts that overlap, and texts whose contrast with what is behind them is below 4.5 (WCAG 2.2, 1.4.3)
+# the page's size, texts that overlap, and texts that stand outside
 MEASURE = r"""
-function luminance([r, g, b]) {
-  const linear = [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
-}
-function channels(colour) { return colour.match(/[\d.]+/g).map(Number); }
-function behind(element, view) {
-  for (let e = element; e; e = e.parentElement) {
-    const colour = channels(view.getComputedStyle(e).backgroundColor);
-    if (colour.length < 4 || colour[3] > 0) return colour;
-  }
-  return [255, 255, 255];
-}
 function measure(view) {
-  const page = view.document, boxes = [], faint = new Set();
+  const page = view.document, boxes = [];
   const walker = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode, parent = node.parentElement;
@@ -43,10 +31,6 @@ function measure(view) {
     const range = page.createRange();
     range.selectNodeContents(node);
     for (const box of range.getClientRects()) if (box.width && box.height) boxes.push([box, node.data.trim(), parent]);
-    const style = view.getComputedStyle(parent);
-    const pair = [parent.closest("svg") ? style.fill : style.color, null].map(c => c && luminance(channels(c)));
-    pair[1] = luminance(behind(parent, view));
-    if ((Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05) < 4.5) faint.add(node.data.trim());
   }
   const overlaps = [];
   boxes.sort((a, b) => a[0].top - b[0].top);
@@ -58,11 +42,10 @@ function measure(view) {
       if (wide > 2 && high > 0.4 * Math.min(a[0].height, b[0].height)) overlaps.push([a[1], b[1]]);
     }
   const outside = boxes.filter(([box, , parent]) => box.right > view.innerWidth + 1 && !parent.closest(".scroll"));
-  const sections = Object.fromEntries([...page.querySelectorAll("section")].map(s => [s.id, s.offsetHeight]));
   const whole = page.documentElement;
   const fonts = [...page.fonts].map(font => font.status);
-  return {fonts, sections, width: view.innerWidth, scroll: whole.scrollWidth, height: whole.scrollHeight,
-    texts: boxes.length, overlaps, faint: [...faint], outside: outside.map(box => box[1]),
+  return {fonts, width: view.innerWidth, scroll: whole.scrollWidth, height: whole.scrollHeight,
+    texts: boxes.length, overlaps, outside: outside.map(box => box[1]),
     dark: view.matchMedia("(prefers-color-scheme: dark)").matches};
 }
 """

@@ -99,10 +99,10 @@ def test_a_sweep_survives_a_failed_cell(tmp_path):
     assert "swep-elsewhere-seed0: FAILED, exit code 2: error: " in ended.stdout
     assert "mle-seed0: done in" in ended.stdout
     table = json.loads((output / "table.json").read_text())
-    [block] = table["blocks"]
     scores = json.loads((output / "mle-seed0" / "results.json").read_text())["eval"]["test"]
-    assert [row["seeds"] for row in block["rows"]] == [[0], []]
-    assert block["rows"][0]["scores"]["test"]["f1"]["mean"] == scores["f1"]
+    assert {cell["method"]: cell["runs"] for cell in table["cells"]} == {"MLE": 1, "SWEP [elsewhere]": 0}
+    [f1] = [cell["mean"] for cell in table["cells"] if cell["metric"] == "f1"]
+    assert f1 == scores["f1"]
     [missing] = table["missing"]
     assert (missing["name"], missing["seed"]) == ("SWEP [elsewhere]", 0)
     assert missing["reason"].startswith("exit code 2: error: ")

@@ -107,10 +107,10 @@ def differences(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> l
     for pair in (*plan.registered, *plan.not_registered):
         for weights, row_of in WEIGHTS.items():
             name, base = map(row_of, pair)
-            by_set = compare({name: rows[name], base: rows[base]}, base, columns, questions)[name]
+            compared = compare({name: rows[name], base: rows[base]}, base, columns, questions)
             for where, column in ((SHIFTED, OUT_OF_DOMAIN), (SOURCE, columns[0])):
-                estimates[pair, weights, where] = by_set[column]["f1"]
-                if by_set[column]["f1"]["p"] is None:
+                estimates[pair, weights, where] = compared[name, column, "f1"]
+                if estimates[pair, weights, where]["p"] is None:
                     raise InputError("\n".join([f"{name} less {base}: has no interval", *questions.notes]))
     together = [key for key in estimates if plan.rule(*key) == "Holm"]
     adjusted = dict(zip(together, holm([estimates[key]["p"] for key in together]), strict=True))

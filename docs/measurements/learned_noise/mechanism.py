@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -54,12 +54,7 @@ def sample_windows(run: TrainedRun, examples: Sequence[Example], count: int, lab
     """
     order = np.random.default_rng(0).permutation(len(examples))
     windows = windows_if_any([examples[index] for index in order], run.tokenizer, run.windows)
-    chosen = []
-    for window in windows:
-        if window is not None:
-            chosen.append(window)
-        if len(chosen) == count:
-            break
+    chosen = list(islice(windows, count))
     if not chosen:
         raise InputError(f"{label}: none of its {len(examples)} questions has its answer in a window: name other data")
     return sorted(chosen, key=lambda window: len(window.input_ids))
