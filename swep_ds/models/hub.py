@@ -91,8 +91,13 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """transformers builds a tokenizer of the class that a config names and takes little more than the vocabulary from
     tokenizer.json. Where the file treats texts otherwise, the model would get other tokens than those that it learnt.
     So the file, if there is one, is loaded as it is, with the special tokens of the class that it knows."""
-    made = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     file = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    try:
+        made = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (TypeError, ImportError):  # the class takes no such vocabulary, or needs a package that is not there
+        if file is None:
+            raise
+        return PreTrainedTokenizerFast.from_pretrained(source)
     if file is None or not made.is_fast:
         return made
     written = Tokenizer.from_file(file)

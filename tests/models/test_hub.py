@@ -116,6 +116,8 @@ def own_steps() -> PreTrainedTokenizerFast:
     [
         (tiny.wordpiece, "bert", "BertTokenizer"),
         (tiny.wordpiece, "roberta", "RobertaTokenizer"),
+        (tiny.wordpiece, "deberta-v2", None),  # whose class takes no such vocabulary
+        (tiny.wordpiece, "roformer", None),  # whose class needs a package that is not there
         (tiny.unigram, "bert", None),
         (tiny.unigram, "t5", None),  # which would add 100 tokens
         (tiny.byte_bpe, "bert", "BertTokenizerFast"),
