@@ -76,7 +76,7 @@ def answer_windows(
 
     Raises InputError: a question without an answer, a context without it, or an answer that no window holds.
     """
-    cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
+    cutter = WindowCutter(tokenizer, settings)
     return [_window(example, cutter) for example in examples]
 
 
@@ -84,7 +84,7 @@ def windows_if_any(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
 ) -> Iterator[AnswerWindow | None]:
     """As `answer_windows`, lazily, with None for an example that has no such window: training leaves it out, too."""
-    cutter = WindowCutter(tokenizer, settings, examples[0]) if examples else None
+    cutter = WindowCutter(tokenizer, settings)
     for example in examples:
         try:
             yield _window(example, cutter)

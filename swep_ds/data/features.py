@@ -7,7 +7,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.common.console import Console, Progress
 from swep_ds.data import cache
 from swep_ds.data.example import Example
-from swep_ds.data.tokens import ahead
 from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSettings
 
 FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
@@ -80,11 +78,10 @@ def build_features(
     are generated they are always left out. Windows of questions without an answer are never left out.
     Windows are written as they are made, so memory does not grow with their number. `console` shows the progress.
 
-    Raises InputError: as `WindowCutter`; the sizes leave no room for context, a context has no token, every training
-    window was dropped, or the cache cannot be written.
+    Raises InputError: the sizes leave no room for context, a context has no token, every training window was dropped,
+    or the cache cannot be written.
     """
-    cutter = WindowCutter(tokenizer, settings, examples[0])
-    cutter.check_sizes()
+    cutter = WindowCutter(tokenizer, settings)
     drop = training and (settings.task == "generative" or windows_without_answer == "drop")
     setup = {"format": FORMAT_VERSION, **asdict(settings), "training": training, "drop": drop}
     setup["types"] = cutter.takes_types
@@ -101,7 +98,7 @@ def build_features(
         counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
         schema = _schema(cutter, training)
         with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
-            questions = _shown(ahead(cutter.tokenise(examples)), progress)
+            questions = _shown(cutter.tokenise(examples), progress)
             if training:
                 rows = _rows_to_learn(examples, questions, cutter, counts, drop)
             else:
@@ -115,9 +112,8 @@ def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tupl
     """The windows of a few examples, at least one, as `build_features` makes them for evaluation, but in memory; and
     how many questions were cut. Raises InputError: a context has no token."""
     counts = Counter()
-    rows = _rows_to_answer(chain.from_iterable(cutter.tokenise(examples)), cutter, counts)
-    schema = _schema(cutter, training=False)
-    return pa.Table.from_batches(_batches(rows, schema), schema), counts["questions_cut"]
+    rows = list(_rows_to_answer(cutter.tokenise(examples), cutter, counts))
+    return pa.Table.from_pylist(rows, _schema(cutter, training=False)), counts["questions_cut"]
 
 
 def _schema(cutter: WindowCutter, training: bool) -> pa.Schema:
@@ -141,11 +137,9 @@ def _schema(cutter: WindowCutter, training: bool) -> pa.Schema:
     return pa.schema(columns)
 
 
-def _shown(groups: Iterator[list[Question]], progress: Progress) -> Iterator[Question]:
-    done = 0
-    for group in groups:
-        yield from group
-        done += len(group)
+def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Question]:
+    for done, question in enumerate(questions, 1):
+        yield question
         progress.update(done)
 
 

@@ -1,17 +1,13 @@
 """Tokens of a text with their characters."""
 
 import unicodedata
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Encoding
 
 BYTE_LEVEL_SPACE = "\u0120"  # how byte-level tokens write a space
-
-T = TypeVar("T")
 
 
 class TextTokens(NamedTuple):
@@ -102,13 +98,3 @@ def is_mark(character: str) -> bool:
     end of a Hangul syllable."""
     mark = unicodedata.category(character).startswith("M") or character in "\uff9e\uff9f"
     return mark or "\u1160" <= character <= "\u11ff"
-
-
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made in another thread while the caller uses the one before."""
-    end = object()
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, items, end)
-        while (item := coming.result()) is not end:
-            coming = thread.submit(next, items, end)
-            yield item

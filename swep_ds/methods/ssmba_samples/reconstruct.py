@@ -86,20 +86,19 @@ class Reconstructor:
 
     Args:
         model_name: hub id or local folder of a masked language model.
-        example: any of the questions.
 
     Raises:
         InputError: no masked language model of that name.
     """
 
-    def __init__(self, model_name: str, example: Example, settings: AugmentSettings, device: torch.device):
+    def __init__(self, model_name: str, settings: AugmentSettings, device: torch.device):
         self.settings = settings
         self.device = device
         self.model, tokenizer = load_masked_lm(model_name, device)
         self.vocabulary = Vocabulary(tokenizer)
         self.backend = plain_backend(tokenizer)
         self.padding = Padding.of(tokenizer)
-        self.template = Template.learn(self.backend, example)
+        self.template = Template.learn(self.backend)
         self.room = longest_window(tokenizer, self.model) - self.template.specials
 
     def __call__(self, examples: Sequence[Example]) -> tuple[list[dict[str, Any]], Counter]:
