@@ -46,7 +46,7 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     if isinstance(given, dict):
         starts = given.get("answer_start")
         given = field(given, "text")
-    texts = given if isinstance(given, list) else [given]
+    texts = _listed(given)
     if any(isinstance(answer, dict) for answer in texts):
         starts = [answer.get("answer_start") for answer in texts]
         texts = [field(answer, "text") for answer in texts]
@@ -84,6 +84,10 @@ def _given(row: dict[str, Any], context: str) -> Any:
     return given
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def _looks_nested(value: Any) -> bool:
     return isinstance(value, str) and value.lstrip().startswith(("[", "{"))
 
@@ -91,8 +95,7 @@ def _looks_nested(value: Any) -> bool:
 def _nested_answers(text: str) -> Any:
     with suppress(InputError):
         given = nested_value(text)
-        answers = given if isinstance(given, list) else [given]
-        if all(is_missing(answer) or isinstance(answer, str | dict) for answer in answers):
+        if all(is_missing(answer) or isinstance(answer, str | dict) for answer in _listed(given)):
             return given
     raise InputError(
         f"answers {excerpt(text)}: is neither a list of texts nor answers in JSON or as Python prints them: give an "
@@ -106,8 +109,7 @@ def _one_each(starts: Any, count: int) -> list[Any]:
         starts = nested_value(starts)
     if is_missing(starts):
         return [None] * count
-    if not isinstance(starts, list):
-        starts = [starts]
+    starts = _listed(starts)
     if len(starts) != count:
         raise InputError(f"answer_start is {excerpt(starts)}; give one whole number for each text")
     return starts

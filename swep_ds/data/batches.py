@@ -50,8 +50,9 @@ class Batch(NamedTuple):
     @property
     def padding_mask(self) -> Tensor | None:
         """The attention mask; None if `lengths` show no padding, as attention is faster without a mask."""
-        full = self.lengths is not None and min(self.lengths) == self.input_ids.shape[1]
-        return None if full else self.attention_mask
+        if self.lengths is not None and min(self.lengths) == self.input_ids.shape[1]:
+            return None
+        return self.attention_mask
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
@@ -66,8 +67,9 @@ class Padding:
 
     @classmethod
     def of(cls, tokenizer) -> "Padding":
-        takes_types = "token_type_ids" in tokenizer.model_input_names
-        return cls(tokenizer.pad_token_id, tokenizer.pad_token_type_id if takes_types else None)
+        if "token_type_ids" in tokenizer.model_input_names:
+            return cls(tokenizer.pad_token_id, tokenizer.pad_token_type_id)
+        return cls(tokenizer.pad_token_id, None)
 
     def inputs(self, columns: dict[str, list], width: int) -> dict[str, Tensor]:
         """The model's inputs [N, width] from the feature columns `input_ids` and, if taken, `token_type_ids`."""
@@ -226,10 +228,10 @@ class TrainingBatches:
             mine = rows[micro * self.world_size + self.rank :: self.global_batch]
         else:
             mine = rows[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
-        weight = float(len(mine) > 0)
+        share = engine_divisor(ranks=self.world_size, accumulation=self.accumulation)
         if len(mine) == 0:
             mine = rows[:1]
-        share = weight * engine_divisor(ranks=self.world_size, accumulation=self.accumulation)
+            share = 0
         columns = self.features[mine.tolist()]
         return Batch(
             **self.padding.inputs(columns, int(self.lengths[rows].max())),

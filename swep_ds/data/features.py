@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from swep_ds.data.example import Example
 from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSettings
 
 FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
-TOKENS_AT_A_TIME = 2**20  # written at once, of all windows together: a long context has thousands of them
+ROWS_AT_A_TIME = 1000  # written at once
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,6 @@ class Features:
     windows_without_answer: int  # training windows, kept or dropped; 0 for evaluation
     fingerprint: str  # changes with the examples, the tokenizer and the settings
 
-    def answers_above(self, tokens: int) -> int:
-        """The number of training windows with an answer of more than `tokens` tokens. For extractive features only."""
-        first, last = (np.asarray(self.dataset[name][:]) for name in ("start_position", "end_position"))
-        return int((last - first >= tokens).sum())
-
 
 def build_features(
     examples: Sequence[Example],
@@ -92,7 +88,8 @@ def build_features(
         numbers.setdefault(example.context, len(numbers))
         span = example.span if training else None
         digest.update(repr((example.question, context, span)).encode())
-    cached = cache_dir / f"{'train' if training else 'eval'}-{digest.hexdigest()[:32]}.arrow"
+    kind = "train" if training else "eval"
+    cached = cache_dir / f"{kind}-{digest.hexdigest()[:32]}.arrow"
 
     if cache.load(cached) is None:
         counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
@@ -144,16 +141,7 @@ def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Questi
 
 
 def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    batch = []
-    tokens = 0
-    for row in rows:
-        batch.append(row)
-        tokens += row["length"]
-        if tokens >= TOKENS_AT_A_TIME:
-            yield pa.RecordBatch.from_pylist(batch, schema)
-            batch = []
-            tokens = 0
-    if batch:
+    while batch := list(islice(rows, ROWS_AT_A_TIME)):
         yield pa.RecordBatch.from_pylist(batch, schema)
 
 
@@ -220,7 +208,9 @@ def _inputs(question: Question, window: ContextWindow, cutter: WindowCutter) -> 
 
 def _target(cutter: WindowCutter, example: Example, counts: Counter) -> np.ndarray:
     """The token ids of the training answer, or of "" without one; cut, and counted, beyond `max_target_length`."""
-    answer = example.context[slice(*example.span)] if example.span else ""
+    answer = ""
+    if example.span:
+        answer = example.context[slice(*example.span)]
     encoded = cutter.backend.encode(answer)
     text = np.array(encoded.special_tokens_mask) == 0  # the rest is the template's
     target = np.array(encoded.ids, np.int32)

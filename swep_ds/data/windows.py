@@ -210,9 +210,11 @@ class WindowCutter:
         self.unknown = tokenizer.unk_token_id
         self.special_ids = np.array([*{*named_tokens(tokenizer).values()} - {self.unknown}], np.int32)
         # XLNet's [CLS] comes after the context. Where [CLS] is also the separator, the first token is the null position
-        is_cls = self.template.suffix == tokenizer.cls_token_id
-        behind = is_cls.any() and tokenizer.cls_token_id not in (*self.template.prefix, tokenizer.sep_token_id)
-        self.cls_from_end = len(is_cls) - int(is_cls.argmax()) if behind else None
+        self.cls_from_end: int | None = None
+        suffix = self.template.suffix.tolist()
+        cls = tokenizer.cls_token_id
+        if cls in suffix and cls not in (*self.template.prefix, tokenizer.sep_token_id):
+            self.cls_from_end = len(suffix) - suffix.index(cls)
 
     def tokenise(self, examples: Sequence[Example]) -> Iterator[Question]:
         """The questions, in order. A context is tokenised once for questions that follow each other.
@@ -258,7 +260,9 @@ class WindowCutter:
 
     def null_position(self, length: int) -> int:
         """The position in a window of `length` tokens that stands for no answer: [CLS], or else the first token."""
-        return 0 if self.cls_from_end is None else length - self.cls_from_end
+        if self.cls_from_end is None:
+            return 0
+        return length - self.cls_from_end
 
     def windows(self, question: int, context: int) -> list[ContextWindow]:
         """Windows of a context, given both lengths in tokens."""
@@ -271,4 +275,6 @@ def _gap(backend: Tokenizer) -> str:
     space. Others add it themselves."""
     first = backend.encode("context:", add_special_tokens=False).ids
     after = backend.encode(" context:", add_special_tokens=False).ids
-    return "" if first == after else " "
+    if first == after:
+        return ""
+    return " "
