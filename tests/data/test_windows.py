@@ -147,7 +147,7 @@ MARKED = (
     "a\u00a0|Vera|\u00a0b",
     "|e\u0301te\u0301| x",
     "1 |X| Y",
-    "\u4e2d\u56fd\u3002|1998|\u5e74\uff0c\u4e0a\u6d77",  # Chinese
+    "\u4e2d\u56fd\u3002|1998| \u5e74\uff0c\u4e0a\u6d77",  # Chinese
     "\u0648\u0647\u0648 \u064a\u0642\u062f\u0645 |\u0627\u0644\u0634\u0627\u064a|.",  # Arabic
     "\u092f\u0939\u093e\u0901 |\u091a\u093e\u092f| \u092e\u093f\u0932\u0924\u0940",  # Hindi
     "\u03a3\u03b5\u03c1\u03b2 |\u03c4\u03c3\u03ac\u03b9|.",  # Greek
