@@ -1,5 +1,6 @@
 """Windows against the tokenizer's own encoding of a pair, and against the rules of BERT's run_squad as loops."""
 
+import copy
 import dataclasses
 from fractions import Fraction
 
@@ -124,26 +125,27 @@ def test_windows_of_a_long_context(kind, sizes):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_no_answer_is_at_cls_wherever_the_tokenizer_puts_it(training, tmp_path):
-    """XLNet's stands last; one that is the separator as well is not looked for."""
+@pytest.mark.parametrize(
+    ("template", "null"),
+    [
+        ("$A [SEP] $B:1 [SEP]:1 [CLS]:2", "[CLS]"),  # XLNet's stands last
+        ("$A [SEP] $B:1 [CLS]:1 [SEP]:1", "[CLS]"),
+        ("[CLS] $A [SEP] $B:1 [SEP]:1", "the first token"),
+        ("$A [SEP] $B:1 [SEP]:1", "the first token"),
+    ],
+)
+def test_no_answer_is_at_cls_wherever_the_tokenizer_puts_it(template, null, training, tmp_path):
+    tokenizer = copy.deepcopy(tiny.unigram())
+    specials = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
+    processor = TemplateProcessing(single="$A", pair=template, special_tokens=specials)
+    tokenizer.backend_tokenizer.post_processor = processor
     unanswerable = dataclasses.replace(EXAMPLES[0], answers=(), span=None)
-
-    def null_tokens(template: str) -> set[str]:
-        tokenizer = tiny.unigram()
-        specials = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
-        processor = TemplateProcessing(single="$A", pair=template, special_tokens=specials)
-        tokenizer.backend_tokenizer.post_processor = processor
-        features = build_features([unanswerable], tokenizer, SMALL, training=training, cache_dir=tmp_path)
-        positions = ("start_position", "end_position") if training else ("null_position",)
-        ids = {row["input_ids"][row[name]] for row in features.dataset for name in positions}
-        firsts = {row["input_ids"][0] for row in features.dataset}
-        assert len(features.dataset) > 1
-        return {"the first token"} if ids == firsts else {*tokenizer.convert_ids_to_tokens(list(ids))}
-
-    assert null_tokens("$A [SEP] $B:1 [SEP]:1 [CLS]:2") == {"[CLS]"}
-    assert null_tokens("$A [SEP] $B:1 [CLS]:1 [SEP]:1") == {"[CLS]"}
-    assert null_tokens("[CLS] $A [SEP] $B:1 [SEP]:1") == {"the first token"}
-    assert null_tokens("$A [SEP] $B:1 [SEP]:1") == {"the first token"}
+    windows = build_features([unanswerable], tokenizer, SMALL, training=training, cache_dir=tmp_path).dataset
+    assert len(windows) > 1
+    for row in windows:
+        for name in {"start_position", "end_position", "null_position"} & row.keys():
+            token = tokenizer.convert_ids_to_tokens(row["input_ids"][row[name]])
+            assert null == (token if row[name] else "the first token")
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
