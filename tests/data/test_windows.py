@@ -83,9 +83,9 @@ def wordpiece(**steps) -> Tokenizer:
     return trained(models.WordPiece(unk_token="<unk>"), trainers.WordPieceTrainer, steps, vocab_size=200)
 
 
-def byte_level(*before, prefix: bool) -> Tokenizer:
+def byte_level(*before, prefix: bool, trimmed: bool = True) -> Tokenizer:
     steps = [*before, pre_tokenizers.ByteLevel(add_prefix_space=prefix)]
-    roberta = processors.RobertaProcessing(("</s>", 1), ("<s>", 0), add_prefix_space=prefix)
+    roberta = processors.RobertaProcessing(("</s>", 1), ("<s>", 0), trim_offsets=trimmed, add_prefix_space=prefix)
     steps = {"pre_tokenizer": pre_tokenizers.Sequence(steps), "post_processor": roberta}
     return trained(models.BPE(), trainers.BpeTrainer, steps, pre_tokenizers.ByteLevel.alphabet(), vocab_size=330)
 
@@ -105,7 +105,7 @@ def unigram(byte_fallback: bool = False, **steps) -> Tokenizer:
     return tokenizer
 
 
-METASPACE = pre_tokenizers.Metaspace(prepend_scheme="always")
+METASPACE = {scheme: pre_tokenizers.Metaspace(prepend_scheme=scheme) for scheme in ("always", "first", "never")}
 LLAMA = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
 KINDS = {
     "WordPiece": lambda: wordpiece(
@@ -114,14 +114,18 @@ KINDS = {
     "WordPiece, cased": lambda: wordpiece(normalizer=normalizers.NFC(), pre_tokenizer=pre_tokenizers.Whitespace()),
     "byte-level": lambda: byte_level(prefix=False),
     "byte-level, prefix": lambda: byte_level(prefix=True),
+    "byte-level, prefix, untrimmed": lambda: byte_level(prefix=True, trimmed=False),
     "byte-level, every word a prefix": lambda: byte_level(pre_tokenizers.Whitespace(), prefix=True),
     "byte-level, every digit a prefix": lambda: byte_level(pre_tokenizers.Digits(individual_digits=True), prefix=True),
-    "SentencePiece BPE": lambda: sentencepiece_bpe(pre_tokenizer=METASPACE),
+    "SentencePiece BPE": lambda: sentencepiece_bpe(pre_tokenizer=METASPACE["always"]),
+    "SentencePiece BPE, first": lambda: sentencepiece_bpe(pre_tokenizer=METASPACE["first"]),
+    "SentencePiece BPE, never": lambda: sentencepiece_bpe(pre_tokenizer=METASPACE["never"]),
     "Llama's BPE": lambda: sentencepiece_bpe(byte_fallback=True, normalizer=LLAMA),
-    "Unigram": lambda: unigram(normalizer=normalizers.NFKC(), pre_tokenizer=METASPACE),
-    "Unigram, bytes": lambda: unigram(byte_fallback=True, pre_tokenizer=METASPACE),
+    "Unigram": lambda: unigram(normalizer=normalizers.NFKC(), pre_tokenizer=METASPACE["always"]),
+    "Unigram, first": lambda: unigram(pre_tokenizer=METASPACE["first"]),
+    "Unigram, bytes": lambda: unigram(byte_fallback=True, pre_tokenizer=METASPACE["always"]),
     "T5's Unigram": lambda: unigram(
-        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), METASPACE])
+        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), METASPACE["always"]])
     ),
 }
 MARKERS = [
@@ -203,7 +207,7 @@ def gold_answers_read(examples, tokenizer) -> dict[str, str]:
     return best_texts(decoder)
 
 
-@pytest.mark.parametrize("make", [lambda: byte_level(prefix=True), lambda: unigram(pre_tokenizer=METASPACE)])
+@pytest.mark.parametrize("make", [lambda: byte_level(prefix=True), lambda: unigram(pre_tokenizer=METASPACE["always"])])
 def test_a_tokenizer_that_samples_cuts_a_text_in_one_way_only(make):
     backend = make()
     still = backend.encode(tiny.SENTENCES[0], add_special_tokens=False).ids
