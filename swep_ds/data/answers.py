@@ -137,9 +137,10 @@ def squad_span(context: str, text: str, start: int) -> tuple[int, int]:
     `start`."""
     actual = context[start : start + len(text)]
     if start < 0 or actual != text:
+        held = excerpt(actual) if actual else "no text"
         raise InputError(
-            f"the answer {excerpt(text)} is not at answer_start {start} of its context, which has {excerpt(actual)} "
-            "there; correct the offset (it counts characters, from 0)"
+            f"the answer {excerpt(text)} is not at answer_start {start} of its context, which has {held} there; "
+            "correct the offset (it counts characters, from 0)"
         )
     return _bare(text, start)
 
