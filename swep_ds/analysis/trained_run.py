@@ -89,9 +89,7 @@ def windows_if_any(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
 ) -> Iterator[AnswerWindow]:
     """As `answer_windows`, lazily, without the examples that have no such window: training leaves them out, too."""
-    if not examples:
-        return
-    cutter = WindowCutter(tokenizer, settings, examples[0])
+    cutter = WindowCutter(tokenizer, settings)
     for example in examples:
         span = example.span or _find_answer(example)
         window = span and _window(example, span, cutter)

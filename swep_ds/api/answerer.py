@@ -89,7 +89,7 @@ class QuestionAnswerer:
             self._saved = load_saved(self.name, null_threshold)
         self._generative = self._saved.windows.task == "generative"
         self._padding = Padding.of(self._saved.tokenizer)
-        self._cutter: WindowCutter | None = None  # needs a text: made for the first one
+        self._cutter = WindowCutter(self._saved.tokenizer, self._saved.windows)
         self._texts_checked = 0
 
     @property
@@ -135,9 +135,6 @@ class QuestionAnswerer:
             null = saved.null_threshold is not None
             # with only the best there are no others to sort
             decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
-        if self._cutter is None:
-            self._cutter = WindowCutter(saved.tokenizer, saved.windows, examples[0])
-            self._cutter.check_sizes()
         windows, questions_cut = windows_to_answer(examples, self._cutter)
         if questions_cut:
             log.warning(

@@ -12,6 +12,8 @@ from swep_ds.common.errors import InputError
 from swep_ds.data.fields import excerpt, field, is_blank, is_missing, nested_value
 
 GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
+TRUE = ("true", "1", "1.0")
+FALSE = ("false", "0", "0.0")
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -39,45 +41,28 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
 
     Raises InputError: anything else; no such field, or `is_impossible` contradicts the answers.
     """
-    texts, starts = _texts_and_starts(row, context)
-    pairs = []
-    for text, start in zip(texts, starts, strict=True):
-        if not _is_no_text(text, context):
-            pairs.append((_as_text(text, context), start))
-    if pairs and _is_impossible(row):
-        raise InputError("is_impossible is true, but it has answers: empty its answers, or set is_impossible to false")
-    if not pairs and str(row.get("is_impossible")).lower() in ("false", "0", "0.0"):
-        raise InputError(
-            "is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
-        )
-    return pairs
-
-
-def _is_impossible(row: dict[str, Any]) -> bool:
-    return str(row.get("is_impossible")).lower() in ("true", "1", "1.0")
-
-
-def _texts_and_starts(row: dict[str, Any], context: str) -> tuple[list[Any], list[Any]]:
     given = _given(row, context)
     starts = row.get("answer_start")
     if isinstance(given, dict):
         starts = given.get("answer_start")
         given = field(given, "text")
-    elif isinstance(given, list) and any(isinstance(answer, dict) for answer in given):
-        starts = [answer.get("answer_start") for answer in given]
-        given = [field(answer, "text") for answer in given]
-    texts = given if isinstance(given, list) else [given]
-    if all(_is_no_text(text, context) for text in texts):
-        return [], []
-    if isinstance(starts, str) and starts.lstrip().startswith("["):
-        starts = nested_value(starts)
-    if is_missing(starts):
-        starts = [None] * len(texts)
-    elif not isinstance(starts, list):
-        starts = [starts]
-    if len(starts) != len(texts):
-        raise InputError(f"answer_start is {excerpt(starts)}; give one whole number for each text")
-    return texts, starts
+    texts = _listed(given)
+    if any(isinstance(answer, dict) for answer in texts):
+        starts = [answer.get("answer_start") for answer in texts]
+        texts = [field(answer, "text") for answer in texts]
+    pairs = []
+    if not all(_is_no_text(text, context) for text in texts):
+        for text, start in zip(texts, _one_each(starts, len(texts)), strict=True):
+            if not _is_no_text(text, context):
+                pairs.append((_as_text(text, context), start))
+    impossible = str(row.get("is_impossible")).lower()
+    if pairs and impossible in TRUE:
+        raise InputError("is_impossible is true, but it has answers: empty its answers, or set is_impossible to false")
+    if not pairs and impossible in FALSE:
+        raise InputError(
+            "is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
+        )
+    return pairs
 
 
 def _given(row: dict[str, Any], context: str) -> Any:
@@ -87,16 +72,20 @@ def _given(row: dict[str, Any], context: str) -> Any:
         given = _nested_answers(given)
     if not is_missing(given) and given not in ("", [], {}):
         return given
-    given = row.get("answer")
-    if _looks_nested(given) and given.strip() not in context:
-        with suppress(InputError):
-            given = _nested_answers(given)
-    if not ({"answers", "answer"} & row.keys() or _is_impossible(row)):
+    if not ({"answers", "answer"} & row.keys() or str(row.get("is_impossible")).lower() in TRUE):
         raise InputError(
             f"field 'answers' is missing (found: {excerpt(list(row))}); give one text in a field 'answer', or a list "
             "of texts or objects {text, answer_start} in 'answers'"
         )
+    given = row.get("answer")
+    if _looks_nested(given) and given.strip() not in context:
+        with suppress(InputError):
+            given = _nested_answers(given)
     return given
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _looks_nested(value: Any) -> bool:
@@ -106,14 +95,24 @@ def _looks_nested(value: Any) -> bool:
 def _nested_answers(text: str) -> Any:
     with suppress(InputError):
         given = nested_value(text)
-        if isinstance(given, dict):
-            return given
-        if isinstance(given, list) and all(is_missing(answer) or isinstance(answer, str | dict) for answer in given):
+        if all(is_missing(answer) or isinstance(answer, str | dict) for answer in _listed(given)):
             return given
     raise InputError(
         f"answers {excerpt(text)}: is neither a list of texts nor answers in JSON or as Python prints them: give an "
         "answer that itself begins with [ or { in a column `answer`, or in a JSON list of texts"
     )
+
+
+def _one_each(starts: Any, count: int) -> list[Any]:
+    """The offsets of `count` texts; None for each if there are none."""
+    if _looks_nested(starts):
+        starts = nested_value(starts)
+    if is_missing(starts):
+        return [None] * count
+    starts = _listed(starts)
+    if len(starts) != count:
+        raise InputError(f"answer_start is {excerpt(starts)}; give one whole number for each text")
+    return starts
 
 
 def _is_no_text(value: Any, context: str) -> bool:
@@ -136,11 +135,11 @@ def _as_text(value: Any, context: str) -> str:
 def squad_span(context: str, text: str, start: int) -> tuple[int, int]:
     """Characters [start, end) of the answer `text`, without white space at its ends. Raises InputError: it is not at
     `start`."""
-    end = start + len(text)
-    if start < 0 or context[start:end] != text:
-        actual = excerpt(context[start:end]) if 0 <= start < len(context) else "no text"
+    actual = context[start : start + len(text)]
+    if start < 0 or actual != text:
+        held = excerpt(actual) if actual else "no text"
         raise InputError(
-            f"the answer {excerpt(text)} is not at answer_start {start} of its context, which has {actual} there; "
+            f"the answer {excerpt(text)} is not at answer_start {start} of its context, which has {held} there; "
             "correct the offset (it counts characters, from 0)"
         )
     return _bare(text, start)
@@ -182,7 +181,7 @@ def occurrences(context: str, text: str) -> Iterator[int]:
 
 
 def _splits_a_word(context: str, at: int) -> bool:
-    return 0 < at < len(context) and all(map(_in_spaced_word, context[at - 1 : at + 1]))
+    return 0 < at < len(context) and _in_spaced_word(context[at - 1]) and _in_spaced_word(context[at])
 
 
 def _in_spaced_word(character: str) -> bool:

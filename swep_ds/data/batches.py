@@ -50,8 +50,9 @@ class Batch(NamedTuple):
     @property
     def padding_mask(self) -> Tensor | None:
         """The attention mask; None if `lengths` show no padding, as attention is faster without a mask."""
-        full = self.lengths is not None and min(self.lengths) == self.input_ids.shape[1]
-        return None if full else self.attention_mask
+        if self.lengths is not None and min(self.lengths) == self.input_ids.shape[1]:
+            return None
+        return self.attention_mask
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
@@ -66,8 +67,9 @@ class Padding:
 
     @classmethod
     def of(cls, tokenizer) -> "Padding":
-        takes_types = "token_type_ids" in tokenizer.model_input_names
-        return cls(tokenizer.pad_token_id, tokenizer.pad_token_type_id if takes_types else None)
+        if "token_type_ids" in tokenizer.model_input_names:
+            return cls(tokenizer.pad_token_id, tokenizer.pad_token_type_id)
+        return cls(tokenizer.pad_token_id, None)
 
     def inputs(self, columns: dict[str, list], width: int) -> dict[str, Tensor]:
         """The model's inputs [N, width] from the feature columns `input_ids` and, if taken, `token_type_ids`."""
@@ -98,9 +100,9 @@ def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 
     """What DeepSpeed divides the gradients of an update by: the number of micro-steps on all ranks.
 
     The loss of an update is, for each pass, its weight times the mean over the W windows of the global batch. DeepSpeed
-    knows neither passes nor windows. It sees A micro-batches (the accumulation) on each of R ranks, each in P
-    micro-steps (`split`: one for each pass that trains; `joint`: 1), and takes the mean over these R A P. So whatever
-    is to be a sum is multiplied before:
+    knows neither passes nor windows. It takes the mean over A micro-batches (the accumulation) on each of R ranks, each
+    in P micro-steps (`split`: one for each pass that trains; `joint`: 1). So whatever is to be a sum is multiplied
+    before:
 
         P  by `run_update`, each micro-step's loss, as the passes of a batch add up
         R A  by `TrainingBatches`, a window's weight R A / W, so that windows add up to their mean at any split
@@ -109,7 +111,7 @@ def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 
     return ranks * accumulation * micro_steps
 
 
-class TrainingBatches(torch.utils.data.Dataset):
+class TrainingBatches:
     """Item k is this rank's batch of micro-step k; update u has micro-steps u * accumulation onwards.
 
     Args:
@@ -145,34 +147,28 @@ class TrainingBatches(torch.utils.data.Dataset):
         self.accumulation = accumulation
         self.rank = rank
         self.world_size = world_size
-        self.micro_batch = (1 if max_tokens else micro_batch_size) * world_size  # over all ranks
-        self.global_batch = self.micro_batch * accumulation  # windows; with max_tokens, micro-batches
+        self.micro_batch = world_size  # windows over all ranks; with max_tokens, micro-batches
+        if not max_tokens:
+            self.micro_batch *= micro_batch_size
+        self.global_batch = self.micro_batch * accumulation
         self.lengths = np.asarray(features["length"][:])
         if max_tokens and self.lengths.max() > max_tokens:
             raise InputError(
                 f"train.max_tokens {max_tokens}: the longest window has {self.lengths.max()} tokens: raise it to that "
                 "at least, or lower data.max_length"
             )
-        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
-        self._count_updates(epochs, math.inf if max_updates is None else max_updates)
-
-    def _count_updates(self, epochs: float, most: float) -> None:
-        # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
-        whole, part = divmod(epochs * (1 - 1e-12), 1)
-        counts = [self._updates_of(0)]
-        while len(counts) <= whole and sum(counts) < most:  # with max_tokens each epoch has to be cut to be counted
-            counts.append(self._updates_of(len(counts)))
-        self._begins = np.cumsum([0, *counts[:-1]])  # updates before each epoch
-        self.updates_per_epoch = counts[0]  # with max_tokens those of the first epoch; others have about as many
-        last = counts[-1]
-        if len(counts) > whole:
-            last = math.ceil(part * last)
-        self.updates = min(int(self._begins[-1]) + last, most)
-
-    def _updates_of(self, epoch: int) -> int:
-        if self.max_tokens:
-            return len(self._shuffled(epoch))
-        return math.ceil(len(self.features) / self.global_batch)
+        self._rows: list[np.ndarray] = []  # those of each update
+        self.updates = 0
+        epochs *= 1 - 1e-12  # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
+        for epoch in range(math.ceil(epochs)):
+            rows = self._shuffled(epoch)
+            self._rows += rows
+            self.updates += math.ceil(min(1, epochs - epoch) * len(rows))
+            if epoch == 0:
+                self.updates_per_epoch = len(rows)  # with max_tokens other epochs have about as many
+            if max_updates and self.updates >= max_updates:
+                self.updates = max_updates
+                break
 
     @property
     def size(self) -> str:
@@ -186,10 +182,7 @@ class TrainingBatches(torch.utils.data.Dataset):
 
     def windows(self, update: int) -> np.ndarray:
         """Rows of all windows of an update, of all ranks and micro-steps."""
-        epoch = int(np.searchsorted(self._begins, update, side="right")) - 1
-        if self._epoch[0] != epoch:
-            self._epoch = (epoch, self._shuffled(epoch))
-        return self._epoch[1][update - self._begins[epoch]]
+        return self._rows[update]
 
     def _shuffled(self, epoch: int) -> list[np.ndarray]:
         """The rows of each update of an epoch."""
@@ -197,7 +190,9 @@ class TrainingBatches(torch.utils.data.Dataset):
         order = rng.permutation(len(self.features))
         if self.group_by_length:
             order = self._grouped(order)
-        ends = self._cuts(order) if self.max_tokens else range(self.global_batch, len(order), self.global_batch)
+        ends = range(self.global_batch, len(order), self.global_batch)
+        if self.max_tokens:
+            ends = self._cuts(order)
         updates = np.split(order, ends)
         return [updates[i] for i in rng.permutation(len(updates))]
 
@@ -233,10 +228,10 @@ class TrainingBatches(torch.utils.data.Dataset):
             mine = rows[micro * self.world_size + self.rank :: self.global_batch]
         else:
             mine = rows[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
-        weight = float(len(mine) > 0)
+        share = engine_divisor(ranks=self.world_size, accumulation=self.accumulation)
         if len(mine) == 0:
             mine = rows[:1]
-        share = weight * engine_divisor(ranks=self.world_size, accumulation=self.accumulation)
+            share = 0
         columns = self.features[mine.tolist()]
         return Batch(
             **self.padding.inputs(columns, int(self.lengths[rows].max())),

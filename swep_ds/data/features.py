@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +19,10 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.common.console import Console, Progress
 from swep_ds.data import cache
 from swep_ds.data.example import Example
-from swep_ds.data.tokens import ahead
 from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSettings
 
 FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
-TOKENS_AT_A_TIME = 2**20  # written at once, of all windows together: a long context has thousands of them
+ROWS_AT_A_TIME = 1000  # written at once
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,6 @@ class Features:
     windows_without_answer: int  # training windows, kept or dropped; 0 for evaluation
     fingerprint: str  # changes with the examples, the tokenizer and the settings
 
-    def answers_above(self, tokens: int) -> int:
-        """The number of training windows with an answer of more than `tokens` tokens. For extractive features only."""
-        first, last = (np.asarray(self.dataset[name][:]) for name in ("start_position", "end_position"))
-        return int((last - first >= tokens).sum())
-
 
 def build_features(
     examples: Sequence[Example],
@@ -80,11 +74,10 @@ def build_features(
     are generated they are always left out. Windows of questions without an answer are never left out.
     Windows are written as they are made, so memory does not grow with their number. `console` shows the progress.
 
-    Raises InputError: as `WindowCutter`; the sizes leave no room for context, a context has no token, every training
-    window was dropped, or the cache cannot be written.
+    Raises InputError: the sizes leave no room for context, a context has no token, every training window was dropped,
+    or the cache cannot be written.
     """
-    cutter = WindowCutter(tokenizer, settings, examples[0])
-    cutter.check_sizes()
+    cutter = WindowCutter(tokenizer, settings)
     drop = training and (settings.task == "generative" or windows_without_answer == "drop")
     setup = {"format": FORMAT_VERSION, **asdict(settings), "training": training, "drop": drop}
     setup["types"] = cutter.takes_types
@@ -95,13 +88,14 @@ def build_features(
         numbers.setdefault(example.context, len(numbers))
         span = example.span if training else None
         digest.update(repr((example.question, context, span)).encode())
-    cached = cache_dir / f"{'train' if training else 'eval'}-{digest.hexdigest()[:32]}.arrow"
+    kind = "train" if training else "eval"
+    cached = cache_dir / f"{kind}-{digest.hexdigest()[:32]}.arrow"
 
     if cache.load(cached) is None:
         counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
         schema = _schema(cutter, training)
         with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
-            questions = _shown(ahead(cutter.tokenise(examples)), progress)
+            questions = _shown(cutter.tokenise(examples), progress)
             if training:
                 rows = _rows_to_learn(examples, questions, cutter, counts, drop)
             else:
@@ -115,9 +109,8 @@ def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tupl
     """The windows of a few examples, at least one, as `build_features` makes them for evaluation, but in memory; and
     how many questions were cut. Raises InputError: a context has no token."""
     counts = Counter()
-    rows = _rows_to_answer(chain.from_iterable(cutter.tokenise(examples)), cutter, counts)
-    schema = _schema(cutter, training=False)
-    return pa.Table.from_batches(_batches(rows, schema), schema), counts["questions_cut"]
+    rows = list(_rows_to_answer(cutter.tokenise(examples), cutter, counts))
+    return pa.Table.from_pylist(rows, _schema(cutter, training=False)), counts["questions_cut"]
 
 
 def _schema(cutter: WindowCutter, training: bool) -> pa.Schema:
@@ -141,25 +134,14 @@ def _schema(cutter: WindowCutter, training: bool) -> pa.Schema:
     return pa.schema(columns)
 
 
-def _shown(groups: Iterator[list[Question]], progress: Progress) -> Iterator[Question]:
-    done = 0
-    for group in groups:
-        yield from group
-        done += len(group)
+def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Question]:
+    for done, question in enumerate(questions, 1):
+        yield question
         progress.update(done)
 
 
 def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    batch = []
-    tokens = 0
-    for row in rows:
-        batch.append(row)
-        tokens += row["length"]
-        if tokens >= TOKENS_AT_A_TIME:
-            yield pa.RecordBatch.from_pylist(batch, schema)
-            batch = []
-            tokens = 0
-    if batch:
+    while batch := list(islice(rows, ROWS_AT_A_TIME)):
         yield pa.RecordBatch.from_pylist(batch, schema)
 
 
@@ -226,7 +208,9 @@ def _inputs(question: Question, window: ContextWindow, cutter: WindowCutter) -> 
 
 def _target(cutter: WindowCutter, example: Example, counts: Counter) -> np.ndarray:
     """The token ids of the training answer, or of "" without one; cut, and counted, beyond `max_target_length`."""
-    answer = example.context[slice(*example.span)] if example.span else ""
+    answer = ""
+    if example.span:
+        answer = example.context[slice(*example.span)]
     encoded = cutter.backend.encode(answer)
     text = np.array(encoded.special_tokens_mask) == 0  # the rest is the template's
     target = np.array(encoded.ids, np.int32)

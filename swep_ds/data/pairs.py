@@ -20,8 +20,6 @@ from swep_ds.common.files import check_output, open_input, write_atomically
 from swep_ds.data.answers import occurrences
 from swep_ds.data.fields import at, field, is_blank
 
-NO_ANSWER = "answer not in the context"
-BLANK = "blank question, context or answer"
 Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer's first character, if it is there
 
 
@@ -42,9 +40,9 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable[[], PreTr
     def rows() -> Iterator[str]:
         for number, (question, context, answer, start) in _pairs(source, load_tokenizer):
             if start is None:
-                counts[NO_ANSWER] += 1
+                counts["answer not in the context"] += 1
             elif any(map(is_blank, (question, context, answer))):
-                counts[BLANK] += 1
+                counts["blank question, context or answer"] += 1
             else:
                 counts["written"] += 1
                 row = {"id": f"{source.stem}-{number}", "question": question, "context": context}
@@ -65,7 +63,9 @@ def _pairs(source: Path, load_tokenizer: Callable[[], PreTrainedTokenizerFast]) 
             if not line.strip():
                 continue
             if parse is None:
-                parse = _Features(load_tokenizer()) if re.match(rb"[\d ]+\t", line) else _parse_json
+                parse = _parse_json
+                if re.match(rb"[\d ]+\t", line):
+                    parse = _Features(load_tokenizer())
             with at(f"{source}: line {number}"):
                 try:
                     pair = parse(line.decode("utf-8-sig"))
@@ -78,11 +78,13 @@ def _pairs(source: Path, load_tokenizer: Callable[[], PreTrainedTokenizerFast]) 
 
 def _parse_json(line: str) -> Pair:
     row = json.loads(line)
-    question, context, answer = (field(row, name, str) for name in ("question", "context", "answer"))
-    answer = answer.strip()
+    question = field(row, "question", str)
+    context = field(row, "context", str)
+    answer = field(row, "answer", str).strip()
+    if not answer:
+        return question, context, answer, 0
     # the pair does not say where its answer comes from: take the first occurrence
-    start = next(occurrences(context, answer), None) if answer else 0
-    return question, context, answer, start
+    return question, context, answer, next(occurrences(context, answer), None)
 
 
 class _Features:
@@ -106,22 +108,14 @@ class _Features:
             raise ValueError(f"token id {max(ids)}, and the tokenizer has {len(self.pieces)}: give --tokenizer")
         middle = ids.index(self.separator)
         end = ids.index(self.separator, middle + 1)
-        question, _ = self._text(ids[1:middle])
-        context, spans = self._text(ids[middle + 1 : end])
+        question = self._text(ids[1:middle])
+        context = self._text(ids[middle + 1 : end])
         if not middle < first <= last < end:
             return question, context, "", None
-        start = spans[first - middle - 1][0]
-        stop = spans[last - middle - 1][1]
-        return question, context, context[start:stop], start
+        answer = self._text(ids[first : last + 1])
+        stop = len(self._text(ids[middle + 1 : last + 1]))
+        return question, context, answer, stop - len(answer)
 
-    def _text(self, ids: list[int]) -> tuple[str, list[tuple[int, int]]]:
-        """The words with a blank between them, and every id's characters in them."""
-        text = ""
-        spans = []
-        for piece in (self.pieces[i] for i in ids):
-            letters = piece.removeprefix("##")
-            if text and letters == piece:
-                text += " "
-            spans.append((len(text), len(text) + len(letters)))
-            text += letters
-        return text, spans
+    def _text(self, ids: list[int]) -> str:
+        """The words with a blank between them."""
+        return " ".join(self.pieces[i] for i in ids).replace(" ##", "").removeprefix("##")

@@ -1,17 +1,11 @@
 """Tokens of a text with their characters."""
 
 import unicodedata
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Encoding
-
-BYTE_LEVEL_SPACE = "\u0120"  # how byte-level tokens write a space
-
-T = TypeVar("T")
 
 
 class TextTokens(NamedTuple):
@@ -54,14 +48,9 @@ def _give_back_first_letters(encoding: Encoding, text: str, starts: np.ndarray, 
     The library trims the offsets by one character for each space of the token, also where the text has none.
     """
     covered = np.maximum.accumulate(np.append(0, ends))[:-1]  # up to here by the tokens before
-    behind_gap = np.flatnonzero(starts > covered)
-    characters = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    suspects = behind_gap[characters[starts[behind_gap] - 1] != ord(" ")]
-    if len(suspects) == 0:
-        return
     tokens = encoding.tokens
-    for token in suspects.tolist():
-        if tokens[token].startswith(BYTE_LEVEL_SPACE) and not text[starts[token] - 1].isspace():
+    for token in np.flatnonzero(starts > covered).tolist():
+        if tokens[token].startswith("\u0120") and not text[starts[token] - 1].isspace():  # how they write a space
             starts[token] -= 1
 
 
@@ -102,13 +91,3 @@ def is_mark(character: str) -> bool:
     end of a Hangul syllable."""
     mark = unicodedata.category(character).startswith("M") or character in "\uff9e\uff9f"
     return mark or "\u1160" <= character <= "\u11ff"
-
-
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made in another thread while the caller uses the one before."""
-    end = object()
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, items, end)
-        while (item := coming.result()) is not end:
-            coming = thread.submit(next, items, end)
-            yield item

@@ -8,9 +8,9 @@ that gives it the most context.
 """
 
 import json
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -51,30 +51,23 @@ def context_windows(tokens: int, room: int, step: int) -> list[ContextWindow]:
     """The windows of a context of `tokens` tokens when `room` of them fit next to the question; step <= room.
 
     A token's owner is the window with the largest min(tokens to its left, tokens to its right) + 0.01 * length,
-    the earlier one of equals. What a window owns is contiguous: the score of a later window minus that of an
-    earlier one never falls from left to right within their overlap, so owners never go back.
+    the earlier one of equals. What a window owns is contiguous.
     """
     if tokens <= room:
         return [ContextWindow(0, tokens, 0, tokens)]
-    begins = range(0, tokens - room + step, step)
-    last = begins[-1]
-    # Windows of one length: a token's owner is the window with the nearest middle, so a window owns what lies beyond
-    # the middle of its overlap with the one before. The last window may be shorter and is compared token by token.
-    owned = [0, *((begin + begin - step + room + 1) // 2 for begin in begins[1:-1])]
-
-    def is_last(token: int) -> bool:
-        before = begins[bisect_right(owned, token) - 1]
-        return _score(token, last, tokens) > _score(token, before, before + room)
-
-    owned.append(bisect_left(range(tokens), True, lo=last, hi=last - step + room, key=is_last))
-    owned = [min(begin, owned[-1]) for begin in owned]
-    ends = [*(begin + room for begin in begins[:-1]), tokens]
-    return list(map(ContextWindow, begins, ends, owned, [*owned[1:], tokens]))
-
-
-def _score(token: int, begin: int, end: int) -> int:
-    """How much context the window [begin, end) gives its token, in hundredths: exact."""
-    return 100 * min(token - begin, end - 1 - token) + end - begin
+    bounds = []
+    best = np.full(tokens, -1)
+    owners = np.zeros(tokens, np.int64)
+    for number, begin in enumerate(range(0, tokens - room + step, step)):
+        end = min(begin + room, tokens)
+        left = np.arange(end - begin)
+        scores = 100 * np.minimum(left, left[::-1]) + end - begin  # in hundredths: exact
+        wins = scores > best[begin:end]
+        best[begin:end][wins] = scores[wins]
+        owners[begin:end][wins] = number
+        bounds.append((begin, end))
+    owned = np.searchsorted(owners, np.arange(len(bounds) + 1)).tolist()
+    return [ContextWindow(*window, *own) for window, own in zip(bounds, pairwise(owned), strict=True)]
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
@@ -117,27 +110,17 @@ def separate_texts(tokenizer: PreTrainedTokenizerFast) -> None:
     """Puts a newline between the two texts of a pair where a tokenizer, such as many decoders', puts no token: nothing
     else would tell a model where the question ends. A saved tokenizer keeps it."""
     backend = plain_backend(tokenizer)
-    pair = backend.encode("text", "text")
+    template = Template.learn(backend)
     newline = backend.encode("\n", add_special_tokens=False)
-    if pair.sequence_ids[pair.sequence_ids.index(1) - 1] is None or not newline.ids:
+    if len(template.middle) or not newline.ids:
         return
-    used = {"\n": {"id": "\n", "ids": newline.ids, "tokens": newline.tokens}}
-
-    def pieces(encoding: Encoding) -> list[str]:
-        """The template that gives this encoding: its special tokens, and $A and $B for the texts."""
-        template = []
-        for token, id_, part in zip(encoding.tokens, encoding.ids, encoding.sequence_ids, strict=True):
-            if part is None:
-                template.append(token)
-                used[token] = {"id": token, "ids": [id_], "tokens": [token]}
-            elif (sequence := ("$A:0", "$B:1")[part]) not in template:
-                template.append(sequence)
-        return template
-
-    double = pieces(pair)
-    double.insert(double.index("$B:1"), "\n:1")
-    template = processors.TemplateProcessing(pieces(backend.encode("text")), double, list(used.values()))
-    tokenizer.backend_tokenizer.post_processor = template
+    prefix = tokenizer.convert_ids_to_tokens(template.prefix)
+    suffix = tokenizer.convert_ids_to_tokens(template.suffix)
+    specials = [(token, backend.token_to_id(token)) for token in {*prefix, *suffix}]
+    specials.append({"id": "\n", "ids": newline.ids, "tokens": newline.tokens})
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        [*prefix, "$A:0", *suffix], [*prefix, "$A:0", "\n:1", "$B:1", *suffix], specials
+    )
 
 
 class Question(NamedTuple):
@@ -157,14 +140,12 @@ class Template(NamedTuple):
     types: np.ndarray  # int8, with one entry each for the whole question and the whole context
 
     @classmethod
-    def learn(cls, backend: Tokenizer, example: Example) -> "Template":
-        """Reads them off the encoding of a context paired with itself. Raises InputError: it has no token."""
-        text = example.context
-        count = len(backend.encode(text, add_special_tokens=False))
-        _require_tokens(count, text)
-        pair = backend.encode(text, text)
+    def learn(cls, backend: Tokenizer) -> "Template":
+        """Reads them off the encoding of a text paired with itself."""
+        pair = backend.encode("text", "text")
         first = pair.sequence_ids.index(0)
         second = pair.sequence_ids.index(1)
+        count = pair.sequence_ids.count(0)
         ids = np.array(pair.ids, np.int32)
         types = pair.type_ids
         return cls(
@@ -206,13 +187,10 @@ class Template(NamedTuple):
 class WindowCutter:
     """Cuts windows for one tokenizer and one setting. Making one takes far longer than a question's windows: keep it.
 
-    Args:
-        example: any example; its context shows the tokenizer's special tokens.
-
-    Raises InputError: the context of the example has no token.
+    Raises InputError: the longest question leaves no room for context.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings, example: Example):
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings):
         self.settings = settings
         self.backend = plain_backend(tokenizer)
         self.gap = ""
@@ -220,17 +198,29 @@ class WindowCutter:
             self.gap = _gap(self.backend)
             self.template = Template.prompt(self.backend, self.gap)
         else:
-            self.template = Template.learn(self.backend, example)
+            self.template = Template.learn(self.backend)
+        needed = self.template.specials + settings.max_query_length + 1
+        if settings.max_length < needed:  # names as those of a recipe, of reading.json and of options
+            raise InputError(
+                f"max_length {settings.max_length} leaves no room for context beside a question of max_query_length "
+                f"{settings.max_query_length} and {self.template.specials} special tokens: raise max_length to at "
+                f"least {needed}, or lower max_query_length"
+            )
         self.takes_types = "token_type_ids" in tokenizer.model_input_names
         self.unknown = tokenizer.unk_token_id
         self.special_ids = np.array([*{*named_tokens(tokenizer).values()} - {self.unknown}], np.int32)
         # XLNet's [CLS] comes after the context. Where [CLS] is also the separator, the first token is the null position
-        is_cls = self.template.suffix == tokenizer.cls_token_id
-        behind = is_cls.any() and tokenizer.cls_token_id not in (*self.template.prefix, tokenizer.sep_token_id)
-        self.cls_from_end = len(is_cls) - int(is_cls.argmax()) if behind else None
+        self.cls_from_end: int | None = None
+        suffix = self.template.suffix.tolist()
+        cls = tokenizer.cls_token_id
+        if cls in suffix and cls not in (*self.template.prefix, tokenizer.sep_token_id):
+            self.cls_from_end = len(suffix) - suffix.index(cls)
 
-    def tokenise(self, examples: Sequence[Example]) -> Iterator[list[Question]]:
-        """Yields groups of questions, in order. A context is tokenised once for questions that follow each other."""
+    def tokenise(self, examples: Sequence[Example]) -> Iterator[Question]:
+        """The questions, in order. A context is tokenised once for questions that follow each other.
+
+        Raises InputError: a context has no token.
+        """
         longest = self.settings.max_query_length
         contexts: dict[str, TextTokens] = {}
         for begin in range(0, len(examples), EXAMPLES_AT_A_TIME):
@@ -239,16 +229,18 @@ class WindowCutter:
             contexts = {example.context: before.get(example.context) for example in group}
             new = [context for context, tokens in contexts.items() if tokens is None]
             encodings = self.backend.encode_batch([self.gap + context for context in new], add_special_tokens=False)
-            for context in new:
-                contexts[context] = self._tokens(encodings.pop(0), context)  # an encoding takes far more memory
-                _require_tokens(len(contexts[context].ids), context)
+            for context, encoding in zip(new, encodings, strict=True):
+                contexts[context] = self._tokens(encoding, context)
+                if len(encoding) == 0:
+                    raise InputError(
+                        f"the tokenizer finds no token in the context {context[:40]!r}: leave its questions out of the "
+                        "data set"
+                    )
             texts = [self.gap + example.question for example in group]
-            questions = []
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-            for example, asked in zip(group, encodings, strict=True):
-                ids = self.as_text(np.array(asked.ids[:longest], np.int32))
-                questions.append(Question(ids, len(asked) > longest, contexts[example.context]))
-            yield questions
+            for example, encoding in zip(group, encodings, strict=True):
+                ids = self.as_text(np.array(encoding.ids[:longest], np.int32))
+                yield Question(ids, len(encoding) > longest, contexts[example.context])
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
@@ -268,24 +260,14 @@ class WindowCutter:
 
     def null_position(self, length: int) -> int:
         """The position in a window of `length` tokens that stands for no answer: [CLS], or else the first token."""
-        return 0 if self.cls_from_end is None else length - self.cls_from_end
+        if self.cls_from_end is None:
+            return 0
+        return length - self.cls_from_end
 
     def windows(self, question: int, context: int) -> list[ContextWindow]:
         """Windows of a context, given both lengths in tokens."""
         room = self.settings.max_length - self.template.specials - question
         return context_windows(context, room, min(self.settings.doc_stride, room))
-
-    def check_sizes(self) -> None:
-        """Raises InputError if the longest question leaves no room for context."""
-        settings = self.settings
-        specials = self.template.specials
-        needed = specials + settings.max_query_length + 1
-        if settings.max_length < needed:  # names as those of a recipe, of reading.json and of options
-            raise InputError(
-                f"max_length {settings.max_length} leaves no room for context beside a question of max_query_length "
-                f"{settings.max_query_length} and {specials} special tokens: raise max_length to at least {needed}, "
-                "or lower max_query_length"
-            )
 
 
 def _gap(backend: Tokenizer) -> str:
@@ -293,11 +275,6 @@ def _gap(backend: Tokenizer) -> str:
     space. Others add it themselves."""
     first = backend.encode("context:", add_special_tokens=False).ids
     after = backend.encode(" context:", add_special_tokens=False).ids
-    return "" if first == after else " "
-
-
-def _require_tokens(count: int, context: str) -> None:
-    if count == 0:
-        raise InputError(
-            f"the tokenizer finds no token in the context {context[:40]!r}: leave its questions out of the data set"
-        )
+    if first == after:
+        return ""
+    return " "

@@ -219,8 +219,6 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
     cut = f"{windows.questions_cut} questions cut"
     if recipe.task == "generative":
         cut += f", {windows.targets_cut} answers cut"
-    elif long := windows.answers_above(recipe.eval.max_answer_tokens):
-        cut += f", {long} with an answer longer than eval.max_answer_tokens, which is never given"
     say(
         f"training {recipe.method.name} on {prepared.questions} questions in {len(windows.dataset)} windows "
         f"({windows.windows_without_answer} without the answer, {cut}): {batches.updates} updates of {batches.size}, "

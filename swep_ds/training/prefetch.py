@@ -7,7 +7,6 @@ locks and sockets of DeepSpeed's threads.
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ def prefetch(batches: TrainingBatches, first: int, device: torch.device) -> Iter
 
     Batches are copied to a GPU from pinned memory, so that the host does not wait.
     """
-    batches = copy(batches)  # a data set caches the epoch of its last batch, and the caller may be in another epoch
 
     def make(micro_step: int) -> Batch:
         batch = batches[micro_step]

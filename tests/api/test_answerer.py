@@ -57,8 +57,7 @@ def generative(tmp_path_factory) -> str:
 def by_hand(model: str, question: str, context: str) -> tuple[list[Reply], float]:
     """All allowed spans, best first, as (score, start, end, text), and the null score."""
     qa = AutoModelForQuestionAnswering.from_pretrained(model).eval()
-    asked = tiny.example(question, context, context)
-    cutter = WindowCutter(tiny.wordpiece(), SIZES, asked)
+    cutter = WindowCutter(tiny.wordpiece(), SIZES)
     tokens, text = cutter.encode(question).ids[:8], cutter.encode(context)
     spans, nulls = [], []
     for begin, end, own_begin, own_end in cutter.windows(len(tokens), len(text.ids)):

@@ -1,12 +1,9 @@
 """Which texts are the same answer, and where the training answer is. Hand-written lines of MRQA's kinds."""
 
-import json
-
 import pytest
 
 from swep_ds.common.errors import InputError
 from swep_ds.data.answers import mrqa_span
-from swep_ds.data.readers import read_examples
 
 
 def detected(text, spans):
@@ -36,23 +33,8 @@ def test_articles_punctuation_case_and_white_space_make_no_other_answer(context,
 
 @pytest.mark.parametrize(
     ("written", "text"),
-    [("the", "a"), ("?", "!"), ("...", "the"), ("the", ""), ("?", ""), ("the boat", "the boats"), ("a boat", "a")],
+    [("the", "a"), ("?", "!"), ("...", "the"), ("?", ""), ("the boat", "the boats"), ("a boat", "a")],
 )
 def test_other_answers(written, text):
     with pytest.raises(InputError, match=r"is not at char_spans \[0, \d+\] of its context"):
         mrqa_span(f"{written} and more", detected(text, [[0, len(written) - 1]]))
-
-
-def test_an_mrqa_file_with_such_answers_is_read_in_full(tmp_path):
-    context = "[PAR] Terra preta ( black earth ) covers the Amazon basin ."
-    start = context.index("Terra")
-    qas = [
-        {"qid": "m1", "question": "What?", "answers": ["Terra preta (black earth)"]}
-        | {"detected_answers": detected("Terra preta (black earth)", [[start, start + 24]])},
-        {"qid": "m2", "question": "Where?", "answers": ["An Amazon basin"]}
-        | {"detected_answers": detected("An Amazon basin", [[45, 56]])},
-    ]
-    file = tmp_path / "train.jsonl"
-    file.write_text("\n".join(map(json.dumps, [{"header": {"split": "train"}}, {"context": context, "qas": qas}])))
-    examples = read_examples(str(file), training=True)
-    assert [e.context[slice(*e.span)] for e in examples] == ["Terra preta ( black earth", "Amazon basin"]

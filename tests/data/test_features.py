@@ -1,5 +1,6 @@
 """Windows against the tokenizer's own encoding of a pair, and against the rules of BERT's run_squad as loops."""
 
+import copy
 import dataclasses
 from fractions import Fraction
 
@@ -36,41 +37,27 @@ def begins_by_loop(count, room, step):
 
 def owner_by_loop(count, room, step, position):
     """Index of the maximum-context window of a token."""
-    best_score, best = None, None
+    scores = {}
     for index, begin in enumerate(begins_by_loop(count, room, step)):
         end = min(begin + room, count)
         if begin <= position < end:
-            score = min(position - begin, end - 1 - position) + Fraction(end - begin, 100)
-            if best_score is None or score > best_score:
-                best_score, best = score, index
-    return best
-
-
-# Windows of a context
+            scores[index] = min(position - begin, end - 1 - position) + Fraction(end - begin, 100)
+    return max(scores, key=scores.get)
 
 
 @given(count=st.integers(1, 300), room=st.integers(1, 150), step=st.integers(1, 150))
+# the last window is short: what the windows before it do not have, and the edge of both, which is the earlier one's
+@given_example(count=301, room=300, step=128)
+@given_example(count=3, room=2, step=1)
 @settings(deadline=None)
 def test_context_windows_follow_the_rules(count, room, step):
     step = min(step, room)
     windows = context_windows(count, room, step)
     begins = begins_by_loop(count, room, step)
-    assert [window.begin for window in windows] == begins
-    assert [window.end for window in windows] == [min(begin + room, count) for begin in begins]
+    assert [(window.begin, window.end) for window in windows] == [(at, min(at + room, count)) for at in begins]
     owned = [[*range(window.own_begin, window.own_end)] for window in windows]
     by_rule = [owner_by_loop(count, room, step, position) for position in range(count)]
     assert owned == [[p for p, owner in enumerate(by_rule) if owner == index] for index in range(len(begins))]
-
-
-def test_a_short_last_window_may_own_only_what_no_other_has():
-    # [0, 300) and [128, 301): right of the middle the second has one token more, which weighs less than 0.01 * 127
-    first, second = context_windows(301, 300, 128)
-    assert (first.own_begin, first.own_end, second.own_begin, second.own_end) == (0, 300, 300, 301)
-    first, second = context_windows(3, 2, 1)
-    assert (first.own_end, second.own_begin) == (2, 2)  # token 1 is at the edge of both: the earlier one's
-
-
-# Assembly
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
@@ -102,40 +89,34 @@ def test_a_pair_that_fits_is_encoded_as_by_the_tokenizer(kind, question, context
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
-@pytest.mark.parametrize("sizes", [SMALL, WindowSettings(20, 100, 8), WindowSettings(200, 1, 8), WindowSettings()])
+@pytest.mark.parametrize("sizes", [SMALL, WindowSettings(20, 100, 8), WindowSettings(80, 1, 8), WindowSettings()])
 def test_windows_of_a_long_context(kind, sizes):
     features, rows = build(EXAMPLES, kind, sizes)
     tokenizer = tiny.TOKENIZERS[kind]()
-    whole = tokenizer(EXAMPLES[0].question, EXAMPLES[0].context)
-    sequence = whole.sequence_ids()
-    prefix = whole["input_ids"][: sequence.index(0)]
-    suffix = whole["input_ids"][len(sequence) - sequence[::-1].index(1) :]
-    middle = [id_ for id_, which in zip(whole["input_ids"], sequence, strict=True) if which is None]
-    middle = middle[len(prefix) : -len(suffix)]
-
+    separator = tokenizer.sep_token_id
+    prefix, middle, suffix = [tokenizer.cls_token_id], [separator], [separator]
+    if kind == "byte_bpe":
+        middle = [separator, separator]
     expected = []
     for index, example in enumerate(EXAMPLES):
         question = tokens(kind, example.question)[0][: sizes.max_query_length]
         ids, offsets = tokens(kind, example.context)
         room = sizes.max_length - len(prefix + middle + suffix) - len(question)
-        step = min(sizes.doc_stride, room)
-        for window, begin in enumerate(begins_by_loop(len(ids), room, step)):
-            end = min(begin + room, len(ids))
-            context_begin = len(prefix + question + middle)
-            owned = [p for p in range(begin, end) if owner_by_loop(len(ids), room, step, p) == window]
+        context_begin = len(prefix + question + middle)
+        for begin, end, own_begin, own_end in context_windows(len(ids), room, min(sizes.doc_stride, room)):
             row = {
+                "input_ids": prefix + question + middle + ids[begin:end] + suffix,
                 "example": index,
                 "null_position": 0,
-                "input_ids": prefix + question + middle + ids[begin:end] + suffix,
                 "context_begin": context_begin,
                 "context_end": context_begin + end - begin,
+                "own_begin": context_begin + own_begin - begin,
+                "own_end": context_begin + own_end - begin,
                 "offset_start": [start for start, _ in offsets[begin:end]],
                 "offset_end": [stop for _, stop in offsets[begin:end]],
-                "own": [p - begin + context_begin for p in owned],
             }
             expected.append(row | {"length": len(row["input_ids"])})
     for row in rows:
-        row["own"] = [*range(row.pop("own_begin"), row.pop("own_end"))]
         row.pop("token_type_ids", None)
     assert rows == expected
     assert max(row["length"] for row in rows) <= sizes.max_length
@@ -144,29 +125,27 @@ def test_windows_of_a_long_context(kind, sizes):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_no_answer_is_at_cls_wherever_the_tokenizer_puts_it(training, tmp_path):
-    """XLNet's stands last; one that is the separator as well is not looked for."""
+@pytest.mark.parametrize(
+    ("template", "null"),
+    [
+        ("$A [SEP] $B:1 [SEP]:1 [CLS]:2", "[CLS]"),  # XLNet's stands last
+        ("$A [SEP] $B:1 [CLS]:1 [SEP]:1", "[CLS]"),
+        ("[CLS] $A [SEP] $B:1 [SEP]:1", "the first token"),
+        ("$A [SEP] $B:1 [SEP]:1", "the first token"),
+    ],
+)
+def test_no_answer_is_at_cls_wherever_the_tokenizer_puts_it(template, null, training, tmp_path):
+    tokenizer = copy.deepcopy(tiny.unigram())
+    specials = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
+    processor = TemplateProcessing(single="$A", pair=template, special_tokens=specials)
+    tokenizer.backend_tokenizer.post_processor = processor
     unanswerable = dataclasses.replace(EXAMPLES[0], answers=(), span=None)
-
-    def null_tokens(template: str) -> set[str]:
-        tokenizer = tiny.unigram()
-        specials = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
-        processor = TemplateProcessing(single="$A", pair=template, special_tokens=specials)
-        tokenizer.backend_tokenizer.post_processor = processor
-        features = build_features([unanswerable], tokenizer, SMALL, training=training, cache_dir=tmp_path)
-        positions = ("start_position", "end_position") if training else ("null_position",)
-        ids = {row["input_ids"][row[name]] for row in features.dataset for name in positions}
-        firsts = {row["input_ids"][0] for row in features.dataset}
-        assert len(features.dataset) > 1
-        return {"the first token"} if ids == firsts else {*tokenizer.convert_ids_to_tokens(list(ids))}
-
-    assert null_tokens("$A [SEP] $B:1 [SEP]:1 [CLS]:2") == {"[CLS]"}
-    assert null_tokens("$A [SEP] $B:1 [CLS]:1 [SEP]:1") == {"[CLS]"}
-    assert null_tokens("[CLS] $A [SEP] $B:1 [SEP]:1") == {"the first token"}
-    assert null_tokens("$A [SEP] $B:1 [SEP]:1") == {"the first token"}
-
-
-# Answers
+    windows = build_features([unanswerable], tokenizer, SMALL, training=training, cache_dir=tmp_path).dataset
+    assert len(windows) > 1
+    for row in windows:
+        for name in {"start_position", "end_position", "null_position"} & row.keys():
+            token = tokenizer.convert_ids_to_tokens(row["input_ids"][row[name]])
+            assert null == (token if row[name] else "the first token")
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
@@ -185,27 +164,16 @@ def test_answer_tokens_are_those_that_overlap_the_answer(kind, data, context, ma
     # the first token that ends after the answer's start, the last that starts before its end
     first = min((i for i, (_, stop) in enumerate(offsets) if stop > start), default=len(ids))
     last = max((i for i, (begin, _) in enumerate(offsets) if begin < end), default=-1)
-    without = 0
-    for row, window, begin in zip(rows, windows, begins_by_loop(*sizes_of(windows, len(ids))), strict=True):
-        assert row["input_ids"] == window["input_ids"]
-        size = window["context_end"] - window["context_begin"]
-        if begin <= first <= last < begin + size:
-            shift = window["context_begin"] - begin
-            assert (row["start_position"], row["end_position"], row["has_answer"]) == (
-                first + shift,
-                last + shift,
-                True,
-            )
-        else:
-            assert (row["start_position"], row["end_position"], row["has_answer"]) == (0, 0, False)
-            without += 1
-    assert features.windows_without_answer == without
-
-
-def sizes_of(windows, count):
-    """Count, room and step of a context's windows, read off the first two."""
     room = windows[0]["context_end"] - windows[0]["context_begin"]
-    return count, room, min(5, room)
+    expected = []
+    for window, begin in zip(windows, begins_by_loop(len(ids), room, min(5, room)), strict=True):
+        shift = window["context_begin"] - begin
+        has_answer = window["context_begin"] <= first + shift <= last + shift < window["context_end"]
+        places = (first + shift, last + shift) if has_answer else (0, 0)
+        expected.append((window["input_ids"], *places, has_answer))
+    names = ("input_ids", "start_position", "end_position", "has_answer")
+    assert [tuple(row[name] for name in names) for row in rows] == expected
+    assert features.windows_without_answer == sum(not row["has_answer"] for row in rows)
 
 
 def test_windows_without_the_answer_can_be_dropped():
@@ -213,40 +181,25 @@ def test_windows_without_the_answer_can_be_dropped():
     dropped, fewer = build(EXAMPLES, "wordpiece", SMALL, training=True, windows_without_answer="drop")
     assert fewer == [row for row in rows if row["has_answer"]]
     assert dropped.windows_without_answer == kept.windows_without_answer == len(rows) - len(fewer) > 0
-    lengths = [row["end_position"] - row["start_position"] + 1 for row in rows]
-    assert kept.answers_above(1) == sum(length > 1 for length in lengths) > 0 == kept.answers_above(30)
-    answer = " ".join(tiny.SENTENCES[:3])
+    long = [tiny.example("When?", CONTEXT, " ".join(tiny.SENTENCES[:3]))]
     with pytest.raises(InputError, match=r"no window holds its whole answer.*raise data.max_length"):
-        build(
-            [tiny.example("When?", CONTEXT, answer)], "wordpiece", SMALL, training=True, windows_without_answer="drop"
-        )
+        build(long, "wordpiece", SMALL, training=True, windows_without_answer="drop")
 
 
-# Bad input
-
-
-def test_sizes_that_leave_no_room():
+def test_sizes_that_leave_no_room_and_a_context_without_tokens():
     """3 special tokens and a question of at most 8."""
     with pytest.raises(InputError, match=r"^max_length 11 leaves no room for context beside .* 8 .* to at least 12,"):
         build(EXAMPLES, "wordpiece", WindowSettings(11, 5, 8))
-
-
-@pytest.mark.parametrize("at", [0, 1])
-def test_a_context_without_tokens(at):
-    examples = [EXAMPLES[0]]
-    examples.insert(at, tiny.Example("empty", "When?", "\u200b\u200b", ("x",), (0, 1), "a"))
+    empty = tiny.Example("empty", "When?", "\u200b\u200b", ("x",), (0, 1), "a")
     with pytest.raises(InputError, match="the tokenizer finds no token in the context"):
-        build(examples, "wordpiece", SMALL)
+        build([EXAMPLES[0], empty], "wordpiece", SMALL)
 
-
-# Generated answers
 
 GENERATIVE = WindowSettings(max_length=64, doc_stride=6, max_query_length=24, task="generative", max_target_length=5)
-LONG = "The old bridge was built in 1204 by an abbot. " + "The river, the valley and the tea are very nice. " * 5
 
 
 @pytest.mark.parametrize("name", tiny.TOKENIZERS)
-def test_a_prompt_is_the_plain_text(name):
+def test_a_prompt_is_the_plain_text_and_only_windows_with_the_answer_are_learned(name):
     """Token for token, spaces between its parts included, though each part is tokenised by itself."""
     tokenizer = tiny.TOKENIZERS[name]()
     example = tiny.example("Who founded the monastery?", "an abbot", "an abbot")
@@ -257,6 +210,15 @@ def test_a_prompt_is_the_plain_text(name):
         assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == text
     target = tokenizer("an abbot").input_ids
     assert row["target_ids"] == (target if len(target) <= 5 else target[:4] + target[-1:])
+
+    context = "The old bridge was built in 1204 by an abbot. " + "The river, the valley and the tea are very nice. " * 5
+    examples = [tiny.example("Who founded the monastery?", context, "an abbot")]
+    training, learned = build(examples, name, GENERATIVE, training=True)
+    _, windows = build(examples, name, GENERATIVE)
+    assert len(learned) + training.windows_without_answer == len(windows) > training.windows_without_answer > 0
+    for row in learned:
+        assert "an abbot" in tokenizer.decode(row["input_ids"]).lower()
+    assert {row["example"] for row in windows} == {0}
 
 
 def test_a_space_in_front_of_the_context_moves_no_answer():
@@ -269,19 +231,6 @@ def test_a_space_in_front_of_the_context_moves_no_answer():
         _, windows = build(examples, "byte_bpe", settings)
         contexts = {tuple(row["input_ids"]): tokenizer.decode(row["input_ids"]).split("context:")[1] for row in windows}
         assert {tuple(row["input_ids"]) for row in learned} == {ids for ids, text in contexts.items() if answer in text}
-
-
-@pytest.mark.parametrize("name", tiny.TOKENIZERS)
-def test_only_windows_with_the_answer_are_learned(name):
-    examples = [tiny.example("Who founded the monastery?", LONG, "an abbot")]
-    training, learned = build(examples, name, GENERATIVE, training=True)
-    _, windows = build(examples, name, GENERATIVE)
-    assert len(learned) + training.windows_without_answer == len(windows) > 1
-    assert training.windows_without_answer > 0
-    for row in learned:
-        assert len(row["target_ids"]) <= 5
-        assert "an abbot" in tiny.TOKENIZERS[name]().decode(row["input_ids"]).lower()
-    assert {row["example"] for row in windows} == {0}
 
 
 def test_long_targets_are_cut_and_end_properly():

@@ -22,11 +22,9 @@ WORDS = " ".join(tiny.SENTENCES).split()
 
 def features(example: Example, cache: Path) -> dict:
     """The only training window of an example."""
-    windows = build_features(
-        [example], tiny.wordpiece(), WindowSettings(200, 100, 64), training=True, cache_dir=cache
-    ).dataset
-    assert len(windows) == 1
-    return windows[0]
+    sizes = WindowSettings(200, 100, 64)
+    [window] = build_features([example], tiny.wordpiece(), sizes, training=True, cache_dir=cache).dataset
+    return window
 
 
 def line(example: Example, cache: Path, width: int = 250) -> str:
@@ -37,9 +35,9 @@ def line(example: Example, cache: Path, width: int = 250) -> str:
     return "\t".join([*padded, str(window["start_position"]), str(window["end_position"])]) + "\n"
 
 
-def convert(folder: Path, content: str | bytes) -> tuple[list[Example], dict]:
+def convert(folder: Path, content: str) -> tuple[list[Example], dict]:
     source, output = folder / "pairs.txt", folder / "pairs.jsonl"
-    source.write_bytes(content if isinstance(content, bytes) else content.encode())
+    source.write_text(content)
     output.unlink(missing_ok=True)
     counts = convert_pairs(source, output, tiny.wordpiece)
     return read_examples(str(output), training=True), dict(counts)
@@ -74,23 +72,22 @@ def test_features_without_an_answer_in_the_context_are_dropped_and_counted(tmp_p
     assert counts == {"written": 1, "answer not in the context": 3}
 
 
-def test_json_lines_find_the_answer_as_whole_words(tmp_path):
-    pairs = [
-        {"context": "Cats scatter the cat.", "question": "What?", "answer": " cat "},
-        {"context": "A (b.c) d", "question": "What?", "answer": "(b.c)"},
-        {"context": "A cat.", "question": "What?", "answer": "dog"},
-        {"context": "A cat.", "question": " ", "answer": "cat"},
+def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_path, monkeypatch, capsys):
+    pairs = [("Cats scatter the cat.", "What?", " cat "), ("A (b.c) d", "What?", "(b.c)")]
+    pairs += [("A cat.", "What?", "dog"), ("A cat.", "What?", "cow"), ("A cat.", " ", "cat"), ("A cat.", "What?", " ")]
+    rows = [dict(zip(("context", "question", "answer"), pair, strict=True)) for pair in pairs]
+    source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
+    source.write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(sys, "argv", ["convert", str(source), str(output)])
+    convert_command.convert()
+    assert capsys.readouterr().out.splitlines() == [
+        f"{output}: 2 pairs",
+        "dropped: 2 (answer not in the context)",
+        "dropped: 2 (blank question, context or answer)",
     ]
-    examples, counts = convert(tmp_path, "\n".join(map(json.dumps, pairs)))
-    assert [(e.id, e.answers, e.span) for e in examples] == [
-        ("pairs-1", ("cat",), (17, 20)),
-        ("pairs-2", ("(b.c)",), (2, 7)),
-    ]
-    assert counts == {
-        "written": 2,
-        "answer not in the context": 1,
-        "blank question, context or answer": 1,
-    }
+    first, second = read_examples(str(output), training=True)
+    assert (first.id, first.answers, first.span) == ("pairs-1", ("cat",), (17, 20))
+    assert (second.id, second.answers, second.span) == ("pairs-2", ("(b.c)",), (2, 7))
 
 
 @pytest.mark.parametrize(
@@ -100,45 +97,28 @@ def test_json_lines_find_the_answer_as_whole_words(tmp_path):
         ('{"context": "A cat.", "question": "What?", "answer": "dog"}', "holds no pair"),
         ('{"context": "A cat.", "question": "What?"}', "line 1: field 'answer' is missing"),
         ('{"context": "A cat."', "line 1: is not a generated pair (Expecting"),
-        (
-            '{"context": "A cat.", "question": "What?", "answer": null}',
-            "line 1: field 'answer' is None; expected a string",
-        ),
         ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1: is not a generated pair (IndexError"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token id 9999, and the tokenizer has"),
-        ("some text\n", "line 1: is not a generated pair"),
+        ("question\tcontext\tanswer\n", "line 1: is not a generated pair"),
     ],
     ids=lambda value: str(value[:40]),
 )
 def test_bad_files(tmp_path, content, message):
     with pytest.raises(InputError) as caught:
         convert(tmp_path, content)
+    assert f"{tmp_path / 'pairs.txt'}: " in str(caught.value)
     assert message in str(caught.value)
-    assert str(tmp_path / "pairs.txt") in str(caught.value)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 600
     assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
 
 
-def test_nothing_is_overwritten_and_wrong_files_and_tokenizers_are_named(tmp_path):
-    (tmp_path / "pairs.txt").write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
+def test_nothing_is_overwritten_and_a_missing_file_and_a_wrong_tokenizer_are_named(tmp_path):
+    source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
+    source.write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
     with pytest.raises(InputError, match="has no WordPiece vocabulary"):
-        convert_pairs(tmp_path / "pairs.txt", tmp_path / "pairs.jsonl", tiny.byte_bpe)
-    assert not (tmp_path / "pairs.jsonl").exists()
-    (tmp_path / "notes.csv").write_text("question\tcontext\tanswer\n")
-    with pytest.raises(InputError, match=r"notes\.csv: line 1: is not a generated pair"):
-        convert_pairs(tmp_path / "notes.csv", tmp_path / "out.jsonl", lambda: pytest.fail("a tokenizer was loaded"))
-    (tmp_path / "there.jsonl").write_text("")
-    with pytest.raises(InputError, match=r"there\.jsonl: exists already"):
-        convert_pairs(tmp_path / "pairs.txt", tmp_path / "there.jsonl", tiny.wordpiece)
+        convert_pairs(source, output, tiny.byte_bpe)
+    assert not output.exists()
     with pytest.raises(InputError, match=r"none\.txt: no such file"):
-        convert_pairs(tmp_path / "none.txt", tmp_path / "new.jsonl", tiny.wordpiece)
-
-
-def test_the_command_says_what_it_wrote_and_dropped(tmp_path, monkeypatch, capsys):
-    pairs = [{"context": "A cat.", "question": "What?", "answer": answer} for answer in ("cat", "dog", "cow")]
-    (tmp_path / "pairs.txt").write_text("\n".join(map(json.dumps, pairs)))
-    output = tmp_path / "pairs.jsonl"
-    monkeypatch.setattr(sys, "argv", ["convert", str(tmp_path / "pairs.txt"), str(output)])
-    convert_command.convert()
-    assert capsys.readouterr().out.splitlines() == [f"{output}: 1 pairs", "dropped: 2 (answer not in the context)"]
+        convert_pairs(tmp_path / "none.txt", output, tiny.wordpiece)
+    output.write_text("")
+    with pytest.raises(InputError, match=r"pairs\.jsonl: exists already"):
+        convert_pairs(source, output, tiny.wordpiece)

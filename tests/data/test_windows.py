@@ -16,6 +16,7 @@ from swep_ds.data.windows import WindowCutter, WindowSettings, named_tokens, sep
 from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 from tests.support import tiny
+from tests.support.decoded import best_texts
 
 
 @pytest.mark.parametrize("begin", ["", "<s>"])
@@ -33,33 +34,25 @@ def test_a_decoders_question_ends_with_a_newline_that_is_saved(begin, tmp_path):
         assert pair.input_ids == [*first, *question, *newline, *text]
         assert pair.sequence_ids() == [*[None] * len(first), *[0] * len(question), None, *[1] * len(text)]
         assert there("Who?").input_ids == [*first, *question]
-        cutter = WindowCutter(there, WindowSettings(), tiny.example("Who?", "an abbot", "an abbot"))
-        assert cutter.template.middle.tolist() == newline
-    before = tokenizer.backend_tokenizer.to_str()
-    separate_texts(tokenizer)
-    assert tokenizer.backend_tokenizer.to_str() == before
-
-
-@pytest.mark.parametrize("make", [tiny.wordpiece, tiny.byte_bpe, tiny.unigram])
-def test_a_tokenizer_that_separates_texts_is_left_alone(make):
-    before = make().backend_tokenizer.to_str()
-    separate_texts(make())
-    assert make().backend_tokenizer.to_str() == before
+        assert WindowCutter(there, WindowSettings()).template.middle.tolist() == newline
+    for separated in (tokenizer, tiny.wordpiece(), tiny.byte_bpe(), tiny.unigram()):
+        before = separated.backend_tokenizer.to_str()
+        separate_texts(separated)
+        assert separated.backend_tokenizer.to_str() == before
 
 
 @pytest.mark.parametrize("make", tiny.TOKENIZERS.values())
 def test_a_special_token_that_a_text_spells_out_is_text(make):
-    tokenizer = make()
+    tokenizer = copy.deepcopy(make())
     text = f"an abbot {' '.join(tokenizer.all_special_tokens)} from the valley"
-    tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<hl>"]})
     example = tiny.example(f"Who is {tokenizer.all_special_tokens[0]}?", text, "an abbot")
-    cutter = WindowCutter(tokenizer, WindowSettings(), example)
+    cutter = WindowCutter(tokenizer, WindowSettings())
     tokens, specials = cutter.encode(text), {*named_tokens(tokenizer).values()}
     assert not {*tokens.ids.tolist()} & specials
     marker = tokenizer.convert_tokens_to_ids("<hl>")
     assert marker in cutter.encode("an abbot <hl> from").ids
-    [[question]] = cutter.tokenise([example])
+    [question] = cutter.tokenise([example])
     assert question.context.ids.tolist() == tokens.ids.tolist()
     assert not {*question.ids.tolist()} & specials
     covered = {place for start, end in zip(tokens.starts, tokens.ends, strict=True) for place in range(start, end)}
@@ -99,10 +92,9 @@ def byte_level(*before, prefix: bool, trimmed: bool = True) -> Tokenizer:
 
 def sentencepiece_bpe(byte_fallback: bool = False, **steps) -> Tokenizer:
     model = models.BPE(unk_token="<unk>", byte_fallback=byte_fallback, fuse_unk=True)
-    specials = SPECIALS + BYTES * byte_fallback
-    return trained(
-        model, trainers.BpeTrainer, steps, LETTERS[:40] if byte_fallback else LETTERS, specials, vocab_size=400
-    )
+    if byte_fallback:
+        return trained(model, trainers.BpeTrainer, steps, LETTERS[:40], SPECIALS + BYTES, vocab_size=400)
+    return trained(model, trainers.BpeTrainer, steps, vocab_size=400)
 
 
 def unigram(byte_fallback: bool = False, **steps) -> Tokenizer:
@@ -136,13 +128,13 @@ KINDS = {
         pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), METASPACE["always"]])
     ),
 }
-MARKERS = {
-    "none": None,
-    "special": AddedToken("<e>", special=True, normalized=False),
-    "a word": AddedToken("<e>", special=False, normalized=True),
-    "takes the space before": AddedToken("<e>", lstrip=True, normalized=False),
-    "takes the space behind": AddedToken("<e>", rstrip=True, normalized=False),
-}
+MARKERS = [
+    None,
+    AddedToken("<e>", special=True, normalized=False),
+    AddedToken("<e>", special=False, normalized=True),
+    AddedToken("<e>", lstrip=True, normalized=False),
+    AddedToken("<e>", rstrip=True, normalized=False),
+]
 # | stands for the marker, around the gold answer
 MARKED = (
     "by |Vera Lind| in 1931",
@@ -159,6 +151,10 @@ MARKED = (
     "a\u00a0|Vera|\u00a0b",
     "|e\u0301te\u0301| x",
     "1 |X| Y",
+    "\u4e2d\u56fd\u3002|1998| \u5e74\uff0c\u4e0a\u6d77",  # Chinese
+    "\u0648\u0647\u0648 \u064a\u0642\u062f\u0645 |\u0627\u0644\u0634\u0627\u064a|.",  # Arabic
+    "\u092f\u0939\u093e\u0901 |\u091a\u093e\u092f| \u092e\u093f\u0932\u0924\u0940",  # Hindi
+    "\u03a3\u03b5\u03c1\u03b2 |\u03c4\u03c3\u03ac\u03b9|.",  # Greek
 )
 
 
@@ -172,39 +168,43 @@ def test_byte_tokens_of_neighbouring_unknown_characters_are_told_apart(kind, ans
     assert text[tokens.starts[first] : tokens.ends[last]] == answer
 
 
-@pytest.mark.parametrize("marker", MARKERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_of_a_gold_answer_read_the_answer(kind, marker):
+def test_the_tokens_of_a_gold_answer_read_the_answer(kind):
     """Also after the decoder, which takes no token of white space alone for an answer's end."""
-    backend, sign = KINDS[kind](), "" if MARKERS[marker] is None else "<e>"
-    if sign:
-        backend.add_tokens([MARKERS[marker]])
-    names = {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<pad>", **names)
-    examples = []
-    for number, marked in enumerate(MARKED):
-        before, answer, after = marked.split("|")
-        text, start = before + sign + answer + sign + after, len(before + sign + answer) - len(answer.lstrip())
-        span = (start, start + len(answer.strip()))
-        examples.append(tiny.Example(str(number), "Who?", text, (answer.strip(),), span, text))
-    cutter = WindowCutter(tokenizer, WindowSettings(100, 50, 8), examples[0])
+    trained = KINDS[kind]().to_str()
+    for marker in MARKERS:
+        backend, sign = Tokenizer.from_str(trained), ""
+        if marker:
+            backend.add_tokens([marker])
+            sign = marker.content
+        names = {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<pad>", **names)
+        examples = []
+        for number, marked in enumerate(MARKED):
+            before, answer, after = marked.split("|")
+            start = len(before + sign + answer) - len(answer.lstrip())
+            text, answer = before + sign + answer + sign + after, answer.strip()
+            examples.append(tiny.Example(str(number), "Who?", text, (answer,), (start, start + len(answer)), text))
+        read = gold_answers_read(examples, tokenizer)
+        assert read == {example.id: example.answers[0] for example in examples}, marker
+
+
+def gold_answers_read(examples, tokenizer) -> dict[str, str]:
+    """What the decoder reads where a model points at the gold answers."""
+    cutter = WindowCutter(tokenizer, WindowSettings(100, 50, 8))
     windows, _ = windows_to_answer(examples, cutter)
-    assert windows.equals(windows_to_answer(examples, cutter)[0])
     decoder = SpanDecoder(examples, SpanSettings(5, 60), best_only=True)
 
     def predict(batch):
-        """Points at the gold answers; windows come longest first."""
-        lengths, found = windows["length"].to_numpy(), []
-        for row in np.argsort(-lengths, kind="stable"):
+        """Windows come longest first."""
+        places = []
+        for row in np.argsort(-windows["length"].to_numpy(), kind="stable"):
             example, context = examples[windows["example"][row].as_py()], windows["context_begin"][row].as_py()
-            first, last = cutter.encode(example.context).answer_tokens(example.span)
-            found.append((context + first, context + last))
-        places = torch.tensor(found)
-        return tuple(torch.nn.functional.one_hot(places[:, i], batch.input_ids.shape[1]).float() for i in (0, 1))
+            places.append([context + token for token in cutter.encode(example.context).answer_tokens(example.span)])
+        return torch.nn.functional.one_hot(torch.tensor(places).T, batch.input_ids.shape[1]).float().unbind()
 
     decode_alone(predict, decoder, windows, Padding.of(tokenizer), 100, torch.device("cpu"))
-    read = {id_: answer.text for id_, [answer] in decoder.n_best(1).items()}
-    assert read == {example.id: example.answers[0] for example in examples}
+    return best_texts(decoder)
 
 
 @pytest.mark.parametrize("make", [lambda: byte_level(prefix=True), lambda: unigram(pre_tokenizer=METASPACE["always"])])
@@ -219,7 +219,6 @@ def test_a_tokenizer_that_samples_cuts_a_text_in_one_way_only(make):
     backend.enable_padding(length=90)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>")
     tokenizer.backend_tokenizer.model = backend.model
-    example = tiny.example("Who?", tiny.SENTENCES[0], "an abbot")
-    cutters = [WindowCutter(tokenizer, WindowSettings(), example) for _ in range(10)]
-    assert {tuple(cutter.encode(example.context).ids) for cutter in cutters} == {tuple(still)}
+    cutters = [WindowCutter(tokenizer, WindowSettings()) for _ in range(10)]
+    assert {tuple(cutter.encode(tiny.SENTENCES[0]).ids) for cutter in cutters} == {tuple(still)}
     assert len({tuple(cutter.template.middle) for cutter in cutters}) == 1

@@ -37,7 +37,7 @@ def right_half(model: Path, file: Path) -> None:
     document = json.loads(file.read_text())
     saved, examples = load_saved(str(model)), read_examples(str(file), training=False)
     decoder = SpanDecoder(examples, saved.spans)
-    windows, _ = windows_to_answer(examples, WindowCutter(saved.tokenizer, saved.windows, examples[0]))
+    windows, _ = windows_to_answer(examples, WindowCutter(saved.tokenizer, saved.windows))
     padding = Padding.of(saved.tokenizer)
     decode_alone(saved.qa.predict, decoder, windows, padding, 32, torch.device("cpu"))
     best = decoder.n_best(1)

@@ -60,7 +60,7 @@ def test_the_code_cuts_a_long_text_as_the_run_did(folder):
     saved, text = load_saved(str(folder / "model")), " ".join(tiny.SENTENCES)
     there = {}
     exec(plain.replace(TEXT, text), there)
-    cutter = WindowCutter(saved.tokenizer, saved.windows, tiny.example(QUESTION, text, text))
+    cutter = WindowCutter(saved.tokenizer, saved.windows)
     tokens = cutter.encode(text)
     windows = list(cutter.windows(len(cutter.encode(QUESTION).ids), len(tokens.ids)))
     assert len(windows) > 2

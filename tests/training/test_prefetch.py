@@ -21,13 +21,8 @@ def same(batch: Batch, expected: Batch) -> bool:
 @pytest.mark.parametrize("first", [0, 5, 30])
 def test_they_are_those_of_the_data_set_in_its_order(first):
     [batches] = ranks(windows(19), micro=2, epochs=3)  # 10 micro-steps an epoch
-    [asked] = ranks(windows(19), micro=2, epochs=3)
-    expected = [asked[number] for number in range(first, 30)]
-    yielded = []
-    for number, batch in enumerate(prefetch(batches, first, CPU)):
-        yielded.append(batch)
-        # the caller's epoch is another one than the thread's, which makes the next batches meanwhile
-        assert batches.windows(first + number).tolist() == asked.windows(first + number).tolist()
+    expected = [batches[number] for number in range(first, 30)]
+    yielded = list(prefetch(batches, first, CPU))
     assert len(yielded) == len(expected)
     assert all(map(same, yielded, expected))
 

@@ -46,7 +46,7 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
     console = Console(quiet=not ranks.is_main())
     examples = ranks.on_all_ranks(lambda: _read(source, max_examples, settings, console))
     chunks = ranks.on_all_ranks(lambda: Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK)))
-    reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, examples[0], settings, ranks.device()))
+    reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, settings, ranks.device()))
 
     def take() -> tuple[dict[str, Any], list[int]]:
         setup = {"model": model_name, "files": model_checksum(model_name, "--model")}

@@ -82,19 +82,19 @@ class Row(NamedTuple):
 
 
 class Reconstructor:
-    """Makes samples of questions with one model, on one rank. `example` is any of the questions.
+    """Makes samples of questions with one model, on one rank.
 
     Raises InputError: `model_name` is no masked language model.
     """
 
-    def __init__(self, model_name: str, example: Example, settings: AugmentSettings, device: torch.device):
+    def __init__(self, model_name: str, settings: AugmentSettings, device: torch.device):
         self.settings = settings
         self.device = device
         self.model, tokenizer = load_masked_lm(model_name, device)
         self.vocabulary = Vocabulary(tokenizer)
         self.backend = plain_backend(tokenizer)
         self.padding = Padding.of(tokenizer)
-        self.template = Template.learn(self.backend, example)
+        self.template = Template.learn(self.backend)
         self.room = longest_window(tokenizer, self.model) - self.template.specials
 
     def __call__(self, examples: Sequence[Example]) -> tuple[list[dict[str, Any]], Counter]:

@@ -55,7 +55,7 @@ def models(tmp_path_factory) -> dict[str, str]:
 
 
 def reconstructor(models, kind: str = "wordpiece", table: torch.Tensor | None = None, **settings) -> Reconstructor:
-    reconstruct = Reconstructor(models[kind], EXAMPLES[0], AugmentSettings(**settings), torch.device("cpu"))
+    reconstruct = Reconstructor(models[kind], AugmentSettings(**settings), torch.device("cpu"))
     reconstruct.model = Table(random_table(len(tiny.TOKENIZERS[kind]())) if table is None else table)
     return reconstruct
 
