@@ -27,8 +27,9 @@ from swep_ds.common.files import PACKAGE, ds_config_path, shipped, user_path
 from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART, find_reader
 from swep_ds.evaluation.results import versions
 from swep_ds.models.hub import resolve_model
+from swep_ds.models.loading import check_files
+from swep_ds.pipeline import prepare
 from swep_ds.pipeline.folder import RunFolder
-from swep_ds.pipeline.prepare import check_ds_config, check_model
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.writing import find_fault
@@ -45,7 +46,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
 
     Raises InputError: on all ranks, in one message: everything that some ranks see differently from others, files that
     are missing, an output folder that is not writable or not shared by the ranks. Where all see the same: the folder is
-    another run's; or as `check_ds_config` and `check_model`.
+    another run's; or as `check_ds_config` and `prepare.load`.
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
@@ -66,11 +67,12 @@ def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """Raises InputError: what a start would end with on this rank, as far as it needs no data, weights or download."""
     RunFolder(output_dir).check_owner(recipe)
     on_cpu = ranks.device().type == "cpu"
-    stages = check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
-    source = resolve_model(recipe.model.name)
+    prepare.check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
+    name = recipe.model.name
+    source = resolve_model(name)
     if Path(source).is_dir():
-        for stage in stages:
-            check_model(stage, ds_config, source)
+        check_files(source, f"model.name {name}")
+        prepare.load(recipe, ds_config, prepare.run_tokenizer(recipe), source, weights=False)
 
 
 def observe(recipe: Recipe, ds_config: str) -> Report:

@@ -31,6 +31,8 @@ METRICS_FILE = "metrics.jsonl"
 HEALTH_FILE = "health.jsonl"
 PRETRAIN = "pretrain"  # in a run's folder, and a run's folder itself
 UNAVERAGED = "unaveraged"  # likewise
+CHECKPOINTS = "checkpoints"
+LEFT_BY_A_START = {BATCH, PRETRAIN, CHECKPOINTS}  # of one that ended before it wrote its recipe
 LOCK_SECONDS = 4.0  # for a process that was killed and is still ending
 LOCK_SECONDS_OF_A_RESTART = 120.0  # a network file system may hold the lock of a node that Slurm has lost
 
@@ -64,8 +66,7 @@ class GlobalBatch:
             raise InputError(
                 f"train.micro_batch_size {train.micro_batch_size} x train.gradient_accumulation_steps "
                 f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {asked}, and the run "
-                f"began with {self.windows}: choose values with that product, as many ranks as share it evenly, or a "
-                "new --output_dir"
+                f"began with {self.windows}: choose values with that product, or as many ranks as share it evenly"
             )
         share = self.windows // world_size
         if train.max_tokens:
@@ -97,7 +98,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.recipe = path / RECIPE
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / CHECKPOINTS
         self.model = path / "model"
         self.results = path / RESULTS
         self.report = path / REPORT
@@ -185,18 +186,19 @@ class RunFolder:
         return [tag]
 
     def _take_lock(self) -> None:
+        where = f"--output_dir {self.path}"
         seconds = LOCK_SECONDS_OF_A_RESTART if slurm_restarts() > 0 else LOCK_SECONDS
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=seconds)
+            try:
+                self._lock.acquire(blocking=False)
+            except Timeout:
+                say_on_stderr(f"another process trains in {self.path}: waiting up to {seconds:g} s for it to end")
+                self._lock.acquire(timeout=seconds)
         except Timeout:
-            raise InputError(
-                f"--output_dir {self.path}: another process is writing to it: name another folder"
-            ) from None
+            raise InputError(f"{where}: another process is writing to it: name another folder") from None
         except OSError as error:
-            raise InputError(
-                f"--output_dir {self.path}: cannot be made and locked ({error.strerror}): name another folder"
-            ) from None
+            raise InputError(f"{where}: cannot be made and locked ({error.strerror}): name another folder") from None
 
     def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
         """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""
@@ -209,8 +211,11 @@ class RunFolder:
         if not self.path.exists():
             return
         if not self._is_run():
-            if foreign := self._foreign():
-                raise InputError(f"{where}: holds files that belong to no run ({foreign}): name a new or empty folder")
+            visible = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")}
+            if foreign := sorted(visible - LEFT_BY_A_START):
+                raise InputError(
+                    f"{where}: holds files that belong to no run ({foreign[0]}): name a new or empty folder"
+                )
             return
         if resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
@@ -227,18 +232,6 @@ class RunFolder:
         log = self.path / METRICS_FILE
         has_updates = log.is_file() and log.stat().st_size > 0
         return has_updates or self.results.is_file() or any(self.checkpoints.glob("update-*"))
-
-    def _foreign(self) -> str | None:
-        """The name of an entry that is not what a start leaves which ended before it wrote its recipe: hidden files,
-        the batch, a first stage, empty folders. None if there is none."""
-        for entry in sorted(self.path.iterdir()):
-            if entry.name.startswith(".") or entry.name == BATCH:
-                continue
-            is_stage = entry.name == PRETRAIN and (entry / BATCH).is_file()
-            is_empty = entry.is_dir() and all(file.name.startswith(".") for file in entry.iterdir())
-            if not (is_stage or is_empty):
-                return entry.name
-        return None
 
     # What a start writes
 

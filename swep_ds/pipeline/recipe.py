@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 import yaml
-from pydantic import (
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    TypeAdapter,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, field_validator, model_validator
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from swep_ds.common.errors import InputError
@@ -97,8 +90,9 @@ class DataSection(Section):
     @field_validator("eval")
     @classmethod
     def _file_names(cls, value: dict[str, str]) -> dict[str, str]:
-        check_data_set_names(list(value))
-        if HOLDOUT in map(str.casefold, value):
+        for name in value:
+            check_data_set_name(name)
+        if HOLDOUT in value:
             raise ValueError(f"{HOLDOUT!r} names the held-out training articles: choose another name")
         return value
 
@@ -312,35 +306,33 @@ def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: di
     replaces data.train or holds articles out.
 
     Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
-    layer adds others, or if the former source domain stays behind held-out articles of it: the only domain that was
-    trained on could count as out of domain.
+    only domain that was trained on could count as out of domain: the layer adds test sets, or holds articles of the
+    former source domain out.
     """
     before = _mapping(base, "data")
     after = _mapping(merged, "data")
-    train = _mapping(layer, "data").get("train")
     given_tests = _mapping(_mapping(layer, "data"), "eval")
-    tests = _mapping(after, "eval")
-    if not tests:
+    former = next(iter(_mapping(before, "eval").items()), None)
+    if former not in _mapping(after, "eval").items() or former[0] in given_tests:
         return
+    name, source = former
+    train = after.get("train")
+    is_same_train = train == before.get("train")
     if after.get("holdout_fraction"):
-        former = next(iter(_mapping(before, "eval").items()), None)
-        is_same = former in tests.items() and before.get("train") == after.get("train")
-        if is_same and not before.get("holdout_fraction"):
+        if is_same_train and not before.get("holdout_fraction"):
             raise InputError(
                 f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
-                f"data.eval.{former[0]} ({former[1]}), which is of that domain too, would count as out of domain: name "
-                "only the other test sets, as in --set 'data.eval={NAME: FILE}'"
+                f"data.eval.{name} ({source}), which is of that domain too, would count as out of domain: name only "
+                "the other test sets, as in --set 'data.eval={NAME: FILE}'"
             )
         return
-    name, source = next(iter(tests.items()))
-    if train in (None, before.get("train"), source) or before.get("train") is None or name in given_tests:
+    if is_same_train or before.get("train") is None or train == source:
         return
     kept = f"data.train is {shown(train)}, while the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
     if given_tests:
-        added = ", ".join(map(str, given_tests))
         raise InputError(
-            f"{kept}, and {added} would count as out of domain: name all test sets, the one of data.train's domain "
-            f"first, as in --set 'data.eval={{{next(iter(given_tests))}: FILE}}'"
+            f"{kept}, and {', '.join(map(str, given_tests))} would count as out of domain: name all test sets, the one "
+            f"of data.train's domain first, as in --set 'data.eval={{{next(iter(given_tests))}: FILE}}'"
         )
     warn_once(f"{kept}: if it is of another domain, replace it, as in --set 'data.eval={{NAME: FILE}}'")
 
@@ -358,14 +350,10 @@ def warn_once(text: str) -> None:
         log.warning("%s", text)
 
 
-def check_data_set_names(names: Sequence[str]) -> None:
-    """Raises ValueError for names that cannot become files `predictions/NAME.json` in one folder."""
-    for number, name in enumerate(names):
-        if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
-            raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
-        for other in names[:number]:
-            if other.casefold() == name.casefold():
-                raise ValueError(f"{other!r} and {name!r} would share a file: rename one")
+def check_data_set_name(name: str) -> None:
+    """Raises ValueError for a name that cannot become the file `predictions/NAME.json`."""
+    if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
+        raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
 
 
 load_entry_points(GROUP)  # at the end: such a module may import this one

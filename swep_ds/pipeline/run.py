@@ -34,9 +34,9 @@ from swep_ds.evaluation.results import (
     versions,
     write_results,
 )
+from swep_ds.pipeline.examples import check_unchanged
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
-from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.prepare import Prepared, check_alike, in_first_stage, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
@@ -61,10 +61,6 @@ class Outcome:
     folder: RunFolder
     weights: Callable[[], AbstractContextManager[None]] = nullcontext  # a context in which the engine holds them
     kind: str = ""  # names the outcome if the run has two
-
-    @property
-    def title(self) -> str:
-        return f"{self.recipe.title}, {self.kind}" if self.kind else self.recipe.title
 
 
 def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: MakeReport | None = None) -> None:
@@ -155,7 +151,8 @@ def _run_stage(
     updates = prepared.batches.updates
     setup, layout = resume_setup(recipe, prepared)
     check_alike(setup | layout)
-    _say_training(recipe, prepared, folder, say)
+    if ranks.is_main():
+        _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")
     with _engine(recipe, prepared, folder) as engine:
         average = WeightAverage.of(engine, recipe.train, updates)
@@ -184,38 +181,26 @@ def _run_stage(
         with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
             select_on = recipe.eval.select_on
             validate = partial(_validate, engine, prepared, main) if select_on else None
-            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate, average)
+            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate)
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = _select(engine, checkpoints, select_on, done, say) if select_on else None
             engine.eval()
-            tested = [_test(engine, prepared, outcome, say) for outcome in outcomes]
-            tracker.summary(tested[-1].scores)
-        ranks.progress("export")
-        for outcome, scored in zip(outcomes, tested, strict=True):
-            _export(engine, prepared, outcome, scored, keep_fp32)
-            write = partial(_write_results, outcome, prepared, done, peak, selection, scored)
-            write_on_rank0(write, outcome.folder.results)
-    if ranks.is_main():
-        for outcome, scored in zip(outcomes, tested, strict=True):
-            if scored.scores:
-                print_scores(scored.scores, outcome.title)
-        say(f"model in {folder.model}, results in {folder.results}")
+            for outcome in outcomes:
+                tested = _test_and_export(engine, prepared, outcome, say, keep_fp32)
+                write = partial(_write_results, outcome, prepared, done, peak, selection, tested)
+                write_on_rank0(write, outcome.folder.results)
+            tracker.summary(tested.scores)
+    say(f"model in {folder.model}, results in {folder.results}")
     return tracker
 
 
 def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Say) -> None:
     """Prints the resolved recipe and the size of the training. A refused start never gets here."""
-    if not ranks.is_main():
-        return
     windows = prepared.features
     batches = prepared.batches
-    world = ranks.world_size()
     say(recipe.dump().rstrip(), style="dim")
-    if batches.global_batch != batch_of_rank(recipe) * world:
-        say(
-            f"{folder.path} began with a global batch of {batches.global_batch}: kept, on {world} rank(s), by "
-            f"micro-batches of {batches.micro_batch // world} and an accumulation of {batches.accumulation}"
-        )
+    if batches.global_batch != batch_of_rank(recipe) * ranks.world_size():
+        say(f"{folder.path} began with a global batch of {batches.global_batch}, which is kept")
     cut = f"{windows.questions_cut} questions cut"
     if recipe.task == "generative":
         cut += f", {windows.targets_cut} answers cut"
@@ -224,8 +209,8 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
     say(
         f"training {recipe.method.name} on {prepared.questions} questions in {len(windows.dataset)} windows "
         f"({windows.windows_without_answer} without the answer, {cut}): {batches.updates} updates of {batches.size}, "
-        f"ZeRO-{zero_stage(prepared.config)}, {world} rank(s) on {ranks.device().type}, {recipe.train.precision}, "
-        f"{recipe.train.execution} execution"
+        f"ZeRO-{zero_stage(prepared.config)}, {ranks.world_size()} rank(s) on {ranks.device().type}, "
+        f"{recipe.train.precision}, {recipe.train.execution} execution"
     )
 
 
@@ -270,8 +255,7 @@ def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, s
 
     A run that resumed from another run's last checkpoint has no checkpoint in its folder; it keeps that one.
     """
-    best = checkpoints.best()
-    update = done.updates if best is None else best
+    update = checkpoints.best() or done.updates
     if update != done.updates:
         checkpoints.load(engine.deepspeed, checkpoints.tag(update))
     scores = {str(number): checkpoints.scores[number] for number in sorted(checkpoints.scores)}
@@ -283,11 +267,13 @@ def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, s
     return Selection(data_set=data_set, update=update, **chosen, checkpoints=scores)
 
 
-def _test(engine, prepared: Prepared, outcome: Outcome, say: Say) -> Evaluated:
-    """Begins the outcome's folder, tunes threshold and calibrator on the validation data, and tests the weights."""
+def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, keep_fp32: bool) -> Evaluated:
+    """Tunes threshold and calibrator on the validation data, tests the weights and writes them into the folder."""
     folder = outcome.folder
+    title = outcome.recipe.title
     _begin(outcome, prepared, is_trained=True)
     if outcome.kind:
+        title += f", {outcome.kind}"
         say(f"{outcome.kind}, in {folder.path}:")
     names = {test.name: prepared.evaluation.scorer(test.name).name(test.golds) for test in prepared.tests}
     predictions = None
@@ -300,7 +286,13 @@ def _test(engine, prepared: Prepared, outcome: Outcome, say: Say) -> Evaluated:
                 validated = prepared.evaluation.score_of(predictions, prepared.validation)
         evaluation = _tuned(prepared, predictions, say)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
-    return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
+        tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
+        ranks.progress("export")
+        export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
+    export_noise(engine, folder.path / NOISE)
+    if scores and ranks.is_main():
+        print_scores(scores, title)
+    return tested
 
 
 def _tuned(prepared: Prepared, predictions: Predictions | None, say: Say) -> Evaluation:
@@ -320,12 +312,6 @@ def _tuned(prepared: Prepared, predictions: Predictions | None, say: Say) -> Eva
         say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
     say(confidences)
     return evaluation
-
-
-def _export(engine, prepared: Prepared, outcome: Outcome, tested: Evaluated, keep_fp32: bool) -> None:
-    with outcome.weights():
-        export_model(engine, prepared.tokenizer, outcome.folder.model, outcome.recipe, tested, keep_fp32)
-    export_noise(engine, outcome.folder.path / NOISE)
 
 
 def _write_results(

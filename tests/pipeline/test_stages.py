@@ -10,7 +10,7 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from safetensors.torch import load_file
 
 from swep_ds.common.errors import InputError
-from swep_ds.pipeline.inputs import check_unchanged, input_checksums
+from swep_ds.pipeline.examples import check_unchanged, input_checksums
 from swep_ds.pipeline.recipe import Recipe
 from tests.support import fake_runs
 from tests.support.tiny_run import complete, ds_config, losses, make_runs, metrics, prepare, squad
