@@ -50,12 +50,10 @@ class GlobalBatch:
         return cls(windows, recipe.train.micro_batch_size, recipe.train.gradient_accumulation_steps)
 
     def split(self, recipe: Recipe, world_size: int) -> Recipe:
-        """The recipe, with a new split if its own makes another global batch on this number of ranks.
+        """The recipe, with a new split if its own makes another global batch on this number of ranks: with the largest
+        micro-batch that divides a rank's windows and is not larger than the recipe's.
 
-        The new micro-batch is the largest that divides a rank's windows and is not larger than the recipe's.
-
-        Raises:
-            InputError: the recipe itself now asks for another global batch, or the ranks cannot share it evenly.
+        Raises InputError: the recipe itself now asks for another global batch, or the ranks cannot share it evenly.
         """
         train = recipe.train
         asked = batch_of_rank(recipe) * world_size
@@ -161,12 +159,9 @@ class RunFolder:
                 outside this folder counts only until this folder has checkpoints or results of its own, so that the
                 same command can be repeated.
 
-        Returns:
-            The checkpoints to resume from, for `Checkpoints.load`; none for a new run.
+        Returns the checkpoints to resume from, for `Checkpoints.load`; none for a new run.
 
-        Raises:
-            InputError: another process, another run or other files are in the folder, it cannot be locked, or there is
-                no such checkpoint.
+        Raises InputError: another process, run or files are in the folder, or there is no such checkpoint.
         """
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._take_lock()
@@ -220,29 +215,21 @@ class RunFolder:
         if resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
         differing = differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5)
-        if differing and self._has_begun():
+        # a start that is refused in its first update leaves only settings, and its advice is to change one
+        log = self.path / METRICS_FILE
+        has_updates = log.is_file() and log.stat().st_size > 0
+        has_begun = has_updates or self.results.is_file() or any(self.checkpoints.glob("update-*"))
+        if differing and has_begun:
             raise InputError(f"{where}: holds another run: name another folder ({differing})")
 
     def _is_run(self) -> bool:
         return self.recipe.is_file() and (self.path / BATCH).is_file()
 
-    def _has_begun(self) -> bool:
-        """Whether the folder holds more than settings: an update, a checkpoint or results. A start that is refused in
-        its first update leaves none, and its advice is to change a setting."""
-        log = self.path / METRICS_FILE
-        has_updates = log.is_file() and log.stat().st_size > 0
-        return has_updates or self.results.is_file() or any(self.checkpoints.glob("update-*"))
-
     # What a start writes
 
     def begin(self, recipe: Recipe, config: dict[str, Any], windows: int, *, is_trained: bool) -> None:
-        """Writes the settings of a start. Earlier results go, unless the run is trained and its recipe unchanged: then
-        they stay until new ones replace them.
-
-        Args:
-            config: the resolved ds_config.
-            windows: the global batch, as `GlobalBatch` counts.
-        """
+        """Writes the settings of a start: recipe, resolved ds_config, and global batch as `GlobalBatch` counts. Earlier
+        results go, unless the run is trained and its recipe unchanged: then they stay until new ones replace them."""
         dump = recipe.dump()
         is_same = self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") == dump
         if not (is_trained and is_same):
@@ -259,10 +246,8 @@ class RunFolder:
 
 
 def resume_fingerprint(recipe: Recipe) -> dict[str, object]:
-    """The settings, by dotted name, that must stay the same over all starts of a run.
-
-    If the run selects a checkpoint, they include what the scores on the selection data depend on.
-    """
+    """The settings, by dotted name, that must stay the same over all starts of a run; if it selects a checkpoint, also
+    those that the scores on the selection data depend on."""
     settings = flatten(recipe.model_dump(mode="json"))
     if recipe.eval.select_on is None:
         return without(settings, MAY_CHANGE_ON_RESUME + MAY_CHANGE_UNLESS_SELECTING)

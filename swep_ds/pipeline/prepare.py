@@ -76,8 +76,7 @@ def prepare(
         training_source: the field in which the user named the training data.
         tested_later: the questions of a second stage, by data set, on which this stage should not train.
 
-    Raises:
-        InputError: on all ranks, with the same message.
+    Raises InputError: on all ranks, with the same message.
     """
     torch.manual_seed(recipe.seed)
 
@@ -212,8 +211,8 @@ def load_model(
         tokenizer: fitted to the model; None = the model's longest window is not checked either.
         mapped, weights: as in `load_trainable`.
 
-    Raises:
-        InputError: `load_trainable` refuses it, it overflows in fp16, or its windows are shorter than data.max_length.
+    Raises InputError: `load_trainable` refuses it, it overflows in fp16, or its windows are shorter than
+    data.max_length.
     """
     source = resolve_model(name)
     if recipe.train.precision == "fp16" and (kind := load_config(source).model_type) in OVERFLOWS_IN_FP16:

@@ -217,14 +217,10 @@ class Recipe(Section):
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
-        Another `method.name`, in a file or an override, drops the settings of the former method.
+        Another `method.name`, in a file or an override, drops the settings of the former method. `option` is what the
+        user named the recipe with.
 
-        Args:
-            option: what the user named the recipe with.
-
-        Raises:
-            InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value, or test sets
-                that do not say which of them is the source domain.
+        Raises InputError: no such recipe, an unknown field (names the nearest one) or a wrong value.
         """
         return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain)
 
@@ -237,8 +233,7 @@ class Recipe(Section):
             sections: a `Section`, such as the settings of a method, replaces the whole section; of a dict each field
                 replaces that field, and another `method.name` drops the settings of the former method.
 
-        Raises:
-            InputError: as `load`.
+        Raises InputError: as `load`.
         """
         sections = without_paths(sections)
         if isinstance(base, Recipe):
@@ -250,10 +245,8 @@ class Recipe(Section):
         return validate(Recipe, merged, "Recipe" if isinstance(base, Recipe) else f"recipe {base}")
 
     def first_stage(self) -> "Recipe":
-        """The run on `pretrain.train` that comes first.
-
-        It tests nothing and averages no weights: the second stage chooses and reports.
-        """
+        """The run on `pretrain.train` that comes first. It tests nothing and averages no weights: the second stage
+        chooses and reports."""
         tree = self.model_dump(mode="json")
         stage = tree.pop("pretrain")
         tree["data"] |= {"train": stage.pop("train"), "max_train_examples": stage.pop("max_train_examples")}

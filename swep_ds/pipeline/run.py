@@ -73,10 +73,8 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
             checkpoint to resume from.
         report: writes the report of the finished run, on rank 0.
 
-    Raises:
-        InputError: on all ranks, with the same message.
-        TrainingDiverged: the loss or a weight is no longer finite.
-        WriteFailed: a full disk, an unwritable folder.
+    Raises a `RunExit` on all ranks: InputError, TrainingDiverged (loss or weights are no longer finite), WriteFailed
+    or Stopped.
     """
     say = Console(quiet=not ranks.is_main()).print
     with RunFolder(output_dir) as folder:
@@ -181,7 +179,7 @@ def _run_stage(
         with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
             select_on = recipe.eval.select_on
             validate = partial(_validate, engine, prepared, main) if select_on else None
-            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate)
+            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate, average)
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = _select(engine, checkpoints, select_on, done, say) if select_on else None
             engine.eval()

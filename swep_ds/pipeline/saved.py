@@ -56,7 +56,7 @@ class ReadingSettings(Section):
 
     @classmethod
     def load(cls, file: Path) -> "ReadingSettings":
-        """Reads the file. Raises InputError: not JSON, or a field that a recipe would not take either."""
+        """Raises InputError: not JSON, or a field that a recipe would not take either."""
         return validate(cls, read_json(file), file)
 
 
@@ -163,9 +163,7 @@ def evaluate_saved(
         scorer, language: as the recipe's section `eval`, for all data sets.
         null_threshold: as in `load_saved`.
 
-    Raises:
-        InputError: there is no such model or data, or `output_dir` cannot be made.
-        WriteFailed: a full disk or the like.
+    Raises InputError: there is no such model or data. WriteFailed: a full disk or the like.
     """
     say = Console(quiet=not ranks.is_main()).print
 
@@ -247,9 +245,7 @@ def validation_half(
 def calibrate_run(run: Path, batch_size: int) -> None:
     """Fits a calibrator as the run itself would, and writes it into its model's `READING`. Collective.
 
-    Raises:
-        InputError: no finished run, or it held out no half of its source domain.
-        WriteFailed: a full disk or the like.
+    Raises InputError: no finished run, or it held out no half of its source domain.
     """
     say = Console(quiet=not ranks.is_main()).print
     folder = RunFolder(run)

@@ -80,10 +80,8 @@ class Ingredient:
 def make_soup(runs: Sequence[Path], output: Path) -> None:
     """Writes the mean of the runs' models as a plain Hugging Face folder. Collective, on one rank.
 
-    Raises:
-        InputError: fewer than two runs; a run that is not finished, or unlike the first in task, start, architecture,
-            tokenizer, windows, or in a weight's name, shape or dtype; or `output` is not new or empty.
-        OSError, SafetensorError: a full disk or the like; nothing is left.
+    Raises InputError: fewer than two runs; a run that is not finished, or unlike the first in task, start,
+    architecture, tokenizer, windows, or in a weight's name, shape or dtype; or `output` is not new or empty.
     """
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
         raise InputError(f"RUN {' '.join(map(str, runs))}: a soup is made of two or more different runs: name them")
