@@ -6,7 +6,6 @@ goes through twice: first on that data, as a separate run in the folder `pretrai
 
 import gc
 import logging
-import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -152,7 +151,7 @@ def _run_stage(
     if ranks.is_main():
         _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")
-    with _engine(recipe, prepared, folder) as engine:
+    with _engine(recipe, prepared) as engine:
         average = WeightAverage.of(engine, recipe.train, updates)
         main = Outcome(recipe, folder)
         outcomes = [main]
@@ -213,9 +212,7 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
 
 
 @contextmanager
-def _engine(recipe: Recipe, prepared: Prepared, folder: RunFolder) -> Iterator[Engine]:
-    if prepared.config.get("wandb", {}).get("enabled"):
-        os.environ.setdefault("WANDB_DIR", str(folder.path))  # DeepSpeed would take the current folder
+def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
     engine = build_engine(prepared.objective, prepared.config, recipe.train, prepared.batches.updates)
     try:
         yield engine

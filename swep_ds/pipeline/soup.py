@@ -19,7 +19,7 @@ from torch import Tensor
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_new_folder
-from swep_ds.common.settings import differences, flatten
+from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.models.folders import load_config, weight_files
 from swep_ds.pipeline.examples import validation_examples
@@ -27,10 +27,7 @@ from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import WINDOWS, ReadingSettings, load_saved, validation_half
-
-# fields of a run's section `eval` that its answers and their scores depend on
-DECODING = ("n_best", "max_answer_tokens", "beams", "scorer", "language")
+from swep_ds.pipeline.saved import ReadingSettings, load_saved, validation_half
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,7 @@ class Ingredient:
         traits = {"task": recipe.task, "model.name": recipe.model.name}
         traits["files of model.name"] = results.inputs.get("model.name")
         traits["tokenizer.json, CRC-32"] = zlib.crc32((folder.model / "tokenizer.json").read_bytes())
-        traits |= {f"data.{name}": getattr(reading.data, name) for name in WINDOWS}
-        traits |= {f"eval.{name}": getattr(reading.eval, name) for name in DECODING}
+        traits |= without(flatten(reading.model_dump(include={"data", "eval"})), ("eval.select_on", "eval.batch_size"))
         traits["null_threshold, whether there is one"] = reading.null_threshold is not None
         for name, value in flatten(load_config(str(folder.model), label).to_dict()).items():
             if name not in NOT_COMPUTED:

@@ -197,7 +197,7 @@ def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatc
     setups = [{"training data": "a"}, {"training data": "a"}, {"training data": "b"}]
     monkeypatch.setattr(prepare, "ranks", SimpleNamespace(gather=lambda mine: [*setups, mine], host="n{}".format))
     said = refused(prepare.check_alike, setups[0])
-    assert "rank 2 (here, host n2) starts with other settings than rank 0 (there, host n0): training data 'a'" in said
+    assert "rank 2 (here, host n2) starts with other settings than rank 0 (there): training data 'a'" in said
     setups.pop()
     prepare.check_alike(setups[0])
 
