@@ -19,23 +19,18 @@ from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe, warn_once
 
 
-def load_examples(
-    recipe: Recipe, training_source: str = "data.train"
-) -> tuple[list[Example], dict[str, list[Example]]]:
+def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example]]]:
     """Training examples, augmented samples last, and test examples by data set, held-out articles first.
-
-    Args:
-        training_source: the field in which the user named the training data.
 
     Raises InputError: a source cannot be read; or no training question has an answer.
     """
     data = recipe.data
-    training = _read(data, training_source, data.train, training=True)
+    training = _read(data, recipe.training_source, data.train, training=True)
     training, tests = _tests(data, training, recipe.test_sets)
     if not any(example.answers for example in training):
-        raise InputError(f"{training_source} {data.train}: no question has an answer: give some that have")
+        raise InputError(f"{recipe.training_source} {data.train}: no question has an answer: give some that have")
     training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
-    warn_of_known(training, tests, training_source)
+    warn_of_known(recipe, training, tests)
     if data.augmented:
         training += samples_of(training, _read(data, "data.augmented", data.augmented, training=True))
     return training, tests
@@ -117,15 +112,15 @@ def _read(data: DataSection, field: str, source: str, *, training: bool) -> list
     return examples
 
 
-def warn_of_known(training: list[Example], tests: Mapping[str, list[Example]], training_source: str) -> None:
+def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:
     """Warns of test questions that are trained on."""
     known = {(example.question, example.context) for example in training}
     for name, examples in tests.items():
         count = sum((example.question, example.context) in known for example in examples)
         if count:
             warn_once(
-                f"test set {name}: {count} of its {len(examples)} questions are in {training_source}, with the same "
-                "contexts: its scores say little about new text"
+                f"test set {name}: {count} of its {len(examples)} questions are in {recipe.training_source}, with the "
+                "same contexts: its scores say little about new text"
             )
 
 
@@ -163,21 +158,15 @@ def input_checksums(recipe: Recipe) -> dict[str, str]:
     return {field: _content_checksum(files) for field, files in input_files(recipe).items()}
 
 
-def check_unchanged(
-    recipe: Recipe, run: Path, fields: Collection[str] | None = None, training_source: str = "data.train"
-) -> None:
-    """Checks that local files hold what the finished run in the folder `run` has read.
-
-    Args:
-        fields: as in `input_files`.
-        training_source: the field in which the user named the training data.
+def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = None) -> None:
+    """Checks that local files hold what the finished run in the folder `run` has read. `fields` as in `input_files`.
 
     Raises InputError: a file holds something else now. What is computed from it would not be about the run.
     """
     before = read_results(run / RESULTS).inputs
     for field, files in input_files(recipe, fields).items():
         if before.get(field) not in (None, _content_checksum(files)):
-            named = training_source if field == "data.train" else field
+            named = recipe.training_source if field == "data.train" else field
             place = files[0] if len(files) == 1 else files[0].parent
             raise InputError(f"{named} {place}: has changed since {run} read it: restore it, or train again elsewhere")
 

@@ -62,18 +62,12 @@ class Prepared:
 
 
 def prepare(
-    recipe: Recipe,
-    ds_config: str,
-    start: str | None = None,
-    *,
-    training_source: str = "data.train",
-    tested_later: Mapping[str, list[Example]] | None = None,
+    recipe: Recipe, ds_config: str, start: str | None = None, tested_later: Mapping[str, list[Example]] | None = None
 ) -> Prepared:
     """Loads model and data. Everything that can be wrong is checked before the first long wait. Collective.
 
     Args:
         start: where the weights come from; None = `model.name`, which always gives the tokenizer.
-        training_source: the field in which the user named the training data.
         tested_later: the questions of a second stage, by data set, on which this stage should not train.
 
     Raises InputError: on all ranks, with the same message.
@@ -84,17 +78,16 @@ def prepare(
         read_ds_config(ds_config)
         set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
-        training, tests = load_examples(recipe, training_source)
-        for field, examples in {training_source: training, **tests}.items():
+        training, tests = load_examples(recipe)
+        for field, examples in {recipe.training_source: training, **tests}.items():
             contexts = (example.context for example in examples)
             check_knows(tokenizer, contexts, f"model.name {recipe.model.name}", field)
         return tokenizer, training, tests
 
     # the cheapest come first: a missing file ends the run before gigabytes of weights are read
     tokenizer, training, tests = ranks.on_all_ranks(read_text)
-    warn_of_known(training, tested_later or {}, training_source)
-    source = start or recipe.model.name
-    objective, config = ranks.on_all_ranks(lambda: load(recipe, ds_config, tokenizer, source))
+    warn_of_known(recipe, training, tested_later or {})
+    objective, config = ranks.on_all_ranks(lambda: load(recipe, ds_config, tokenizer, start or recipe.model.name))
     validation = {}
     if name := recipe.validation_set:
         validation[name], tests[name] = halves(tests[name])

@@ -147,6 +147,7 @@ class Recipe(Section):
     """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
 
     kinds: ClassVar = {"method": METHODS}
+    training_source: ClassVar = "data.train"  # the field in which the user named the training data
     task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
     seed: Seed = 0  # decides new layers, the order of the data, dropout and noise
     model: ModelSection  # the pretrained model
@@ -244,7 +245,7 @@ class Recipe(Section):
         _check_source_domain(tree, sections, merged)
         return validate(Recipe, merged, "Recipe" if isinstance(base, Recipe) else f"recipe {base}")
 
-    def first_stage(self) -> "Recipe":
+    def first_stage(self) -> "FirstStage":
         """The run on `pretrain.train` that comes first. It tests nothing and averages no weights: the second stage
         chooses and reports."""
         tree = self.model_dump(mode="json")
@@ -255,7 +256,7 @@ class Recipe(Section):
             tree["method"] = {"name": "mle"}  # the samples are of the second stage's questions
         tree["train"] |= stage
         tree["eval"] |= {"select_on": None, "scorer": "squad", "language": "en"}
-        return Recipe.model_validate(tree).unaveraged()
+        return FirstStage.model_validate(tree).unaveraged()
 
     @property
     def title(self) -> str:
@@ -283,6 +284,12 @@ class Recipe(Section):
     def dump(self) -> str:
         """The resolved recipe as YAML; loading it gives this recipe again."""
         return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class FirstStage(Recipe):
+    """The run that a recipe's `pretrain` asks for."""
+
+    training_source: ClassVar = "pretrain.train"
 
 
 class _Dumper(yaml.SafeDumper):

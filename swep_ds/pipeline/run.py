@@ -114,14 +114,14 @@ def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, 
         tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
         if ranks.from_rank0(first_folder.results.is_file):
             with in_first_stage():
-                ranks.from_rank0(lambda: check_unchanged(first, first_folder.path, training_source="pretrain.train"))
+                ranks.from_rank0(lambda: check_unchanged(first, first_folder.path))
         else:
             second = prepare(split, ds_config)  # an error of the second stage must not show hours later
             batch = GlobalBatch.of(recipe, second.batches.global_batch)
             tests = {test.name: test.examples for test in second.tests}
             del second
             with in_first_stage():
-                prepared = prepare(first_split, ds_config, training_source="pretrain.train", tested_later=tests)
+                prepared = prepare(first_split, ds_config, tested_later=tests)
             say(f"first stage, in {first_folder.path}:")
             write_on_rank0(lambda: folder.write_batch(batch), folder.path)
             _run_stage(first, prepared, first_folder, tags, say, keep_fp32=True).finish()

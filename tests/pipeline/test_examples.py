@@ -83,14 +83,10 @@ def test_test_questions_that_are_trained_on_are_counted(tmp_path, caplog):
     assert 30 <= count < 42
     said = "test set {}: {} of its {} questions are in {}, with the same contexts: its scores say little about new text"
     assert [record.message for record in caplog.records] == [said.format("same", count, 42, "data.train")]
-    with process_group():  # as a first stage does, before a second one
+    first = Recipe.load(file, [f"pretrain.train={train}"]).first_stage()
+    with process_group():
         later = {"later": examples[:3] + tests["test"]}
-        prepare(
-            Recipe.load(file, ["data.eval={}"]),
-            str(tiny_run.ds_config(tmp_path, 0)),
-            training_source="pretrain.train",
-            tested_later=later,
-        )
+        prepare(first, str(tiny_run.ds_config(tmp_path, 0)), tested_later=later)
     assert said.format("later", 3, 12, "pretrain.train") in caplog.text
 
 
@@ -109,7 +105,7 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, 
         whole = Recipe.load("quickstart", [*settings, f"data.repeated_answers={choice}"])
         return whole.first_stage() if whole.pretrain else whole
 
-    training, _ = load_examples(stage(choice), field)
+    training, _ = load_examples(stage(choice))
     assert [example.span for example in training] == SPANS[choice]
     end = {"first": "are trained on its first place", "drop": "are left out"}[choice]
     assert [record.message for record in caplog.records] == [
@@ -117,7 +113,7 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, 
         "(data.repeated_answers)",
         f"{field}: 1 of 3 questions have no answer and teach the model to decline (data.unanswerable)",
     ]
-    said = refused(load_examples, stage("error"), field)
+    said = refused(load_examples, stage("error"))
     assert re.match(
         rf"{field}: .*'rows.json-1': the answer 'Ann' occurs 2 times .* set data\.repeated_answers to", said
     )

@@ -216,7 +216,7 @@ def test_a_finished_first_stage_that_read_something_else_is_refused(tmp_path):
     fake_runs.finish(tmp_path / "pretrain", first, {}, inputs=input_checksums(first))
     check_unchanged(first, tmp_path / "pretrain")
     generated.write_text(json.dumps(squad(4)))
-    said = refused(check_unchanged, first, tmp_path / "pretrain", training_source="pretrain.train")
+    said = refused(check_unchanged, first, tmp_path / "pretrain")
     assert said.startswith(f"pretrain.train {generated}: has changed since {tmp_path / 'pretrain'} read it: restore")
     generated.unlink()  # what is gone cannot be compared
     check_unchanged(first, tmp_path / "pretrain")
