@@ -120,8 +120,8 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     write()
     index = {}
     for number, file in enumerate(files, 1):
-        with suppress(OSError):  # a mount without permissions
-            shutil.copymode(folder / CONFIG_NAME, file)  # safetensors lets only their owner read them
+        with suppress(OSError):  # a mount without permissions; safetensors lets only the owner read its files
+            shutil.copymode(folder / CONFIG_NAME, file)
         name = SAFE_WEIGHTS_NAME
         if len(files) > 1:
             name = f"model-{number:05d}-of-{len(files):05d}.safetensors"

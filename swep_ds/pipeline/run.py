@@ -94,17 +94,14 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
 
 def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], Recipe]:
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
-
-    def take() -> tuple[list[Path], GlobalBatch | None]:
-        tags = folder.take(recipe, resume)
-        if not tags:
-            check_service(recipe.tracking)
-        return tags, folder.read_batch(tags)
-
-    tags, began = ranks.from_rank0(take)
+    tags = ranks.from_rank0(lambda: folder.take(recipe, resume))
+    if not tags:
+        ranks.from_rank0(lambda: check_service(recipe.tracking))
+    began = ranks.from_rank0(lambda: folder.read_batch(tags))
+    split = recipe
     if began:
-        recipe = ranks.on_all_ranks(lambda: began.split(recipe, ranks.world_size()))
-    return tags, recipe
+        split = ranks.on_all_ranks(lambda: began.split(recipe, ranks.world_size()))
+    return tags, split
 
 
 def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:

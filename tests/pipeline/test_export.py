@@ -25,16 +25,13 @@ from tests.support import tiny
 from tests.support.fork_server import HANGS, run_script
 from tests.support.tiny_run import ds_config, prepare
 
-# Makes runs as scripts/train.py does and keeps the engine's logits right before the export.
+# Makes runs and keeps the engine's logits right before the export.
 TRAIN = """
-import json, sys
-from pathlib import Path
+import runpy
 import torch
-import swep_ds.pipeline.export
 import swep_ds.pipeline.run
 from swep_ds import ranks
 from swep_ds.data.batches import Batch
-from swep_ds.pipeline.recipe import Recipe
 
 export = swep_ds.pipeline.run.export_model
 
@@ -48,11 +45,7 @@ def keep_logits(engine, tokenizer, folder, *rest):
     export(engine, tokenizer, folder, *rest)
 
 swep_ds.pipeline.run.export_model = keep_logits
-with ranks.process_group():
-    for run in json.loads(Path(sys.argv[-1]).read_text()):
-        recipe = Recipe.load(run["recipe"], run["set"])
-        swep_ds.pipeline.export.FILE_BYTES = run["file_bytes"]
-        swep_ds.pipeline.run.run(recipe, run["ds_config"], Path(run["output_dir"]), "never")
+runpy.run_module("tests.support.several_runs", run_name="__main__")
 """
 
 LOAD = """
@@ -207,19 +200,12 @@ def test_model_card_tells_of_its_own_method(name):
     assert " None" not in text.split("With swep-ds installed")[0]  # no setting that is not set
 
 
-@pytest.mark.parametrize(
-    ("docstring", "module", "said"),
-    [
-        ("\n    Turns\n    it off.\n\n    And more.\n    ", __name__, "Turns it off."),
-        (None, __name__, __doc__),
-        (None, "__main__", ""),  # a notebook, whose docstring is not the author's
-    ],
-)
-def test_the_sentence_of_a_method_is_its_docstring_or_its_files(docstring, module, said, monkeypatch):
+def test_the_sentence_of_a_method_is_its_docstring_or_its_files(monkeypatch):
     settings = type("OffSettings", (MleSettings,), {})
-    method = type("Off", (Mle,), {"__doc__": docstring, "__module__": module})
-    monkeypatch.setitem(methods._classes, settings, method)
-    assert methods.summary(settings()) == said
+    for docstring, said in (("\n    Turns\n    it off.\n\n    And more.\n    ", "Turns it off."), (None, __doc__)):
+        method = type("Off", (Mle,), {"__doc__": docstring, "__module__": __name__})
+        monkeypatch.setitem(methods._classes, settings, method)
+        assert methods.summary(settings()) == said
 
 
 def test_no_local_path_is_in_a_model_card(tmp_path, monkeypatch):
