@@ -311,22 +311,22 @@ def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: di
     """
     before = _mapping(base, "data")
     after = _mapping(merged, "data")
-    given_tests = _mapping(_mapping(layer, "data"), "eval")
+    given = _mapping(layer, "data")
+    given_tests = _mapping(given, "eval")
     former = next(iter(_mapping(before, "eval").items()), None)
     if former not in _mapping(after, "eval").items() or former[0] in given_tests:
         return
     name, source = former
-    train = after.get("train")
-    is_same_train = train == before.get("train")
+    train = given.get("train")
     if after.get("holdout_fraction"):
-        if is_same_train and not before.get("holdout_fraction"):
+        if before.get("train") == after.get("train") and not before.get("holdout_fraction"):
             raise InputError(
                 f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
                 f"data.eval.{name} ({source}), which is of that domain too, would count as out of domain: name only "
                 "the other test sets, as in --set 'data.eval={NAME: FILE}'"
             )
         return
-    if is_same_train or before.get("train") is None or train == source:
+    if before.get("train") is None or train in (None, before["train"], source):
         return
     kept = f"data.train is {shown(train)}, while the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
     if given_tests:
