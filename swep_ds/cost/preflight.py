@@ -67,7 +67,7 @@ def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """Raises InputError: what a start would end with on this rank, as far as it needs no data, weights or download."""
     RunFolder(output_dir).check_owner(recipe)
     on_cpu = ranks.device().type == "cpu"
-    prepare.check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
+    recipe = prepare.check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
     name = recipe.model.name
     source = resolve_model(name)
     if Path(source).is_dir():

@@ -310,8 +310,10 @@ def check_alike(setup: dict[str, Any]) -> None:
 # Checks of a start that is still to come
 
 
-def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> None:
+def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> Recipe:
     """Checks the ds_config against each stage of a run in `folder`, which may have begun elsewhere. Reads no model.
+
+    Returns the recipe with the run's global batch split over the ranks.
 
     Raises InputError: as `complete_ds_config`; or the run cannot continue on so many ranks.
     """
@@ -323,6 +325,7 @@ def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: in
         with in_first_stage():
             resolve_ds_config(ds_config, recipe.first_stage(), **setup)
     resolve_ds_config(ds_config, recipe, **setup)
+    return recipe
 
 
 @contextmanager
