@@ -14,7 +14,6 @@ from swep_ds.common.files import read_json, user_path, write_atomically
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
-from swep_ds.ranks.environment import slurm_restarts
 from swep_ds.training.checkpoint_files import find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks
@@ -33,8 +32,7 @@ PRETRAIN = "pretrain"  # in a run's folder, and a run's folder itself
 UNAVERAGED = "unaveraged"  # likewise
 CHECKPOINTS = "checkpoints"
 LEFT_BY_A_START = {BATCH, PRETRAIN, CHECKPOINTS}  # of one that ended before it wrote its recipe
-LOCK_SECONDS = 4.0  # for a process that was killed and is still ending
-LOCK_SECONDS_OF_A_RESTART = 120.0  # a network file system may hold the lock of a node that Slurm has lost
+LOCK_SECONDS = 120.0  # a killed process may still be ending, and a network file system keeps a lost node's lock a while
 
 
 @dataclass(frozen=True)
@@ -182,14 +180,13 @@ class RunFolder:
 
     def _take_lock(self) -> None:
         where = f"--output_dir {self.path}"
-        seconds = LOCK_SECONDS_OF_A_RESTART if slurm_restarts() > 0 else LOCK_SECONDS
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 self._lock.acquire(blocking=False)
             except Timeout:
-                say_on_stderr(f"another process trains in {self.path}: waiting up to {seconds:g} s for it to end")
-                self._lock.acquire(timeout=seconds)
+                say_on_stderr(f"another process trains in {self.path}: waiting up to {LOCK_SECONDS:g} s for it to end")
+                self._lock.acquire(timeout=LOCK_SECONDS)
         except Timeout:
             raise InputError(f"{where}: another process is writing to it: name another folder") from None
         except OSError as error:

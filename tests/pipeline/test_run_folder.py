@@ -131,7 +131,7 @@ def test_another_process_holds_the_folder_until_it_ends(used, monkeypatch, capsy
             assert "another process is writing to it: name another folder" in message(used)
             said = f"another process trains in {used}: waiting up to 0.1 s for it to end\n"
             assert capsys.readouterr().err == said
-            monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # as if on the disk of a node that was lost
+            monkeypatch.setattr(run_folder, "LOCK_SECONDS", 60.0)
             killer = threading.Timer(0.5, holder.kill)
             killer.start()
             with RunFolder(used) as folder:
