@@ -92,9 +92,9 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     console = Console(width=160)
     if recipe.pretrain:
         console.print("first stage (pretrain)")
-        fitting = _plan_stage(recipe.first_stage(), devices, names, console, "pretrain.train")
+        fitting = _plan_stage(recipe.first_stage(), devices, names, console)
         console.print("\nsecond stage")
-    both = _plan_stage(recipe, devices, names, console, "data.train")
+    both = _plan_stage(recipe, devices, names, console)
     fitting = [name for name in fitting if name in both]  # one command runs both stages
     if fitting:
         ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
@@ -109,8 +109,8 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     )
 
 
-def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console, source: str) -> list[str]:
-    """Prints what one training takes; returns the ds_configs that fit. `source` is the field of its training data."""
+def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console) -> list[str]:
+    """Prints what one training takes; returns the ds_configs that fit."""
     say = console.print
     train = recipe.train
     load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
@@ -139,7 +139,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     if tokenizer is None:
         say(f"updates and tokens: not known, because {no_tokenizer}")
     else:
-        text, length = _data(recipe, tokenizer, devices.count, source)
+        text, length = _data(recipe, tokenizer, devices.count)
         say(text)
     # with max_tokens the windows of the longest length are the widest: attention grows with its square
     count = math.ceil(train.max_tokens / length) if train.max_tokens else train.micro_batch_size
@@ -211,10 +211,10 @@ def _untie(model: PreTrainedModel, name: str) -> None:
         head.weight = nn.Parameter(torch.empty_like(head.weight))
 
 
-def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, world_size: int, source: str) -> tuple[str, int]:
+def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, world_size: int) -> tuple[str, int]:
     """A line about the training data, and the tokens of the longest window. The test sets may be missing."""
     data = recipe.data.model_copy(update={"eval": {}})
-    training, _ = load_examples(recipe.model_copy(update={"data": data}), source)
+    training, _ = load_examples(recipe.model_copy(update={"data": data}))
     features = prepare.training_features(recipe, tokenizer, training)
     batches = prepare.training_batches(recipe, tokenizer, features, 0, world_size)
     # an epoch's updates are made of the same windows

@@ -17,16 +17,18 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from safetensors import safe_open
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import PACKAGE, ds_config_path, shipped, user_path
 from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART, find_reader
 from swep_ds.evaluation.results import versions
+from swep_ds.models.folders import weight_files
 from swep_ds.models.hub import resolve_model
+from swep_ds.pipeline import prepare
 from swep_ds.pipeline.folder import RunFolder
-from swep_ds.pipeline.prepare import check_ds_config, check_model
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.writing import find_fault
@@ -41,8 +43,8 @@ REPEATS = 10  # of a collective that is timed
 def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """Collective. Prints what rank 0 sees and how fast the ranks communicate.
 
-    Raises InputError: on all ranks, with everything that ranks see differently, that is missing or not writable; where
-    all see the same, with what a start would end with.
+    Raises InputError: on all ranks, in one message: everything that ranks see differently, that is missing or not
+    writable; where all see the same, with what a start would end with.
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
@@ -63,11 +65,15 @@ def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """What a start checks on this rank, as far as it needs no data, weights or download."""
     RunFolder(output_dir).check_owner(recipe)
     on_cpu = ranks.device().type == "cpu"
-    stages = check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
-    source = resolve_model(recipe.model.name)
+    recipe = prepare.check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
+    name = recipe.model.name
+    source = resolve_model(name)
     if Path(source).is_dir():
-        for stage in stages:
-            check_model(stage, ds_config, source)
+        for file in weight_files(Path(source)):
+            if file.suffix == ".safetensors":
+                with as_input_error(f"model.name {name}: its {file.name} is damaged", "fetch it again"):
+                    safe_open(file, "pt")
+        prepare.load(recipe, ds_config, prepare.run_tokenizer(recipe), source, weights=False)
 
 
 def observe(recipe: Recipe, ds_config: str) -> Report:

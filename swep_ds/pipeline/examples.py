@@ -1,36 +1,36 @@
-"""Recipe -> examples: the questions that a run trains on and tests on."""
+"""Recipe -> examples: the questions that a run trains on and tests on, and whether its files have changed since."""
 
-from collections.abc import Collection, Mapping
+import gzip
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 from swep_ds.common.errors import InputError
+from swep_ds.common.files import user_path
 from swep_ds.data.example import Example
 from swep_ds.data.layouts import settle_repeated
-from swep_ds.data.readers import read_examples
+from swep_ds.data.readers import local_files, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
-from swep_ds.data.windows import WindowSettings
-from swep_ds.evaluation.results import read_predictions
-from swep_ds.pipeline.inputs import check_unchanged, source_of_test_set
+from swep_ds.evaluation.results import RESULTS, read_predictions, read_results
+from swep_ds.models.folders import model_files
+from swep_ds.models.hub import QUICKSTART
+from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe, warn_once
 
 
-def load_examples(
-    recipe: Recipe, training_source: str = "data.train"
-) -> tuple[list[Example], dict[str, list[Example]]]:
+def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example]]]:
     """Training examples, augmented samples last, and test examples by data set, held-out articles first.
-
-    Args:
-        training_source: the field in which the user named the training data.
 
     Raises InputError: a source cannot be read; or no training question has an answer.
     """
     data = recipe.data
-    training = _read(data, training_source, data.train, training=True)
+    training = _read(data, recipe.training_source, data.train, training=True)
     training, tests = _tests(data, training, recipe.test_sets)
     if not any(example.answers for example in training):
-        raise InputError(f"{training_source} {data.train}: no question has an answer: give some that have")
+        raise InputError(f"{recipe.training_source} {data.train}: no question has an answer: give some that have")
     training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
-    warn_of_known(training, tests, training_source)
+    warn_of_known(recipe, training, tests)
     if data.augmented:
         training += samples_of(training, _read(data, "data.augmented", data.augmented, training=True))
     return training, tests
@@ -73,15 +73,7 @@ def _tests(
     """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
-        total = len(training)
-        asked = data.holdout_fraction
-        training, tests[HOLDOUT] = hold_out_articles(training, asked)
-        share = len(tests[HOLDOUT]) / total
-        if not asked / 2 <= share <= 2 * asked:
-            warn_once(
-                f"data.holdout_fraction {asked:g}: {len(tests[HOLDOUT])} of {total} questions are held out, which is "
-                f"{100 * share:.2g} %: the articles are too large for a closer split"
-            )
+        training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
     for name, source in data.eval.items():
         if name in names:
             tests[name] = _read(data, f"data.eval.{name}", source, training=False)
@@ -120,22 +112,77 @@ def _read(data: DataSection, field: str, source: str, *, training: bool) -> list
     return examples
 
 
-def warn_of_known(training: list[Example], tests: Mapping[str, list[Example]], training_source: str) -> None:
+def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:
     """Warns of test questions that are trained on."""
     known = {(example.question, example.context) for example in training}
     for name, examples in tests.items():
         count = sum((example.question, example.context) in known for example in examples)
         if count:
             warn_once(
-                f"test set {name}: {count} of its {len(examples)} questions are in {training_source}, with the same "
-                "contexts: its scores say little about new text"
+                f"test set {name}: {count} of its {len(examples)} questions are in {recipe.training_source}, with the "
+                "same contexts: its scores say little about new text"
             )
 
 
-def warn_without_overlap(settings: WindowSettings) -> None:
-    """Warns of windows that begin where the one before ends, or later."""
-    if settings.doc_stride >= settings.max_length:
-        warn_once(
-            f"doc_stride {settings.doc_stride}: windows of {settings.max_length} tokens then do not overlap, and an "
-            "answer at the end of one is cut: lower it"
-        )
+# The files that they are read from
+
+
+def source_of_test_set(name: str) -> str:
+    """The field that names the source of a run's test set."""
+    return "data.train" if name == HOLDOUT else f"data.eval.{name}"
+
+
+def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, tuple[Path, ...]]:
+    """The local files that the recipe's sources of data, and its model, are read from, by field; none for other sources
+    or for files that do not exist. `fields` are the only ones to look at, such as data.eval.news; None = all."""
+    data = recipe.data
+    sources = {"data.train": data.train, "data.augmented": data.augmented}
+    if recipe.pretrain:
+        sources["pretrain.train"] = recipe.pretrain.train
+    for name, source in data.eval.items():
+        sources[f"data.eval.{name}"] = source
+    files = {}
+    for field, source in sources.items():
+        if source and (fields is None or field in fields):
+            files[field] = local_files(source, training=not field.startswith("data.eval."))
+    if fields is None or "model.name" in fields:
+        name = recipe.model.name
+        folder = Path(QUICKSTART.get(name) or user_path(name, "model.name"))
+        if folder.is_dir():
+            files["model.name"] = tuple(file for file in model_files(folder) if file.name != READING)
+    return {field: names for field, names in files.items() if names}
+
+
+def input_checksums(recipe: Recipe) -> dict[str, str]:
+    """By field, the first 32 digits of the SHA-256 over its `input_files`, each unpacked if it is gzip."""
+    return {field: _content_checksum(files) for field, files in input_files(recipe).items()}
+
+
+def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = None) -> None:
+    """Checks that local files hold what the finished run in the folder `run` has read. `fields` as in `input_files`.
+
+    Raises InputError: a file holds something else now. What is computed from it would not be about the run.
+    """
+    before = read_results(run / RESULTS).inputs
+    for field, files in input_files(recipe, fields).items():
+        if before.get(field) not in (None, _content_checksum(files)):
+            named = recipe.training_source if field == "data.train" else field
+            place = files[0] if len(files) == 1 else files[0].parent
+            raise InputError(f"{named} {place}: has changed since {run} read it: restore it, or train again elsewhere")
+
+
+def _content_checksum(files: Iterable[Path]) -> str:
+    return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files))
+
+
+@cache  # a table of many runs asks for the same files
+def _checksum(files: tuple[tuple[Path, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for file, _ in files:
+        with file.open("rb") as packed:
+            is_gzip = packed.read(2) == b"\x1f\x8b"
+            packed.seek(0)
+            content = gzip.GzipFile(fileobj=packed) if is_gzip else packed
+            while block := content.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:32]

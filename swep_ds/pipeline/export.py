@@ -42,13 +42,10 @@ def export_model(
 ) -> None:
     """Writes backbone and QA head (safetensors), tokenizer and model card, without the method's parameters. Collective.
 
-    The weights come into rank 0's CPU memory one by one and leave it file by file. `folder` is replaced as a whole.
+    `folder` is replaced as a whole. Raises WriteFailed: on all ranks; an existing model stays.
 
     Args:
         keep_fp32: writes float32 whatever the model was trained in, so that another training resumes exactly there.
-
-    Raises:
-        WriteFailed: on all ranks; an existing model stays.
     """
     model = engine.module.qa.model
     masters = keep_fp32 and recipe.train.precision in ("bf16", "fp16")
@@ -65,7 +62,7 @@ def export_model(
                 tokenizer.save_pretrained(unfinished)
                 (unfinished / READING).write_text(ReadingSettings.of(recipe, tested).text(), encoding="utf-8")
                 (unfinished / "README.md").write_text(model_card(recipe, tested), encoding="utf-8")
-                replace_folder(folder, unfinished)
+                _replace(folder, unfinished)
         finally:
             for _ in weights:  # after a full disk: the other ranks still send the rest
                 pass
@@ -75,8 +72,8 @@ def export_model(
     write_on_all_ranks(write, folder)
 
 
-def replace_folder(folder: Path, finished: Path) -> None:
-    """Renames `finished` to `folder`, then deletes what was there. Raises OSError: `folder` stays."""
+def _replace(folder: Path, finished: Path) -> None:
+    """Renames `finished` to `folder`, then deletes what was there."""
     former = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(former, ignore_errors=True)
     if folder.exists():
@@ -86,10 +83,7 @@ def replace_folder(folder: Path, finished: Path) -> None:
 
 
 def export_noise(engine, file: Path) -> None:
-    """Writes the method's parameters, if it has any. Collective.
-
-    Raises WriteFailed: on all ranks; an existing file stays.
-    """
+    """Writes the method's parameters, if it has any. Collective. Raises WriteFailed: on all ranks."""
 
     def write() -> None:
         weights = dict(full_weights(engine, engine.module.method, masters=False))
@@ -126,8 +120,8 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     write()
     index = {}
     for number, file in enumerate(files, 1):
-        with suppress(OSError):  # a mount without permissions
-            shutil.copymode(folder / CONFIG_NAME, file)  # safetensors lets only their owner read them
+        with suppress(OSError):  # a mount without permissions; safetensors lets only the owner read its files
+            shutil.copymode(folder / CONFIG_NAME, file)
         name = SAFE_WEIGHTS_NAME
         if len(files) > 1:
             name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
@@ -142,7 +136,7 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
 
 def model_card(recipe: Recipe, tested: Evaluated) -> str:
     """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
-    name = recipe.model.name
+    start = recipe.model.name
     method = recipe.method
     results = []
     for data_set, score in tested.scores.items():
@@ -153,9 +147,9 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
     head = card_head(
         recipe,
         method.name,
-        base_model=hub_name(name),
+        base_model=hub_name(start),
         datasets=hub_name(recipe.data.train),
-        model_name=f"{public_name(name).rpartition('/')[2]}-{method.name}",
+        model_name=f"{public_name(start).rpartition('/')[2]}-{method.name}",
         eval_results=results or None,
     )
     return card(

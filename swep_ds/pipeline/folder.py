@@ -14,7 +14,6 @@ from swep_ds.common.files import read_json, user_path, write_atomically
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
-from swep_ds.ranks.environment import slurm_restarts
 from swep_ds.training.checkpoint_files import find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks
@@ -31,8 +30,9 @@ METRICS_FILE = "metrics.jsonl"
 HEALTH_FILE = "health.jsonl"
 PRETRAIN = "pretrain"  # in a run's folder, and a run's folder itself
 UNAVERAGED = "unaveraged"  # likewise
-LOCK_SECONDS = 4.0  # for a process that was killed and is still ending
-LOCK_SECONDS_OF_A_RESTART = 120.0  # a network file system may hold the lock of a node that Slurm has lost
+CHECKPOINTS = "checkpoints"
+LEFT_BY_A_START = {BATCH, PRETRAIN, CHECKPOINTS}  # of one that ended before it wrote its recipe
+LOCK_SECONDS = 120.0  # a killed process may still be ending, and a network file system keeps a lost node's lock a while
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,10 @@ class GlobalBatch:
         return cls(windows, recipe.train.micro_batch_size, recipe.train.gradient_accumulation_steps)
 
     def split(self, recipe: Recipe, world_size: int) -> Recipe:
-        """The recipe, with a new split if its own makes another global batch on this number of ranks.
+        """The recipe, with a new split if its own makes another global batch on this number of ranks: with the largest
+        micro-batch that divides a rank's windows and is not larger than the recipe's.
 
-        The new micro-batch is the largest that divides a rank's windows and is not larger than the recipe's.
-
-        Raises:
-            InputError: the recipe itself now asks for another global batch, or the ranks cannot share it evenly.
+        Raises InputError: the recipe itself now asks for another global batch, or the ranks cannot share it evenly.
         """
         train = recipe.train
         asked = batch_of_rank(recipe) * world_size
@@ -64,8 +62,7 @@ class GlobalBatch:
             raise InputError(
                 f"train.micro_batch_size {train.micro_batch_size} x train.gradient_accumulation_steps "
                 f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {asked}, and the run "
-                f"began with {self.windows}: choose values with that product, as many ranks as share it evenly, or a "
-                "new --output_dir"
+                f"began with {self.windows}: choose values with that product, or as many ranks as share it evenly"
             )
         share = self.windows // world_size
         if train.max_tokens:
@@ -97,7 +94,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.recipe = path / RECIPE
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / CHECKPOINTS
         self.model = path / "model"
         self.results = path / RESULTS
         self.report = path / REPORT
@@ -160,12 +157,9 @@ class RunFolder:
                 outside this folder counts only until this folder has checkpoints or results of its own, so that the
                 same command can be repeated.
 
-        Returns:
-            The checkpoints to resume from, for `Checkpoints.load`; none for a new run.
+        Returns the checkpoints to resume from, for `Checkpoints.load`; none for a new run.
 
-        Raises:
-            InputError: another process, another run or other files are in the folder, it cannot be locked, or there is
-                no such checkpoint.
+        Raises InputError: another process, run or files are in the folder, or there is no such checkpoint.
         """
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._take_lock()
@@ -185,18 +179,18 @@ class RunFolder:
         return [tag]
 
     def _take_lock(self) -> None:
-        seconds = LOCK_SECONDS_OF_A_RESTART if slurm_restarts() > 0 else LOCK_SECONDS
+        where = f"--output_dir {self.path}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=seconds)
+            try:
+                self._lock.acquire(blocking=False)
+            except Timeout:
+                say_on_stderr(f"another process trains in {self.path}: waiting up to {LOCK_SECONDS:g} s for it to end")
+                self._lock.acquire(timeout=LOCK_SECONDS)
         except Timeout:
-            raise InputError(
-                f"--output_dir {self.path}: another process is writing to it: name another folder"
-            ) from None
+            raise InputError(f"{where}: another process is writing to it: name another folder") from None
         except OSError as error:
-            raise InputError(
-                f"--output_dir {self.path}: cannot be made and locked ({error.strerror}): name another folder"
-            ) from None
+            raise InputError(f"{where}: cannot be made and locked ({error.strerror}): name another folder") from None
 
     def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
         """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""
@@ -209,47 +203,30 @@ class RunFolder:
         if not self.path.exists():
             return
         if not self._is_run():
-            if foreign := self._foreign():
-                raise InputError(f"{where}: holds files that belong to no run ({foreign}): name a new or empty folder")
+            visible = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")}
+            if foreign := sorted(visible - LEFT_BY_A_START):
+                raise InputError(
+                    f"{where}: holds files that belong to no run ({foreign[0]}): name a new or empty folder"
+                )
             return
         if resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
         differing = differences(resume_fingerprint(self.read_recipe()), resume_fingerprint(recipe), most=5)
-        if differing and self._has_begun():
+        # a start that is refused in its first update leaves only settings, and its advice is to change one
+        log = self.path / METRICS_FILE
+        has_updates = log.is_file() and log.stat().st_size > 0
+        has_begun = has_updates or self.results.is_file() or any(self.checkpoints.glob("update-*"))
+        if differing and has_begun:
             raise InputError(f"{where}: holds another run: name another folder ({differing})")
 
     def _is_run(self) -> bool:
         return self.recipe.is_file() and (self.path / BATCH).is_file()
 
-    def _has_begun(self) -> bool:
-        """Whether the folder holds more than settings: an update, a checkpoint or results. A start that is refused in
-        its first update leaves none, and its advice is to change a setting."""
-        log = self.path / METRICS_FILE
-        has_updates = log.is_file() and log.stat().st_size > 0
-        return has_updates or self.results.is_file() or any(self.checkpoints.glob("update-*"))
-
-    def _foreign(self) -> str | None:
-        """The name of an entry that is not what a start leaves which ended before it wrote its recipe: hidden files,
-        the batch, a first stage, empty folders. None if there is none."""
-        for entry in sorted(self.path.iterdir()):
-            if entry.name.startswith(".") or entry.name == BATCH:
-                continue
-            is_stage = entry.name == PRETRAIN and (entry / BATCH).is_file()
-            is_empty = entry.is_dir() and all(file.name.startswith(".") for file in entry.iterdir())
-            if not (is_stage or is_empty):
-                return entry.name
-        return None
-
     # What a start writes
 
     def begin(self, recipe: Recipe, config: dict[str, Any], windows: int, *, is_trained: bool) -> None:
-        """Writes the settings of a start. Earlier results go, unless the run is trained and its recipe unchanged: then
-        they stay until new ones replace them.
-
-        Args:
-            config: the resolved ds_config.
-            windows: the global batch, as `GlobalBatch` counts.
-        """
+        """Writes the settings of a start: recipe, resolved ds_config, and global batch as `GlobalBatch` counts. Earlier
+        results go, unless the run is trained and its recipe unchanged: then they stay until new ones replace them."""
         dump = recipe.dump()
         is_same = self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") == dump
         if not (is_trained and is_same):
@@ -266,10 +243,8 @@ class RunFolder:
 
 
 def resume_fingerprint(recipe: Recipe) -> dict[str, object]:
-    """The settings, by dotted name, that must stay the same over all starts of a run.
-
-    If the run selects a checkpoint, they include what the scores on the selection data depend on.
-    """
+    """The settings, by dotted name, that must stay the same over all starts of a run; if it selects a checkpoint, also
+    those that the scores on the selection data depend on."""
     settings = flatten(recipe.model_dump(mode="json"))
     if recipe.eval.select_on is None:
         return without(settings, MAY_CHANGE_ON_RESUME + MAY_CHANGE_UNLESS_SELECTING)

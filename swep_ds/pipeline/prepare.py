@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
@@ -28,15 +27,13 @@ from swep_ds.kernels.op import implementation
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.folders import load_config, weight_files
+from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import load_examples, warn_of_known, warn_without_overlap
-from swep_ds.pipeline.folder import PRETRAIN, RunFolder, resume_fingerprint
-from swep_ds.pipeline.inputs import input_checksums
+from swep_ds.pipeline.examples import input_checksums, load_examples, warn_of_known
+from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
-from swep_ds.training.average import last_k
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.determinism import set_deterministic
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
@@ -45,7 +42,6 @@ from swep_ds.training.ds_roles import REPORTS, SPREAD
 log = logging.getLogger(__name__)
 # in a model's config.json: who wrote it and how it is loaded, not what it computes
 NOT_COMPUTED = ("_name_or_path", "architectures", "dtype", "tie_word_embeddings", "transformers_version", "use_cache")
-NULL_THRESHOLD = 0.0  # the null answer's score against the best answer's, where no data choose another
 OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
@@ -66,22 +62,15 @@ class Prepared:
 
 
 def prepare(
-    recipe: Recipe,
-    ds_config: str,
-    start: str | None = None,
-    *,
-    training_source: str = "data.train",
-    tested_later: Mapping[str, list[Example]] | None = None,
+    recipe: Recipe, ds_config: str, start: str | None = None, tested_later: Mapping[str, list[Example]] | None = None
 ) -> Prepared:
     """Loads model and data. Everything that can be wrong is checked before the first long wait. Collective.
 
     Args:
         start: where the weights come from; None = `model.name`, which always gives the tokenizer.
-        training_source: the field in which the user named the training data.
         tested_later: the questions of a second stage, by data set, on which this stage should not train.
 
-    Raises:
-        InputError: on all ranks, with the same message.
+    Raises InputError: on all ranks, with the same message.
     """
     torch.manual_seed(recipe.seed)
 
@@ -89,18 +78,16 @@ def prepare(
         read_ds_config(ds_config)
         set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
-        warn_without_overlap(window_settings(recipe))
-        training, tests = load_examples(recipe, training_source)
-        for field, examples in {training_source: training, **tests}.items():
+        training, tests = load_examples(recipe)
+        for field, examples in {recipe.training_source: training, **tests}.items():
             contexts = (example.context for example in examples)
             check_knows(tokenizer, contexts, f"model.name {recipe.model.name}", field)
         return tokenizer, training, tests
 
     # the cheapest come first: a missing file ends the run before gigabytes of weights are read
     tokenizer, training, tests = ranks.on_all_ranks(read_text)
-    warn_of_known(training, tested_later or {}, training_source)
-    source = start or recipe.model.name
-    objective, config = ranks.on_all_ranks(lambda: _load(recipe, ds_config, tokenizer, source))
+    warn_of_known(recipe, training, tested_later or {})
+    objective, config = ranks.on_all_ranks(lambda: load(recipe, ds_config, tokenizer, start or recipe.model.name))
     validation = {}
     if name := recipe.validation_set:
         validation[name], tests[name] = halves(tests[name])
@@ -111,7 +98,7 @@ def prepare(
         SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens),
         recipe.eval.batch_size,
         {name: Scorer(recipe.eval.answer_language(name)) for name in tests},
-        NULL_THRESHOLD if declines else None,
+        0.0 if declines else None,  # odds, where no data choose others
     )
 
     def tokenise() -> tuple[Features, list[EvalSet], list[EvalSet]]:
@@ -120,8 +107,6 @@ def prepare(
 
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
-    if recipe.train.average == "last_k":
-        last_k(recipe.train, batches.updates)  # checks the number
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,
@@ -184,10 +169,17 @@ def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, w
 # Weights
 
 
-def _load(
+def load(
     recipe: Recipe, ds_config: str, tokenizer: PreTrainedTokenizerFast, source: str, *, weights: bool = True
 ) -> tuple[Objective, dict[str, Any]]:
-    """The model with the method, and the ds_config resolved on the ranks of this process group."""
+    """The model with the method, and the ds_config resolved on the ranks of this process group.
+
+    Args:
+        source: where the weights come from.
+        weights: as in `load_trainable`.
+
+    Raises InputError: as `load_model` and `complete_ds_config`; or this rank's machine cannot run what is asked for.
+    """
     is_partitioned = zero_stage(read_ds_config(ds_config)) == 3
     qa = load_model(recipe, tokenizer, source, mapped=is_partitioned, weights=weights)
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
@@ -212,8 +204,8 @@ def load_model(
         tokenizer: fitted to the model; None = the model's longest window is not checked either.
         mapped, weights: as in `load_trainable`.
 
-    Raises:
-        InputError: `load_trainable` refuses it, it overflows in fp16, or its windows are shorter than data.max_length.
+    Raises InputError: `load_trainable` refuses it, it overflows in fp16, or its windows are shorter than
+    data.max_length.
     """
     source = resolve_model(name)
     if recipe.train.precision == "fp16" and (kind := load_config(source).model_type) in OVERFLOWS_IN_FP16:
@@ -310,49 +302,30 @@ def check_alike(setup: dict[str, Any]) -> None:
     for number, other in enumerate(others, 1):
         if differing := differences(first, other, most=5):
             raise InputError(
-                f"rank {number} (here, host {ranks.host(number)}) starts with other settings than rank 0 (there, host "
-                f"{ranks.host(0)}): {differing}: give all nodes the same recipe, data and ds_config"
+                f"rank {number} (here, host {ranks.host(number)}) starts with other settings than rank 0 (there): "
+                f"{differing}: give all nodes the same recipe, data and ds_config"
             )
 
 
 # Checks of a start that is still to come
 
 
-def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> list[Recipe]:
+def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> Recipe:
     """Checks the ds_config against each stage of a run in `folder`, which may have begun elsewhere. Reads no model.
 
-    Returns the recipe of each stage that the start would train, with the run's global batch split over the ranks.
+    Returns the recipe with the run's global batch split over the ranks.
 
     Raises InputError: as `complete_ds_config`; or the run cannot continue on so many ranks.
     """
-
-    def check(place: RunFolder, stage: Recipe) -> Recipe:
-        began = place.read_batch([])
-        split = began.split(stage, world_size) if began else stage
-        resolve_ds_config(ds_config, split, world_size=world_size, micro_steps=1, hidden_size=1, on_cpu=on_cpu)
-        return split
-
-    checked = []
-    run = RunFolder(folder)
-    first = RunFolder(folder / PRETRAIN)
-    if recipe.pretrain and not run.read_batch([]) and not first.results.is_file():
+    setup = {"world_size": world_size, "micro_steps": 1, "hidden_size": 1, "on_cpu": on_cpu}
+    began = RunFolder(folder).read_batch([])
+    if began:
+        recipe = began.split(recipe, world_size)
+    elif recipe.pretrain:
         with in_first_stage():
-            checked.append(check(first, recipe.first_stage()))
-    return [*checked, check(run, recipe)]
-
-
-def check_model(recipe: Recipe, ds_config: str, source: str) -> None:
-    """Checks on this rank what `prepare` checks of the model in the folder `source` before it reads its weights.
-
-    Raises InputError: the model is of another task or its files are cut short, the ds_config does not go with it, or
-    this machine cannot run them.
-    """
-    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": source})})
-    for file in weight_files(Path(source)):
-        if file.suffix == ".safetensors":
-            with as_input_error(f"model.name {source}: its {file.name} is damaged", "fetch it again"):
-                safe_open(file, "pt")
-    _load(recipe, ds_config, run_tokenizer(recipe), source, weights=False)
+            resolve_ds_config(ds_config, recipe.first_stage(), **setup)
+    resolve_ds_config(ds_config, recipe, **setup)
+    return recipe
 
 
 @contextmanager

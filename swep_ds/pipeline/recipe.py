@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 import yaml
-from pydantic import (
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    TypeAdapter,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, field_validator, model_validator
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from swep_ds.common.errors import InputError
@@ -97,8 +90,9 @@ class DataSection(Section):
     @field_validator("eval")
     @classmethod
     def _file_names(cls, value: dict[str, str]) -> dict[str, str]:
-        check_data_set_names(list(value))
-        if HOLDOUT in map(str.casefold, value):
+        for name in value:
+            check_data_set_name(name)
+        if HOLDOUT in value:
             raise ValueError(f"{HOLDOUT!r} names the held-out training articles: choose another name")
         return value
 
@@ -153,6 +147,7 @@ class Recipe(Section):
     """Every setting of a run. `Recipe.load` is the way in; `Recipe.dump` gives the resolved YAML."""
 
     kinds: ClassVar = {"method": METHODS}
+    training_source: ClassVar = "data.train"  # the field in which the user named the training data
     task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
     seed: Seed = 0  # decides new layers, the order of the data, dropout and noise
     model: ModelSection  # the pretrained model
@@ -223,14 +218,10 @@ class Recipe(Section):
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
-        Another `method.name`, in a file or an override, drops the settings of the former method.
+        Another `method.name`, in a file or an override, drops the settings of the former method. `option` is what the
+        user named the recipe with.
 
-        Args:
-            option: what the user named the recipe with.
-
-        Raises:
-            InputError: no such recipe, not YAML, an unknown field (names the nearest one), a wrong value, or test sets
-                that do not say which of them is the source domain.
+        Raises InputError: no such recipe, an unknown field (names the nearest one) or a wrong value.
         """
         return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain)
 
@@ -243,8 +234,7 @@ class Recipe(Section):
             sections: a `Section`, such as the settings of a method, replaces the whole section; of a dict each field
                 replaces that field, and another `method.name` drops the settings of the former method.
 
-        Raises:
-            InputError: as `load`.
+        Raises InputError: as `load`.
         """
         sections = without_paths(sections)
         if isinstance(base, Recipe):
@@ -255,11 +245,9 @@ class Recipe(Section):
         _check_source_domain(tree, sections, merged)
         return validate(Recipe, merged, "Recipe" if isinstance(base, Recipe) else f"recipe {base}")
 
-    def first_stage(self) -> "Recipe":
-        """The run on `pretrain.train` that comes first.
-
-        It tests nothing and averages no weights: the second stage chooses and reports.
-        """
+    def first_stage(self) -> "FirstStage":
+        """The run on `pretrain.train` that comes first. It tests nothing and averages no weights: the second stage
+        chooses and reports."""
         tree = self.model_dump(mode="json")
         stage = tree.pop("pretrain")
         tree["data"] |= {"train": stage.pop("train"), "max_train_examples": stage.pop("max_train_examples")}
@@ -268,7 +256,7 @@ class Recipe(Section):
             tree["method"] = {"name": "mle"}  # the samples are of the second stage's questions
         tree["train"] |= stage
         tree["eval"] |= {"select_on": None, "scorer": "squad", "language": "en"}
-        return Recipe.model_validate(tree).unaveraged()
+        return FirstStage.model_validate(tree).unaveraged()
 
     @property
     def title(self) -> str:
@@ -298,6 +286,12 @@ class Recipe(Section):
         return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+class FirstStage(Recipe):
+    """The run that a recipe's `pretrain` asks for."""
+
+    training_source: ClassVar = "pretrain.train"
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes also such text as 12e4, which is a number in YAML 1.2 only."""
 
@@ -312,35 +306,33 @@ def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: di
     replaces data.train or holds articles out.
 
     Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
-    layer adds others, or if the former source domain stays behind held-out articles of it: the only domain that was
-    trained on could count as out of domain.
+    only domain that was trained on could count as out of domain: the layer adds test sets, or holds articles of the
+    former source domain out.
     """
     before = _mapping(base, "data")
     after = _mapping(merged, "data")
-    train = _mapping(layer, "data").get("train")
-    given_tests = _mapping(_mapping(layer, "data"), "eval")
-    tests = _mapping(after, "eval")
-    if not tests:
+    given = _mapping(layer, "data")
+    given_tests = _mapping(given, "eval")
+    former = next(iter(_mapping(before, "eval").items()), None)
+    if former not in _mapping(after, "eval").items() or former[0] in given_tests:
         return
+    name, source = former
+    train = given.get("train")
     if after.get("holdout_fraction"):
-        former = next(iter(_mapping(before, "eval").items()), None)
-        is_same = former in tests.items() and before.get("train") == after.get("train")
-        if is_same and not before.get("holdout_fraction"):
+        if before.get("train") == after.get("train") and not before.get("holdout_fraction"):
             raise InputError(
                 f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
-                f"data.eval.{former[0]} ({former[1]}), which is of that domain too, would count as out of domain: name "
-                "only the other test sets, as in --set 'data.eval={NAME: FILE}'"
+                f"data.eval.{name} ({source}), which is of that domain too, would count as out of domain: name only "
+                "the other test sets, as in --set 'data.eval={NAME: FILE}'"
             )
         return
-    name, source = next(iter(tests.items()))
-    if train in (None, before.get("train"), source) or before.get("train") is None or name in given_tests:
+    if before.get("train") is None or train in (None, before["train"], source):
         return
     kept = f"data.train is {shown(train)}, while the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
     if given_tests:
-        added = ", ".join(map(str, given_tests))
         raise InputError(
-            f"{kept}, and {added} would count as out of domain: name all test sets, the one of data.train's domain "
-            f"first, as in --set 'data.eval={{{next(iter(given_tests))}: FILE}}'"
+            f"{kept}, and {', '.join(map(str, given_tests))} would count as out of domain: name all test sets, the one "
+            f"of data.train's domain first, as in --set 'data.eval={{{next(iter(given_tests))}: FILE}}'"
         )
     warn_once(f"{kept}: if it is of another domain, replace it, as in --set 'data.eval={{NAME: FILE}}'")
 
@@ -358,14 +350,10 @@ def warn_once(text: str) -> None:
         log.warning("%s", text)
 
 
-def check_data_set_names(names: Sequence[str]) -> None:
-    """Raises ValueError for names that cannot become files `predictions/NAME.json` in one folder."""
-    for number, name in enumerate(names):
-        if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
-            raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
-        for other in names[:number]:
-            if other.casefold() == name.casefold():
-                raise ValueError(f"{other!r} and {name!r} would share a file: rename one")
+def check_data_set_name(name: str) -> None:
+    """Raises ValueError for a name that cannot become the file `predictions/NAME.json`."""
+    if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
+        raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
 
 
 load_entry_points(GROUP)  # at the end: such a module may import this one

@@ -6,7 +6,6 @@ goes through twice: first on that data, as a separate run in the folder `pretrai
 
 import gc
 import logging
-import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,9 +33,9 @@ from swep_ds.evaluation.results import (
     versions,
     write_results,
 )
+from swep_ds.pipeline.examples import check_unchanged
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
-from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.prepare import Prepared, check_alike, in_first_stage, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
@@ -62,10 +61,6 @@ class Outcome:
     weights: Callable[[], AbstractContextManager[None]] = nullcontext  # a context in which the engine holds them
     kind: str = ""  # names the outcome if the run has two
 
-    @property
-    def title(self) -> str:
-        return f"{self.recipe.title}, {self.kind}" if self.kind else self.recipe.title
-
 
 def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: MakeReport | None = None) -> None:
     """A whole run: train or resume, evaluate, export, write the results. Collective.
@@ -77,10 +72,8 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
             checkpoint to resume from.
         report: writes the report of the finished run, on rank 0.
 
-    Raises:
-        InputError: on all ranks, with the same message.
-        TrainingDiverged: the loss or a weight is no longer finite.
-        WriteFailed: a full disk, an unwritable folder.
+    Raises a `RunExit` on all ranks: InputError, TrainingDiverged (loss or weights are no longer finite), WriteFailed
+    or Stopped.
     """
     say = Console(quiet=not ranks.is_main()).print
     with RunFolder(output_dir) as folder:
@@ -101,17 +94,14 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
 
 def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], Recipe]:
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
-
-    def take() -> tuple[list[Path], GlobalBatch | None]:
-        tags = folder.take(recipe, resume)
-        if not tags:
-            check_service(recipe.tracking)
-        return tags, folder.read_batch(tags)
-
-    tags, began = ranks.from_rank0(take)
+    tags = ranks.from_rank0(lambda: folder.take(recipe, resume))
+    if not tags:
+        ranks.from_rank0(lambda: check_service(recipe.tracking))
+    began = ranks.from_rank0(lambda: folder.read_batch(tags))
+    split = recipe
     if began:
-        recipe = ranks.on_all_ranks(lambda: began.split(recipe, ranks.world_size()))
-    return tags, recipe
+        split = ranks.on_all_ranks(lambda: began.split(recipe, ranks.world_size()))
+    return tags, split
 
 
 def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:
@@ -121,14 +111,14 @@ def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, 
         tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
         if ranks.from_rank0(first_folder.results.is_file):
             with in_first_stage():
-                ranks.from_rank0(lambda: check_unchanged(first, first_folder.path, training_source="pretrain.train"))
+                ranks.from_rank0(lambda: check_unchanged(first, first_folder.path))
         else:
             second = prepare(split, ds_config)  # an error of the second stage must not show hours later
             batch = GlobalBatch.of(recipe, second.batches.global_batch)
             tests = {test.name: test.examples for test in second.tests}
             del second
             with in_first_stage():
-                prepared = prepare(first_split, ds_config, training_source="pretrain.train", tested_later=tests)
+                prepared = prepare(first_split, ds_config, tested_later=tests)
             say(f"first stage, in {first_folder.path}:")
             write_on_rank0(lambda: folder.write_batch(batch), folder.path)
             _run_stage(first, prepared, first_folder, tags, say, keep_fp32=True).finish()
@@ -155,9 +145,10 @@ def _run_stage(
     updates = prepared.batches.updates
     setup, layout = resume_setup(recipe, prepared)
     check_alike(setup | layout)
-    _say_training(recipe, prepared, folder, say)
+    if ranks.is_main():
+        _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")
-    with _engine(recipe, prepared, folder) as engine:
+    with _engine(recipe, prepared) as engine:
         average = WeightAverage.of(engine, recipe.train, updates)
         main = Outcome(recipe, folder)
         outcomes = [main]
@@ -188,49 +179,35 @@ def _run_stage(
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = _select(engine, checkpoints, select_on, done, say) if select_on else None
             engine.eval()
-            tested = [_test(engine, prepared, outcome, say) for outcome in outcomes]
-            tracker.summary(tested[-1].scores)
-        ranks.progress("export")
-        for outcome, scored in zip(outcomes, tested, strict=True):
-            _export(engine, prepared, outcome, scored, keep_fp32)
-            write = partial(_write_results, outcome, prepared, done, peak, selection, scored)
-            write_on_rank0(write, outcome.folder.results)
-    if ranks.is_main():
-        for outcome, scored in zip(outcomes, tested, strict=True):
-            if scored.scores:
-                print_scores(scored.scores, outcome.title)
-        say(f"model in {folder.model}, results in {folder.results}")
+            for outcome in outcomes:
+                tested = _test_and_export(engine, prepared, outcome, say, keep_fp32)
+                write = partial(_write_results, outcome, prepared, done, peak, selection, tested)
+                write_on_rank0(write, outcome.folder.results)
+            tracker.summary(tested.scores)
+    say(f"model in {folder.model}, results in {folder.results}")
     return tracker
 
 
 def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Say) -> None:
     """Prints the resolved recipe and the size of the training. A refused start never gets here."""
-    if not ranks.is_main():
-        return
     windows = prepared.features
     batches = prepared.batches
-    world = ranks.world_size()
     say(recipe.dump().rstrip(), style="dim")
-    if batches.global_batch != batch_of_rank(recipe) * world:
-        say(
-            f"{folder.path} began with a global batch of {batches.global_batch}: kept, on {world} rank(s), by "
-            f"micro-batches of {batches.micro_batch // world} and an accumulation of {batches.accumulation}"
-        )
+    if batches.global_batch != batch_of_rank(recipe) * ranks.world_size():
+        say(f"{folder.path} began with a global batch of {batches.global_batch}, which is kept")
     cut = f"{windows.questions_cut} questions cut"
     if recipe.task == "generative":
         cut += f", {windows.targets_cut} answers cut"
     say(
         f"training {recipe.method.name} on {prepared.questions} questions in {len(windows.dataset)} windows "
         f"({windows.windows_without_answer} without the answer, {cut}): {batches.updates} updates of {batches.size}, "
-        f"ZeRO-{zero_stage(prepared.config)}, {world} rank(s) on {ranks.device().type}, {recipe.train.precision}, "
-        f"{recipe.train.execution} execution"
+        f"ZeRO-{zero_stage(prepared.config)}, {ranks.world_size()} rank(s) on {ranks.device().type}, "
+        f"{recipe.train.precision}, {recipe.train.execution} execution"
     )
 
 
 @contextmanager
-def _engine(recipe: Recipe, prepared: Prepared, folder: RunFolder) -> Iterator[Engine]:
-    if prepared.config.get("wandb", {}).get("enabled"):
-        os.environ.setdefault("WANDB_DIR", str(folder.path))  # DeepSpeed would take the current folder
+def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
     engine = build_engine(prepared.objective, prepared.config, recipe.train, prepared.batches.updates)
     try:
         yield engine
@@ -268,8 +245,7 @@ def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, s
 
     A run that resumed from another run's last checkpoint has no checkpoint in its folder; it keeps that one.
     """
-    best = checkpoints.best()
-    update = done.updates if best is None else best
+    update = checkpoints.best() or done.updates
     if update != done.updates:
         checkpoints.load(engine.deepspeed, checkpoints.tag(update))
     scores = {str(number): checkpoints.scores[number] for number in sorted(checkpoints.scores)}
@@ -281,11 +257,13 @@ def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, s
     return Selection(data_set=data_set, update=update, **chosen, checkpoints=scores)
 
 
-def _test(engine, prepared: Prepared, outcome: Outcome, say: Say) -> Evaluated:
-    """Begins the outcome's folder, tunes threshold and calibrator on the validation data, and tests the weights."""
+def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, keep_fp32: bool) -> Evaluated:
+    """Tunes threshold and calibrator on the validation data, tests the weights and writes them into the folder."""
     folder = outcome.folder
+    title = outcome.recipe.title
     _begin(outcome, prepared, is_trained=True)
     if outcome.kind:
+        title += f", {outcome.kind}"
         say(f"{outcome.kind}, in {folder.path}:")
     names = {test.name: prepared.evaluation.scorer(test.name).name(test.golds) for test in prepared.tests}
     predictions = None
@@ -297,7 +275,13 @@ def _test(engine, prepared: Prepared, outcome: Outcome, say: Say) -> Evaluated:
                 validated = prepared.evaluation.score(predictions, prepared.validation)
         evaluation = _tuned(prepared, predictions, say)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
-    return Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
+        tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
+        ranks.progress("export")
+        export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
+    export_noise(engine, folder.path / NOISE)
+    if scores and ranks.is_main():
+        print_scores(scores, title)
+    return tested
 
 
 def _tuned(prepared: Prepared, predictions: Predictions | None, say: Say) -> Evaluation:
@@ -317,12 +301,6 @@ def _tuned(prepared: Prepared, predictions: Predictions | None, say: Say) -> Eva
         say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
     say(confidences)
     return evaluation
-
-
-def _export(engine, prepared: Prepared, outcome: Outcome, tested: Evaluated, keep_fp32: bool) -> None:
-    with outcome.weights():
-        export_model(engine, prepared.tokenizer, outcome.folder.model, outcome.recipe, tested, keep_fp32)
-    export_noise(engine, outcome.folder.path / NOISE)
 
 
 def _write_results(

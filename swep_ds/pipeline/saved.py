@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from huggingface_hub import constants, hf_hub_download
+from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from pydantic import create_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
@@ -24,12 +24,12 @@ from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
-from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.hub import fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.loading import check_answers, load_weights
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import validation_examples, warn_without_overlap
+from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
-from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_names, warn_once
+from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_name, warn_once
 from swep_ds.ranks.writing import write_on_rank0
 
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")
@@ -55,7 +55,7 @@ class ReadingSettings(Section):
 
     @classmethod
     def load(cls, file: Path) -> "ReadingSettings":
-        """Reads the file. Raises InputError: not JSON, or a field that a recipe would not take either."""
+        """Raises InputError: not JSON, or a field that a recipe would not take either."""
         return validate(cls, read_json(file), file)
 
 
@@ -127,8 +127,8 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
 
 
 def _reading_file(source: str) -> Path | None:
-    """The `READING` of a model in a folder or on the hub; None if there is none or, with a warning, if offline mode
-    leaves that open."""
+    """The `READING` of a model in a folder or on the hub; None if there is none or, with a warning, if the hub cannot
+    be asked."""
     if Path(source).is_dir():
         file = Path(source, READING)
         return file if file.exists() else None
@@ -136,10 +136,8 @@ def _reading_file(source: str) -> Path | None:
         return Path(hf_hub_download(source, READING))
     except RemoteEntryNotFoundError:
         return None
-    except LocalEntryNotFoundError as error:
-        if not constants.is_offline_mode():
-            raise InputError(f"model {source}: the hub cannot give its {READING} ({error}): try again") from None
-        warn_once(f"model {source}: offline, and its {READING} is not in the hub's cache: read with default windows")
+    except LocalEntryNotFoundError:
+        warn_once(f"model {source}: its {READING} cannot be had from the hub: read with default windows")
         return None
 
 
@@ -164,9 +162,7 @@ def evaluate_saved(
         scorer, language: as the recipe's section `eval`, for all data sets.
         null_threshold: as in `load_saved`.
 
-    Raises:
-        InputError: there is no such model or data, or `output_dir` cannot be made.
-        WriteFailed: a full disk or the like.
+    Raises InputError: there is no such model or data. WriteFailed: a full disk or the like.
     """
     say = Console(quiet=not ranks.is_main()).print
 
@@ -175,9 +171,6 @@ def evaluate_saved(
         saved = load_saved(model_name, null_threshold)
         if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":
             raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
-        for name, examples in tests.items():
-            contexts = (example.context for example in examples)
-            check_knows(saved.tokenizer, contexts, f"model {model_name}", f"--data {name}")
         longest = longest_window(saved.tokenizer, saved.qa.model)
         if max_length is not None and max_length > longest:
             raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
@@ -187,7 +180,6 @@ def evaluate_saved(
     tests, saved = ranks.on_all_ranks(load)
     windows = replace(saved.windows, **_given(max_length=max_length, doc_stride=doc_stride))
     scoring = saved.eval.model_copy(update=_given(scorer=scorer, language=language))
-    warn_without_overlap(windows)
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     evaluation = Evaluation(
         saved.tokenizer,
@@ -222,8 +214,10 @@ def _read_data_sets(options: Sequence[str]) -> dict[str, list[Example]]:
         name, separator, source = option.partition("=")
         if not separator or not name:
             raise InputError(f"--data {option}: write it as name=source")
+        if name in tests:
+            raise InputError(f"--data {name}: is given twice: rename one")
         try:
-            check_data_set_names([*tests, name])
+            check_data_set_name(name)
             tests[name] = read_examples(source, training=False, unanswerable=True)
         except (InputError, ValueError) as error:
             raise InputError(f"--data {name}: {error}") from None
@@ -247,9 +241,7 @@ def validation_half(
 def calibrate_run(run: Path, batch_size: int) -> None:
     """Fits a calibrator as the run itself would, and writes it into its model's `READING`. Collective.
 
-    Raises:
-        InputError: no finished run, or it held out no half of its source domain.
-        WriteFailed: a full disk or the like.
+    Raises InputError: no finished run, or it held out no half of its source domain.
     """
     say = Console(quiet=not ranks.is_main()).print
     folder = RunFolder(run)

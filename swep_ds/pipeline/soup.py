@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError, WriteFailed, as_input_error, reason
+from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_new_folder
-from swep_ds.common.settings import differences, flatten
+from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.models.folders import load_config, weight_files
 from swep_ds.pipeline.examples import validation_examples
@@ -28,11 +27,7 @@ from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RunFolder
 from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import WINDOWS, ReadingSettings, load_saved, validation_half
-
-# fields of a run's section `eval` that its answers and their scores depend on
-DECODING = ("n_best", "max_answer_tokens", "beams", "scorer", "language")
-FIX = "leave that run out"
+from swep_ds.pipeline.saved import ReadingSettings, load_saved, validation_half
 
 
 @dataclass(frozen=True)
@@ -59,15 +54,14 @@ class Ingredient:
         traits = {"task": recipe.task, "model.name": recipe.model.name}
         traits["files of model.name"] = results.inputs.get("model.name")
         traits["tokenizer.json, CRC-32"] = zlib.crc32((folder.model / "tokenizer.json").read_bytes())
-        traits |= {f"data.{name}": getattr(reading.data, name) for name in WINDOWS}
-        traits |= {f"eval.{name}": getattr(reading.eval, name) for name in DECODING}
+        traits |= without(flatten(reading.model_dump(include={"data", "eval"})), ("eval.select_on", "eval.batch_size"))
         traits["null_threshold, whether there is one"] = reading.null_threshold is not None
         for name, value in flatten(load_config(str(folder.model), label).to_dict()).items():
             if name not in NOT_COMPUTED:
                 traits[f"config.json {name}"] = value
         weights = {}
         for file in weight_files(folder.model):
-            with as_input_error(f"{file}: cannot be read", "run it again"), safe_open(file, "pt") as content:
+            with safe_open(file, "pt") as content:
                 for name in content.keys():  # noqa: SIM118
                     part = content.get_slice(name)
                     weights[name] = file
@@ -75,21 +69,15 @@ class Ingredient:
         return cls(run, folder.model, recipe, results, reading, weights, traits)
 
     def weight(self, name: str) -> Tensor:
-        """Raises InputError: it holds NaN or infinity."""
         with safe_open(self.weights[name], "pt") as content:
-            tensor = content.get_tensor(name)
-        if not tensor.isfinite().all():
-            raise InputError(f"{self.model}: {name} holds NaN or infinity: {FIX}")
-        return tensor
+            return content.get_tensor(name)
 
 
 def make_soup(runs: Sequence[Path], output: Path) -> None:
     """Writes the mean of the runs' models as a plain Hugging Face folder. Collective, on one rank.
 
-    Raises:
-        InputError: fewer than two runs; a run that is not finished, or unlike the first in task, start, architecture,
-            tokenizer, windows, or in a weight's name, shape or dtype; or `output` is not new or empty.
-        WriteFailed: a full disk or the like; nothing is left.
+    Raises InputError: fewer than two runs; a run that is not finished, or unlike the first in task, start,
+    architecture, tokenizer, windows, or in a weight's name, shape or dtype; or `output` is not new or empty.
     """
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
         raise InputError(f"RUN {' '.join(map(str, runs))}: a soup is made of two or more different runs: name them")
@@ -99,15 +87,13 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
     first = ingredients[0]
     for other in ingredients[1:]:
         if differing := differences(first.traits, other.traits, most=3):
-            raise InputError(f"{other.run}: is unlike {first.run} ({differing}): {FIX}")
+            raise InputError(f"{other.run}: is unlike {first.run} ({differing}): leave that run out")
     unfinished = output.with_name(f".{output.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
     try:
         unfinished.mkdir(parents=True)
         _write(ingredients, unfinished, Console().print)
         unfinished.rename(output)
-    except (OSError, SafetensorError) as error:
-        raise WriteFailed(f"--output {output}: cannot be written ({reason(error)})") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -155,11 +141,9 @@ def _threshold(ingredients: Sequence[Ingredient], folder: Path) -> tuple[float, 
 
 
 def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
-    """The mean in float64, in the dtype of the weight. Raises InputError: integers that differ between runs."""
+    """The mean in float64, in the dtype of the weight; integers, such as positions, are the first run's."""
     first, *others = (ingredient.weight(name) for ingredient in ingredients)
     if not first.is_floating_point():
-        if not all(torch.equal(first, other) for other in others):
-            raise InputError(f"{ingredients[0].model}: {name} holds {first.dtype}, of which there is no mean: {FIX}")
         return first
     total = first.double()
     for other in others:

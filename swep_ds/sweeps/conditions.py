@@ -90,15 +90,15 @@ def check_data(cells: Sequence[Cell]) -> None:
     for cell in cells:
         if cell.results() is not None:
             continue
-        stages = {"data.train": cell.recipe}
+        stages = [cell.recipe]
         if cell.recipe.pretrain:
-            stages["pretrain.train"] = cell.recipe.first_stage()
-        for field, recipe in stages.items():
+            stages.append(cell.recipe.first_stage())
+        for recipe in stages:
             whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
-            if (field, whole) not in read:
-                read.append((field, whole))
+            if (recipe.training_source, whole) not in read:
+                read.append((recipe.training_source, whole))
                 with _named(cell):
-                    load_examples(recipe, field)
+                    load_examples(recipe)
 
 
 @contextmanager

@@ -6,20 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.data.batches import Padding
-from swep_ds.data.features import windows_to_answer
-from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import clusters
-from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, calibrated_scores
 from swep_ds.evaluation.calibrator import N_BEST, Calibrator, features
-from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.scores import SQUAD
-from swep_ds.evaluation.spans import Answer, SpanDecoder
+from swep_ds.evaluation.spans import Answer
 from swep_ds.pipeline.examples import reported_examples, validation_examples
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import calibrate_run, load_saved
@@ -35,16 +29,10 @@ SETTINGS += ["train.learning_rate=1e-20", "train.precision=fp32"]  # so that the
 def right_half(model: Path, file: Path) -> None:
     """Has the model answer every second question right."""
     document = json.loads(file.read_text())
-    saved, examples = load_saved(str(model)), read_examples(str(file), training=False)
-    decoder = SpanDecoder(examples, saved.spans)
-    windows, _ = windows_to_answer(examples, WindowCutter(saved.tokenizer, saved.windows))
-    padding = Padding.of(saved.tokenizer)
-    decode_alone(saved.qa.predict, decoder, windows, padding, 32, torch.device("cpu"))
-    best = decoder.n_best(1)
-    questions = [qa for article in document["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
-    for qa in questions[::2]:
-        [answer] = best[qa["id"]]
-        qa["answers"] = [{"text": answer.text, "answer_start": answer.start}]
+    paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]][::2]
+    asked = [(paragraph["qas"][0]["question"], paragraph["context"]) for paragraph in paragraphs]
+    for paragraph, [reply] in zip(paragraphs, QuestionAnswerer(model).answer(asked), strict=True):
+        paragraph["qas"][0]["answers"] = [{"text": reply.text, "answer_start": reply.start}]
     file.write_text(json.dumps(document))
 
 

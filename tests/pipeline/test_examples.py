@@ -1,88 +1,93 @@
-"""The questions that results are of, read set by set."""
+"""The questions that a run trains on and that results are of, and the files that they are read from."""
 
+import gzip
+import hashlib
 import json
 import re
+from pathlib import Path
 
+import datasets
 import pytest
 
-from swep_ds.common.errors import InputError
+from swep_ds.analysis.answered import read_answered
+from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.data.example import Example
+from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves
-from swep_ds.data.windows import WindowSettings
-from swep_ds.pipeline.examples import load_examples, reported_examples, warn_without_overlap
+from swep_ds.models.hub import model_checksum
+from swep_ds.pipeline.examples import (
+    input_checksums,
+    input_files,
+    load_examples,
+    reported_examples,
+    validation_examples,
+)
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 from swep_ds.ranks.group import process_group
-from tests.support import qa_files
+from tests.support import tiny_run
 from tests.support.bad_input import refused
+from tests.support.finished import finished
 
 GONE = "gone.json"
-HELD_OUT = ["data.holdout_fraction=0.1", "data.eval={news: 'quickstart_v2:news', forum: 'quickstart_v2:forum'}"]
 
 
-def test_one_set_is_read_as_among_all_of_them():
-    settings = ["eval.select_on=held_out", "data.max_eval_examples=50", f"data.eval.lost={GONE}"]
-    recipe = Recipe.load("quickstart", [*HELD_OUT, *settings[:2]])
-    _, whole = load_examples(recipe)
-    assert list(whole) == [HOLDOUT, *recipe.data.eval]
-    lacking = Recipe.load("quickstart", [*HELD_OUT, *settings])  # what cannot be read does not take the others along
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """train.json, news.json and forum.json, and two samples of each training question in augmented.json."""
+    path = tmp_path_factory.mktemp("examples")
+    for name, count, seed in (("train", 100, 0), ("news", 60, 1), ("forum", 20, 2)):
+        (path / f"{name}.json").write_text(json.dumps(tiny_run.squad(count, seed)))
+    document = tiny_run.squad(100)
+    for article in document["data"]:
+        paragraphs = [json.loads(json.dumps(paragraph)) for paragraph in article["paragraphs"] for _ in range(2)]
+        for number, paragraph in enumerate(paragraphs):
+            paragraph["context"] += " again"
+            paragraph["qas"][0]["id"] += f"-ssmba{number % 2}"
+        article["paragraphs"] = paragraphs
+    (path / "augmented.json").write_text(json.dumps(document))
+    return path
+
+
+def recipe(folder: Path, method: str = "mle", **data) -> Recipe:
+    sets = {name: str(folder / f"{name}.json") for name in ("news", "forum")}
+    data = {"train": str(folder / "train.json"), "eval": sets, **data}
+    if method == "ssmba":
+        data["augmented"] = str(folder / "augmented.json")
+    return Recipe.model_validate({"model": {"name": "m"}, "method": {"name": method}, "data": data, "seed": 3})
+
+
+def training(folder: Path, method: str = "mle", **data) -> list[Example]:
+    return load_examples(recipe(folder, method, **data))[0]
+
+
+def test_one_set_is_read_as_among_all_of_them(folder):
+    selecting = Recipe.make(recipe(folder, holdout_fraction=0.3, max_eval_examples=15), eval={"select_on": "held_out"})
+    _, whole = load_examples(selecting)
+    assert list(whole) == [HOLDOUT, "news", "forum"]
+    tests = selecting.data.eval | {"lost": GONE}  # what cannot be read does not take the others along
+    lacking = Recipe.make(selecting, data={"eval": tests})
     assert reported_examples(lacking, HOLDOUT) == halves(whole[HOLDOUT])[1]
-    lacking = lacking.model_copy(update={"data": lacking.data.model_copy(update={"train": GONE})})
-    assert reported_examples(lacking, "news") == whole["news"]
+    assert reported_examples(Recipe.make(lacking, data={"train": GONE}), "news") == whole["news"]
     assert re.search(r"^data\.eval\.lost: .*gone\.json", refused(reported_examples, lacking, "lost"))
-    assert "no test set nyt: name one of held_out, news, forum" in refused(reported_examples, recipe, "nyt")
+    assert "no test set nyt: name one of held_out, news, forum" in refused(reported_examples, selecting, "nyt")
 
 
-def test_another_share_than_asked_for_is_said(tmp_path, caplog):
-    sizes, answer = {"large": 90, "small": 10}, {"text": "Ada", "answer_start": 0}
-    rows = []
-    for context, title in ((f"Ada of {title} {n}", title) for title, size in sizes.items() for n in range(size)):
-        rows += qa_files.rows({"id": context, "question": "Who?", "answers": [answer]}, context=context, title=title)
-    (tmp_path / "rows.jsonl").write_text(qa_files.lines(rows))
-    for fraction, said in ((0.1, ""), (0.04, "0.04: 10 of 100 questions are held out, which is 10 %")):
-        caplog.clear()
-        settings = [f"data.train={tmp_path / 'rows.jsonl'}", f"data.holdout_fraction={fraction}", "data.eval={}"]
-        _, tests = load_examples(Recipe.load("quickstart", settings))
-        assert len(tests[HOLDOUT]) == 10
-        assert said in caplog.text
-        assert bool(said) == ("data.holdout_fraction" in caplog.text)
-
-
-def test_windows_that_do_not_overlap_are_said(caplog):
-    warn_without_overlap(WindowSettings(64, 63))
-    assert not caplog.records
-    warn_without_overlap(WindowSettings(64, 64))
-    assert "doc_stride 64: windows of 64 tokens then do not overlap" in caplog.text
-
-
-def test_test_questions_that_are_trained_on_are_counted(caplog):
-    settings = ["data.max_train_examples=70", "data.train=quickstart:news.test", "data.max_eval_examples=90"]
-    recipe = Recipe.load("quickstart", settings)
-    training, tests = load_examples(recipe)
-    asked = {(example.question, example.context) for example in training}
-    later = training[:3] + tests["forum"]
-    expected = {}
-    for name, examples in {**tests, "later": later}.items():
-        count = sum((example.question, example.context) in asked for example in examples)
-        source = "pretrain.train" if name == "later" else "data.train"
-        if count:
-            said = f"test set {name}: {count} of its {len(examples)} questions are in {source}, with the same "
-            expected[name] = f"{said}contexts: its scores say little about new text"
-    with process_group():  # as a first stage does, before a second one
-        prepare(recipe, "zero0", training_source="pretrain.train", tested_later={"later": later})
-    messages = [record.message for record in caplog.records]
-    assert {"news", "later"} <= expected.keys()
-    assert expected["later"] in messages
-    load_examples(recipe)
-    messages = [record.message for record in caplog.records]
-    assert all(said in messages for said in expected.values())
-
-
-@pytest.fixture
-def repeated(tmp_path):
-    """Data whose second question, of three, has an answer without an offset that occurs twice."""
-    rows = [{"question": "Who?", "context": "Ann Bob Ann.", "answer": answer} for answer in ("Bob", "Ann", "")]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    return tmp_path / "rows.json"
+def test_test_questions_that_are_trained_on_are_counted(tmp_path, caplog):
+    file = str(tiny_run.prepare(tmp_path))
+    train = tmp_path / "train.json"
+    both = Recipe.load(file, [f"data.eval.same={train}", "data.max_train_examples=30"])
+    examples, tests = load_examples(both)
+    known = {(example.question, example.context) for example in examples}
+    count = sum((example.question, example.context) in known for example in tests["same"])
+    assert 30 <= count < 42
+    said = "test set {}: {} of its {} questions are in {}, with the same contexts: its scores say little about new text"
+    assert [record.message for record in caplog.records] == [said.format("same", count, 42, "data.train")]
+    first = Recipe.load(file, [f"pretrain.train={train}"]).first_stage()
+    with process_group():
+        later = {"later": examples[:3] + tests["test"]}
+        prepare(first, str(tiny_run.ds_config(tmp_path, 0)), tested_later=later)
+    assert said.format("later", 3, 12, "pretrain.train") in caplog.text
 
 
 SPANS = {"first": [(4, 7), (0, 3), None], "drop": [(4, 7), None]}
@@ -90,10 +95,17 @@ SPANS = {"first": [(4, 7), (0, 3), None], "drop": [(4, 7), None]}
 
 @pytest.mark.parametrize("choice", SPANS)
 @pytest.mark.parametrize("field", ["data.train", "pretrain.train"])
-def test_repeated_answers_are_settled_and_counted_once(caplog, repeated, field, choice):
-    settings = [f"{field}={repeated}", "data.eval={}", f"data.repeated_answers={choice}", "data.unanswerable=train"]
-    recipe = Recipe.load("quickstart", settings)
-    training, _ = load_examples(recipe.first_stage() if recipe.pretrain else recipe, field)
+def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, choice):
+    """The second question, of three, has an answer without an offset that occurs twice."""
+    rows = [{"question": "Who?", "context": "Ann Bob Ann.", "answer": answer} for answer in ("Bob", "Ann", "")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    settings = [f"{field}={tmp_path / 'rows.json'}", "data.eval={}", "data.unanswerable=train"]
+
+    def stage(choice: str) -> Recipe:
+        whole = Recipe.load("quickstart", [*settings, f"data.repeated_answers={choice}"])
+        return whole.first_stage() if whole.pretrain else whole
+
+    training, _ = load_examples(stage(choice))
     assert [example.span for example in training] == SPANS[choice]
     end = {"first": "are trained on its first place", "drop": "are left out"}[choice]
     assert [record.message for record in caplog.records] == [
@@ -101,8 +113,7 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, repeated, field, 
         "(data.repeated_answers)",
         f"{field}: 1 of 3 questions have no answer and teach the model to decline (data.unanswerable)",
     ]
-    recipe = Recipe.load("quickstart", [*settings, "data.repeated_answers=error"])
-    said = refused(load_examples, recipe.first_stage() if recipe.pretrain else recipe, field)
+    said = refused(load_examples, stage("error"))
     assert re.match(
         rf"{field}: .*'rows.json-1': the answer 'Ann' occurs 2 times .* set data\.repeated_answers to", said
     )
@@ -112,5 +123,103 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, repeated, field, 
 def test_some_question_must_be_left(tmp_path, setting, answer):
     (tmp_path / "rows.json").write_text(json.dumps([{"question": "Who?", "context": "Ann, Ann", "answer": answer}]))
     settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", f"data.{setting}=drop"]
-    with pytest.raises(InputError, match=r"all of its 1 questions are dropped \(data\.unanswerable, data\.repeated_"):
-        load_examples(Recipe.load("quickstart", settings))
+    said = refused(load_examples, Recipe.load("quickstart", settings))
+    assert "all of its 1 questions are dropped (data.unanswerable, data.repeated_answers)" in said
+
+
+# Fractions and samples
+
+
+@pytest.mark.parametrize("holdout", [0.0, 0.3])
+def test_fractions_are_nested_and_the_same_for_every_method(folder, holdout):
+    whole = training(folder, holdout_fraction=holdout)
+    larger = whole
+    for fraction in (0.5, 0.1):
+        chosen = training(folder, train_fraction=fraction, holdout_fraction=holdout)
+        assert len(chosen) == round(fraction * len(whole))
+        assert {e.id for e in chosen} < {e.id for e in larger}
+        for method in ("swep", "ssmba"):
+            examples = training(folder, method, train_fraction=fraction, holdout_fraction=holdout)
+            assert [example for example in examples if "-ssmba" not in example.id] == chosen
+        larger = chosen
+
+
+@pytest.mark.parametrize("data", [{}, {"train_fraction": 0.1}, {"max_train_examples": 7}, {"holdout_fraction": 0.3}])
+def test_samples_follow_their_questions(folder, data):
+    plain = training(folder, **data)
+    for method in ("ssmba", "swep"):
+        examples = training(folder, method, augmented=str(folder / "augmented.json"), **data)
+        samples = examples[len(plain) :]
+        assert examples[: len(plain)] == plain
+        assert [e.id for e in samples] == [f"{e.id}-ssmba{k}" for e in plain for k in range(2)]
+        assert samples[0].context == plain[0].context + " again"
+        assert samples[0].span == plain[0].span
+
+
+def test_samples_that_are_missing_broken_or_of_other_data(folder):
+    broken = json.loads((folder / "augmented.json").read_text())
+    broken["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
+    (folder / "broken.json").write_text(json.dumps(broken))
+    for source, said in (
+        ("nowhere.json", r"data\.augmented: .*nowhere\.json.*no such file"),
+        (str(folder / "train.json"), r"data\.augmented: none of its 100 questions is a sample"),
+        (str(folder / "broken.json"), r"data\.augmented: .*broken\.json: question 'q0-0-ssmba0': the answer"),
+    ):
+        assert re.match(said, refused(training, folder, augmented=source))
+
+
+# Files
+
+
+def test_every_field_that_names_local_files_has_their_checksum(tmp_path):
+    options = ["data.eval.quick=quickstart:news", "data.eval.hub=owner/name", f"data.eval.gone={tmp_path}/gone.json"]
+    options += [f"data.augmented={tmp_path}/test.json", f"pretrain.train={tmp_path}/train.json"]
+    path = tiny_run.prepare(tmp_path)
+    files = [tmp_path / name for name in ("train.json", "test.json")]
+    train, test = (hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in files)
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(files[1].read_bytes()))  # with the time in its header
+    recipe = Recipe.load(str(path), [*options, f"data.eval.packed={packed}"])
+    expected = {"data.train": train, "data.augmented": test, "data.eval.test": test, "pretrain.train": train}
+    expected |= {"data.eval.packed": test, "model.name": model_checksum(str(tmp_path / "model"))}
+    assert input_checksums(recipe) == expected
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_folder_stands_for_the_data_files_in_it(tmp_path, saved):
+    folder = tmp_path / "data"
+    if saved:
+        rows = [{"id": "1", "question": "Who?", "context": "Ann.", "answers": {"text": ["Ann"], "answer_start": [0]}}]
+        datasets.DatasetDict(train=datasets.Dataset.from_list(rows)).save_to_disk(folder)
+        datasets.load_from_disk(str(folder))["train"].map(dict, load_from_cache_file=False)  # leaves a cache there
+        assert list(folder.glob("train/cache-*"))
+    else:
+        folder.mkdir()
+        (folder / "train.json").write_text(json.dumps(tiny_run.squad(4)))
+        (folder / "test.json").write_text("not read to train")
+        (folder / "notes.txt").write_text("read by nobody")
+    recipe = Recipe.load("quickstart", [f"data.train={folder}", "data.holdout_fraction=0"])
+    names = ["data-00000-of-00001.arrow"] if saved else ["train.json"]
+    assert [file.name for file in input_files(recipe)["data.train"]] == names
+    assert read_examples(str(folder), training=True)
+
+
+def test_what_a_run_read_is_compared_before_anything_is_computed_from_it_again(tmp_path):
+    folder = finished(tmp_path)
+    recipe = Recipe.load(str(folder / "recipe.yaml"))
+    selecting = Recipe.load(str(folder / "recipe.yaml"), ["eval.select_on=test"])
+    run = TrainedRun.load(folder)
+    assert run.test_examples()
+    assert run.training_examples()
+
+    document = json.loads((tmp_path / "test.json").read_text())
+    for paragraph in document["data"][0]["paragraphs"]:  # the same ids, but another answer
+        paragraph["qas"][0]["answers"] = [{"text": paragraph["context"].split()[0], "answer_start": 0}]
+    (tmp_path / "test.json").write_text(json.dumps(document))
+    said = f"data.eval.test {tmp_path}/test.json: has changed since {folder} read it: restore it, or train again"
+    assert refused(run.test_examples).startswith(said)
+    assert refused(read_answered, folder, recipe, "test").startswith(said)
+    assert refused(validation_examples, selecting, folder).startswith(said)
+    assert run.training_examples()
+    (tmp_path / "train.json").write_text(json.dumps(document))
+    assert refused(run.training_examples).startswith(f"data.train {tmp_path}/train.json: has changed")

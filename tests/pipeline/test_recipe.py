@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.common.files import ds_config_path
-from swep_ds.pipeline.recipe import RECIPES, Recipe
+from swep_ds.common.settings import flatten
+from swep_ds.pipeline.recipe import RECIPES, Recipe, warn_once
 from tests.support.bad_input import refused
 
 MINIMAL = {"model": {"name": "m"}, "method": {"name": "swep"}, "data": {"train": "t", "eval": {"x": "y"}}}
@@ -47,29 +48,94 @@ def test_every_shipped_recipe_loads_by_name_and_has_its_launch_line_at_its_head(
     assert (named[1] if named else "quickstart") == shipped.stem  # the script's default
 
 
-def test_no_such_recipe_lists_those_that_exist(tmp_path):
-    said = message("zzz")
-    assert all(shipped.stem in said for shipped in SHIPPED)
-    assert "no such recipe" in message(tmp_path / "none.yaml")
-    assert "extends quickstrat: no such recipe; did you mean 'quickstart'?" in message(
-        write(tmp_path / "mine.yaml", {"extends": "quickstrat"})
-    )
+# The numbers of the paper's Section 4 and, where it gives none, of the published code. All other fields are at their
+# defaults.
+BERT = {
+    "task": "extractive",
+    "model.name": "google-bert/bert-base-uncased",
+    "method.name": "swep",
+    "method.noise": "learned",
+    "method.beta": 1.0,  # the paper gives none
+    "method.prior_variance": 0.1,
+    "method.mle_weight": 0.5,
+    "method.kl_reduction": "sum",
+    "data.train": "rajpurkar/squad",
+    "data.eval.squad": "rajpurkar/squad",
+    "data.max_length": 384,
+    "data.max_query_length": 64,
+    "data.doc_stride": 128,
+    "train.epochs": 2,
+    "train.micro_batch_size": 8,
+    "train.gradient_accumulation_steps": 1,
+    "train.optimizer": "adamw",
+    "train.learning_rate": 3e-5,
+    "train.schedule": "linear",
+    "train.warmup_fraction": 0,
+    "train.weight_decay": 0,
+    "train.adam_epsilon": 1e-8,
+    "train.max_grad_norm": 1,
+    "eval.n_best": 20,
+    "eval.max_answer_tokens": 30,
+}
+T5 = {
+    "task": "generative",
+    "model.name": "google-t5/t5-small",
+    "train.epochs": 4,
+    "train.micro_batch_size": 64,
+    "train.gradient_accumulation_steps": 1,
+    "train.optimizer": "adafactor",
+    "train.learning_rate": 1e-4,
+    "train.schedule": "constant",  # the paper says neither this
+    "train.max_grad_norm": 0,  # nor this
+    "eval.beams": 4,
+}
+OFFICIAL = {
+    "method.beta": 2.0,  # (1 - lambda) * beta = 1
+    "method.prior_variance": pytest.approx((0.1 / 0.9) ** 0.5, rel=1e-15),
+    "method.kl_reduction": "mean",
+    "method.initialisation": "default",
+    "method.separate_hidden_pass": True,
+    "data.windows_without_answer": "cls",
+    "train.group_by_length": False,
+}
+SYNTHETIC = {
+    "pretrain.train": "pairs.json",
+    "pretrain.max_train_examples": None,
+    "pretrain.epochs": 2,
+    "pretrain.max_updates": None,
+    "pretrain.micro_batch_size": 32,
+    "pretrain.max_tokens": None,
+    "pretrain.gradient_accumulation_steps": 1,
+    "pretrain.learning_rate": 2e-5,
+    "train.micro_batch_size": 32,
+    "eval.select_on": "squad",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("additive", {"noise": "additive"}),
-        ("fixed_mu", {"noise": "fixed_mu"}),
-        ("fixed_sigma", {"noise": "fixed_sigma"}),
-        ("no_eps", {"noise": "no_eps"}),
-        ("no_kl", {"beta": 0.0}),
-        ("no_mle", {"mle_weight": 0.0}),
-    ],
-)
-def test_an_ablation_changes_one_setting_of_the_papers_setup(name, settings):
-    whole, ablated = Recipe.load("electra_small_squad").model_dump(), Recipe.load(f"ablation_{name}").model_dump()
-    assert ablated == whole | {"method": whole["method"] | settings}
+ELECTRA = {"model.name": "google/electra-small-discriminator"}
+PAPER = {
+    "bert_base_squad": {},
+    "electra_small_squad": ELECTRA,
+    "t5_small_squad": T5,
+    "official": OFFICIAL,
+    "synthetic": SYNTHETIC,
+    "ablation_no_kl": ELECTRA | {"method.beta": 0.0},
+    "ablation_no_mle": ELECTRA | {"method.mle_weight": 0.0},
+}
+for noise in ("additive", "fixed_mu", "fixed_sigma", "no_eps"):
+    PAPER[f"ablation_{noise}"] = ELECTRA | {"method.noise": noise}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_recipes_have_its_numbers_and_defaults_elsewhere(name):
+    numbers = PAPER[name]
+    required = [f"{field}=pairs.json" for field in numbers if field == "pretrain.train"]
+    expected = BERT | numbers
+    fields = flatten(Recipe.load(name, required).model_dump(mode="json"))
+    assert {field: fields.get(field) for field in expected} == expected
+    defaults = flatten(Recipe.model_validate(MINIMAL).model_dump(mode="json"))
+    others = {field: value for field, value in fields.items() if field not in expected}
+    assert others == {field: defaults[field] for field in others}
 
 
 # One recipe on top of another
@@ -102,7 +168,7 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
     first = Recipe.load(str(path), settings + others).first_stage()
     expected = ["data.train=pairs", "data.max_train_examples=50", "data.eval={}", "train.epochs=3"]
     expected += ["train.precision=bf16", "train.micro_batch_size=32", "train.learning_rate=2e-5"]
-    assert first == Recipe.load(str(path), expected)
+    assert first.model_dump() == Recipe.load(str(path), expected).model_dump()
     averaged = Recipe.load(str(path), ["train.average=ema", "train.average_decay=0.9", "pretrain.train=pairs"])
     assert averaged.unaveraged() == Recipe.load(str(path), ["pretrain.train=pairs"])
     assert averaged.first_stage().train.average == "none"
@@ -119,7 +185,6 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
         ("train.learning_rate=3e-5", 3e-5),  # YAML 1.1 reads this one as a string
         ("seed=010", 10),  # and this one as octal
         ("data.train='a #2.json'", "a #2.json"),
-        ('data.train="12e4"', "12e4"),
         ("train.adam_betas=[0.8, 0.98]", (0.8, 0.98)),
         ("train.max_updates=null", None),
         ("train.activation_checkpointing=true", True),
@@ -185,10 +250,8 @@ def test_what_is_no_override(path):
         ("eval.select_on=held_out", "not a data set of data.eval; known are x (held_out needs data.holdout_fraction)"),
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
         ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
-        ("train.epochs=1:30", "train.epochs: '1:30': must be a valid number"),
         # sections
         ("pretrain=a.json", "'a.json' is not a section: give its fields, such as pretrain.train"),
-        ("method={name:mle,name:swep}".replace(":", ": "), "line 1, column 12: name stands here a second time"),
         # what does not fit together
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
         ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
@@ -212,22 +275,6 @@ def test_what_is_wrong_is_said_with_the_field_and_the_fix(path, overrides, said)
     overrides = [overrides] if "{" in overrides else overrides.split()
     assert said in (line := message(path, *overrides))
     assert str(path) in line or "--set" in line
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "seed=-1",
-        *(f"train.learning_rate={value}" for value in ("0", ".inf", "nan")),
-        *(f"train.adam_betas={value}" for value in ("[0.9]", "[0.9, 1.0]")),
-        *("method.beta=.inf", "method.mle_weight=1", "train.max_updates=1.5", "train.precision=fp64"),
-        *("data.train_fraction=1.1", "data.eval=null", "data.eval.a/b=x", "data.eval.held_out=x"),
-    ],
-)
-def test_a_wrong_value_names_its_field(path, override):
-    field = override.partition("=")[0]
-    field = "data.eval" if field.startswith("data.eval") else field
-    assert f": {field}" in message(path, override)
 
 
 def test_what_does_not_fit_together_is_fine_alone(path):
@@ -277,29 +324,10 @@ def test_overrides_fill_empty_sections_and_an_empty_eval_is_said(path, tmp_path)
     assert Recipe.load(str(path), ["data.eval={}"]).data.eval == {}  # said, not forgotten
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("train: {epochs: 1, epochs: 2}\n", "not YAML (line 1, column 20: epochs stands here a second time"),
-        *((content, "not YAML") for content in ("a: [1", "\tx: 1")),
-        *((content, "a recipe is a mapping with the sections task, seed") for content in ("", "- a\n", "text\n")),
-    ],
-)
-def test_what_is_not_a_recipe(tmp_path, content, said):
-    (tmp_path / "r.yaml").write_text(content)
-    assert f"{tmp_path / 'r.yaml'}: {said}" in message(tmp_path / "r.yaml")
-
-
-def test_all_faults_in_one_message(path):
-    said = message(path, "train.epochs=0", "data.doc_stride=zero", "method.beta=-1", "sed=1")
-    for part in ("train.epochs: 0", "data.doc_stride: 'zero'", "method.beta: -1", "sed is not a field"):
-        assert part in said
-
-
 # The resolved copy
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(rate=st.floats(1e-12, 1e3), text=st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1))
 def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, rate, text):
     tree = {
@@ -320,3 +348,83 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, rate, text
 def test_a_path_names_a_recipe_as_its_text_does(tmp_path):
     (tmp_path / "mine.yaml").write_text("extends: quickstart\nseed: 7\n")
     assert Recipe.make(tmp_path / "mine.yaml") == Recipe.make(str(tmp_path / "mine.yaml"))
+
+
+# Own training data over a shipped recipe: which test set is the source domain is said, never guessed
+
+MINE = "data.train=mine.json"
+HOLDS_OUT = "data.holdout_fraction=0.1"
+
+
+@pytest.fixture
+def child(tmp_path):
+    def write(**data):
+        path = tmp_path / "child.yaml"
+        path.write_text(yaml.safe_dump({"extends": "bert_base_squad", "data": data}, sort_keys=False))
+        return str(path)
+
+    return write
+
+
+def test_the_recipes_source_domain_stays_with_a_warning(child, caplog):
+    for name, overrides in (("bert_base_squad", [MINE]), (child(train="mine.json"), [])):
+        warn_once.cache_clear()
+        caplog.clear()
+        for _ in range(3):  # a sweep loads it for each run
+            assert list(Recipe.load(name, overrides).data.eval) == ["squad"]
+        [record] = caplog.records
+        said = "data.train is 'mine.json', while the source domain, data.eval.squad ('rajpurkar/squad')"
+        assert (record.levelname, said in record.message) == ("WARNING", True)
+    warn_once.cache_clear()
+    Recipe.make("bert_base_squad", data={"train": "mine.json"})
+    assert len(caplog.records) == 2
+
+
+def test_test_sets_that_are_added_would_count_as_out_of_domain(child):
+    added = "data.eval.own=dev.json"
+    for name, overrides in (
+        ("bert_base_squad", [MINE, added]),
+        ("bert_base_squad", [added, MINE]),
+        (child(train="mine.json", eval={"own": "dev.json"}), []),
+    ):
+        said = refused(Recipe.load, name, overrides)
+        assert "own would count as out of domain: name all test sets" in said
+        assert said.endswith("as in --set 'data.eval={own: FILE}'")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sets"),
+    [
+        ([MINE, "data.eval={own: dev.json}"], ["own"]),
+        ([MINE, "data.eval={own: dev.json, squad: rajpurkar/squad}"], ["own", "squad"]),
+        ([MINE, "data.eval.own=dev.json", "data.eval.squad=rajpurkar/squad"], ["squad", "own"]),
+        (["data.eval.amazon=amazon.json"], ["squad", "amazon"]),
+        (["data.train=rajpurkar/squad", "data.eval.amazon=amazon.json"], ["squad", "amazon"]),
+        ([MINE, HOLDS_OUT, "data.eval.amazon=amazon.json"], ["squad", "amazon"]),  # held_out is first
+        ([HOLDS_OUT, "data.eval={amazon: amazon.json}"], ["amazon"]),
+        ([MINE, HOLDS_OUT, "data.eval={own: mine.json}"], ["own"]),
+        (["data.holdout_fraction=0"], ["squad"]),
+    ],
+)
+def test_what_is_clear_is_taken_as_it_is(overrides, sets, caplog):
+    assert list(Recipe.load("bert_base_squad", overrides).data.eval) == sets
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("overrides", [[HOLDS_OUT], [HOLDS_OUT, "data.eval.amazon=amazon.json"]])
+def test_the_training_domain_is_not_out_of_domain_beside_held_out_articles(overrides):
+    said = refused(Recipe.load, "bert_base_squad", overrides)
+    assert said.startswith("data.holdout_fraction 0.1: held-out articles are the source domain, and data.eval.squad (")
+
+
+def test_overrides_are_compared_with_the_file_that_they_change(child, caplog):
+    name = child(train="mine.json", eval={"squad": "dev.json"})
+    assert list(Recipe.load(name, ["data.eval.amazon=a.json"]).data.eval) == ["squad", "amazon"]
+    assert not caplog.records
+    said = refused(Recipe.load, name, ["data.train=other.json", "data.eval.amazon=a.json"])
+    assert "data.eval.squad ('dev.json'), is the recipe's" in said
+
+
+@pytest.mark.parametrize("override", ["data=", "data.eval=5", "data.eval.squad=5"])
+def test_malformed_sections_are_left_to_validation(override):
+    assert refused(Recipe.load, "bert_base_squad", [MINE, override])

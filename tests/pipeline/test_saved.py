@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
-import huggingface_hub.constants
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
@@ -14,7 +13,7 @@ from transformers import BertForQuestionAnswering, T5ForConditionalGeneration
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.pipeline.folder import READING
-from swep_ds.pipeline.saved import WINDOWS, _reading_file, load_saved
+from swep_ds.pipeline.saved import WINDOWS, _read_data_sets, _reading_file, load_saved
 from swep_ds.ranks import accelerator
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
@@ -55,33 +54,35 @@ def test_a_model_computes_in_its_own_dtype_unless_the_cpu_emulates_it(folder, mo
 
 
 def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: True)
-    kept = tmp_path / "models--me--model"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text("0" * 40)
-    snapshot = kept / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    assert _reading_file("me/model") is None
-    assert "offline, and its reading.json is not in the hub's cache" in caplog.text
-    (snapshot / READING).write_text(json.dumps(READ))
-    assert _reading_file("me/model").read_text() == json.dumps(READ)
-    assert _reading_file(str(snapshot)) == snapshot / READING
-    assert _reading_file(str(tmp_path)) is None
-
-
-def test_a_hub_that_fails_is_not_taken_for_a_model_without_a_reading(monkeypatch):
+    (tmp_path / READING).write_text(json.dumps(READ))
+    assert _reading_file(str(tmp_path)) == tmp_path / READING
+    assert _reading_file(str(tmp_path.parent)) is None
     errors = [RemoteEntryNotFoundError("404", response=mock.MagicMock()), LocalEntryNotFoundError("503")]
-    monkeypatch.setattr("swep_ds.pipeline.saved.hf_hub_download", mock.Mock(side_effect=errors))
-    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
+    hub = mock.Mock(side_effect=[str(tmp_path / READING), *errors])
+    monkeypatch.setattr("swep_ds.pipeline.saved.hf_hub_download", hub)
+    assert _reading_file("me/model") == tmp_path / READING
     assert _reading_file("me/model") is None
-    assert "the hub cannot give its reading.json (503): try again" in refused(_reading_file, "me/model")
+    assert not caplog.records
+    assert _reading_file("me/model") is None  # a hub that fails is not taken for a model without one
+    assert "its reading.json cannot be had from the hub: read with default windows" in caplog.text
 
 
 def test_a_reading_of_another_version_names_its_field(folder):
     (folder / READING).write_text(json.dumps(READ | {"data": {"doc_strid": 3}}))
     said = f"{folder / READING}: data.doc_strid is not a field; did you mean 'data.doc_stride'?"
     assert refused(load_saved, str(folder)) == said
+
+
+def test_data_sets_have_names_that_become_files(tmp_path):
+    (tmp_path / "rows.json").write_text('[{"question": "Who?", "context": "Ann.", "answer": "Ann"}]')
+    file = tmp_path / "rows.json"
+    assert list(_read_data_sets([f"a={file}", f"b={file}"])) == ["a", "b"]
+    for names, said in (
+        ([f"a={file}", f"a={file}"], "--data a: is given twice: rename one"),
+        ([f"a/b={file}"], "--data a/b: the name 'a/b' becomes a file name: use letters, digits, '.', '_' and '-'"),
+        ([str(file)], f"--data {file}: write it as name=source"),
+    ):
+        assert refused(_read_data_sets, names) == said
 
 
 def bert(folder: Path, **settings) -> BertForQuestionAnswering:
@@ -118,22 +119,17 @@ def test_a_model_is_tried_on_its_longest_window(tmp_path, monkeypatch):
     assert "cannot be run on a window of 64 tokens (too long)" in refused(load_saved, str(tmp_path))
 
 
-def test_a_model_of_few_positions_answers(tmp_path):
+def test_models_with_few_positions_or_chunks_answer(tmp_path):
     bert(tmp_path, max_position_embeddings=24)
+    change_json(tmp_path / "config.json", chunk_size_feed_forward=7, output_attentions=True)
+    assert load_saved(str(tmp_path)).qa.model.config.chunk_size_feed_forward == 0
     [reply] = QuestionAnswerer(tmp_path)("who built the old mill?", "the old mill was built by vera lind. " * 20)
     assert reply.text
 
 
-def test_a_config_that_cuts_windows_into_chunks_does_not_matter(tmp_path):
-    bert(tmp_path)
-    change_json(tmp_path / "config.json", chunk_size_feed_forward=7, output_attentions=True)
-    assert load_saved(str(tmp_path)).qa.model.config.chunk_size_feed_forward == 0
-
-
 def test_an_encoder_decoder_with_a_head_for_spans_is_no_generator(folder):
     """transformers would load it with an untrained output layer, tied to the embeddings, and say nothing."""
-    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["T5ForQuestionAnswering"]}
-    (folder / "config.json").write_text(json.dumps(config))
+    change_json(folder / "config.json", architectures=["T5ForQuestionAnswering"])
     assert "an encoder-decoder that points at spans is not supported" in refused(load_saved, str(folder))
 
 

@@ -5,9 +5,9 @@ import sys
 import threading
 from pathlib import Path
 
-import swep_ds as sd
-from swep_ds.analysis import report  # noqa: F401 (imported before the trace, which slows every call)
-from swep_ds.pipeline import run  # noqa: F401
+from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.run import run
+from swep_ds.ranks.group import process_group
 from tests.support import tiny_run
 from tests.support.fork_server import ROOT
 
@@ -19,7 +19,8 @@ STEPS = [
 
 
 def test_a_run_goes_the_way_of_the_page(tmp_path):
-    recipe = tiny_run.prepare(tmp_path)
+    # with windows of a length that no other test has cached
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), ["train.max_updates=2", "data.max_length=47"])
     called = []
 
     def note(frame, event, _) -> None:
@@ -31,8 +32,8 @@ def test_a_run_goes_the_way_of_the_page(tmp_path):
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        # with windows of a length that no other test has cached
-        sd.train(str(recipe), output_dir=tmp_path / "run", train={"max_updates": 2}, data={"max_length": 47})
+        with process_group():
+            run(recipe, "zero0", tmp_path / "run", "auto")
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

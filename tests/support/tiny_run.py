@@ -13,7 +13,6 @@ import yaml
 from tests.support import tiny, tiny_models
 from tests.support.fork_server import HANGS, IMPORTED_WITH, ROOT, run_script
 
-DEEPSPEED = Path(sys.executable).parent / "deepspeed"
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 SEVERAL_RUNS = ROOT / "tests" / "support" / "several_runs.py"
 # fields of metrics.jsonl that do not depend on the clock

@@ -82,7 +82,8 @@ def test_the_data_of_every_cell_that_is_not_done_are_read_once_before_the_first_
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(fields))
     _, cells = read_sweep(str(tmp_path / "mine.yaml"), tmp_path / "runs")
     read = []
-    monkeypatch.setattr(conditions, "load_examples", lambda *given: read.append(given[1]) or load_examples(*given))
+    noted = "load_examples", lambda recipe: read.append(recipe.training_source) or load_examples(recipe)
+    monkeypatch.setattr(conditions, *noted)
     with pytest.raises(InputError, match=rf"^wrong-10-seed0: data\.augmented: {excel}: "):
         check_data(cells)
     assert read == ["data.train", "pretrain.train", "data.train"]
