@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RemoteEntryNotFoundError
 from pydantic import create_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, reason
 from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.settings import Section, validate
 from swep_ds.data.example import Example
@@ -127,8 +127,8 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
 
 
 def _reading_file(source: str) -> Path | None:
-    """The `READING` of a model in a folder or on the hub; None if there is none or, with a warning, if the hub cannot
-    be asked."""
+    """The `READING` of a model in a folder or on the hub; None if there is none or, with a warning, if offline mode
+    leaves that open. Raises InputError: the hub cannot be asked; default settings might answer wrongly."""
     if Path(source).is_dir():
         file = Path(source, READING)
         return file if file.exists() else None
@@ -136,8 +136,12 @@ def _reading_file(source: str) -> Path | None:
         return Path(hf_hub_download(source, READING))
     except RemoteEntryNotFoundError:
         return None
-    except LocalEntryNotFoundError:
-        warn_once(f"model {source}: its {READING} cannot be had from the hub: read with default windows")
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        if not constants.is_offline_mode():
+            raise InputError(
+                f"model {source}: the hub cannot give its {READING} ({reason(error)}): try again"
+            ) from None
+        warn_once(f"model {source}: offline, and its {READING} is not in the hub's cache: read with default windows")
         return None
 
 

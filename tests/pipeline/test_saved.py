@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from transformers import BertForQuestionAnswering, T5ForConditionalGeneration
 
@@ -57,14 +58,18 @@ def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch, caplog
     (tmp_path / READING).write_text(json.dumps(READ))
     assert _reading_file(str(tmp_path)) == tmp_path / READING
     assert _reading_file(str(tmp_path.parent)) is None
-    errors = [RemoteEntryNotFoundError("404", response=mock.MagicMock()), LocalEntryNotFoundError("503")]
-    hub = mock.Mock(side_effect=[str(tmp_path / READING), *errors])
+    fails = LocalEntryNotFoundError("503")
+    missing = RemoteEntryNotFoundError("404", response=mock.MagicMock())
+    hub = mock.Mock(side_effect=[str(tmp_path / READING), missing, fails, fails])
     monkeypatch.setattr("swep_ds.pipeline.saved.hf_hub_download", hub)
     assert _reading_file("me/model") == tmp_path / READING
     assert _reading_file("me/model") is None
     assert not caplog.records
-    assert _reading_file("me/model") is None  # a hub that fails is not taken for a model without one
-    assert "its reading.json cannot be had from the hub: read with default windows" in caplog.text
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert "the hub cannot give its reading.json" in refused(_reading_file, "me/model")  # it may decline questions
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert _reading_file("me/model") is None
+    assert "offline, and its reading.json is not in the hub's cache: read with default windows" in caplog.text
 
 
 def test_a_reading_of_another_version_names_its_field(folder):
