@@ -139,7 +139,7 @@ def _reading_file(source: str) -> Path | None:
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
         if not constants.is_offline_mode():
             raise InputError(
-                f"model {source}: the hub cannot give its {READING} ({reason(error)}): try again"
+                f"model {source}: the hub gives no {READING} ({reason(error)}): try again"
             ) from None
         warn_once(f"model {source}: offline, and its {READING} is not in the hub's cache: read with default windows")
         return None

@@ -66,7 +66,7 @@ def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch, caplog
     assert _reading_file("me/model") is None
     assert not caplog.records
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert "the hub cannot give its reading.json" in refused(_reading_file, "me/model")  # it may decline questions
+    assert "the hub gives no reading.json" in refused(_reading_file, "me/model")  # it may decline questions
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert _reading_file("me/model") is None
     assert "offline, and its reading.json is not in the hub's cache: read with default windows" in caplog.text
