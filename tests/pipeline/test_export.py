@@ -267,7 +267,7 @@ def test_the_code_cuts_a_long_text_as_the_run_did(saved):
     loaded, text = load_saved(str(saved / "model")), " ".join(tiny.SENTENCES)
     there = {}
     exec(plain.replace(TEXT, text), there)
-    cutter = WindowCutter(loaded.tokenizer, loaded.windows, tiny.example(QUESTION, text, text))
+    cutter = WindowCutter(loaded.tokenizer, loaded.windows)
     tokens = cutter.encode(text)
     windows = list(cutter.windows(len(cutter.encode(QUESTION).ids), len(tokens.ids)))
     assert len(windows) > 2
