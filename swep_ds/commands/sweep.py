@@ -5,7 +5,7 @@
 
 A sweep file names a recipe, variants (rows) with their settings, axes such as models or shares of the training
 questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each cell is an ordinary run in its own folder,
-with its log beside.
+with its log next to it.
 Start the command again to run what is not done yet; --table only makes the table of what is done.
 The table is that of `swep-ds table`: table.md, .csv, .tex, .json and curves, in the sweep's folder.
 The data of all runs are read before the first one starts. If the first run that ends has bad input, no other starts.

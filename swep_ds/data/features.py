@@ -39,7 +39,7 @@ class Features:
                                       there or the question has no answer
         has_answer                    bool, whether the whole answer is in this window
     for training to generate:
-        target_ids                    int32 list, the answer's tokens with the tokenizer's special ones; these alone if
+        target_ids                    int32 list, the answer's tokens with the tokenizer's special ones; only these if
                                       the question has no answer
     for evaluation:
         example                       int32, index in the list of examples

@@ -202,7 +202,7 @@ class WindowCutter:
         needed = self.template.specials + settings.max_query_length + 1
         if settings.max_length < needed:  # names as those of a recipe, of reading.json and of options
             raise InputError(
-                f"max_length {settings.max_length} leaves no room for context beside a question of max_query_length "
+                f"max_length {settings.max_length} leaves no room for context after a question of max_query_length "
                 f"{settings.max_query_length} and {self.template.specials} special tokens: raise max_length to at "
                 f"least {needed}, or lower max_query_length"
             )

@@ -32,11 +32,12 @@ def deterministic_restored() -> Iterator[None]:
     """Afterwards the process is as deterministic as it was before; `set_deterministic` may be called inside."""
     was_on = torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
-    is_set = FLASH_ATTENTION in os.environ
+    environment = {name: os.environ[name] for name in (CUBLAS, FLASH_ATTENTION) if name in os.environ}
     try:
         yield
     finally:
         set_deterministic(was_on)
         torch.utils.deterministic.fill_uninitialized_memory = fill
-        if not is_set:
-            os.environ.pop(FLASH_ATTENTION, None)
+        for name in (CUBLAS, FLASH_ATTENTION):
+            os.environ.pop(name, None)
+        os.environ.update(environment)

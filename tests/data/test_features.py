@@ -188,7 +188,7 @@ def test_windows_without_the_answer_can_be_dropped():
 
 def test_sizes_that_leave_no_room_and_a_context_without_tokens():
     """3 special tokens and a question of at most 8."""
-    with pytest.raises(InputError, match=r"^max_length 11 leaves no room for context beside .* 8 .* to at least 12,"):
+    with pytest.raises(InputError, match=r"^max_length 11 leaves no room for context after .* 8 .* to at least 12,"):
         build(EXAMPLES, "wordpiece", WindowSettings(11, 5, 8))
     empty = tiny.Example("empty", "When?", "\u200b\u200b", ("x",), (0, 1), "a")
     with pytest.raises(InputError, match="the tokenizer finds no token in the context"):
