@@ -84,7 +84,10 @@ def test_a_step_that_fails_loses_nothing_and_is_run_again(tmp_path):
     assert (out / "archive.tar.xz").is_file()
 
 
-def test_a_call_has_a_limit_and_the_next_one_goes_on(tmp_path):
+def test_some_steps_alone_and_a_limit_of_a_call_after_which_the_next_one_goes_on(tmp_path):
+    body = "step a 60 true\nstep b 60 true\nskip c 'no reason'"
+    assert steps(tmp_path, body, "b", "c")[:2] == (0, {"b": "done", "c": "skipped: no reason"})
+    assert steps(tmp_path, body, "d")[:2] == (1, {"d": "FAILED: there is no such step"})
     body = "step quick 60 true\nSECONDS=${PASSED:-0}\nstep long 60 true\nstep short 1 true"
     code, states, out = steps(tmp_path, body, CALL_SECONDS="1000", PASSED="900")
     assert (code, states) == (75, {"quick": "done", "long": "waits for the next start", "short": "done"})
@@ -111,12 +114,6 @@ def test_a_signal_ends_the_step_and_keeps_the_figures(tmp_path):
     assert (out / "archive.tar.xz").is_file()
     assert not (out / "slow.done").exists()
     assert "stopped: resumes at the next start" in (out / "steps.txt").read_text()
-
-
-def test_some_steps_alone(tmp_path):
-    body = "step a 60 true\nstep b 60 true\nskip c 'no reason'"
-    assert steps(tmp_path, body, "b", "c")[:2] == (0, {"b": "done", "c": "skipped: no reason"})
-    assert steps(tmp_path, body, "d")[:2] == (1, {"d": "FAILED: there is no such step"})
 
 
 def test_a_missing_gpu_or_data_set_is_named_before_the_first_step(tmp_path):

@@ -66,7 +66,7 @@ def test_answers_come_back_from_the_data(places, tmp_path, run):
     assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["swep-seed0"]
 
 
-def test_other_data_or_a_damaged_archive_leave_nothing(places, tmp_path, run):
+def test_other_data_leave_nothing(places, tmp_path, run):
     archive, into = tmp_path / "seed0.tar.xz", tmp_path / "unpacked"
     predicted = run / "predictions" / "news.json"
     right = predicted.read_text()
@@ -76,12 +76,7 @@ def test_other_data_or_a_damaged_archive_leave_nothing(places, tmp_path, run):
     predicted.write_text(right)
     places.pack(archive, [run])
     train = tmp_path / "train.json"
-    text = train.read_text()
-    train.write_text(text.replace("stands", " stand"))
+    train.write_text(train.read_text().replace("stands", " stand"))
     with pytest.raises(InputError, match=f"swep-seed0, {HOLDOUT}: other answers stand at their places"):
-        places.unpack([archive], into)
-    train.write_text(text)
-    archive.write_bytes(archive.read_bytes()[:-200])
-    with pytest.raises(InputError, match=r"seed0\.tar\.xz: is not a complete archive"):
         places.unpack([archive], into)
     assert list(into.iterdir()) == []

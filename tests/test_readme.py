@@ -115,7 +115,9 @@ def check(script: str, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_links_and_paths_lead_somewhere_and_nothing_is_left_to_fill_in(page):
+    assert [path for path in PATH.findall(PAGES[page]) if not (ROOT / path).exists()] == []
+    assert not re.search(r"^[A-Z]{6,}$", PAGES[page], re.MULTILINE)
     for target in LINK.findall(FENCED.sub("", PAGES[page])):
         if re.match("[a-z]+:", target):
             continue
@@ -127,20 +129,13 @@ def test_links_lead_somewhere(page):
             assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], target
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_paths_exist_and_nothing_is_left_to_fill_in(page):
-    assert [path for path in PATH.findall(PAGES[page]) if not (ROOT / path).exists()] == []
-    assert not re.search(r"^[A-Z]{6,}$", PAGES[page], re.MULTILINE)
-
-
-def test_there_is_something_to_check():
+def test_the_pages_are_found_are_short_and_are_in_the_index():
     assert len(COMMANDS) > 50
     assert {"README.md", "docs/README.md", "docs/protocol.md", "ds_configs/README.md"} <= PAGES.keys()
-
-
-def test_the_pages_are_short():
     assert len(PAGES["README.md"].splitlines()) <= 120
     assert sum(len(text.splitlines()) for page, text in PAGES.items() if re.match(r"docs/\w+\.md", page)) <= 2000
+    linked = LINK.findall(PAGES["docs/README.md"])
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= set(linked)
 
 
 def test_the_readmes_code_does_not_scroll_sideways_and_it_shows_the_report():
@@ -169,11 +164,6 @@ def test_the_messages_of_the_trouble_page_are_those_of_the_code():
     messages = re.findall(r'^\| "(.+?)" \|', PAGES["docs/trouble.md"], re.MULTILINE)
     assert len(messages) > 20
     assert [message for message in messages if message not in "\n".join(texts)] == []
-
-
-def test_every_page_is_in_the_index():
-    linked = LINK.findall(PAGES["docs/README.md"])
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= set(linked)
 
 
 @pytest.mark.parametrize(

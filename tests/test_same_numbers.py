@@ -76,10 +76,7 @@ def test_a_revision_equals_itself():
     assert "neftune-zero2-on1  equal" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "said"), [(["no-such-commit"], "no such commit"), (["HEAD", "--only", "x?"], "--list")]
-)
-def test_bad_input_is_one_line(words, said):
-    done = subprocess.run([sys.executable, str(SCRIPT), *words], cwd=ROOT, capture_output=True, text=True)
+def test_bad_input_is_one_line():
+    done = subprocess.run([sys.executable, str(SCRIPT), "no-such-commit"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
+    assert "no such commit" in done.stderr.splitlines()[-1]

@@ -45,14 +45,6 @@ def model(tmp_path_factory) -> str:
     return str(folder / "model")
 
 
-@pytest.fixture(scope="module")
-def generative(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("generative")
-    prepare(folder, architecture="t5")
-    write_reading(folder / "model")
-    return str(folder / "model")
-
-
 @torch.no_grad()
 def by_hand(model: str, question: str, context: str) -> tuple[list[Reply], float]:
     """All allowed spans, best first, as (score, start, end, text), and the null score."""
@@ -75,8 +67,8 @@ def by_hand(model: str, question: str, context: str) -> tuple[list[Reply], float
 
 
 @pytest.mark.parametrize("asked", ASKED[:2])
-def test_the_n_best_are_exact_over_all_windows(model, asked):
-    spans, _ = by_hand(model, *asked)
+def test_the_n_best_are_exact_and_the_null_score_declines_where_it_exceeds_the_best_by_the_threshold(model, asked):
+    spans, null = by_hand(model, *asked)
     n = min(len(spans), 40)
     replies = QuestionAnswerer(model, batch_size=2)(*asked, n_best=n)
     assert [reply.score for reply in replies] == pytest.approx([score for score, *_ in spans[:n]], abs=1e-5)
@@ -85,6 +77,18 @@ def test_the_n_best_are_exact_over_all_windows(model, asked):
         assert reply.text == asked[1][reply.start : reply.end]
         assert reply.probability == pytest.approx(math.exp(reply.score) / total, rel=1e-4)
     assert (replies[0].start, replies[0].end) == spans[0][1:3]
+    odds = null - spans[0][0]
+    probability = pytest.approx(math.exp(null) / (math.exp(null) + total), rel=1e-4)
+    for threshold, declined in ((odds - 0.01, True), (odds + 0.01, False)):
+        asks = QuestionAnswerer(model, null_threshold=threshold)
+        replies = asks(*asked, n_best=1 + len(spans))
+        [place] = [i for i, reply in enumerate(replies) if not reply.text]
+        confidence = probability if declined else None
+        assert replies[place] == Reply("", probability, pytest.approx(null, abs=1e-5), confidence=confidence)
+        assert place == (0 if declined else max(1, sum(score >= null for score, *_ in spans)))
+        assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
+        [best] = asks(*asked)
+        assert (best.text == "") == declined
 
 
 def test_one_answer_is_the_first_of_many_and_batches_change_nothing(model, monkeypatch):
@@ -98,23 +102,6 @@ def test_one_answer_is_the_first_of_many_and_batches_change_nothing(model, monke
         for reply, other in zip(replies, expected * 2, strict=True):
             assert [r.text for r in reply] == [r.text for r in other[:n]]
             assert [r.probability for r in reply] == pytest.approx([r.probability for r in other[:n]], rel=1e-4)
-
-
-@pytest.mark.parametrize("asked", ASKED[:2])
-def test_a_question_is_declined_where_the_null_score_is_above_the_best_by_more_than_the_threshold(model, asked):
-    spans, null = by_hand(model, *asked)
-    odds = null - spans[0][0]
-    total = math.exp(null) + sum(math.exp(score) for score, *_ in spans)
-    for threshold, declined in ((odds - 0.01, True), (odds + 0.01, False)):
-        replies = QuestionAnswerer(model, null_threshold=threshold)(*asked, n_best=1 + len(spans))
-        [place] = [i for i, reply in enumerate(replies) if not reply.text]
-        probability = pytest.approx(math.exp(null) / total, rel=1e-4)
-        confidence = probability if declined else None
-        assert replies[place] == Reply("", probability, pytest.approx(null, abs=1e-5), confidence=confidence)
-        assert place == (0 if declined else max(1, sum(score >= null for score, *_ in spans)))
-        assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
-        [best] = QuestionAnswerer(model, null_threshold=threshold)(*asked)
-        assert (best.text == "") == declined
 
 
 def test_the_threshold_is_the_models_own_and_it_withholds_what_it_is_not_sure_of(model):
@@ -132,7 +119,10 @@ def test_the_threshold_is_the_models_own_and_it_withholds_what_it_is_not_sure_of
         write_sizes(Path(model))
 
 
-def test_a_generative_model_gives_one_answer(generative):
+def test_a_generative_model_gives_one_answer(tmp_path):
+    prepare(tmp_path, architecture="t5")
+    write_reading(tmp_path / "model")
+    generative = str(tmp_path / "model")
     asks = QuestionAnswerer(generative)
     [[reply], [other], _] = asks.answer(ASKED)
     assert (reply.start, other.end) == (None, None)

@@ -9,8 +9,6 @@ import torch
 
 import swep_ds as sd
 from swep_ds import methods
-from swep_ds.analysis import table
-from swep_ds.analysis.runs import find_runs
 from swep_ds.common import plugins
 from swep_ds.common.errors import InputError
 from swep_ds.common.schema import describe
@@ -18,7 +16,7 @@ from swep_ds.data import readers
 from swep_ds.data.readers import read_examples
 from swep_ds.pipeline.recipe import Recipe
 from tests.pipeline.test_recipe import MINIMAL
-from tests.support import fake_runs, tiny_batches, tiny_models
+from tests.support import tiny_batches, tiny_models
 from tests.support.tiny_engine import inputs
 
 
@@ -77,17 +75,6 @@ def test_a_registered_method_is_one_of_the_recipes(registry, tmp_path):
     }
 
 
-def test_a_registered_method_has_a_row_in_the_table_of_a_sweep(registry, tmp_path):
-    sd.method("scaled")(Scaled)
-    variants = {"MLE": {}, "Scaled": {"method.name": "scaled", "method.scale": 0.5}}
-    for cell in fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, seeds=[0]):
-        right = 6 if cell.recipe.method == ScaledSettings(scale=0.5) else 3
-        fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
-    cells = table.make(find_runs([tmp_path / "runs"])).cells
-    f1 = cells[(cells["data_set"] == "nyt") & (cells["metric"] == "f1")]
-    assert dict(zip(f1["method"], f1["mean"], strict=True)) == {"MLE": 30.0, "Scaled": 60.0}
-
-
 def test_a_registered_method_trains_through_wrap_and_may_be_defined_again(registry):
     for _ in range(2):
         sd.method("scaled")(Scaled)
@@ -105,8 +92,7 @@ class TakenSettings(sd.Settings):
 
 
 class Taken(sd.Method):
-    def __init__(self, settings: TakenSettings, hidden_size: int, embedding_size: int):
-        super().__init__()
+    settings: TakenSettings
 
 
 def test_what_is_not_a_method_is_refused():
@@ -187,25 +173,22 @@ def installed(folder, module: str, code: str, group: str) -> None:
     (info / "entry_points.txt").write_text(f"[{group}]\nsilent = {module}\n")
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
+def test_an_installed_package_adds_methods_and_readers_and_one_that_cannot_be_imported_is_named(
+    registry, tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(str(tmp_path))
     plugins.load_entry_points.cache_clear()
-    yield tmp_path
-    sys.modules.pop("quiet_package", None)
-    plugins.load_entry_points.cache_clear()
-    importlib.invalidate_caches()
-
-
-def test_an_installed_package_adds_methods_and_readers(registry, site):
-    installed(site, "quiet_package", PACKAGE, methods.GROUP)
-    plugins.load_entry_points(methods.GROUP)
-    assert recipe(name="silent").method.name == "silent"
-    with pytest.raises(InputError, match="silence:x: holds no questions"):
-        read_examples("silence:x", training=True)
-
-
-def test_a_package_that_cannot_be_imported_is_named(site):
-    installed(site, "quiet_package", "import there_is_no_such_module", readers.GROUP)
-    with pytest.raises(InputError, match=r"^entry point silent = quiet_package, group .*no_such_module"):
-        read_examples("silence:x", training=True)
+    try:
+        installed(tmp_path, "quiet_package", PACKAGE, methods.GROUP)
+        plugins.load_entry_points(methods.GROUP)
+        assert recipe(name="silent").method.name == "silent"
+        with pytest.raises(InputError, match="silence:x: holds no questions"):
+            read_examples("silence:x", training=True)
+        plugins.load_entry_points.cache_clear()
+        installed(tmp_path, "broken_package", "import there_is_no_such_module", readers.GROUP)
+        with pytest.raises(InputError, match=r"^entry point silent = broken_package, group .*no_such_module"):
+            read_examples("silence:x", training=True)
+    finally:
+        sys.modules.pop("quiet_package", None)
+        plugins.load_entry_points.cache_clear()
+        importlib.invalidate_caches()

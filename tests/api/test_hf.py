@@ -1,5 +1,6 @@
 """Hugging Face's Trainer with a method: the engine's losses, checkpoints that resume exactly, a bare model on disk."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import swep_ds as sd
 from swep_ds.common.errors import InputError
 from swep_ds.ranks.group import process_group
 from tests.support import tiny_models
-from tests.support.tiny_engine import RATE, SEED, UPDATES, batches, engine_losses, inputs, settings
+from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_engine import ON_RANKS, RATE, SEED, UPDATES, batches, engine_losses, inputs, settings
 
 CASES = [("swep-linear", "bert", 1), ("r_drop", "bert", 1), ("swep", "t5", 1), ("swep-held", "bert", 2)]
 
@@ -32,13 +34,16 @@ def rows(architecture: str, accumulation: int = 1) -> list[dict]:
     return [{name: value[row].tolist() for name, value in part.items()} for part in parts for row in range(3)]
 
 
-def trainer(folder: Path, variant, architecture: str = "bert", accumulation: int = 1, dropout=0.0, **changes):
+def trainer(
+    folder: Path, variant, architecture: str = "bert", accumulation: int = 1, dropout=0.0, model=None, **changes
+):
     """The engine's optimizer and schedule; the windows in the engine's order. `variant`: a name, or settings."""
     given = {"max_steps": UPDATES, "learning_rate": RATE, "logging_steps": 1, "save_strategy": "no", "seed": SEED}
     given |= {"per_device_train_batch_size": 3, "gradient_accumulation_steps": accumulation, "max_grad_norm": 1.0}
     given |= {"train_sampling_strategy": "sequential", "use_cpu": True, "report_to": [], "disable_tqdm": True}
     args = TrainingArguments(output_dir=str(folder), **given | changes)
-    model = tiny_models.model(architecture, dropout)
+    if model is None:
+        model = tiny_models.model(architecture, dropout)
     method = settings(variant) if isinstance(variant, str) else variant
     return RobustTrainer(model=model, args=args, train_dataset=rows(architecture, accumulation), method=method)
 
@@ -139,7 +144,15 @@ def test_what_does_not_go_with_a_method_is_named(tmp_path):
             trainer(tmp_path, "swep", **{name: value})
     with pytest.raises(InputError, match=r"^method 'swep': is not "):
         RobustTrainer(model=tiny_models.model(), method="swep")
-    run = trainer(tmp_path, "mle")
-    run.model.half()
-    with pytest.raises(InputError, match=r"load it with dtype=torch\.float32"):
-        run.train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ddp", "zero3"])
+def test_losses_on_two_ranks_are_those_of_one_process_and_a_resumed_training_is_the_whole_one(case, tmp_path):
+    run_script(ROOT / "tests" / "support" / "trainer_on_ranks.py", str(tmp_path), case, ranks=2)
+    saved = json.loads((tmp_path / f"{case}.json").read_text())
+    alone = trainer(tmp_path / "alone", ON_RANKS, accumulation=4)
+    alone.train()
+    assert saved["whole"] == pytest.approx(losses(alone), rel=1e-5)
+    assert saved["resumed"] == saved["whole"]
+    assert saved["bare"]

@@ -139,14 +139,9 @@ def test_sections_are_laid_over_a_recipe(tmp_path):
             "Recipe: train.epoch is not a field; did you mean 'train.epochs'?",
         ),
         (
-            lambda: sd.Recipe.make("quickstart", method="mle"),
-            "recipe quickstart: method: 'mle' is not a section: give its fields, such as method.name",
-        ),
-        (
             lambda: sd.Recipe.make("quickstart", pretrain={}, seed=-1),
             "recipe quickstart: seed: -1: must be greater than or equal to 0; pretrain.train is required: set it",
         ),
-        (lambda: sd.Recipe.make("quikstart"), "recipe quikstart: no such recipe; did you mean 'quickstart'?"),
     ],
 )
 def test_wrong_settings_are_told_in_one_line(make, fault):

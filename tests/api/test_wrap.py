@@ -223,9 +223,7 @@ def test_what_does_not_go_with_a_loop_is_refused():
         robust = sd.wrap(model, sd.Swep(), accumulation=accumulation)
         with pytest.raises(InputError, match=f"micro_batches: there are {calls}, and accumulation is {accumulation}"):
             robust.begin_update([batch] * calls)
-
-
-def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused():
+    # a model that treats embeddings otherwise than ids
     tiny = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     config = PegasusConfig(vocab_size=50, scale_embedding=True, init_std=0.3, **tiny)
     robust, batch = sd.wrap(PegasusForConditionalGeneration(config), sd.Swep()).train(), tiny_batches.generative()

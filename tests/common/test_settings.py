@@ -1,36 +1,18 @@
 """Settings from YAML and `--set`: numbers and keys, and messages that name the place, the field and the fault."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from swep_ds.common.settings import parse_yaml
-from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps.sweep import read_sweep
+from tests.pipeline.test_recipe import MINIMAL, message, write
 from tests.support.bad_input import refused
 
-MINIMAL = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {"x": "y"}}}
 
-
-def write(path: Path, tree: dict) -> Path:
-    path.write_text(yaml.safe_dump(tree))
-    return path
-
-
-def message(name: object, *overrides: str) -> str:
-    return refused(Recipe.load, str(name), overrides)
-
-
-def test_numbers_are_those_of_yaml_1_2_and_aliases_are_followed(tmp_path):
+def test_numbers_are_those_of_yaml_1_2_and_aliases_are_followed():
     numbers = {"3e-5": 3e-5, "1.0e-4": 1e-4, "-7": -7, "1_000": 1000, "010": "010", "0": 0, ".5": 0.5, "1:30": "1:30"}
     assert {text: parse_yaml(text, "x") for text in numbers} == numbers
     assert parse_yaml("a: &a {k: [1, 2]}\nb: {<<: *a, l: 3}", "x") == {"a": {"k": [1, 2]}, "b": {"k": [1, 2], "l": 3}}
     assert parse_yaml("", "x") is None
-    recipe = Recipe.load("quickstart", ["tracking.group=0823", "train.learning_rate=3e-5", "train.weight_decay=.5"])
-    assert (recipe.tracking.group, recipe.train.learning_rate, recipe.train.weight_decay) == ("0823", 3e-5, 0.5)
-    (tmp_path / "r.yaml").write_text(recipe.dump())
-    assert Recipe.load(str(tmp_path / "r.yaml")) == recipe
 
 
 @pytest.mark.parametrize(
@@ -54,17 +36,12 @@ def test_a_text_that_is_not_yaml_has_a_place(tmp_path, text, part):
     ("override", "said"),
     [
         ("seed=x", "seed: 'x': must be a valid integer, unable to parse string as an integer"),
-        ("seed=1.5", "seed: 1.5: must be a valid integer, got a number with a fractional part"),
         ("seed=on", "seed: True is not a number: write one"),
-        ("data.max_train_examples=true", "data.max_train_examples: True is not a number: write one"),
         ("train.epochs=", "train.epochs: None: must be a valid number"),
         ("train.compile=ja", "train.compile: 'ja': must be a valid boolean, unable to interpret input"),
         ("train.schedule=Linear", "train.schedule: 'Linear': must be 'linear' or 'constant'"),
-        ("model.name=3", "model.name: 3: must be a valid string"),
-        ("data.eval=3", "data.eval: 3: must be a valid dictionary"),
         ("data.eval={my set: 5}", "data.eval.my set: 5: must be a valid string"),
         (" train.epochs = -1", "train.epochs: -1: must be greater than 0"),
-        ("method=mle", "method: 'mle' is not a section: give its fields, such as method.name"),
         ("data={}", "data.train is required: set it"),
     ],
 )
@@ -105,7 +82,6 @@ def test_a_file_that_is_no_recipe_is_told(tmp_path):
     ("names", "part"),
     [
         (["a/b"], "becomes a file name"),
-        ([".."], "becomes a file name"),
         (["held_out"], "names the held-out training articles"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swep_ds.common.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST
+from swep_ds.common.errors import EXIT_INTERRUPTED, EXIT_LOST
 from swep_ds.ranks.heartbeat import PROBES, accept, connect, listen, ranks_of
 from tests.support.fork_server import HANGS, ROOT
 
@@ -96,48 +96,23 @@ def ranks(tmp_path):
         process.communicate()
 
 
-def test_a_clean_end_is_silent_and_a_busy_rank_is_no_death(ranks):
-    ranks.tell("progress update 1, step")
-    ranks.tell("busy 2", 2)
-    ranks.tell("end")
-    assert ranks.end() == ([0, 0, 0, 0], [""] * 4)
-
-
-def test_a_killed_rank_is_named_once_on_each_machine_and_all_end(ranks):
+@pytest.mark.parametrize(
+    ("killed", "tellers"),  # one on each machine, which says it once
+    [
+        (3, {0: "rank 3 (south) died; rank 0", 2: "rank 3 (south) died; rank 0"}),
+        (0, {1: "rank 0 (north) died; rank 1", 2: "rank 0 (north) died; rank 2"}),
+    ],
+)
+def test_a_killed_rank_is_named_once_on_each_machine_and_all_end(ranks, killed, tellers):
     ranks.tell("progress update 41, backward")
-    ranks.processes[3].kill()
+    if killed == 3:  # an exception that the death caused is not reported
+        ranks.tell("cause 3600", 1)
+        ranks.tell("raise connection closed by peer", 1)
+    ranks.processes[killed].kill()
     codes, said = ranks.end()
-    assert codes == [*[EXIT_LOST] * 3, -signal.SIGKILL]
-    line = "error: rank 3 (south) died; rank 0 was in update 41, backward\n"
-    assert said == [line, "", line, ""]
-
-
-def test_the_death_of_rank_0_is_told_by_the_other_ranks(ranks):
-    ranks.tell("progress update 7, data")
-    ranks.processes[0].kill()
-    codes, said = ranks.end()
-    assert codes == [-signal.SIGKILL, *[EXIT_LOST] * 3]
-    told = [f"error: rank 0 (north) died; rank {rank} was in update 7, data\n" for rank in (1, 2)]
-    assert said == ["", *told, ""]
-
-
-def test_an_exception_shows_its_traceback_and_the_others_say_where_it_was(ranks):
-    ranks.tell("raise out of luck", 3)
-    codes, said = ranks.end()
-    assert codes == [EXIT_FAULT] * 4
-    assert said[3].startswith("ValueError: out of luck\n")  # its traceback
-    line = "error: rank 3 (south) ended with ValueError: out of luck in set-up\n"
-    assert said[0] == said[2] == line
-
-
-def test_an_exception_that_a_death_caused_is_not_reported(ranks):
-    ranks.tell("cause 3600", 1)
-    ranks.tell("raise connection closed by peer", 1)
-    ranks.processes[3].kill()
-    codes, said = ranks.end()
-    assert codes == [*[EXIT_LOST] * 3, -signal.SIGKILL]
-    assert said[0] == said[2] == "error: rank 3 (south) died; rank 0 was in set-up\n"
-    assert said[1] == ""
+    assert codes == [-signal.SIGKILL if rank == killed else EXIT_LOST for rank in range(4)]
+    lines = {rank: f"error: {text} was in update 41, backward\n" for rank, text in tellers.items()}
+    assert said == [lines.get(rank, "") for rank in range(4)]
 
 
 def test_ctrl_c_on_one_rank_ends_all_without_a_traceback(ranks):
@@ -147,10 +122,11 @@ def test_ctrl_c_on_one_rank_ends_all_without_a_traceback(ranks):
     assert said == ["stopped: by SIGINT to rank 3 (south)\n", "", "stopped: by SIGINT to rank 3 (south)\n", ""]
 
 
-def test_a_stall_names_once_who_is_behind_or_gives_no_answer(ranks):
+def test_a_stall_names_once_who_is_behind_or_gives_no_answer_and_a_busy_rank_is_no_death(ranks):
     def report() -> str:
         return re.sub(r"\d+ s", "N s", ranks.processes[0].stderr.readline())
 
+    ranks.tell("busy 2", 2)
     ranks.tell("progress update 5, data")
     ranks.tell("progress update 5, step", 0, 2, 3)
     ranks.tell("watch 1", 0)

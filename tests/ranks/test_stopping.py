@@ -10,7 +10,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import yaml
 
 from swep_ds.common.errors import EXIT_LOST, InputError
 from swep_ds.ranks.stopping import _over_gloo
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.slow
 UPDATES, EVERY = 10, 4  # logged after updates 1, 4, 8, 10
 SET = [f"train.max_updates={UPDATES}", f"train.log_every={EVERY}", "train.micro_batch_size=4"]
 SET += ["train.average=ema", "train.average_decay=0.8", "method.kl_target=1000"]  # what else a checkpoint must hold
-TWO = [*SET, "train.max_updates=3"]
 KILLED = -signal.SIGKILL
 
 
@@ -38,18 +36,13 @@ RUNS = [
     on(2, "halted", "halted", {1: ["update 5, backward", "SIGSTOP"]}, set=[*SET, "train.stall_seconds=3"]),
     on(2, "apart", "apart{rank}"),
     on(2, "in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, set=[*SET, "train.checkpoint_every=4"]),
-    on(1, "two whole", "two-whole", recipe="two.yaml", set=TWO),
-    on(1, "two first", "two", {0: ["update 2, data", "SIGTERM"]}, recipe="two.yaml", set=TWO),
-    on(1, "two continue", "two", recipe="two.yaml", set=TWO),
 ]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("stopping")
-    recipe = yaml.safe_load(prepare(path, dropout=0.1).read_text())
-    recipe["pretrain"] = {"train": recipe["data"]["train"], "max_updates": 3, "micro_batch_size": 4}
-    (path / "two.yaml").write_text(yaml.safe_dump(recipe))
+    prepare(path, dropout=0.1)
     ds_config(path, 2)
     return path
 
@@ -89,14 +82,6 @@ def test_a_request_during_a_checkpoint_needs_no_other_one(ended, folder):
     assert ended["in save"]["codes"] == [75, 75]
     assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in ended["in save"]["said"][0]
     assert complete(folder / "in-save") == [4]
-
-
-def test_a_first_stage_stops_and_resumes_too(ended, folder):
-    assert ended["two first"]["codes"] == [75]
-    assert "after update 2 of 3" in ended["two first"]["said"][0]
-    assert ended["two whole"]["codes"] == ended["two continue"]["codes"] == [0]
-    assert_same(folder / "two", folder / "two-whole")
-    assert metrics(folder / "two" / "pretrain")[-1]["loss"] == metrics(folder / "two-whole" / "pretrain")[-1]["loss"]
 
 
 def test_a_halted_rank_is_named_and_its_death_ends_the_others(ended):

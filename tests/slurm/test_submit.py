@@ -5,11 +5,11 @@ import shlex
 import sys
 
 import pytest
-import yaml
 
 from swep_ds.common.errors import InputError
 from swep_ds.sweeps.sweep import digest_of, read_sweep
 from tests.support.fork_server import ROOT, run_script
+from tests.support.sweep_files import finish, write
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
 RUN = ["--ds_config", "zero2"]
@@ -64,28 +64,21 @@ def test_without_gpus_none_are_asked_for(submit, tmp_path):
 
 
 def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
-    file, folder = tmp_path / "mine.yaml", tmp_path / "runs"
+    folder = tmp_path / "runs"
     variants = {name: {"method.name": name} for name in ("mle", "swep", "neftune", "r_drop")}
-    file.write_text(yaml.safe_dump({"variants": variants, "ds_config": "zero0"}, sort_keys=False))
-    whole = ["sweep", "--gpus_per_node", "1", "--parallel", "2", "--dry_run", "--", str(file)]
-    whole += ["--output_dir", str(folder)]
+    file = write(tmp_path, variants=variants, ds_config="zero0")
+    whole = ["sweep", "--gpus_per_node", "1", "--parallel", "2", "--dry_run", "--", file, "--output_dir", str(folder)]
     words = command(submit(*whole))
     assert "--array=0,1,2,3%2" in words
     assert f"--output={folder}/slurm-%A_%a.log" in words
-    cells = read_sweep(str(file), folder)[1]
+    cells = read_sweep(file, folder)[1]
     script = words.index(str(ROOT / "scripts" / "slurm" / "sweep.sbatch"))
-    assert words[script + 1 :] == [str(file), "--output_dir", str(folder), "--cells", digest_of(cells)]
-
-    def finish(*numbers: int) -> None:
-        for number in numbers:
-            cells[number].folder.mkdir(parents=True)
-            (cells[number].folder / "recipe.yaml").write_text(cells[number].recipe.dump())
-            (cells[number].folder / "results.json").write_text('{"eval": {}}')
-            (cells[number].folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 0}}')
-
-    finish(1, 3)
+    assert words[script + 1 :] == [file, "--output_dir", str(folder), "--cells", digest_of(cells)]
+    for number in (1, 3):
+        finish(cells[number])
     assert "--array=0,2%2" in command(submit(*whole))
-    finish(0, 2)
+    for number in (0, 2):
+        finish(cells[number])
     with pytest.raises(InputError, match="all 4 runs of the sweep are done"):
         submit(*whole)
 
@@ -108,13 +101,7 @@ CPU = ["--cpu_ranks_per_node", "1"]
     [
         (["train", *CPU], r"put the options of `swep-ds train` after `--`"),
         (["train", *CPU, "--recipe", "quickstart"], r"unrecognized arguments: --recipe"),
-        ([], "the following arguments are required: kind"),
-        (["train", "--", *RUN], "one of the arguments --gpus_per_node --cpu_ranks_per_node is required"),
-        (["train", "--nodes", "4", "--gpus", "8"], "unrecognized arguments: --gpus; did you mean --gpus_per_node"),
         (["train", *CPU, "--parallel", "2", "--", *RUN], "--parallel is for sweeps"),
-        (["train", *CPU, "--", *RUN, "--reciep", "x"], "unrecognized arguments: --reciep; did you mean --recipe"),
-        (["train", *CPU, "--", *RUN, "--set", "train.epocs=1"], "did you mean 'train.epochs'"),
-        (["train", *CPU, "--", "--ds_config", "zero9"], "--ds_config zero9: no such file"),
         (["train", *CPU, "--", *RUN, "--resume", "runs/x"], "every start of the job would repeat it"),
         (["train", *CPU, "--", *RUN, "--ranks", "8"], "--ranks: srun starts the ranks: leave it out"),
         (["train", *CPU, "--", *RUN, "--plan", "8x80"], "--plan: trains nothing: run it without submit"),
@@ -123,7 +110,6 @@ CPU = ["--cpu_ranks_per_node", "1"]
         (["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "docs")], r"docs: holds files that belong to no ru"),
         (["train", *CPU, "--", *RUN, "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
         (["sweep", *CPU, "--", "quickstart", "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
-        (["sweep", *CPU, "--", "quickstart_metods"], "sweep quickstart_metods: no such sweep; did you mean"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --ranks, --cell"),
     ],
 )

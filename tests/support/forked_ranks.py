@@ -39,7 +39,7 @@ def become(rank: int, asked: dict, folder: Path, port: int) -> None:
             os.kill(os.getpid(), signal.Signals[name])
 
     ranks.step_listeners.append(meet)
-    sys.argv = ["train.py", "--recipe", str(folder / asked.get("recipe", "recipe.yaml"))]
+    sys.argv = ["train.py", "--recipe", str(folder / "recipe.yaml")]
     sys.argv += ["--ds_config", str(folder / "zero2.json")]
     sys.argv += ["--output_dir", str(folder / asked["output_dir"].format(rank=rank))]
     sys.argv += [word for setting in asked["set"] for word in ("--set", setting)]

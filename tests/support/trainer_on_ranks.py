@@ -11,18 +11,14 @@ from pathlib import Path
 import deepspeed.ops
 import torch.distributed as dist
 from safetensors.torch import load_file
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel
 
-import swep_ds as sd
+from tests.api.test_hf import losses, trainer
 from tests.support import tiny_models
-from tests.support.tiny_engine import ON_RANKS, RATE, SEED, UPDATES, batches, inputs
+from tests.support.tiny_engine import ON_RANKS, UPDATES
 from tests.support.tiny_run import ROOT
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
-
-
-class RobustTrainer(sd.hf.RobustMixin, Trainer):
-    pass
 
 
 def ds_config(case: str) -> dict | None:
@@ -37,27 +33,11 @@ def ds_config(case: str) -> dict | None:
 
 
 def train(model: PreTrainedModel, folder: Path, case: str, resume: Path | None = None) -> list[float]:
-    parts = [inputs(batch) for batch in batches("bert", 4)]  # one for each rank and micro-step
-    rows = [{name: value[row].tolist() for name, value in part.items()} for part in parts for row in range(3)]
-    args = TrainingArguments(
-        output_dir=str(folder / case),
-        max_steps=UPDATES,
-        learning_rate=RATE,
-        logging_steps=1,
-        save_steps=2,
-        seed=SEED,
-        per_device_train_batch_size=3,
-        gradient_accumulation_steps=2,
-        train_sampling_strategy="sequential",
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        ddp_backend="gloo",
-        deepspeed=ds_config(case),
-    )
-    trainer = RobustTrainer(model=model, args=args, train_dataset=rows, method=ON_RANKS)
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    changes = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2, "ddp_backend": "gloo"}
+    # batches for each rank and micro-step
+    run = trainer(folder / case, ON_RANKS, accumulation=4, model=model, deepspeed=ds_config(case), **changes)
+    run.train(resume_from_checkpoint=str(resume) if resume else None)
+    return losses(run)
 
 
 if __name__ == "__main__":

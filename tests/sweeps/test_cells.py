@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-import yaml
 
 from swep_ds.common.errors import InputError
 from swep_ds.pipeline.examples import load_examples
@@ -14,17 +13,14 @@ from swep_ds.sweeps import conditions
 from swep_ds.sweeps.conditions import check_conditions, check_data
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support import tiny_run
+from tests.support.sweep_files import MINIMAL, finish, write
 
 
 def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(tmp_path):
-    fields = {"variants": {"MLE": {"method.name": "mle"}}, "seeds": [0, 1]}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(fields))
-    _, cells = read_sweep(str(tmp_path / "mine.yaml"), tmp_path / "runs")
+    _, cells = read_sweep(write(tmp_path, **MINIMAL, seeds=[0, 1]), tmp_path / "runs")
     check_conditions(cells, "zero2", 1)  # nothing is done
     folder, recipe = cells[0].folder, cells[0].recipe
-    folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(recipe.dump())
-    (folder / "results.json").write_text('{"eval": {}, "world_size": 1}')
+    finish(cells[0])
     resolved = resolve_ds_config("zero2", recipe, world_size=1, micro_steps=2, hidden_size=128, on_cpu=True)
     (folder / "ds_config.json").write_text(json.dumps(resolved))
     check_conditions(cells, "zero2", 1)
@@ -39,9 +35,8 @@ def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(
 
 
 def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({"variants": {"MLE": {"method.name": "mle"}}}))
-    _, [cell] = read_sweep(str(path), tmp_path)
+    path = write(tmp_path, **MINIMAL)
+    _, [cell] = read_sweep(path, tmp_path)
     assert (cell.results(), cell.fault()) == (None, "not run")
     for content in ("", "\n", "unrelated notes\n"):
         cell.log.write_text(content)
@@ -55,7 +50,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     (cell.folder / "results.json").write_text('{"eval": {}}')
     assert cell.results() == {"eval": {}}
     cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
-    _, [other] = read_sweep(str(path), tmp_path, ["train.epochs=3", "eval.batch_size=7"])
+    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "eval.batch_size=7"])
     assert other.results() is None
     epochs, size = cell.recipe.train.epochs, cell.recipe.eval.batch_size
     differing = rf"train.epochs {epochs} .*3\.0 .*; eval.batch_size {size} .*7 "
@@ -79,8 +74,7 @@ def test_the_data_of_every_cell_that_is_not_done_are_read_once_before_the_first_
         "seeds": [0, 1],
         "set": data,
     }
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(fields))
-    _, cells = read_sweep(str(tmp_path / "mine.yaml"), tmp_path / "runs")
+    _, cells = read_sweep(write(tmp_path, **fields), tmp_path / "runs")
     read = []
     noted = "load_examples", lambda recipe: read.append(recipe.training_source) or load_examples(recipe)
     monkeypatch.setattr(conditions, *noted)
@@ -89,9 +83,7 @@ def test_the_data_of_every_cell_that_is_not_done_are_read_once_before_the_first_
     assert read == ["data.train", "pretrain.train", "data.train"]
     for cell in cells:
         if cell.variant == "wrong":
-            cell.folder.mkdir(parents=True)
-            (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
-            (cell.folder / "results.json").write_text("{}")
+            finish(cell)
     check_data(cells)
     generated.write_text("[]")
     with pytest.raises(InputError, match=rf"^mle-10-seed0: pretrain\.train: {generated}: "):

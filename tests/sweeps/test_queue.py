@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from swep_ds.common.errors import InputError
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps import queue as local_queue
 from swep_ds.sweeps.sweep import Cell
+from tests.pipeline.test_recipe import MINIMAL, write
 from tests.support.fork_server import HANGS
 
 # Called as: script --output_dir FOLDER --set do=BEHAVIOUR
@@ -81,8 +81,7 @@ if behaviour == "die":
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(local_queue, "GRACE_SECONDS", HANGS)  # no test depends on this time
     (tmp_path / "fake_train.py").write_text(FAKE_TRAIN)
-    tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {"x": "y"}}}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    write(tmp_path / "recipe.yaml", MINIMAL)
     return tmp_path
 
 
@@ -160,35 +159,26 @@ def test_jobs_run_at_the_same_time_share_the_threads_and_leave_nothing_behind(fo
     assert alive(queued[2].folder) == []
 
 
-def wait_for(file: Path) -> None:
-    while not file.is_file():
-        time.sleep(0.05)
-
-
 def stop(folder: Path, numbers: list[signal.Signals], behaviour: str) -> Cell:
     """Sends signals to this process: the first when a cell runs, the second when the cell was asked to stop."""
     queued = cells(folder, behaviour, "work")
 
     def send() -> None:
         for number, sign in zip(numbers, ("pids", "asked"), strict=False):
-            wait_for(queued[0].folder / sign)
+            while not (queued[0].folder / sign).is_file():
+                time.sleep(0.05)
             os.kill(os.getpid(), number)
 
-    signal.signal(numbers[0], signal.SIG_DFL)  # under nohup the signal is ignored, and the queue keeps it so
-    former = signal.getsignal(numbers[0])
+    # under nohup the signal is ignored, and the queue keeps it so
+    before = signal.signal(numbers[0], signal.SIG_DFL)
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
     assert run_queue(folder, queued) == ([], True)
     thread.join()
-    assert signal.getsignal(numbers[0]) is former
+    assert signal.signal(numbers[0], before) is signal.SIG_DFL
     assert not queued[1].log.exists()
     assert alive(queued[0].folder) == []
     return queued[0]
-
-
-def test_a_signal_stops_the_queue_and_its_runs(folder):
-    cell = stop(folder, [signal.SIGHUP], "hang")
-    assert cell.fault().startswith("exit code 143: ")
 
 
 def test_a_run_that_saves_when_it_is_asked_to_stop_resumes_next_time(folder, capsys):
@@ -204,25 +194,25 @@ def test_every_process_of_a_run_has_time_to_save(folder):
     assert (cell.folder / "saved").exists()
 
 
-def test_signals_that_come_together_are_one_request(monkeypatch):
+def test_signals_that_come_together_are_one_request():
     with local_queue._requests() as asked:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
-        assert len(asked) == 1
-        monkeypatch.setattr(local_queue, "REPEAT_SECONDS", 0.0)
-        signal.raise_signal(signal.SIGTERM)
-    assert len(asked) == 2
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
-    ("limit", "seconds", "numbers"),
-    [("GRACE_SECONDS", 1.0, [signal.SIGTERM]), ("REPEAT_SECONDS", 0.0, [signal.SIGINT, signal.SIGINT])],
-    ids=["after a while", "by a second signal"],
+    ("behaviour", "limit", "seconds", "numbers", "code"),
+    [
+        ("hang", "REPEAT_SECONDS", 3600.0, [signal.SIGHUP], 143),
+        ("hang on", "GRACE_SECONDS", 1.0, [signal.SIGTERM], 137),
+        ("hang on", "REPEAT_SECONDS", 0.0, [signal.SIGINT, signal.SIGINT], 137),
+    ],
+    ids=["by its first signal", "after a while", "by a second signal"],
 )
-def test_a_run_that_does_not_stop_is_killed(folder, monkeypatch, limit, seconds, numbers):
+def test_a_signal_stops_the_queue_and_its_runs(folder, monkeypatch, behaviour, limit, seconds, numbers, code):
     monkeypatch.setattr(local_queue, limit, seconds)
-    cell = stop(folder, numbers, "hang on")
-    assert cell.fault().startswith("exit code 137: ")
+    assert stop(folder, numbers, behaviour).fault().startswith(f"exit code {code}: ")
 
 
 # Devices

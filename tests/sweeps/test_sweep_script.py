@@ -11,7 +11,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.sweeps.sweep import digest_of, read_sweep
 from tests.support import tiny_run
 from tests.support.fork_server import run_script
-from tests.support.sweep_files import MINIMAL, write
+from tests.support.sweep_files import MINIMAL, finish, write
 
 SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
 
@@ -40,10 +40,7 @@ def test_a_cell_alone_ends_as_its_run_did_and_makes_no_table(ends, tmp_path, mon
         asked.append((cell.seed, jobs, ranks))
         cell.log.write_text(f"$ run\n# exit code {code}\n")
         if code == 0:
-            cell.folder.mkdir()
-            (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
-            (cell.folder / "results.json").write_text('{"eval": {"x": {}}}')
-            (cell.folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 0}}')
+            finish(cell)
         return [], code is None
 
     monkeypatch.setattr("swep_ds.sweeps.queue.run_queue", run_queue)
