@@ -101,10 +101,7 @@ def test_answers_in_a_column_of_objects(tmp_path, rows, writer):
 @pytest.mark.parametrize(
     "value",
     [
-        ANSWERS,
-        OBJECTS,
         ["It's", "a \"b\" \\ \n'c'", "array(['x'])", "'x' 'y'"],
-        [],
         {"text": [], "answer_start": [1.5, -3]},
         [True, None, -1e-05],
     ],

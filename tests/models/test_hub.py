@@ -103,14 +103,6 @@ def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture,
         assert "token_type_ids" not in kept.model_input_names
 
 
-def own_steps() -> PreTrainedTokenizerFast:
-    """A WordPiece that neither lower-cases nor splits at hyphens, as no BERT's does."""
-    tokenizer = copy.deepcopy(tiny.wordpiece())
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer
-
-
 @pytest.mark.parametrize(
     ("make", "model_type", "named"),
     [
@@ -121,7 +113,6 @@ def own_steps() -> PreTrainedTokenizerFast:
         (tiny.unigram, "bert", None),
         (tiny.unigram, "t5", None),  # which would add 100 tokens
         (tiny.byte_bpe, "bert", "BertTokenizerFast"),
-        (own_steps, "bert", "BertTokenizer"),
     ],
 )
 def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_type, named, tmp_path):
