@@ -2,8 +2,11 @@
 
 import copy
 import dataclasses
+import tracemalloc
 from fractions import Fraction
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import example as given_example
 from hypothesis import given, settings
@@ -11,6 +14,8 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from swep_ds.common.errors import InputError
+from swep_ds.data import features as features_module
+from swep_ds.data import windows as windows_module
 from swep_ds.data.features import build_features
 from swep_ds.data.windows import WindowSettings, context_windows
 from tests.support import tiny
@@ -45,7 +50,7 @@ def owner_by_loop(count, room, step, position):
     return max(scores, key=scores.get)
 
 
-@given(count=st.integers(1, 300), room=st.integers(1, 150), step=st.integers(1, 150))
+@given(count=st.integers(1, 80), room=st.integers(1, 40), step=st.integers(1, 40))
 # the last window is short: what the windows before it do not have, and the edge of both, which is the earlier one's
 @given_example(count=301, room=300, step=128)
 @given_example(count=3, room=2, step=1)
@@ -202,14 +207,16 @@ GENERATIVE = WindowSettings(max_length=64, doc_stride=6, max_query_length=24, ta
 def test_a_prompt_is_the_plain_text_and_only_windows_with_the_answer_are_learned(name):
     """Token for token, spaces between its parts included, though each part is tokenised by itself."""
     tokenizer = tiny.TOKENIZERS[name]()
-    example = tiny.example("Who founded the monastery?", "an abbot", "an abbot")
-    _, (row,) = build([example], name, GENERATIVE, training=True)
-    text = "question: Who founded the monastery? context: an abbot"
+    answer = "an abbot of the north"  # more tokens than a target may have
+    features, (row,) = build([tiny.example("Who founded it?", answer, answer)], name, GENERATIVE, training=True)
+    text = f"question: Who founded it? context: {answer}"
     assert row["input_ids"] == tokenizer(text).input_ids
     if name == "byte_bpe":
         assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == text
-    target = tokenizer("an abbot").input_ids
-    assert row["target_ids"] == (target if len(target) <= 5 else target[:4] + target[-1:])
+    target = tokenizer(answer).input_ids
+    assert len(target) > 5
+    assert features.targets_cut == 1
+    assert row["target_ids"] == target[:4] + target[-1:]
 
     context = "The old bridge was built in 1204 by an abbot. " + "The river, the valley and the tea are very nice. " * 5
     examples = [tiny.example("Who founded the monastery?", context, "an abbot")]
@@ -233,10 +240,40 @@ def test_a_space_in_front_of_the_context_moves_no_answer():
         assert {tuple(row["input_ids"]) for row in learned} == {ids for ids, text in contexts.items() if answer in text}
 
 
-def test_long_targets_are_cut_and_end_properly():
-    answer = "The monastery was founded in 1204"
-    example = tiny.example("What was founded?", f"{answer} by an abbot.", answer)
-    features, (row,) = build([example], "wordpiece", GENERATIVE, training=True)
-    whole = tiny.wordpiece()(answer).input_ids
-    assert features.targets_cut == 1
-    assert row["target_ids"] == whole[:4] + whole[-1:]
+# In bounded memory
+
+LONG = " ".join(tiny.SENTENCES * 60)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("task", ["extractive", "generative"])
+def test_bounds_do_not_show_in_the_windows(training, task, monkeypatch, tmp_path):
+    examples = [tiny.example(f"When was it {i}?", LONG[i % 2 : 2000], "1998", str(i)) for i in range(4)]
+    examples.insert(2, tiny.example("Who?" * 100, tiny.SENTENCES[0], "an abbot"))
+    sizes = WindowSettings(max_length=60, doc_stride=20, max_query_length=20, task=task)
+
+    def windows(folder: Path):
+        built = build_features(examples, tiny.byte_bpe(), sizes, training=training, cache_dir=folder)
+        (file,) = folder.glob("*.arrow")
+        return list(built.dataset), [batch.num_rows for batch in pa.ipc.open_stream(file.read_bytes())]
+
+    expected, written = windows(tmp_path / "at once")
+    assert written == [len(expected)]
+    monkeypatch.setattr(windows_module, "EXAMPLES_AT_A_TIME", 3)
+    monkeypatch.setattr(features_module, "ROWS_AT_A_TIME", 5)
+    rows, written = windows(tmp_path / "in parts")
+    assert rows == expected
+    assert max(written) == 5 < len(rows)
+
+
+def test_memory_does_not_grow_with_tokens_times_windows(tmp_path, monkeypatch):
+    """One number per token and window would be 400 MB. Counts only Python and NumPy."""
+    monkeypatch.setattr(features_module, "ROWS_AT_A_TIME", 500)
+    examples = [tiny.example("What?", " ".join(["tea"] * 20_000), "tea")]
+    sizes = WindowSettings(max_length=40, doc_stride=8, max_query_length=8)
+    tracemalloc.start()
+    built = build_features(examples, tiny.wordpiece(), sizes, training=False, cache_dir=tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(built.dataset) > 2400
+    assert peak < 20 * 2**20

@@ -1,14 +1,11 @@
 """Rows as people have them at hand: CSV, one answer a row, no offsets, no labels; and the files that run_qa,
 simpletransformers, `datasets`, pandas and Excel write: pandas and `datasets` write them here."""
 
-import bz2
 import csv
 import functools
 import gzip
-import io
 import json
 import lzma
-import zipfile
 
 import datasets
 import numpy as np
@@ -42,11 +39,7 @@ read = functools.partial(read_examples, training=True, unanswerable=True)
 
 
 def table(rows: list[dict], delimiter: str = ",", **options) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0].keys(), delimiter=delimiter, **options)
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return pd.DataFrame(rows).to_csv(index=False, sep=delimiter, **options)
 
 
 # JSON
@@ -108,10 +101,7 @@ def test_answers_in_a_column_of_objects(tmp_path, rows, writer):
 @pytest.mark.parametrize(
     "value",
     [
-        ANSWERS,
-        OBJECTS,
         ["It's", "a \"b\" \\ \n'c'", "array(['x'])", "'x' 'y'"],
-        [],
         {"text": [], "answer_start": [1.5, -3]},
         [True, None, -1e-05],
     ],
@@ -213,6 +203,12 @@ def test_a_blank_answer_is_no_answer(save, answers):
             assert said in refused(save(content), training=training)
 
 
+def test_blank_answers_beside_others_are_left_out_with_their_offsets(save):
+    answers = {"text": [None, "cat", " "], "answer_start": [0, 2, 0]}
+    [example] = read(save([{"question": "Who?", "context": "A cat.", "answers": answers}]))
+    assert (example.answers, example.span) == (("cat",), (2, 5))
+
+
 def test_a_question_marked_impossible_needs_no_answers(save):
     question = {"id": "2", "question": "Who's the owner?", "is_impossible": True, "plausible_answers": OBJECTS}
     for document in (qa_files.squad(question, context=CONTEXT, title=""), [question | {"context": CONTEXT}]):
@@ -256,12 +252,6 @@ def test_numbers_are_answers(save):
     frame = pd.DataFrame({"question": "When?", "context": "In 1852.", "answer": [1852, 1852.0, None]})
     for content in (frame.to_json(orient="records"), frame.to_csv()):
         assert [example.span for example in read(save(content))] == [(3, 7), (3, 7), None]
-
-
-def test_blank_answers_beside_others_are_left_out_with_their_offsets(save):
-    answers = {"text": [None, "cat", " "], "answer_start": [0, 2, 0]}
-    [example] = read(save([{"question": "Who?", "context": "A cat.", "answers": answers}]))
-    assert (example.answers, example.span) == (("cat",), (2, 5))
 
 
 def test_questions_need_no_answers(save):
@@ -343,24 +333,14 @@ def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, enc
     assert (example.question, example.context, example.span) == ("Who?", CONTEXT, (47, 56))
 
 
-def workbook(kind: str) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr(kind, "<xml>" * 100)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     "content",
     [
-        workbook("xl/workbook.xml"),
-        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 500,
-        bz2.compress(b"{}"),
+        b"PK\x03\x04\x14\0\0\0\x08\0\xe9" + b"\0" * 500,
         lzma.compress(b"{}"),
-        b"\x28\xb5\x2f\xfd\x04\x00",
         "question;context;answer\nWo?;Das Café ist in Köln.;Köln\n".encode("cp1252"),
     ],
-    ids=["xlsx", "xls", "bz2", "xz", "zst", "Windows-1252"],
+    ids=["xlsx", "xz", "Windows-1252"],
 )
 def test_other_formats_are_refused_with_the_fix(save, content):
     for compress in (bytes, gzip.compress):

@@ -94,12 +94,10 @@ def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_pa
     ("content", "message"),
     [
         ("", "holds no pair"),
-        ('{"context": "A cat.", "question": "What?", "answer": "dog"}', "holds no pair"),
         ('{"context": "A cat.", "question": "What?"}', "line 1: field 'answer' is missing"),
         ('{"context": "A cat."', "line 1: is not a generated pair (Expecting"),
         ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1: is not a generated pair (IndexError"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token id 9999, and the tokenizer has"),
-        ("question\tcontext\tanswer\n", "line 1: is not a generated pair"),
     ],
     ids=lambda value: str(value[:40]),
 )

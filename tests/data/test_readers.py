@@ -4,15 +4,17 @@ import functools
 import gzip
 import json
 import math
+import re
 from pathlib import Path
 
 import datasets
 import pyarrow as pa
 import pytest
 
+from swep_ds.data.answers import mrqa_span
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
-from tests.support import qa_files
+from tests.support import bad_input, qa_files
 from tests.support.qa_files import file, lines, parquet, refused, stream
 
 CONTEXT = "\U0001f600 The caf\u00e9 opened in 1998.\nIt serves tea."
@@ -143,6 +145,40 @@ def test_mrqa_markers_become_blanks_and_offsets_hold(save):
     assert example.span is None
 
 
+def detected(text, spans):
+    return [{"text": text, "char_spans": spans}]
+
+
+@pytest.mark.parametrize(
+    ("context", "written", "text"),
+    [
+        ("In the annual boat race", "annual boat race", "The annual boat race"),  # an article less
+        ("It is a boat race.", "a boat race", "boat race"),  # an article more
+        ("Black earth (terra preta) is dark", "Black earth (terra preta", "Black earth (terra preta)"),
+        ("We saw the IFN) signature", "IFN) signature", "IFN signature"),
+        ("autosomal-dominant forms", "autosomal-dominant", "autosomal dominant"),  # as one word, and as two
+        ("Diamond Blackfan anemia", "Diamond Blackfan anemia", "diamond-blackfan Anemia"),
+        ("Written in 19 98 .", "19 98", "1998"),  # tokens with blanks between them
+        ("The Who played", "The Who", "the who"),
+        ("Grade A , the best", "A", "a"),  # an article and nothing else: compared without normalisation
+        ("What ?!", "?!", "? !"),
+    ],
+)
+def test_articles_punctuation_case_and_white_space_make_no_other_answer(context, written, text):
+    start = context.index(written)
+    span = mrqa_span(context, detected(text, [[start, start + len(written) - 1]]))
+    assert context[slice(*span)] == written  # as the file has it
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [("the", "a"), ("?", "!"), ("...", "the"), ("?", ""), ("the boat", "the boats"), ("a boat", "a")],
+)
+def test_other_answers(written, text):
+    message = bad_input.refused(mrqa_span, f"{written} and more", detected(text, [[0, len(written) - 1]]))
+    assert re.search(r"is not at char_spans \[0, \d+\] of its context", message)
+
+
 # Sources
 
 
@@ -221,18 +257,8 @@ def test_missing_file(source):
     assert f"no such file or folder in {Path.cwd()}; name a local file" in refused(source)
 
 
-TABLES = {name: getattr(qa_files, name) for name in ("stream", "file", "compressed", "parquet")}
-
-
-def with_column(name, column):
-    return table(WHEN).set_column(table(WHEN).schema.get_field_index(name), name, column)
-
-
-@pytest.mark.parametrize("write", TABLES.values(), ids=TABLES)
-def test_tables_of_many_rows_and_other_kinds_of_strings(save, write):
-    column = table(WHEN)["context"]
-    for strings in (column.dictionary_encode(), column.cast(pa.large_string()), column.cast(pa.string_view())):
-        assert read_examples(save(write(with_column("context", strings))), training=True) == EXAMPLES[:1]
+@pytest.mark.parametrize("write", [qa_files.compressed, parquet])
+def test_tables_of_many_rows(save, write):
     many = [WHEN | {"id": f"q{i}"} for i in range(300)]  # more than are converted at a time
     examples = read_examples(save(write(table(*many))), training=True)
     assert [example.id for example in examples] == [f"q{i}" for i in range(300)]
@@ -257,48 +283,25 @@ def test_a_stream_that_is_cut_off_between_its_batches(save):
     ("content", "message"),
     [
         ("", "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
-        ("3", "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
         ('{"data": []}', "holds no questions"),
         ('{\n  "data": [\n    {"paragraphs": ]\n}', "not JSON: line 3, column 20"),
         (lines(rows(WHEN)) + '\n{"id": "q2", "question"\n' + lines(rows(WHAT)), "not JSON: line 3, column 24"),
         (json.dumps(squad(WHEN)) + "\n{}", "question 'data-1': field 'question' is missing; add it (found: ['version'"),
         (json.dumps(squad(WHEN))[:-9], "not JSON: line 1, column"),
-        ("[3]", "row 0: expected an object, found 3"),
         (b"\x80\x04\x95\0", "neither Parquet nor Arrow nor UTF-8 text (byte 0)"),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
         (parquet(table(WHEN))[:-40], "damaged data file"),
         (stream(table(WHEN))[:300], "damaged data file"),
-        (stream(table(WHEN).append_column("question", table(WHEN)["question"])), "has the column 'question' 2 times"),
-        (
-            stream(with_column("question", pa.array([b"When?"]))),
-            "question 'q1': field 'question' is b'When?'; expected",
-        ),
-        (stream(with_column("answers", pa.array([{"text": ["2001"]}]))), "'2001' does not occur in its context"),
-        (
-            stream(with_column("answers", pa.array([{"text": ["1998"], "answer_start": [19.5]}]))),
-            "answer_start is 19.5; expected a whole number",
-        ),
         (mrqa(detected_answers=[]), "question 'm1': no detected_answers"),
         (mrqa(detected_answers=[{"text": "tea", "char_spans": [[0, 4]]}]), "'tea' is not at char_spans [0, 4]"),
-        (mrqa(detected_answers=[{"text": "tea", "char_spans": [[90, 92]]}]), "'tea' is not at char_spans"),
-        (mrqa(detected_answers=[{"text": "tea"}]), "'char_spans' is missing"),
-        (mrqa(answers=[]), "question 'm1': has no answer"),
         (squad(WHEN, WHAT | {"id": "q1"}), "question id 'q1' occurs twice"),
         (squad(WHEN, context=" \n"), "data[0].paragraphs[0]: context is empty"),
         (squad({"question": "When?"}), "question 'data-0.0.0': field 'answers' is missing"),
-        (squad(WHEN | {"question": 5}), "question 'q1': field 'question' is 5; expected a string"),
         (squad(WHEN | {"question": "\u200b \t"}), "question 'q1': question is empty"),
         (squad(WHEN | {"answers": [{"answer_start": 5}]}), "question 'q1': field 'text' is missing"),
         ({"data": [{"title": "Cafes"}]}, "question 'data-0': field 'question' is missing; add it (found: ['title'])"),
-        ({"data": {}}, "field 'data' is {}; expected a list"),
-        (rows(WHEN | {"answers": [{"text": None, "answer_start": 5}]}), "question 'q1': has no answer"),
         (rows(WHEN | {"answers": [{"text": "1998", "answer_start": 20}]}), "'1998' is not at answer_start 20 of its "),
         (squad(WHEN | {"answers": [{"text": "1998", "answer_start": 20}]}), "which has ' 199' there; correct the"),
-        (squad(WHEN | {"answers": [{"text": "1998", "answer_start": 400}]}), "which has no text there"),
-        (
-            rows(WHEN | {"answers": [{"text": "1998", "answer_start": 5}, {"text": "in"}]}),
-            "one whole number for each text",
-        ),
     ],
 )
 def test_bad_files_and_questions_are_named_in_one_line(save, content, message):

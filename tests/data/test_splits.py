@@ -72,15 +72,25 @@ def test_samples_of_other_data_are_refused():
 SEVERAL_ARTICLES = st.lists(st.sampled_from("abcdefgh"), min_size=2).filter(lambda names: len(set(names)) > 1)
 
 
+def apart(first: list[Example], second: list[Example], *fields: str) -> bool:
+    """Whether the two sides share no value of these fields."""
+    return not any({getattr(e, field) for e in first} & {getattr(e, field) for e in second} for field in fields)
+
+
+def assert_whole_articles(examples: list[Example], first: list[Example], second: list[Example]) -> None:
+    assert first
+    assert second
+    assert apart(first, second, "article")
+    assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
+    for side in (first, second):
+        assert ids(side) == sorted(ids(side), key=ids(examples).index)
+
+
 @given(SEVERAL_ARTICLES, st.floats(0.01, 0.99))
 def test_articles_are_held_out_whole(articles, fraction):
     examples = questions(articles)
     kept, held = hold_out_articles(examples, fraction)
-    assert kept
-    assert held
-    assert not {e.article for e in kept} & {e.article for e in held}
-    assert sorted(ids(kept) + ids(held)) == sorted(ids(examples))
-    assert ids(kept) == sorted(ids(kept), key=ids(examples).index)
+    assert_whole_articles(examples, kept, held)
     # as much as asked for and not one article more, unless what is left is too large or all there is to train on
     counts, aim = Counter(articles), fraction * len(examples)
     if len(held) < aim and len({e.article for e in kept}) > 1:
@@ -101,17 +111,9 @@ def test_an_article_that_is_much_too_large_is_kept():
 def test_halves_share_no_article_and_are_about_as_large(articles):
     examples = questions(articles)
     first, second = halves(examples)
-    assert not {e.article for e in first} & {e.article for e in second}
-    assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
-    for half in (first, second):
-        assert ids(half) == sorted(ids(half), key=ids(examples).index)
+    assert_whole_articles(examples, first, second)
     assert abs(len(first) - len(second)) <= max(Counter(articles).values())
     assert {e.article for e in halves(examples[::-1])[0]} == {e.article for e in first}
-
-
-def apart(first: list[Example], second: list[Example], *fields: str) -> bool:
-    """Whether the two sides share no value of these fields."""
-    return not any({getattr(e, field) for e in first} & {getattr(e, field) for e in second} for field in fields)
 
 
 def test_a_single_article_is_halved_by_context_but_not_a_single_text():

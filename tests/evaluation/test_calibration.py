@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, CHANGES, RESAMPLES, calibrated_scores, calibration
-from swep_ds.evaluation.results import DataSetScore, out_of_domain_mean
+from swep_ds.evaluation.calibration import CALIBRATED, CHANGES, RESAMPLES, calibrated_scores, calibration
 
 answers = st.lists(
     st.tuples(st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0]), st.booleans()), min_size=1, max_size=6
@@ -54,15 +53,6 @@ def test_the_order_of_equal_confidences_does_not_count(pairs):
     assert scores["aurc"] == pytest.approx(np.mean([risk_coverage(order)[0] for order in orders]))
 
 
-def test_certain_and_right_is_perfect_and_certain_and_wrong_is_not():
-    assert calibration([1.0] * 20, [1] * 20) == {"ece": 0, "aurc": 0, "coverage_at_80": 100}
-    assert calibration([1.0] * 20, [0] * 20) == {"ece": 100, "aurc": 100, "coverage_at_80": 0}
-    # 8 of 10 right, and the two wrong ones the least confident: all can be answered
-    scores = calibration([0.9] * 8 + [0.1] * 2, [1] * 8 + [0] * 2)
-    assert scores["coverage_at_80"] == 100
-    assert scores["ece"] == pytest.approx(10)
-
-
 def test_intervals_of_what_a_calibrator_changes_by_loops():
     rng = np.random.default_rng(1)
     cluster = np.repeat(np.arange(14), rng.integers(2, 6, 14))
@@ -87,14 +77,3 @@ def test_questions_about_few_texts_have_no_interval():
         confidence, right = np.random.default_rng(0).random((2, 2 * texts)), [0, 1] * texts
         scores = calibrated_scores(*confidence, right, np.repeat(np.arange(texts), 2))
         assert (list(scores) == list(CALIBRATED)) == (texts < 10)
-
-
-def test_results_of_earlier_versions_have_no_calibration():
-    old = {"exact_match": 50.0, "f1": 60.0, "total": 2}
-    assert DataSetScore.model_validate(old).model_dump(exclude_none=True) == old
-    new = old | dict.fromkeys(CALIBRATION, 10.0)
-    assert DataSetScore.model_validate(new).model_dump(exclude_none=True) == new
-    assert out_of_domain_mean({"a": new, "b": new, "c": old}) == {"exact_match": 50.0, "f1": 60.0}
-    assert out_of_domain_mean({"a": old, "b": new, "c": new}) == {
-        key: new[key] for key in ("exact_match", "f1", *CALIBRATION)
-    }

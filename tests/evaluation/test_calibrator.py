@@ -57,20 +57,6 @@ def test_the_kind_that_predicts_best_is_chosen():
         assert fitted.questions == 600
 
 
-def test_the_temperature_is_the_best_of_a_grid():
-    rows, right, clusters = sample(0)
-    fitted = fit(rows, right, clusters)
-    [(name, weight)] = fitted.weights.items()
-    assert (name, fitted.intercept) == ("log_odds", 0.0)
-
-    def loss(inverse: float) -> float:
-        p = 1 / (1 + np.exp(-inverse * rows[:, 0]))
-        return -np.mean(np.log(np.where(right > 0, p, 1 - p)))
-
-    grid = np.linspace(0.01, 2, 2000)
-    assert weight == pytest.approx(grid[np.argmin([loss(value) for value in grid])], abs=1e-3)
-
-
 def test_the_regression_is_scikit_learns():
     linear_model = pytest.importorskip("sklearn.linear_model")
     rows, right, clusters = sample(3, second=20.0)
@@ -90,7 +76,7 @@ def test_questions_of_a_text_are_left_out_together():
     assert (_folds([("text", number) for number in clusters]) >= 0).all()
 
 
-def test_the_log_loss_is_of_questions_that_were_left_out():
+def test_the_temperature_is_the_best_of_a_grid_and_its_log_loss_is_of_questions_that_were_left_out():
     rows, right, clusters = sample(0)
     fitted, fold = fit(rows, right, clusters), _folds(clusters.tolist())
     odds, inverses = rows[:, 0], np.linspace(0.25, 0.4, 1500)
@@ -104,6 +90,10 @@ def test_the_log_loss_is_of_questions_that_were_left_out():
         left_out += losses(best, fold == number).tolist()
     assert fitted.log_loss["temperature"] == pytest.approx(np.mean(left_out), rel=1e-5)
     assert fitted.log_loss["softmax"] == pytest.approx(losses(1.0, fold >= 0).mean())
+    [(name, weight)] = fitted.weights.items()
+    assert (name, fitted.intercept) == ("log_odds", 0.0)
+    best = min(inverses, key=lambda inverse: losses(inverse, fold >= 0).sum())
+    assert weight == pytest.approx(best, abs=1e-3)
 
 
 def test_new_answers_are_calibrated_better_also_after_json():

@@ -1,4 +1,4 @@
-"""Span decoding against the rule written as loops over every pair, and end to end from logits that know the answer."""
+"""Span decoding against the rule written as loops over every pair; test_windows.py of data decodes gold answers."""
 
 import math
 import random
@@ -11,16 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.data.example import Example
-from swep_ds.data.features import build_features
-from swep_ds.data.windows import WindowSettings
-from swep_ds.evaluation.predict import read_columns
-from swep_ds.evaluation.spans import SpanDecoder, SpanSettings, window_candidates
-from tests.support import tiny
+from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 from tests.support.decoded import best_probabilities, best_texts
 
 CONTEXT = "ab cd ef gh ij kl mn op"
 NAMES = ("own_begin", "own_end", "context_begin", "context_end")
-logit = st.integers(-3, 3).map(float)  # few values: many ties
+logit = st.sampled_from([-math.inf, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0])  # few values: many ties
 
 
 @st.composite
@@ -193,26 +189,6 @@ def test_half_precision_logits_are_added_in_float32():
     assert decoder.n_best(20)["id0"][0].score == 257.0
 
 
-@settings(deadline=None)
-@given(
-    logits=st.tuples(*[st.lists(st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 1.0]), min_size=5, max_size=5)] * 2),
-    n_best=st.integers(1, 30),
-    best_only=st.booleans(),
-)
-def test_impossible_logits_and_both_zeros_are_ordered_like_numbers(logits, n_best, best_only):
-    sizes = SpanSettings(n_best, 3)
-    expected = candidates_by_loops(window(start_logits=logits[0], end_logits=logits[1]), sizes)
-    allowed = torch.full((2, 1, 5), -math.inf)
-    allowed[:, 0, 1:4] = torch.tensor(logits)[:, 1:4]
-    _, *parts = window_candidates(*allowed, sizes, best_only=best_only)
-    candidates = [*zip(*(part.tolist() for part in parts), strict=True)]
-    if best_only:
-        expected = [candidate for candidate in expected if candidate[0] == expected[0][0]]
-        assert {score for score, *_ in candidates} == {score for score, *_ in expected}
-        candidates = candidates[: len(expected)]  # more than n_best may be equal
-    assert candidates == expected
-
-
 def test_tokens_of_one_character_give_an_answer_once():
     """The bytes of a character are tokens with its place."""
     bytes_of_one_place = {"offset_start": [0, 0, 5], "offset_end": [5, 5, 8]}
@@ -229,30 +205,3 @@ def test_logits_that_are_not_finite():
     assert best_texts(decode(window(**unknown), sizes=SpanSettings(1))) == {"id0": "cd ef"}  # nor does it displace one
     sure = {"start_logits": [0.0, math.inf, 2.0, 1.0, 0.0], "end_logits": [0.0, math.inf, 0.0, 2.0, 0.0]}
     assert all(0 <= answer.probability <= 1 for answer in decode(window(**sure)).n_best(20)["id0"])
-
-
-@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
-def test_logits_that_know_the_answer_give_it_back(kind, tmp_path):
-    """Windows, answer positions and decoding together: every answer comes back through several windows."""
-    text = " ".join(tiny.SENTENCES)
-    answers = ["an abbot", "1204", "not too big and not too small", "too small", "1998", "tea", "10 mg", "twice daily"]
-    known = [tiny.example("When was it?", text, answer, answer) for answer in answers]
-    # room for the longest answer beside a step, so that one window both owns its start and holds its end
-    sizes = WindowSettings(max_length=90, doc_stride=30, max_query_length=16)
-    tokenizer = tiny.TOKENIZERS[kind]()
-    training = build_features(known, tokenizer, sizes, training=True, cache_dir=tmp_path).dataset
-    windows = build_features(known, tokenizer, sizes, training=False, cache_dir=tmp_path).dataset
-    assert len(windows) >= 2 * len(known)
-
-    noise = torch.Generator().manual_seed(0)
-    decoder = SpanDecoder(known, SpanSettings(20, 80))
-    order = np.argsort(windows["length"], kind="stable")
-    for rows in np.array_split(order, 5):
-        columns, truth = read_columns(windows.with_format("arrow"), rows), training[rows.tolist()]
-        start, end = torch.randn(2, len(rows), max(columns["length"]), generator=noise)
-        for b, has_answer in enumerate(truth["has_answer"]):
-            if has_answer:
-                start[b, truth["start_position"][b]] += 20
-                end[b, truth["end_position"][b]] += 20
-        decoder.add(columns, start, end)
-    assert best_texts(decoder) == {answer: answer for answer in answers}

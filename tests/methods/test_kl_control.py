@@ -14,6 +14,7 @@ def test_it_is_its_equations_and_continues_from_its_state(first):
     control, kls = KLController(20.0, 1e-4), np.random.default_rng(0).lognormal(2.0, 3.0, 200)
     mean, recent, theta = 20.0, 500.0 if first > 20 else 0.0, math.log(1e-4)
     assert control.beta.item() == pytest.approx(1e-4)
+    control.observe(torch.tensor(math.inf))  # an overflow of the first update does not say where the KL begins
     for kl in (first, *kls):
         control.observe(torch.tensor(kl))
         mean += (kl - mean) / 2
@@ -60,39 +61,6 @@ def test_it_holds_the_target_of_a_generator_that_is_slow_to_follow(beta, learnin
     ends = [kl_at_the_end(seed, beta, learning_rate, target) for seed in range(6)]
     assert np.mean(ends) == pytest.approx(1, abs=0.08)
     assert np.std(ends) < 0.2
-
-
-@pytest.mark.parametrize(
-    ("start", "beta", "least"),
-    [
-        (0.05, 1e-1, 10),
-        (3.0, 1e-5, 10),
-        (50.0, 1e-3, 7),
-        (500.0, 1e-3, 5),  # 200 updates away at its pace: the ascent does not wait at first
-    ],
-)
-def test_a_kl_that_is_far_off_and_slow_overshoots_little(start, beta, least):
-    """It changes by 3 % an update at most, down where beta is above 3e-4 and up where it is below."""
-    for overflows in (False, True):
-        control, kls = KLController(20.0, beta), [20 * start]
-        if overflows:
-            control.observe(torch.tensor(math.inf))
-        for _ in range(600):
-            control.observe(torch.tensor(kls[-1]))
-            kls.append(kls[-1] * math.exp(-0.03 * math.tanh(math.log(control.beta.item() / 3e-4))))
-        arrived = next(n for n, kl in enumerate(kls) if (kl > 20) != (start > 1))
-        assert least < min(kls[arrived:]) <= max(kls[arrived:]) < 40
-        assert kls[-1] == pytest.approx(20, rel=0.02)
-
-
-def test_what_follows_a_burst_is_not_taken_for_a_fall():
-    control = KLController(20.0, 3e-4)
-    for kl in [20.0] * 50 + [1e6]:
-        control.observe(torch.tensor(kl))
-    before = control.theta
-    for _ in range(40):
-        control.observe(torch.tensor(60.0))
-    assert control.theta - before > 0.05 * 40  # it waits for less than half of these updates
 
 
 def test_a_target_out_of_reach_and_kls_of_rounding_or_overflow_leave_beta_finite():

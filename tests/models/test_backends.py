@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
+from torch.backends.cuda import cudnn_sdp_enabled
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASK_FUNCTIONS
 
-from swep_ds.models.backends import WITHOUT_SYNC, given_masks, without_cudnn_attention
+from swep_ds.models.backends import WITHOUT_SYNC
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from tests.support import tiny_batches, tiny_models
@@ -26,17 +26,6 @@ def test_predictions_take_no_cudnn_attention_and_the_masks_that_they_are_given(k
         kind(plain).predict(batch)
     assert all(state == (False, WITHOUT_SYNC) for state in seen)
     assert (cudnn_sdp_enabled(), masks()) == (True, before)
-
-
-def test_a_block_leaves_all_as_it_was():
-    functions = masks()
-    enable_cudnn_sdp(False)
-    try:
-        with without_cudnn_attention(), given_masks():
-            assert (cudnn_sdp_enabled(), masks()) == (False, WITHOUT_SYNC)
-        assert (cudnn_sdp_enabled(), masks()) == (False, functions)
-    finally:
-        enable_cudnn_sdp(True)
 
 
 def test_threads_predict_at_the_same_time():
