@@ -49,7 +49,10 @@ def load(cached: Path) -> tuple[Dataset, dict[str, int]] | None:
     file = cached.with_suffix(".json")
     if not (cached.exists() and file.exists()):
         return None
-    facts = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # the machine went down before the file reached the disk
+        return None
     if facts.pop("bytes") != cached.stat().st_size:
         return None
     return Dataset.from_file(str(cached)), facts

@@ -46,11 +46,14 @@ class Chunks:
         except Timeout:
             raise InputError(f"--output {self.output}: another process is writing it: name another") from None
         settings = self.folder / "settings.json"
-        if settings.exists() and (differing := differences(read_json(settings), setup)):
-            raise InputError(
-                f"--output {self.output}: {self.folder.name} holds chunks made with other settings ({differing}): "
-                "name another file, or delete that folder"
-            )
+        if settings.exists():
+            if differing := differences(read_json(settings), setup):
+                raise InputError(
+                    f"--output {self.output}: {self.folder.name} holds chunks made with other settings ({differing}): "
+                    "name another file, or delete that folder"
+                )
+        elif any(self.folder.glob("[!.]*")):  # `finish` would delete them
+            raise InputError(f"--output {self.output}: {self.folder.name} holds files of something else: move them")
         write_atomically(settings, json.dumps(setup))
         return [number for number in range(self.count) if not self._file(number).exists()]
 

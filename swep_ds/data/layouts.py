@@ -145,6 +145,10 @@ def _name(value: Any) -> str:
 def _example(id_: str, fields: dict[str, Any], wanted: LabelOptions) -> Example:
     question = text_field(fields, "question")
     context = text_field(fields, "context")
+    try:
+        f"{id_}{question}{context}".encode()
+    except UnicodeEncodeError:  # a run would end where it writes its predictions
+        raise InputError("holds half of a surrogate pair, which is not text; remove or complete it") from None
     article = _name(fields.get("title")) or context
     if not wanted.labels:
         return Example(id_, question, context, (), None, article)

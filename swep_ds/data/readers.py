@@ -96,8 +96,9 @@ def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     saved_splits = path / "dataset_dict.json"
     if saved_splits.is_file():
         path /= _default_split(source, read_json(saved_splits)["splits"], training)
-    if (path / "state.json").is_file():  # saved by `datasets`, which keeps its caches there, too
-        return tuple(sorted(file for file in path.glob("*.arrow") if not file.name.startswith("cache-")))
+    saved = path / "state.json"
+    if saved.is_file():  # by `datasets`, which keeps its caches there, too
+        return tuple(path / file["filename"] for file in read_json(saved)["_data_files"])
     return _data_files(path, training)
 
 

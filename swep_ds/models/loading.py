@@ -5,6 +5,7 @@ else must be in the files, in the model's shapes.
 """
 
 import copy
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -81,6 +82,9 @@ def load_trainable(
             _check_mapped(model, label)
     else:
         model = make_hollow(auto_class, config, label)
+    failure = f"{label}: its config.json could not be exported after the training"
+    with tempfile.TemporaryDirectory() as folder, as_input_error(failure, "correct it"):
+        model.config.save_pretrained(folder)
     if activation_checkpointing:
         with as_input_error("train.activation_checkpointing: cannot be used", "set it to false"):
             # the reentrant kind reduces a parameter twice in a joint update at ZeRO-2 and ZeRO-3

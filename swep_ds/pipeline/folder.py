@@ -31,7 +31,6 @@ HEALTH_FILE = "health.jsonl"
 PRETRAIN = "pretrain"  # in a run's folder, and a run's folder itself
 UNAVERAGED = "unaveraged"  # likewise
 CHECKPOINTS = "checkpoints"
-LEFT_BY_A_START = {BATCH, PRETRAIN, CHECKPOINTS}  # of one that ended before it wrote its recipe
 LOCK_SECONDS = 120.0  # a killed process may still be ending, and a network file system keeps a lost node's lock a while
 
 
@@ -203,11 +202,11 @@ class RunFolder:
         if not self.path.exists():
             return
         if not self._is_run():
-            visible = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")}
-            if foreign := sorted(visible - LEFT_BY_A_START):
-                raise InputError(
-                    f"{where}: holds files that belong to no run ({foreign[0]}): name a new or empty folder"
-                )
+            for entry in sorted(self.path.iterdir()):
+                if not _is_left_by_a_start(entry):
+                    raise InputError(
+                        f"{where}: holds files that belong to no run ({entry.name}): name a new or empty folder"
+                    )
             return
         if resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
@@ -240,6 +239,16 @@ class RunFolder:
     def write_batch(self, batch: GlobalBatch) -> None:
         """Saves what `read_batch` returns."""
         write_atomically(self.path / BATCH, json.dumps(asdict(batch)) + "\n")
+
+
+def _is_left_by_a_start(entry: Path) -> bool:
+    """Whether a start that ended before it wrote its recipe may have made this: hidden files, the batch, a first stage,
+    empty folders."""
+    if entry.name.startswith(".") or entry.name == BATCH:
+        return True
+    if entry.name == PRETRAIN and (entry / BATCH).is_file():
+        return True
+    return entry.is_dir() and all(file.name.startswith(".") for file in entry.iterdir())
 
 
 def resume_fingerprint(recipe: Recipe) -> dict[str, object]:

@@ -24,7 +24,7 @@ from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
-from swep_ds.models.hub import fit_tokenizer, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.loading import check_answers, load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import validation_examples
@@ -138,9 +138,7 @@ def _reading_file(source: str) -> Path | None:
         return None
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
         if not constants.is_offline_mode():
-            raise InputError(
-                f"model {source}: the hub gives no {READING} ({reason(error)}): try again"
-            ) from None
+            raise InputError(f"model {source}: the hub gives no {READING} ({reason(error)}): try again") from None
         warn_once(f"model {source}: offline, and its {READING} is not in the hub's cache: read with default windows")
         return None
 
@@ -175,6 +173,9 @@ def evaluate_saved(
         saved = load_saved(model_name, null_threshold)
         if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":
             raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
+        for name, examples in tests.items():
+            texts = (example.context for example in examples)
+            check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
         longest = longest_window(saved.tokenizer, saved.qa.model)
         if max_length is not None and max_length > longest:
             raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")

@@ -69,8 +69,12 @@ class Ingredient:
         return cls(run, folder.model, recipe, results, reading, weights, traits)
 
     def weight(self, name: str) -> Tensor:
+        """Raises InputError: it holds NaN or infinity."""
         with safe_open(self.weights[name], "pt") as content:
-            return content.get_tensor(name)
+            tensor = content.get_tensor(name)
+        if not tensor.isfinite().all():
+            raise InputError(f"{self.model}: {name} holds NaN or infinity: leave that run out")
+        return tensor
 
 
 def make_soup(runs: Sequence[Path], output: Path) -> None:

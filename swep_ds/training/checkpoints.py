@@ -85,7 +85,14 @@ class Checkpoints:
             if ranks.is_main():
                 log.warning("%s", message)
             return False
-        write_on_rank0(lambda: self._prune(done), self.folder)
+        try:
+            write_on_rank0(lambda: self._prune(done), self.folder)
+        except WriteFailed as error:
+            message = f"the checkpoint of update {done.updates} is saved, but older ones cannot be deleted: {error}"
+            if self.on_failure == "stop":
+                raise WriteFailed(message) from None
+            if ranks.is_main():
+                log.warning("%s", message)
         return True
 
     def _write(self, engine, tag: Path, done: TrainState) -> None:

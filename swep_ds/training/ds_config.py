@@ -7,6 +7,7 @@ it. DeepSpeed itself checks the fields of about half of its blocks, and ignores 
 
 import json
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -72,6 +73,9 @@ def complete_ds_config(
         raise InputError(f"train.precision: {train.precision} needs a GPU: set it to {fix}")
     config = read_ds_config(source)
     given = _given(train, config, world_size)
+    if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
+        for field in given:  # a run's file: its recipe decided these
+            _set(config, field, AUTO)
     faults = _recipe_faults(config, train, given) + _silent_faults(config)
     _fill(config, given, hidden_size)
     autos = [field for field, value in flatten(config).items() if value == AUTO]

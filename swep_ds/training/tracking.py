@@ -196,11 +196,11 @@ def _start_service(settings: TrackingSection, method: str, config: dict[str, Any
     """wandb's run, a `TensorBoard`, or None. A new run ends if wandb cannot start; one that resumes goes on."""
     if settings.to == "off":
         return None
-    if settings.to == "tensorboard":
-        return TensorBoard(folder, updates)
     id_file = folder / "wandb_id"  # a resumed run continues under its id
     is_new = not id_file.is_file()
     try:
+        if settings.to == "tensorboard":
+            return TensorBoard(folder, updates)
         import wandb
 
         run = wandb.init(
