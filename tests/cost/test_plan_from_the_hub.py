@@ -20,13 +20,15 @@ def test_a_plan_needs_the_config_alone(tmp_path):
         env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
         # before Hugging Face's libraries are imported
         env |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "swep_ds", "plan", "--recipe", "large_t5", "8x80"]
+        command = [sys.executable, "-m", "swep_ds", "train", "--recipe", "large_t5", "--plan", "8x80"]
+        command += ["--output_dir", "runs/large", "--resume", "never"]
         ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert f"swep on {MODEL}: autocast" in ended.stdout
     assert "parameters: 222,903,552 of the model" in ended.stdout  # as the published weights have
     assert "updates and tokens: not known, because model.name google-t5/t5-base: no tokenizer" in ended.stdout
-    assert "swep-ds train --ranks 8 --ds_config zero0 --recipe large_t5" in ended.stdout
+    advised = "swep-ds train --ranks 8 --ds_config zero0 --recipe large_t5 --output_dir runs/large --resume never"
+    assert advised in ended.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
