@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -107,42 +108,36 @@ def test_effects_against_a_loop(run):
         assert measured[f"{name}_error"] == pytest.approx(error, rel=1e-3, abs=2e-6)
 
 
-def test_a_study_resumes(run, monkeypatch):
-    betas = []
-    monkeypatch.setattr(mechanism, "learn", lambda _, beta, rate, updates: betas.append((beta, rate)))
-    monkeypatch.setattr(mechanism, "effects", lambda *_: {"kl_per_window": 1.0})
-    windows = {"source": mechanism.sample_windows(run, run.test_examples(), 2, "source")}
-    settings = {"ratios": [1.0, 10.0], "factors": [1.0, 2.0], "updates": 5}
-    first = next(mechanism.study(run, windows, 3.0, **settings))
-    *_, table = mechanism.study(run, windows, 3.0, **settings, done=first)
-    rate = run.recipe.train.learning_rate
-    expected = [(0.3, rate), (0.3, 2 * rate), (0.03, rate), (0.03, 2 * rate)]
-    assert betas == [pytest.approx(pair) for pair in expected]
-    assert table[mechanism.SETTING].drop_duplicates().shape == (4, 4)
-    assert [*mechanism.study(run, windows, 3.0, **settings, done=table)] == []
-    with pytest.raises(InputError, match=r"beta is 0\.3 in it and 0\.6 now at ratio 1, so it was measured with"):
-        next(mechanism.study(run, windows, 6.0, **settings, done=table))
-
-
 def test_the_script_adds_to_its_table(tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
     run, output = finished(tmp_path / "run", "prior_aug"), tmp_path / "out"
+    learn = mock.Mock(wraps=mechanism.learn)
+    monkeypatch.setattr(mechanism, "learn", learn)
 
     def script(*ratios: int) -> str:
-        options = ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1, "--ratios", *ratios]
+        options = ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1, 2, "--ratios", *ratios]
         monkeypatch.setattr(sys, "argv", ["mechanism.py", str(run), *map(str, options)])
         mechanism.main()
         return capsys.readouterr().out
 
+    def known(k: float) -> None:
+        table = pd.DataFrame({"kind": ["all"], "k": [k], "k_error": [0.1]})
+        monkeypatch.setattr(mechanism, "curvature", lambda *_: table)
+
     with pytest.raises(SystemExit, match="too uncertain to be the unit of beta: give more --windows"):
         script(1)  # a random model has no curvature that can be told from 0
-    known = pd.DataFrame({"kind": ["all"], "k": [3.0], "k_error": [0.1]})
-    monkeypatch.setattr(mechanism, "curvature", lambda *_: known)
-    said = script(1)
-    assert "guess_shuffled" in said
+    known(3.0)
+    assert "guess_shuffled" in script(1)
     assert sorted(file.name for file in output.iterdir()) == ["curvature.csv", "mechanism.csv"]
     first = pd.read_csv(output / "mechanism.csv")
     script(1, 10)
+    script(1, 10)
     table = pd.read_csv(output / "mechanism.csv")
-    assert table.ratio.tolist() == [1, 10]
-    pd.testing.assert_frame_equal(table[:1], first)
+    assert table[mechanism.SETTING].drop_duplicates().shape == (4, 4)
+    assert table.ratio.tolist() == [1, 1, 10, 10]
+    pd.testing.assert_frame_equal(table[:2], first)
+    expected = [(0.3, 1e-3), (0.3, 2e-3), (0.03, 1e-3), (0.03, 2e-3)]
+    assert [call.args[1:3] for call in learn.call_args_list] == [pytest.approx(pair) for pair in expected]
+    known(6.0)
+    with pytest.raises(SystemExit, match=r"beta is 0\.3 in it and 0\.6 now at ratio 1, so it was measured with"):
+        script(1)
