@@ -14,10 +14,10 @@ from rich.console import Console
 from swep_ds.analysis import formats, table
 from swep_ds.analysis.runs import Run
 from swep_ds.commands.table import table as command
-from swep_ds.common.errors import InputError
 from swep_ds.evaluation.calibration import CALIBRATION
 from tests.analysis.test_table import RUNS, cells_of
 from tests.support import fake_runs
+from tests.support.bad_input import refused
 
 NAMES = ["MLE", "a|b & <i>50 %</i>_[x]", "gone"]
 KNOWN = {"difference": 1.0, "difference_std": 0.5, "difference_n": 3, "difference_low": -0.25, "difference_high": 2.0}
@@ -168,8 +168,7 @@ def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypat
     assert whole["cells"][0]["mean"] == 35.0
     assert whole["cells"][0]["difference"] is None
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is not a folder: name another one"):
-        table_of(tmp_path / "runs", "--output", tmp_path / "file")
+    assert "is not a folder: name another one" in refused(table_of, tmp_path / "runs", "--output", tmp_path / "file")
 
 
 def console(monkeypatch, table: table.Table) -> list[str]:
