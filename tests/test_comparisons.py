@@ -14,11 +14,12 @@ from swep_ds.analysis.crossed import holm
 from swep_ds.analysis.runs import find_runs
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support import fake_runs, scripts
+from tests.support.bad_input import change_json
 
 METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle", "fgm", "lnsr")
 ADJUSTED = {"cpu": 18, "gpu": 5}  # by Holm's rule
+SWEEPS = {"cpu": "learned_noise", "gpu": "learned_noise_gpu"}
 SIZES = {"squad": 40, "nyt": 40, "bio": 30}
-
 
 comparisons = scripts.load("docs/measurements/learned_noise/comparisons.py")
 
@@ -30,16 +31,16 @@ def plan(request):
 
 @pytest.fixture(scope="module")
 def runs(plan, tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("comparisons")
+    rng = np.random.default_rng(0)
     arms = zip(comparisons.PLANS[plan].arms, METHODS, strict=False)
     variants = {arm: {"method.name": method, "train.average": "ema"} for arm, method in arms}
     for cell in fake_runs.sweep(folder, SIZES, variants=variants, seeds=[0, 1, 2, 3]):
         for run, recipe in ((cell.folder, cell.recipe), (cell.folder / "unaveraged", cell.recipe.unaveraged())):
             fake_runs.finish(run, recipe, {name: int(rng.integers(10, 20)) for name in SIZES})
-            results = json.loads((run / "results.json").read_text())
-            for scores in results["eval"].values():
-                scores |= {"ece": rng.uniform(1, 9), "aurc": rng.uniform(1, 9)}
-            (run / "results.json").write_text(json.dumps(results))
+            for name in SIZES:
+                calibration = {"ece": rng.uniform(1, 9), "aurc": rng.uniform(1, 9)}
+                change_json(run / "results.json", "eval", name, **calibration)
     return folder / "runs"
 
 
@@ -52,13 +53,9 @@ def printed(plan, runs):
     return [[[cell.strip() for cell in line.split("|")[1:-1]] for line in part.split("\n")[3:]] for part in shown]
 
 
-@pytest.mark.parametrize(("of", "name"), [("cpu", "learned_noise"), ("gpu", "learned_noise_gpu")])
-def test_its_arms_are_those_of_the_sweep(tmp_path, of, name):
-    sweep, _ = read_sweep(name, tmp_path)
-    assert set(comparisons.PLANS[of].arms) == set(sweep.variants)
-
-
-def test_differences_are_those_of_the_table(plan, runs, printed, monkeypatch):
+def test_differences_are_those_of_the_table(plan, runs, printed, tmp_path, monkeypatch):
+    sweep, _ = read_sweep(SWEEPS[plan], tmp_path)
+    assert set(comparisons.PLANS[plan].arms) == set(sweep.variants)
     registered, not_registered = comparisons.PLANS[plan].registered, comparisons.PLANS[plan].not_registered
     monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
     of_table = {}

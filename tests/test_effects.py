@@ -38,7 +38,7 @@ def printed(folder) -> str:
     return shown.call_args.args[0]
 
 
-def test_the_kl_and_the_effects_of_a_run(runs):
+def test_effects_and_points_above_the_published_line(runs):
     folder, numbers = runs
     text = printed(folder)
     means = []
@@ -58,11 +58,6 @@ def test_the_kl_and_the_effects_of_a_run(runs):
     said = re.search(r"swep, guess learned less gold learned: (\S+), 95 % (\S+) to (\S+)", text).groups()
     assert [float(number) for number in said] == pytest.approx([np.mean(means), low, high], abs=6e-5)
 
-
-def test_points_above_the_published_line(runs):
-    folder, numbers = runs
-    text = printed(folder)
-
     def above(arm: str) -> list[float]:
         f1 = [numbers[arm, seed][1] for seed in range(6)]
         return [scores["amazon"]["f1"] - (1.436 * scores["new_wiki"]["f1"] - 51.73) for scores in f1]
@@ -75,9 +70,6 @@ def test_points_above_the_published_line(runs):
     said = [float(number) for number in re.findall(r"[-+]\d+\.\d+", text.splitlines()[-1])]
     assert said[1:] == pytest.approx([low, high], abs=0.006)
 
-
-def test_what_is_missing_is_named(runs):
-    folder, _ = runs
     for missing in ("prior-aug-0-1-seed3/unaveraged/results.json", "swep-seed2/metrics.jsonl"):
         (folder / missing).rename(kept := folder / "kept")
         with pytest.raises(SystemExit, match=missing):

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -9,12 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from swep_ds.analysis.trained_run import TrainedRun
-from swep_ds.common.errors import InputError
 from swep_ds.methods.base import Inputs, NoiseKey, PassState, multiply_by_gaussian
 from swep_ds.methods.noise_effect import shuffle
 from swep_ds.models.outputs import QAOutput
 from tests.support import scripts
+from tests.support.bad_input import refused
 from tests.support.finished import finished, load
 
 ALPHA, STIFFNESS = 0.1, 2.0
@@ -41,25 +41,17 @@ def run(tmp_path):
     return load(tmp_path, "prior_aug")
 
 
-@pytest.fixture
-def quadratic(run):
-    return replace(run, qa=Quadratic())
-
-
-def test_curvature_of_a_quadratic(quadratic):
-    table = mechanism.curvature(
-        quadratic, mechanism.sample_windows(quadratic, quadratic.training_examples(), 6, "training"), draws=40
-    )
+def test_curvature_of_a_quadratic_and_the_stationary_point_of_learned_noise(run):
+    """mu - 1 = -(alpha / beta) E[g], where E[g] = k mu, and sigma^2 = alpha / (1 + alpha k / beta)."""
+    quadratic = replace(run, qa=Quadratic())
+    windows = mechanism.sample_windows(quadratic, quadratic.training_examples(), 6, "training")
+    table = mechanism.curvature(quadratic, windows, draws=40)
     assert table.kind.tolist() == ["all", "answer", "question", "context", "special"]
     by_kind = table.set_index("kind")
     assert by_kind.k["all"] == pytest.approx(STIFFNESS, rel=0.05)
     assert by_kind.k["context"] == pytest.approx(STIFFNESS, rel=0.05)
     assert by_kind.squared_mean_gradient["all"] == pytest.approx(STIFFNESS**2)  # pairs of noise have its mean exactly
     assert by_kind.tokens["all"] == by_kind.tokens.drop("all").sum()
-
-
-def test_learned_noise_reaches_the_stationary_point(quadratic):
-    """mu - 1 = -(alpha / beta) E[g], where E[g] = k mu, and sigma^2 = alpha / (1 + alpha k / beta)."""
     ratio = 0.25
     method = mechanism.learn(quadratic, beta=ALPHA * STIFFNESS / ratio, learning_rate=0.01, updates=250)
     delta, log_ratio = method.noise(torch.ones(1, 1, 16)).chunk(2, -1)
@@ -70,12 +62,12 @@ def test_learned_noise_reaches_the_stationary_point(quadratic):
 
 def test_what_cannot_be_measured_is_refused(run, tmp_path):
     examples = [replace(example, answers=()) for example in run.test_examples()[:3]]
-    with pytest.raises(InputError, match=r"^news: none of its 3 questions has its answer in a window: name other data"):
-        mechanism.sample_windows(run, examples, 5, "news")
+    said = refused(mechanism.sample_windows, run, examples, 5, "news")
+    assert said.startswith("news: none of its 3 questions has its answer in a window: name other data")
     (tmp_path / "mle").mkdir()
     other = load(tmp_path / "mle", "mle")
-    with pytest.raises(InputError, match="trained by mle: name a run of prior_aug"):
-        mechanism.curvature(other, mechanism.sample_windows(other, other.training_examples(), 2, "training"))
+    windows = mechanism.sample_windows(other, other.training_examples(), 2, "training")
+    assert "trained by mle: name a run of prior_aug" in refused(mechanism.curvature, other, windows)
 
 
 def test_effects_against_a_loop(run):
@@ -116,49 +108,36 @@ def test_effects_against_a_loop(run):
         assert measured[f"{name}_error"] == pytest.approx(error, rel=1e-3, abs=2e-6)
 
 
-def test_a_study_resumes(run, monkeypatch):
-    betas = []
-    monkeypatch.setattr(mechanism, "learn", lambda _, beta, rate, updates: betas.append((beta, rate)))
-    monkeypatch.setattr(mechanism, "effects", lambda *_: {"kl_per_window": 1.0})
-    windows = {"source": mechanism.sample_windows(run, run.test_examples(), 2, "source")}
-    settings = {"ratios": [1.0, 10.0], "factors": [1.0, 2.0], "updates": 5}
-    first = next(mechanism.study(run, windows, 3.0, **settings))
-    *_, table = mechanism.study(run, windows, 3.0, **settings, done=first)
-    rate = run.recipe.train.learning_rate
-    expected = [(0.3, rate), (0.3, 2 * rate), (0.03, rate), (0.03, 2 * rate)]
-    assert betas == [pytest.approx(pair) for pair in expected]
-    assert table[mechanism.SETTING].drop_duplicates().shape == (4, 4)
-    assert [*mechanism.study(run, windows, 3.0, **settings, done=table)] == []
-    with pytest.raises(InputError, match=r"beta is 0\.3 in it and 0\.6 now at ratio 1, so it was measured with"):
-        next(mechanism.study(run, windows, 6.0, **settings, done=table))
-
-
 def test_the_script_adds_to_its_table(tmp_path, monkeypatch, capsys):
-    (tmp_path / "run").mkdir()
-    run, output = finished(tmp_path / "run", "prior_aug"), tmp_path / "out"
+    run = finished(tmp_path, "prior_aug")
+    output = tmp_path / "out"
+    learn = mock.Mock(wraps=mechanism.learn)
+    monkeypatch.setattr(mechanism, "learn", learn)
 
     def script(*ratios: int) -> str:
-        options = ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1, "--ratios", *ratios]
+        options = ["--output", output, "--updates", 2, "--windows", 40, "--factors", 1, 2, "--ratios", *ratios]
         monkeypatch.setattr(sys, "argv", ["mechanism.py", str(run), *map(str, options)])
         mechanism.main()
         return capsys.readouterr().out
 
+    def known(k: float) -> None:
+        table = pd.DataFrame({"kind": ["all"], "k": [k], "k_error": [0.1]})
+        monkeypatch.setattr(mechanism, "curvature", lambda *_: table)
+
     with pytest.raises(SystemExit, match="too uncertain to be the unit of beta: give more --windows"):
-        script(1)
-    trained = TrainedRun.load(run)  # a random model has no curvature that can be told from 0
-    batch = trained.batch(mechanism.sample_windows(trained, trained.training_examples(), 40, "training"))
-    optimizer = torch.optim.Adam(trained.qa.requires_grad_(True).parameters(), 1e-2)
-    for _ in range(30):
-        trained.qa(trained.qa.embed(batch), batch).nll.mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    trained.qa.model.save_pretrained(run / "model")
-    said = script(1)
-    assert "special" in said
-    assert "guess_shuffled" in said
+        script(1)  # a random model has no curvature that can be told from 0
+    known(3.0)
+    assert "guess_shuffled" in script(1)
     assert sorted(file.name for file in output.iterdir()) == ["curvature.csv", "mechanism.csv"]
     first = pd.read_csv(output / "mechanism.csv")
     script(1, 10)
+    script(1, 10)
     table = pd.read_csv(output / "mechanism.csv")
-    assert table.ratio.tolist() == [1, 10]
-    pd.testing.assert_frame_equal(table[:1], first)
+    assert table[mechanism.SETTING].drop_duplicates().shape == (4, 4)
+    assert table.ratio.tolist() == [1, 1, 10, 10]
+    pd.testing.assert_frame_equal(table[:2], first)
+    expected = [(0.3, 1e-3), (0.3, 2e-3), (0.03, 1e-3), (0.03, 2e-3)]
+    assert [call.args[1:3] for call in learn.call_args_list] == [pytest.approx(pair) for pair in expected]
+    known(6.0)
+    with pytest.raises(SystemExit, match=r"beta is 0\.3 in it and 0\.6 now at ratio 1, so it was measured with"):
+        script(1)

@@ -36,11 +36,5 @@ def test_every_shipped_recipe_loads_with_the_ds_config_in_its_head(path):
     words = shlex.split(head.lstrip("# "))
     recipe = Recipe.load(path.stem, [b for a, b in pairwise(words) if a == "--set"])
     resolve(recipe, dict(pairwise(words)).get("--ds_config", "zero2"))
-    train = recipe.train
     # transformers: gradients should not be clipped for Adafactor
-    assert (train.max_grad_norm == 0) == (train.optimizer == "adafactor")
-    if path.stem == "t5_small_squad":  # the paper's generative set-up
-        paper = ("adafactor", "constant", 1e-4, 4)
-        assert (train.optimizer, train.schedule, train.learning_rate, train.epochs) == paper
-        assert train.micro_batch_size * train.gradient_accumulation_steps == 64
-        assert recipe.eval.beams == 4
+    assert (recipe.train.max_grad_norm == 0) == (recipe.train.optimizer == "adafactor")

@@ -1,33 +1,15 @@
 """A plan of a model on the hub takes its config alone, and a hub that cannot be reached is an error at once."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 from huggingface_hub import constants
 
+from swep_ds.commands.train import train
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_hub
-from tests.support.fork_server import ROOT
 from tests.support.hub import MODEL, stand_in
 from tests.support.ports import free_port
-
-
-@pytest.mark.slow
-def test_a_plan_needs_the_config_alone(tmp_path):
-    with stand_in() as address:
-        env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-        # before Hugging Face's libraries are imported
-        env |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "swep_ds", "plan", "--recipe", "large_t5", "8x80"]
-        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert f"swep on {MODEL}: autocast" in ended.stdout
-    assert "parameters: 222,903,552 of the model" in ended.stdout  # as the published weights have
-    assert "updates and tokens: not known, because model.name google-t5/t5-base: no tokenizer" in ended.stdout
-    assert "swep-ds train --ranks 8 --ds_config zero0 --recipe large_t5" in ended.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 @pytest.fixture
@@ -39,6 +21,22 @@ def online(monkeypatch):
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{path}")
 
     return at
+
+
+def test_a_plan_needs_the_config_alone(online, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    options = ["--recipe", "large_t5", "--output_dir", "runs/large", "--resume", "never"]
+    monkeypatch.setattr(sys, "argv", ["train", "--plan", "8x80", *options])
+    with stand_in() as address:
+        online(address)
+        train()
+    said = capsys.readouterr().out
+    assert f"swep on {MODEL}: autocast" in said
+    assert "parameters: 222,903,552 of the model" in said  # as the published weights have
+    assert "updates and tokens: not known, because model.name google-t5/t5-base: no tokenizer" in said
+    assert f"swep-ds train --ranks 8 --ds_config zero0 {' '.join(options)}" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
 def test_a_hub_that_cannot_be_reached_is_an_error_and_one_that_answers_is_none(online):

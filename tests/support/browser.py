@@ -45,8 +45,7 @@ function measure(view) {
   const whole = page.documentElement;
   const fonts = [...page.fonts].map(font => font.status);
   return {fonts, width: view.innerWidth, scroll: whole.scrollWidth, height: whole.scrollHeight,
-    texts: boxes.length, overlaps, outside: outside.map(box => box[1]),
-    dark: view.matchMedia("(prefers-color-scheme: dark)").matches};
+    texts: boxes.length, overlaps, outside: outside.map(box => box[1])};
 }
 """
 
@@ -62,20 +61,18 @@ def fonts() -> str:
     return f"<style>{' '.join(faces)} * {{ font-family: Fixed !important }}</style>"
 
 
-def measure(html: str, folder: Path, width: int, *, dark: bool = False) -> dict:
+def measure(html: str, folder: Path, width: int) -> dict:
     """What `MEASURE` returns for a page in a window of `width` pixels, in a new profile below `folder`."""
     frame = (html + fonts()).replace("&", "&amp;").replace('"', "&quot;")
-    outer = folder / f"outer-{width}-{dark}.html"
+    outer = folder / f"outer-{width}.html"
     outer.write_text(
         f'<!DOCTYPE html><meta charset="utf-8"><script>{MEASURE}</script>'
         f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{frame}" onload="'
         "const pre = document.body.appendChild(document.createElement('pre')); pre.id = 'measured'; "
         'pre.textContent = JSON.stringify(measure(this.contentWindow))"></iframe>'
     )
-    theme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    command = [BROWSER, *FLAGS, *theme, f"--user-data-dir={folder / outer.stem}", f"--window-size={width + 40},1000"]
-    shown = subprocess.run(
-        [*command, "--dump-dom", outer.as_uri()], capture_output=True, encoding="utf-8", check=True, timeout=HANGS
-    )
+    command = [BROWSER, *FLAGS, f"--user-data-dir={folder / outer.stem}", f"--window-size={width + 40},1000"]
+    command += ["--dump-dom", outer.as_uri()]
+    shown = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=HANGS)
     match = re.search(r'<pre id="measured">(.*?)</pre>', shown.stdout, re.DOTALL)
     return json.loads(unescape(match[1]))

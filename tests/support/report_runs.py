@@ -6,14 +6,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import yaml
-from safetensors.torch import save_file
 
-from swep_ds.methods import build
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from tests.support import tiny_run
-from tests.support.finished import write_reading
+from tests.support.finished import finished
 
 CONTEXT = "The monastery was founded in 1204 by an abbot from the northern valley."
 SCRIPT, RTL, EMOJI = "<script>alert('x')</script> & who?", "من \u202eبنى الدير؟", "When 🏰👩‍👩‍👧?"
@@ -66,6 +64,16 @@ class Page(HTMLParser):
         return sum(attributes.get("class") == name for _, attributes in self.elements)
 
 
+def contrast(one: str, other: str) -> float:
+    """Of two colours, by WCAG 2."""
+    luminances = []
+    for colour in (one, other):
+        channels = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(luminances) + 0.05) / (min(luminances) + 0.05)
+
+
 def metrics(updates) -> str:
     fixed = {"nll_clean": 4.0, "nll_noisy": 4.5, "mu": 1.01, "mu_distance": 0.01, "sigma": 0.3, "words_changed": 0.2}
     fixed |= {"words_changed_clean": 0.1, "learning_rate": 1e-3, "grad_norm": 2.0, "samples_per_second": 8.0}
@@ -77,7 +85,7 @@ def metrics(updates) -> str:
 
 def write_runs(home: Path) -> None:
     """Writes into `home` the folders of a run ("run"), and of another run with other answers ("other")."""
-    tree = yaml.safe_load(tiny_run.prepare(home).read_text())
+    tree = yaml.safe_load((finished(home) / "recipe.yaml").read_text())
     qas = [
         {"id": name, "question": question, "answers": [{"text": gold, "answer_start": CONTEXT.index(gold)}]}
         for name, (question, gold, *_) in QUESTIONS.items()
@@ -87,11 +95,9 @@ def write_runs(home: Path) -> None:
     )
     tree["data"]["eval"] = {"squad": str(home / "test.json"), "gone": str(home / "gone.json")}
     score = {"exact_match": 50.0, "f1": 56.666667, "total": 6}
-    results = {
-        "method": "swep",
-        "model": "m",
-        "seed": 0,
+    results = json.loads((home / "results.json").read_text()) | {
         "world_size": 2,
+        "inputs": {},
         "train": {"updates": 40, "seconds": 80.0, "samples_per_second": 8.0, "peak_memory_bytes": 3 * 2**20},
         "selection": {"data_set": "squad", "update": 30, "exact_match": 1.0, "f1": 2.0},
         "eval": {"squad": score, "gone": score | {"f1": 12.3456}},
@@ -116,5 +122,4 @@ def write_runs(home: Path) -> None:
         config = resolve_ds_config(str(tiny_run.ds_config(home, 3)), recipe, **given)
         (folder / "ds_config.json").write_text(json.dumps(config))
         shutil.copytree(home / "model", folder / "model")
-        write_reading(folder / "model")
-        save_file(build(recipe.method, 16, 16).state_dict(), folder / NOISE)
+        shutil.copy(home / NOISE, folder)
