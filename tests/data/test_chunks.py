@@ -34,6 +34,9 @@ def test_other_settings_another_process_and_an_output_that_exists_are_refused(tm
     said = bad_input.refused(new().take, SETUP | {"seed": 1})
     assert "seed 0 there, 1 here" in said
     assert "model" not in said
+    (tmp_path / "mine.json.chunks").mkdir()
+    (tmp_path / "mine.json.chunks" / "mine.txt").touch()
+    assert "holds files of something else" in bad_input.refused(Chunks(tmp_path / "mine.json", 3).take, SETUP)
     (tmp_path / "out.json").write_text("")
     assert "exists already" in bad_input.refused(new)
 

@@ -76,7 +76,7 @@ def test_a_finished_run_without_checkpoints_is_not_trained_again(used, tmp_path)
 # Whose a folder is
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "recipe.yaml", "model/mine"])
+@pytest.mark.parametrize("name", ["thesis.tex", "recipe.yaml", "model/mine", "checkpoints/mine", "pretrain/mine"])
 def test_what_no_start_leaves_is_somebody_elses(tmp_path, name):
     """Such as a user's own recipe beside his model."""
     file = tmp_path / name
@@ -197,7 +197,7 @@ def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatc
     setups = [{"training data": "a"}, {"training data": "a"}, {"training data": "b"}]
     monkeypatch.setattr(prepare, "ranks", SimpleNamespace(gather=lambda mine: [*setups, mine], host="n{}".format))
     said = refused(prepare.check_alike, setups[0])
-    assert "rank 2 (here, host n2) starts with other settings than rank 0 (there): training data 'a'" in said
+    assert "rank 2 (here, host n2) starts with other settings than rank 0 (there, host n0): training data 'a'" in said
     setups.pop()
     prepare.check_alike(setups[0])
 

@@ -166,6 +166,8 @@ def test_what_is_not_a_soup_is_refused(runs, tmp_path):
     assert "a soup is made of two or more different runs" in refused(make_soup, [runs[0]] * 2, tmp_path / "soup")
     said = refused(make_soup, runs, runs[0])
     assert said.startswith(f"--output {runs[0]}: is not empty (it holds ")
+    change_weights(runs[2], lambda weights: weights | {WEIGHT: weights[WEIGHT] / 0})
+    assert f"{WEIGHT} holds NaN or infinity" in refused(make_soup, runs, tmp_path / "soup")
     (runs[1] / RESULTS).unlink()
     said = f"{runs[1]}: holds no results.json: name the folder of a finished run"
     assert refused(make_soup, runs, tmp_path / "soup") == said

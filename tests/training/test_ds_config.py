@@ -53,6 +53,14 @@ def test_autos_are_filled(tmp_path):
     assert [config["zero_optimization"][name] for name in sizes] == [256, 230, 160]
 
 
+def test_the_file_in_a_runs_folder_starts_that_run_anywhere(tmp_path):
+    """It holds what an earlier start filled in, on its number of ranks."""
+    (tmp_path / "batch.json").touch()
+    (tmp_path / "ds_config.json").write_text(json.dumps(resolve(write(tmp_path, {}), world_size=2)))
+    again = resolve(tmp_path / "ds_config.json", world_size=1, micro_steps=1)
+    assert again == resolve(write(tmp_path, {}), world_size=1, micro_steps=1)
+
+
 def test_values_that_agree_are_not_a_fault(tmp_path):
     config = {
         "train_batch_size": 24,  # 4 x 3 x 2 ranks
