@@ -7,6 +7,7 @@ flash_attention_2 still synchronises in every layer of a padded batch: transform
 from the device how much is left.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
@@ -19,14 +20,50 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASK_FUNC
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # train.precision -> dtype of the weights
 
 
-def float32_products(kind: Literal["tf32", "fp32"]) -> AbstractContextManager:
+class _Switch:
+    """A setting of the process that has `value` inside of blocks. Blocks may overlap, in any threads: the first one
+    sets it, and the end of the last one puts it back."""
+
+    def __init__(self, read: Callable[[], Any], switch: Callable[[Any], None], value: Any):
+        self._read = read
+        self._switch = switch
+        self._value = value
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._before: Any = None
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        with self._lock:
+            if self._blocks == 0:
+                self._before = self._read()
+                self._switch(self._value)
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                if self._blocks == 0:
+                    self._switch(self._before)
+
+
+@contextmanager
+def float32_products(kind: Literal["tf32", "fp32"]) -> Iterator[None]:
     """Inside, products of float32 matrices are computed in TF32 (10 bits of mantissa, float32 sums) or in float32.
 
     PyTorch's switch is global: it also holds for the threads of a backward. Elements and sums in memory are float32
     either way.
     """
-    precision = {"tf32": "high", "fp32": "highest"}[kind]
-    return _switched(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, precision)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision({"tf32": "high", "fp32": "highest"}[kind])
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+_cudnn_attention = _Switch(torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False)
 
 
 def without_cudnn_attention() -> AbstractContextManager:
@@ -36,13 +73,7 @@ def without_cudnn_attention() -> AbstractContextManager:
     shape (docs/performance.md). The switch is global, so that the forward that activation checkpointing repeats in a
     backward takes the same kernel.
     """
-    return _switched(torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False)
-
-
-def given_masks() -> AbstractContextManager:
-    """Inside, models use the padding masks that they are given. Threads that overlap may leave it so: no number is
-    different, only the synchronisation is."""
-    return _switched(_mask_functions, MASK_FUNCTIONS.update, WITHOUT_SYNC)
+    return _cudnn_attention.block()
 
 
 def _without_sync(make_mask: Callable) -> Callable:
@@ -64,11 +95,9 @@ def _mask_functions() -> dict[str, Callable]:
     return {name: MASK_FUNCTIONS[name] for name in WITHOUT_SYNC}
 
 
-@contextmanager
-def _switched(read: Callable[[], Any], switch: Callable[[Any], None], value: Any) -> Iterator[None]:
-    before = read()
-    switch(value)
-    try:
-        yield
-    finally:
-        switch(before)
+_masks = _Switch(_mask_functions, MASK_FUNCTIONS.update, WITHOUT_SYNC)
+
+
+def given_masks() -> AbstractContextManager:
+    """Inside, models use the padding masks that they are given."""
+    return _masks.block()

@@ -201,6 +201,7 @@ def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
 
     Raises InputError: the model, which the user named by `label`, cannot be trained under perturbation.
     """
+    _check_weights(model, label)
     ids, inputs = _question_and_text(model)
     try:
         with without_flash_attention(model.eval()):
@@ -257,6 +258,13 @@ def check_answers(model: PreTrainedModel, longest: int, label: str) -> None:
     with as_input_error(failure, "name another model", but=(torch.OutOfMemoryError, MemoryError)):
         output = _run(model, input_ids=ids, **inputs)
     _check_finite(output, label)
+    _check_weights(model, label)
+
+
+def _check_weights(model: PreTrainedModel, label: str) -> None:
+    """A NaN need not reach the logits: attention's kernels may leave out what it made of them."""
+    if not all(weight.isfinite().all() for weight in model.parameters() if not weight.is_meta):
+        raise InputError(f"{label}: computes NaN or infinity: some of its weights are, fetch it again")
 
 
 @contextmanager

@@ -30,6 +30,7 @@ def test_predictions_take_no_cudnn_attention_and_the_masks_that_they_are_given(k
 
 def test_threads_predict_at_the_same_time():
     qa, batch = ExtractiveQA(tiny_models.model("bert").eval()).double(), tiny_batches.batch()
+    before = masks()
 
     @torch.no_grad()
     def predict(_) -> torch.Tensor:
@@ -37,3 +38,4 @@ def test_threads_predict_at_the_same_time():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(torch.equal(logits, predict(0)) for logits in pool.map(predict, range(40)))
+    assert (cudnn_sdp_enabled(), masks()) == (True, before)
