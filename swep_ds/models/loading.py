@@ -264,7 +264,7 @@ def check_answers(model: PreTrainedModel, longest: int, label: str) -> None:
 def _check_weights(model: PreTrainedModel, label: str) -> None:
     """A NaN need not reach the logits: attention's kernels may leave out what it made of them."""
     if not all(weight.isfinite().all() for weight in model.parameters() if not weight.is_meta):
-        raise InputError(f"{label}: computes NaN or infinity: some of its weights are, fetch it again")
+        raise InputError(f"{label}: computes NaN or infinity, because some of its weights are: fetch the model again")
 
 
 @contextmanager

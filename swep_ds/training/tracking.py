@@ -120,7 +120,7 @@ class Tracker:
         try:
             send(self.service)
         except Exception as error:  # wandb raises anything
-            log.warning("%s fails: the run goes on, untracked from here (%s)", self.to, reason(error))
+            log.warning("%s failed (%s): the run continues without it", self.to, reason(error))
             self.service = None
 
 
@@ -148,7 +148,7 @@ class Lines:
 
 
 class TensorBoard:
-    """Stands in for wandb's run. Event files in the run's folder `tensorboard/` hold the numbers."""
+    """Has the methods of wandb's run, and writes event files to the run's folder `tensorboard/`."""
 
     def __init__(self, folder: Path, updates: int):
         from torch.utils.tensorboard import SummaryWriter
@@ -219,7 +219,7 @@ def _start_service(settings: TrackingSection, method: str, config: dict[str, Any
         if is_new and updates == 0:
             fix = "log in to it or repair its installation, or set it to wandb_offline or off"
             raise InputError(f"tracking.to: {settings.to} cannot start ({reason(error)}): {fix}") from None
-        log.warning("%s cannot start: this run goes untracked (%s)", settings.to, reason(error))
+        log.warning("%s cannot start (%s): the run continues without it", settings.to, reason(error))
         return None
     write_atomically(id_file, run.id)
     return run

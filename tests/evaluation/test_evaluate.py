@@ -46,7 +46,7 @@ def test_every_question_is_answered_once_in_order_on_any_ranks_and_stage(runs):
         assert len(ids) == count
         for run in runs.values():
             text = (run / "predictions" / f"{name}.json").read_text()
-            pairs = json.loads(text, object_pairs_hook=list)  # would show a key that stands there twice
+            pairs = json.loads(text, object_pairs_hook=list)  # keeps duplicate keys
             assert [id_ for id_, _ in pairs] == ids
         expected, other = (read(runs[run] / "predictions" / f"{name}.json") for run in RUNS)
         assert other == expected

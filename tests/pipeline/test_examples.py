@@ -197,7 +197,7 @@ def test_a_folder_stands_for_the_data_files_in_it(tmp_path, saved):
         folder.mkdir()
         (folder / "train.json").write_text(json.dumps(tiny_run.squad(4)))
         (folder / "test.json").write_text("not read to train")
-        (folder / "notes.txt").write_text("read by nobody")
+        (folder / "notes.txt").write_text("not a data file")
     recipe = Recipe.load("quickstart", [f"data.train={folder}", "data.holdout_fraction=0"])
     names = ["data-00000-of-00001.arrow"] if saved else ["train.json"]
     assert [file.name for file in input_files(recipe)["data.train"]] == names

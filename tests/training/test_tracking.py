@@ -132,7 +132,7 @@ def test_a_service_that_fails_ends_a_new_run_only_at_its_start_and_no_resumed_on
     wandb = fake(None, RuntimeError("the service\nis gone"))
     whole_run("wandb_offline", tmp_path / "later")
     assert [name for name, *_ in wandb.calls] == ["log"]
-    assert caplog.text.count("untracked from here (RuntimeError: the service is gone)") == 1
+    assert caplog.text.count("failed (RuntimeError: the service is gone): the run continues without it") == 1
     assert updates(tmp_path / "later" / "metrics.jsonl") == [1]
     wandb = fake(ConnectionError("refused"))
     assert refused(whole_run, "wandb", tmp_path).startswith("tracking.to: wandb cannot start (refused): log in to it")
@@ -140,7 +140,7 @@ def test_a_service_that_fails_ends_a_new_run_only_at_its_start_and_no_resumed_on
     assert tracker("wandb", tmp_path, before=TrainState(updates=3)).service is None
     (tmp_path / "wandb_id").write_text("known")
     assert whole_run("wandb", tmp_path).service is None
-    assert caplog.text.count("this run goes untracked (refused)") == 2
+    assert caplog.text.count("cannot start (refused): the run continues without it") == 2
     assert updates(tmp_path / "metrics.jsonl") == [1]
     wandb = fake()
     assert tracker("wandb", tmp_path).service
