@@ -1,7 +1,6 @@
 """The command `swep-ds`: `swep-ds COMMAND ...` runs the function COMMAND of `swep_ds/commands/COMMAND.py`."""
 
 import importlib
-import shlex
 import sys
 
 from swep_ds.commands import cli
@@ -30,23 +29,21 @@ NOTES = """\
 it). Any other code: the command failed, unless its help says otherwise."""
 
 
+IN_TRAIN = ("plan", "preflight")  # have the options of a training: commands/train.py
+
+
 def without_command() -> None:
     """Prints the help or the version, or raises InputError: the words begin with no command."""
-    words = sys.argv[1:]
-    if words and not words[0].startswith("-"):
+    words = sys.argv[1:] or ["--help"]
+    if not words[0].startswith("-"):
         from swep_ds.common.settings import suggest  # imports pydantic, which takes time
 
         raise InputError(f"{words[0]}: no such command{suggest(words[0], COMMANDS)}")
-    if words and words[0] not in ("-h", "--help", "--version"):
-        command = next((word for word in words if word in COMMANDS), "train")
-        others = [word for word in words if word != command]
-        raise InputError(f"options follow a command: swep-ds {command} {shlex.join(others)}")
     lines = [f"    {name:9}  {text}" for name, text in COMMANDS.items()]
     description = "\n".join(["commands:", *lines, "", NOTES])
     parser = cli.Parser(prog="swep-ds", usage="swep-ds COMMAND ...", description=description)
     parser.add_argument("--version", action="version", version=f"swep-ds {__version__}")
-    parser.parse_args()
-    parser.print_help()
+    parser.parse_args(words)
 
 
 def main() -> None:
@@ -54,7 +51,7 @@ def main() -> None:
     if name not in COMMANDS:
         cli.main(without_command)
     sys.argv[:2] = [f"swep-ds {name}"]  # what argparse calls the program
-    module = importlib.import_module(f"swep_ds.commands.{name}")
+    module = importlib.import_module(f"swep_ds.commands.{'train' if name in IN_TRAIN else name}")
     cli.main(getattr(module, name))
 
 

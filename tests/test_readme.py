@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import importlib
 import io
 import re
 import shlex
@@ -15,6 +14,7 @@ from unittest import mock
 import pytest
 
 from swep_ds.__main__ import COMMANDS as COMMAND_NAMES
+from swep_ds.__main__ import main
 from swep_ds.common.files import ds_config_path
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.recipe import Recipe
@@ -56,10 +56,9 @@ def options(command: str, *words: str) -> set[str]:
     """The options of a script, or of a command `swep-ds NAME` that has no script."""
     if not command.startswith("swep-ds "):
         return set(re.findall(r"--[a-z]\w*", run_script(ROOT / command, *words, "--help").stdout))
-    name = command.removeprefix("swep-ds ")
-    argv = mock.patch.object(sys, "argv", [command, *words, "--help"])
+    argv = mock.patch.object(sys, "argv", [*command.split(), *words, "--help"])
     with argv, redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
-        getattr(importlib.import_module(f"swep_ds.commands.{name}"), name)()
+        main()
     return set(re.findall(r"--[a-z]\w*", printed.getvalue()))
 
 

@@ -117,7 +117,12 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
             asked = examples[chunk * QUESTIONS_AT_A_TIME :][:QUESTIONS_AT_A_TIME]
             lines = []
             for example, replies in zip(asked, answerer.answer_together(asked, n_best), strict=True):
-                lines.append(_line(example, [asdict(reply) for reply in replies], n_best))
+                best = asdict(replies[0])
+                line = {"id": example.id, "question": example.question, "answer": best["text"]}
+                line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
+                if n_best > 1:
+                    line["answers"] = [asdict(reply) for reply in replies]
+                lines.append(line)
                 progress.update(done + len(lines))
             chunks.write(chunk, lines)
             done += len(lines)
@@ -125,12 +130,3 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in written)
     rate = 60 * (len(examples) - kept) / (time.monotonic() - began)
     console.print(f"{len(examples)} answers in {arguments.output}: {rate:,.0f} questions a minute")
-
-
-def _line(example, replies: list[dict[str, Any]], n_best: int) -> dict[str, Any]:
-    best = replies[0]
-    line = {"id": example.id, "question": example.question, "answer": best["text"]}
-    line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
-    if n_best > 1:
-        line["answers"] = replies
-    return line

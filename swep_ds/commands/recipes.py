@@ -21,6 +21,8 @@ from swep_ds.common.files import PACKAGE, read_text, user_path
 from swep_ds.common.schema import describe, for_editors
 from swep_ds.common.settings import read_whole, sections_of, suggest, validate
 
+KINDS = ("recipes", "sweeps")  # folders of the package
+
 
 def recipes() -> None:
     parser = Parser(description=__doc__)
@@ -30,48 +32,45 @@ def recipes() -> None:
     text = "print the JSON schema of such files, for editors (default: recipe)"
     what.add_argument("--schema", nargs="?", const="recipe", choices=["recipe", "sweep"], help=text)
     arguments = parser.parse_args()
-    if arguments.schema and arguments.name:
-        raise InputError(f"NAME {arguments.name}: --schema is for all files alike: leave out NAME")
+    name = arguments.name
+    if arguments.schema and name:
+        raise InputError(f"NAME {name}: --schema is for all files alike: leave out NAME")
     if arguments.schema:
-        print_schema(arguments.schema)
+        from swep_ds.pipeline.recipe import Recipe
+        from swep_ds.sweeps.sweep import Sweep
+
+        model = {"recipe": Recipe, "sweep": Sweep}[arguments.schema]
+        print(json.dumps(for_editors(model.model_json_schema()), indent=2, ensure_ascii=False))
     elif arguments.fields:
-        explain(arguments.name or "quickstart")
-    elif arguments.name:
-        print_file(arguments.name)
+        explain(name or "quickstart")
+    elif name:
+        path = user_path(name, "NAME")
+        shipped = [file for kind in KINDS for file in shipped_files(kind)]
+        files = [path] if path.suffix else [file for file in shipped if file.stem == name]
+        if not files:
+            raise InputError(f"NAME {name}: no such recipe or sweep{suggest(name, {file.stem for file in shipped})}")
+        print(*(f"# {file}\n{read_text(file)}" for file in files), sep="\n", end="")
     else:
         list_all()
 
 
 def shipped_files(kind: str) -> list[Path]:
-    """`kind`: recipes or sweeps."""
     return sorted((PACKAGE / kind).glob("*.yaml"))
 
 
 def list_all() -> None:
+    """Prints the name of every recipe and sweep, and the first sentence of its file's head behind its command."""
     width = shutil.get_terminal_size((120, 0)).columns
-    for kind in ("recipes", "sweeps"):
+    for kind in KINDS:
         print(f"{kind}:")
         files = shipped_files(kind)
         indent = 4 + max(len(file.stem) for file in files)
         for file in files:
-            text = f"  {file.stem}".ljust(indent) + summary(read_text(file))
+            head = re.match(r"(#.*\n)+", read_text(file))[0]
+            words = " ".join(line.lstrip("# ") for line in head.split("\n#\n", 1)[1].splitlines())
+            summary = re.match(r".*?[.?](?=\s|$)|.*", words)[0]
+            text = f"  {file.stem}".ljust(indent) + summary
             print(textwrap.fill(text, width, subsequent_indent=" " * indent))
-
-
-def summary(text: str) -> str:
-    """The first sentence of a file's head, behind its command."""
-    head = re.match(r"(#.*\n)+", text)[0]
-    words = " ".join(line.lstrip("# ") for line in head.split("\n#\n", 1)[1].splitlines())
-    return re.match(r".*?[.?](?=\s|$)|.*", words)[0]
-
-
-def print_file(name: str) -> None:
-    path = user_path(name, "NAME")
-    shipped = [*shipped_files("recipes"), *shipped_files("sweeps")]
-    files = [path] if path.suffix else [file for file in shipped if file.stem == name]
-    if not files:
-        raise InputError(f"NAME {name}: no such recipe or sweep{suggest(name, {file.stem for file in shipped})}")
-    print(*(f"# {file}\n{read_text(file)}" for file in files), sep="\n", end="")
 
 
 def explain(name: str) -> None:
@@ -96,11 +95,3 @@ def explain(name: str) -> None:
         print(f"    {field.type}; default: {field.default}")
         if field.meaning:  # another package's method may leave it out
             print(textwrap.indent(textwrap.fill(field.meaning, 116), "    "))
-
-
-def print_schema(kind: str) -> None:
-    from swep_ds.pipeline.recipe import Recipe
-    from swep_ds.sweeps.sweep import Sweep
-
-    model = {"recipe": Recipe, "sweep": Sweep}[kind]
-    print(json.dumps(for_editors(model.model_json_schema()), indent=2, ensure_ascii=False))

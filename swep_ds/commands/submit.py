@@ -83,8 +83,6 @@ def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool)
     arguments = sweep_command.parser().parse_args(options)
     if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.ranks) > 1:
         raise InputError("leave out --jobs, --ranks, --cell and --table: the array replaces them")
-    from swep_ds.sweeps.sweep import digest_of
-
     folder, cells, command = sweep_command.read(arguments)
     folder = folder.absolute()
     unfinished = [str(number) for number, cell in enumerate(cells) if cell.results() is None]
@@ -95,7 +93,7 @@ def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool)
         array += f"%{parallel}"
     sweep_command.check(cells, cells, command, ranks, on_cpu=on_cpu)
     chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={folder}/slurm-%A_%a.log"]
-    return chosen, [*_with_folder(options, arguments, folder), "--cells", digest_of(cells)], folder
+    return chosen, _with_folder(options, arguments, folder), folder
 
 
 def _with_folder(options: list[str], arguments: argparse.Namespace, folder: Path) -> list[str]:

@@ -41,8 +41,6 @@ def parser() -> argparse.ArgumentParser:
     text = "how many runs may share a device; a CPU takes any"
     options.add_argument("--runs_per_device", type=at_least(1), default=1, help=text)
     options.add_argument("--srun", action="store_true", help="start a run with srun, on all tasks of the Slurm job")
-    # names the cells that `submit` made an array for
-    options.add_argument("--cells", metavar="DIGEST", help=argparse.SUPPRESS)
     mode = options.add_mutually_exclusive_group()
     mode.add_argument("--cell", type=int, metavar="N", help="only run cell N, counted from 0, and make no table")
     mode.add_argument("--table", action="store_true", help="only make the table of what is done")
@@ -83,55 +81,41 @@ def sweep() -> None:
     if arguments.srun and "SLURM_JOB_ID" not in os.environ:
         raise InputError("--srun: this is no Slurm job: use --jobs and --ranks, or `swep-ds submit sweep`")
     folder, cells, command = read(arguments)
-    from swep_ds.sweeps.sweep import describe, digest_of  # here and below: after the settings are checked
-
-    if arguments.cells and arguments.cells != digest_of(cells):
-        raise InputError(
-            f"{arguments.sweep}: changed after the array was submitted, and its cells may be other runs: cancel the "
-            "array and submit it again"
-        )
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
-    if arguments.table:
-        describe(cells, folder)
-        _publish(cells, folder)
-        return
-    chosen = cells if arguments.cell is None else [cells[arguments.cell]]
-    failed, stopped = _run(arguments, folder, cells, chosen, command)
-    if arguments.cell is not None:
-        if stopped:
-            sys.exit(EXIT_STOPPED)
-        if chosen[0].results() is not None:
-            sys.exit(EXIT_DONE)
-        sys.exit(chosen[0].exit_code() or EXIT_FAULT)
-    if stopped:  # a table can take minutes
-        done = sum(cell.results() is not None for cell in cells)
-        Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")
-        sys.exit(EXIT_STOPPED)
-    _publish(cells, folder)
-    if failed:
+    from swep_ds.analysis.formats import publish  # here and below: after the settings are checked
+    from swep_ds.analysis.runs import runs_of_cells
+    from swep_ds.sweeps.sweep import describe
+
+    failed = []
+    if not arguments.table:
+        failed = _run(arguments, folder, cells, command)
+    describe(cells, folder)
+    if publish(runs_of_cells(cells), folder).missing or failed:
         sys.exit(EXIT_FAULT)
 
 
-def _run(arguments, folder: Path, cells: list["Cell"], chosen: list["Cell"], command: list[str]):
-    """Checks and runs the chosen cells; returns what `run_queue` does."""
+def _run(arguments: argparse.Namespace, folder: Path, cells: list["Cell"], command: list[str]) -> list["Cell"]:
+    """Runs the cells and returns those that failed. Exits here after --cell, or if a signal stopped the runs."""
     from swep_ds.sweeps.conditions import check_data
     from swep_ds.sweeps.queue import run_queue
     from swep_ds.sweeps.sweep import describe
 
+    chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     ranks = None if arguments.srun else arguments.ranks
     tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
     check(cells, chosen, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
     if len(chosen) > 1:  # a single run checks its data itself
         check_data(chosen)
     describe(cells, folder)
-    return run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=arguments.runs_per_device)
-
-
-def _publish(cells: list["Cell"], folder: Path) -> None:
-    """Makes the table; exits with 1 if runs are missing from it."""
-    from swep_ds.analysis.formats import publish
-    from swep_ds.analysis.runs import runs_of_cells
-
-    if publish(runs_of_cells(cells), folder).missing:
-        sys.exit(EXIT_FAULT)
+    failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=arguments.runs_per_device)
+    if stopped:  # a table can take minutes
+        done = sum(cell.results() is not None for cell in cells)
+        Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")
+        sys.exit(EXIT_STOPPED)
+    if arguments.cell is not None:
+        [cell] = chosen
+        if cell.results() is None:
+            sys.exit(cell.exit_code() or EXIT_FAULT)
+        sys.exit(EXIT_DONE)
+    return failed

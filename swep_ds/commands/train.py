@@ -11,6 +11,7 @@ the command again to resume. 76: another rank was lost; run the command again to
 """
 
 import argparse
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,38 @@ def start(arguments: argparse.Namespace) -> None:
     request.allowed = True
     with process_group():
         run(recipe, ds_config, folder, arguments.resume, report)
+
+
+def plan() -> None:
+    """Prints what a training would take, and trains nothing: parameters, updates, memory, and the ds_config to take.
+
+    swep-ds plan --recipe bert_base_squad 8x80     # on 8 GPUs of 80 GiB each
+    swep-ds plan --set train.micro_batch_size=16   # on this machine's devices
+
+    Without --ds_config all shipped ones are compared but the one that offloads to disk.
+    """
+    options = Parser(description=inspect.getdoc(plan))
+    text = "N GPUs of GIB each (default: this machine's devices)"
+    options.add_argument("plan", nargs="?", default="", metavar="NxGIB", help=text)
+    add_run_options(options)
+    options.set_defaults(resume="auto")
+    start(options.parse_args())
+
+
+def preflight() -> None:
+    """Checks, before a long training, that all ranks see the same, and trains nothing.
+
+    swep-ds preflight --ranks 8 --recipe bert_base_squad --output_dir runs/bert
+    srun swep-ds preflight --recipe bert_base_squad --output_dir runs/bert
+
+    Compares devices, versions, files and the output folder, times collectives, and checks what a start would refuse.
+    Exit codes: 0: all ranks see the same. 2: they do not, or bad input (one line says what and how to fix it).
+    """
+    options = Parser(description=inspect.getdoc(preflight))
+    add_run_options(options)
+    add_launch_options(options)
+    options.set_defaults(plan=None, preflight=True)
+    start(options.parse_args())
 
 
 def _print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:

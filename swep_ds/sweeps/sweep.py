@@ -17,7 +17,6 @@ All recipes are validated before the first run starts. Only the folders say whic
 resumes, and a table can be made at any time: `sweep.json` says what each folder holds.
 """
 
-import hashlib
 import itertools
 import json
 import logging
@@ -146,12 +145,6 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     """The settings, flat, that tell this run from others."""
     settings = flatten(recipe.model_dump(mode="json"))
     return without(settings, NEUTRAL) | {"order of data.eval": [*recipe.data.eval]}  # the source domain comes first
-
-
-def digest_of(cells: Sequence[Cell]) -> str:
-    """Changes with the order of the cells, their folders and their settings."""
-    content = [[cell.folder.name, identity(cell.recipe)] for cell in cells]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def saved_recipe(folder: Path) -> Recipe:
