@@ -2,7 +2,7 @@
 
     python docs/measurements/learned_noise/mechanism.py RUN --data held_out news
 
-RUN is the folder of a finished run of prior_aug. The tables are written to analysis/ in it; a second call adds to them.
+RUN is the folder of a finished run of prior_aug. The tables are written to analysis/ in it.
 
 With g = d nll / dz at a window's noise z, the noise of a fixed model is stationary, per token and dimension, where
     mu - 1 = -(alpha / beta) E[g],    sigma^2 = alpha / (1 + alpha k / beta),    k = E[d^2 nll / dz^2]
@@ -40,9 +40,6 @@ from swep_ds.methods.swep import Swep, SwepSettings
 from swep_ds.pipeline.prepare import training_batches, training_features
 
 BATCH = 16  # windows of a forward pass
-FILE = "mechanism.csv"
-SETTING, MEASURED = ["ratio", "factor", "updates", "windows"], ["beta", "data_set"]
-SAME_BETA = 1e-3  # relative: k differs in rounding from machine to machine, and by more from run to run
 MAX_GRAD_NORM = 1.0
 
 
@@ -178,39 +175,21 @@ def study(
     ratios: Sequence[float],
     factors: Sequence[float],
     updates: int,
-    done: pd.DataFrame | None = None,
-) -> Iterator[pd.DataFrame]:
+) -> Iterator[dict[str, float | str]]:
     """Trains and measures a generator for each ratio alpha k / beta and factor of the run's learning rate.
 
     Args:
         sets: the windows of each test set.
         k: from `curvature`.
-        done: an earlier table; what it has is not run again.
 
     Yields:
-        After each setting the table so far: columns of `SETTING`, beta, data_set, and those of `effects`.
-
-    Raises:
-        InputError: `done` is of another run, which has another k.
+        Rows of the table: ratio, factor, beta, data_set, and what `effects` returns.
     """
-    windows = max(map(len, sets.values()))
-    table = pd.DataFrame(columns=[*SETTING, *MEASURED]) if done is None else done
     for ratio, factor in product(ratios, factors):
-        setting = dict(zip(SETTING, (ratio, factor, updates, windows), strict=True))
         beta = prior_variance(run) * k / ratio
-        same = table[(table[SETTING] == pd.Series(setting)).all(axis=1)]
-        if not np.allclose(same.beta.astype(float), beta, rtol=SAME_BETA):
-            raise InputError(
-                f"{FILE}: beta is {same.beta.iloc[0]:.3g} in it and {beta:.3g} now at ratio {ratio:g}, so it was "
-                "measured with another run: name another --output"
-            )
-        left = [name for name in sets if name not in set(same.data_set)]
-        if not left:
-            continue
         method = learn(run, beta, factor * run.recipe.train.learning_rate, updates)
-        rows = [setting | {"beta": beta, "data_set": name} | effects(run, method, sets[name]) for name in left]
-        table = pd.concat([table, pd.DataFrame(rows)] if len(table) else [pd.DataFrame(rows)], ignore_index=True)
-        yield table
+        for name, windows in sets.items():
+            yield {"ratio": ratio, "factor": factor, "beta": beta, "data_set": name} | effects(run, method, windows)
 
 
 def prior_variance(run: TrainedRun) -> float:
@@ -243,8 +222,7 @@ def _kinds(window: AnswerWindow) -> np.ndarray:
 
 def measure(args: argparse.Namespace, folder: Path) -> None:
     run = TrainedRun.load(args.run)
-    file, names = folder / FILE, args.data or run.recipe.test_sets
-    done = pd.read_csv(file) if file.is_file() else None
+    names = args.data or run.recipe.test_sets
     sets = {name: sample_windows(run, run.test_examples(name), args.windows, name) for name in names}
     by_kind = curvature(run, sample_windows(run, run.training_examples(), args.windows, "the training data"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -255,9 +233,11 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
         fault = f"k is {k:.3g} with a standard error of {error:.3g}, too uncertain to be the unit of beta"
         raise InputError(f"{args.run}: {fault}: give more --windows, or name a longer run")
     settings = {name: getattr(args, name) for name in ("ratios", "factors", "updates")}
-    for table in study(run, sets, k, **settings, done=done):
-        write_atomically(file, table.to_csv(index=False))
-        print(table.tail(len(sets)).to_string(index=False), flush=True)
+    rows = []
+    for row in study(run, sets, k, **settings):
+        rows.append(row)
+        write_atomically(folder / "mechanism.csv", pd.DataFrame(rows).to_csv(index=False))
+        print(pd.DataFrame([row]).to_string(index=False), flush=True)
 
 
 def main() -> None:
