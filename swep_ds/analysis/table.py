@@ -3,7 +3,7 @@
 A cell is the mean and the standard deviation over seeds, with the difference to a base row and the paper's number.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +12,26 @@ import pandas as pd
 
 from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import LEVEL, MARGIN, MIN_SEEDS, MIN_TEXTS, holm
-from swep_ds.analysis.paper import paper_score, paper_scores, trained_on, was_trained_on
+from swep_ds.analysis.paper import TRAINED_ON, paper_score, paper_scores, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
 from swep_ds.analysis.runs import MODEL, Run, read_runs, settings_notes, version_note
+from swep_ds.analysis.significance import Difference, Rows
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import public_names
 from swep_ds.data.splits import MIN_ARTICLES
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS, MIN_CLUSTERS
-from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, Scores, out_of_domain_mean
+from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, out_of_domain_mean
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
 HEADS = {"exact_match": "EM", "f1": "F1"}
 BASE = "MLE"
 FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high", "significant")
-DIFFERENCE = {"mean": "difference", **{figure: f"difference_{figure}" for figure in FIGURES}}
-NUMBERS = {"mean", "std", "paper", *DIFFERENCE.values()} - {"difference_no_difference", "difference_significant"}
+DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES)]
+NUMBERS = {"mean", "std", "paper", *DIFFERENCE} - {"difference_no_difference", "difference_significant"}
 PLACE = ["block", "model", "labels"]  # a block's title, and what it is made of
-CELL = ["method", "data_set", "metric", "runs", "mean", "std", "paper", "against", *DIFFERENCE.values()]
-CONTRAST = ["method", "against", "data_set", "metric", *DIFFERENCE.values()]
-Rows = Mapping[str, Sequence[Run]]
+CELL = ["method", "data_set", "metric", "runs", "mean", "std", "paper", "against", *DIFFERENCE]
+CONTRAST = ["method", "against", "data_set", "metric", *DIFFERENCE]
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,13 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
             differences = significance.compare(rows, base, list(rows[base][0].results.scores), questions)
         contrasts = dict.fromkeys(run.primary for run in of_block if run.primary)
         tested = [entry for contrast in contrasts for entry in _primary(contrast, rows, questions)]
-        _adjust(differences, tested, base)
+        _adjust(tested, list(differences.values()))
         scores = score_cells(rows, line)
         notes += [*settings_notes(rows), *_seeds_notes(title, rows, base), *_add_paper(scores, title, model, rows)]
         for cell in scores:
-            entry = differences.get((cell["method"], cell.get("data_set"), cell.get("metric")))
-            if entry:
-                cell |= {"against": base, **_named(entry)}
-            cells.append(about | cell)
-        primary += [about | entry | _named(entry) for entry in tested]
+            place_of_cell = (cell["method"], cell.get("data_set"), cell.get("metric"))
+            cells.append(about | cell | differences.get(place_of_cell, {}))
+        primary += [about | entry for entry in tested]
 
     table = frame_of(cells, CELL)
     notes += [*_difference_notes(table, base), *_calibration_notes(table), *no_line]
@@ -112,9 +110,7 @@ def frame_of(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.Data
 def _base_row(rows: Sequence[str], against: str | None) -> str | None:
     """The row called `against`, or else one that differs from it only in case; None = MLE if there is one."""
     wanted = against or BASE
-    if wanted in rows:
-        return wanted
-    for row in rows:
+    for row in (*(row for row in rows if row == wanted), *rows):
         if row.casefold() == wanted.casefold():
             return row
     if against:
@@ -133,7 +129,14 @@ def score_cells(rows: Rows, line: Line | None) -> list[dict[str, Any]]:
         if not runs:
             cells.append(about)
             continue
-        all_scores = [_all_scores(run.results.scores, line) for run in runs]
+        all_scores = []
+        for run in runs:
+            scores = run.results.scores
+            if line:
+                scores = add_points(scores, line)
+            if mean := out_of_domain_mean(scores):
+                scores = scores | {OUT_OF_DOMAIN: mean}
+            all_scores.append(scores)
         for data_set in all_scores[0]:
             for metric in SCORES:
                 if not all(metric in scores[data_set] for scores in all_scores):
@@ -146,55 +149,39 @@ def score_cells(rows: Rows, line: Line | None) -> list[dict[str, Any]]:
     return cells
 
 
-def _all_scores(scores: Scores, line: Line | None) -> Scores:
-    """A run's scores with points above the line and, of two or more shifted sets, their mean."""
-    if line:
-        scores = add_points(scores, line)
-    mean = out_of_domain_mean(scores)
-    return scores | {OUT_OF_DOMAIN: mean} if mean else scores
-
-
 # Differences
 
 
-def _primary(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[dict[str, Any]]:
+def _primary(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[Difference]:
     """The contrast that a sweep names, if both of its rows have runs with seeds in common."""
     name, base, metric, data_set = contrast
     if not rows.get(name) or not rows.get(base):
         return []
     columns = list(rows[base][0].results.scores)
-    compared = significance.compare({base: rows[base], name: rows[name]}, base, columns, questions)
     if data_set == SHIFTED and len(columns) > 1:
         data_set = OUT_OF_DOMAIN if len(columns) > 2 else columns[1]
-    if (name, data_set, metric) not in compared:
-        return []
-    about = {"method": name, "against": base, "data_set": data_set, "metric": metric}
-    return [about | compared[name, data_set, metric]]
+    compared = significance.compare({base: rows[base], name: rows[name]}, base, columns, questions)
+    return [entry for place, entry in compared.items() if place == (name, data_set, metric)]
 
 
-def _adjust(differences: significance.Differences, primary: Sequence[dict[str, Any]], base: str | None) -> None:
-    """Adds "holm", p adjusted for all differences of the block but the primary one, and "significant".
+def _adjust(primary: Sequence[Difference], others: Sequence[Difference]) -> None:
+    """Adds Holm's p, adjusted for all differences of the block but the primary one, and whether it is significant.
 
     A table of several sweeps may have several primary comparisons in a block: these are adjusted with the others.
     """
-    by_test: dict[Hashable, list[dict[str, Any]]] = {}  # a test is the same for both directions of a comparison
-    for entry in primary:
+    by_test: dict[Hashable, list[Difference]] = {}  # a test is the same for both directions of a comparison
+    for entry in (*primary, *others):
         test = frozenset((entry["method"], entry["against"])), entry["data_set"], entry["metric"]
         by_test.setdefault(test, []).append(entry)
-    primaries = list(by_test)
-    for (name, data_set, metric), entry in differences.items():
-        by_test.setdefault((frozenset((name, base)), data_set, metric), []).append(entry)
-    adjusted = {test: entries[0]["p"] for test, entries in by_test.items()}
-    together = [test for test, p in adjusted.items() if p is not None and [test] != primaries]
+    adjusted = {test: entries[0].get("difference_p") for test, entries in by_test.items()}
+    together = [test for test, p in adjusted.items() if p is not None]
+    if len(primary) == 1:
+        together = [test for test in together if by_test[test][0] is not primary[0]]
     adjusted |= zip(together, holm([adjusted[test] for test in together]), strict=True)
-    for test, entries in by_test.items():
-        for entry in entries:
-            entry["holm"] = adjusted[test]
-            entry["significant"] = adjusted[test] is not None and adjusted[test] < 1 - LEVEL / 100
-
-
-def _named(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: entry[figure] for figure, name in DIFFERENCE.items()}
+    for test, p in adjusted.items():
+        for entry in by_test[test]:
+            entry["difference_holm"] = p
+            entry["difference_significant"] = p is not None and p < 1 - LEVEL / 100
 
 
 # Notes
@@ -269,7 +256,7 @@ def _add_paper(cells: Sequence[dict[str, Any]], title: str, model: str, rows: Ro
         return [f"The paper has no numbers for {model}."]
     if not all(map(_as_in_paper, runs)):
         return [
-            f"{title}: the paper's numbers are left out: its models trained on all of {trained_on()} and on nothing "
+            f"{title}: the paper's numbers are left out: its models trained on all of {TRAINED_ON} and on nothing "
             "else, averaged no weights, and were tested on whole sets. Training data count as such by their name."
         ]
     shifted = list(runs[0].results.scores)[1:]
@@ -279,7 +266,7 @@ def _add_paper(cells: Sequence[dict[str, Any]], title: str, model: str, rows: Ro
             known = [paper_score(of_model, cell["method"], data_set) for data_set in data_sets]
             if None not in known:
                 cell["paper"] = float(np.mean(known, axis=0)[METRICS.index(cell["metric"])])
-    return [f"The paper's number, for models trained on {trained_on()}, is in round brackets; a dash: it has none."]
+    return [f"The paper's number, for models trained on {TRAINED_ON}, is in round brackets; a dash: it has none."]
 
 
 def _as_in_paper(run: Run) -> bool:
