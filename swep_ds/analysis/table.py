@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from swep_ds.analysis import significance
-from swep_ds.analysis.crossed import LEVEL, MARGIN, MIN_SEEDS, MIN_TEXTS, holm
+from swep_ds.analysis import crossed, significance
+from swep_ds.analysis.pages import template
 from swep_ds.analysis.paper import TRAINED_ON, paper_score, paper_scores, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
 from swep_ds.analysis.runs import MODEL, Run, read_runs, settings_notes, version_note
 from swep_ds.analysis.significance import Difference, Rows
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import public_names
-from swep_ds.data.splits import MIN_ARTICLES
-from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS, MIN_CLUSTERS
+from swep_ds.data import splits
+from swep_ds.evaluation import calibration
+from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, out_of_domain_mean
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
@@ -94,7 +95,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         primary += [about | entry for entry in tested]
 
     table = frame_of(cells, CELL)
-    notes += [*_difference_notes(table, base), *_calibration_notes(table), *no_line]
+    notes += [*_meaning(table, base), *no_line]
     if line:
         notes += line_notes(line, [run.results.scores for run in runs])
     notes = list(dict.fromkeys([*notes, *questions.notes, *version_note(runs)]))
@@ -177,11 +178,11 @@ def _adjust(primary: Sequence[Difference], others: Sequence[Difference]) -> None
     together = [test for test, p in adjusted.items() if p is not None]
     if len(primary) == 1:
         together = [test for test in together if by_test[test][0] is not primary[0]]
-    adjusted |= zip(together, holm([adjusted[test] for test in together]), strict=True)
+    adjusted |= zip(together, crossed.holm([adjusted[test] for test in together]), strict=True)
     for test, p in adjusted.items():
         for entry in by_test[test]:
             entry["difference_holm"] = p
-            entry["difference_significant"] = p is not None and p < 1 - LEVEL / 100
+            entry["difference_significant"] = p is not None and p < 1 - crossed.LEVEL / 100
 
 
 # Notes
@@ -201,43 +202,13 @@ def _seeds_notes(title: str, rows: Rows, base: str | None) -> list[str]:
     return notes
 
 
-def _difference_notes(cells: pd.DataFrame, base: str | None) -> list[str]:
-    if base is None:
-        return [f"No differences: there is no row {BASE}; --against names another one."]
-    if cells["difference"].isna().all():
-        return []
-    notes = [
-        f"Differences from {base} are in points, seed by seed over the n seeds that both have; SD is from seed to "
-        f"seed. The {LEVEL} % interval covers other seeds crossed with other questions, and needs {MIN_SEEDS} seeds "
-        f"and {MIN_TEXTS} texts in each set. "
-        f"Questions are grouped by article where there are {MIN_ARTICLES} articles, else by paragraph, or by question "
-        "where a set asks the same of many texts.",
-        "p is adjusted by Holm's method for all differences of the block except the sweep's primary one, and for this "
-        f"one too if the block has several. A star: p below {1 - LEVEL / 100:.2f}. No difference: "
-        f"smaller than {MARGIN} points (two one-sided tests at {100 - LEVEL} %, not adjusted for their number).",
-        f"The last interval is a bootstrap over questions ({significance.RESAMPLES:,} resamples): other questions for "
-        f"these trained models. It knows nothing of other seeds, and needs {MIN_CLUSTERS} texts.",
-    ]
-    if unaveraged(base) in set(cells["method"]):
-        notes.append(
-            f"{base} has averaged weights, so the difference of an unaveraged row to it includes the effect of "
-            f"averaging: --against {unaveraged(base)!r} compares last weights."
-        )
-    return notes
-
-
-def _calibration_notes(cells: pd.DataFrame) -> list[str]:
-    metrics = set(cells["metric"])
-    notes = []
-    if CALIBRATION[0] in metrics:
-        notes.append(
-            f"Calibration, in percent, lower is better for the first two: expected calibration error ({ECE_BINS} bins "
-            "of as many questions each), area under the risk-coverage curve (risk: 1 - EM), and the share of questions "
-            f"that can be answered, the most confident first, with {COVERED_ACCURACY} % of EM."
-        )
-    if CALIBRATED[0] in metrics:
-        notes.append("Calibrated: the same by the confidences of the calibrator that the run fitted to held-out text.")
-    return notes
+def _meaning(cells: pd.DataFrame, base: str | None) -> list[str]:
+    """What the differences and the calibration in the table are: `notes.jinja`."""
+    about = {"base": base or "", "compared": cells["difference"].notna().any(), "metrics": set(cells["metric"])}
+    last_weights = unaveraged(base or "")
+    about["last_weights"] = repr(last_weights) if last_weights in set(cells["method"]) else ""
+    constants = {"crossed": crossed, "significance": significance, "splits": splits, "calibration": calibration}
+    return template("notes.jinja").render(about | constants).splitlines()
 
 
 # The paper's numbers
