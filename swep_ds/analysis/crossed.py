@@ -24,11 +24,10 @@ coverage.
 """
 
 from collections.abc import Sequence
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import nctdtr, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from swep_ds.data.splits import effective_clusters
 from swep_ds.evaluation.calibration import LEVEL
@@ -41,7 +40,7 @@ ROUNDING = 1e-18  # of a variance, in squared points
 
 
 class Estimate(NamedTuple):
-    """A mean difference in points, its variance and degrees of freedom; arrays of one shape, or scalars."""
+    """A mean difference in points; all are arrays of one shape, or scalars."""
 
     mean: np.ndarray
     variance: np.ndarray
@@ -113,15 +112,3 @@ def holm(p: Sequence[float]) -> list[float]:
     order = np.argsort(p, kind="stable")
     adjusted = np.minimum(np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)), 1.0)
     return adjusted[np.argsort(order)].tolist()
-
-
-def seeds_needed(sd: float, difference: float, power: float = 0.8) -> int:
-    """The least number of seeds, from `MIN_SEEDS`, at which a paired t-test finds a difference with this power at 5 %.
-
-    `sd` of the difference from seed to seed, and `difference`, above 0, are in points.
-    """
-    for seeds in count(MIN_SEEDS):
-        critical = stdtrit(seeds - 1, 0.5 + LEVEL / 200)
-        # the other tail has next to nothing
-        if 1 - nctdtr(seeds - 1, difference / sd * seeds**0.5, critical) >= power:
-            return seeds

@@ -164,10 +164,8 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def latex(table: Table) -> str:
-    """A `table` environment for each grid of each block, then notes and missing runs as paragraphs.
-
-    EM is above F1; a table wider than the text is scaled down to it.
-    """
+    """A `table` environment for each grid of each block, then notes and missing runs as paragraphs. EM is above F1; a
+    table wider than the text is scaled down to it."""
 
     def escaped(text: str) -> str:
         return re.sub(r"(?<![\w.])-(?=\d)", "$-$", text.translate(LATEX_MARKS))  # a minus sign
@@ -204,11 +202,8 @@ def csv(table: Table) -> str:
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """CSV for spreadsheets, without the index.
-
-    Names of runs and ids of questions come from others: a text that a spreadsheet would take for a formula gets a quote
-    in front.
-    """
+    """CSV without the index. Names of runs and ids of questions come from others: a text that a spreadsheet would take
+    for a formula gets a quote in front."""
 
     def shown(value: Any) -> Any:
         if not isinstance(value, str):
@@ -224,10 +219,10 @@ def as_json(table: Table) -> str:
     tree = {"against": table.against, "line": table.line and table.line.model_dump()}
     for name, frame in (("cells", table.cells), ("primary", table.primary)):
         tree[name] = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    tree["missing"] = [
-        {"name": run.variant, "labels": run.labels, "seed": run.seed, "reason": run.reason, "line": run.line}
-        for run in table.missing
-    ]
+    tree["missing"] = []
+    for run in table.missing:
+        place = {"name": run.variant, "labels": run.labels, "seed": run.seed}
+        tree["missing"].append(place | {"reason": run.reason, "line": run.line})
     return json.dumps(tree | {"notes": table.notes}, indent=2) + "\n"
 
 

@@ -107,6 +107,7 @@ def _compared(
     other = run.read_recipe()
     here = flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
     there = flatten(other.model_dump(mode="json")) | {"global batch": run.global_batch(other, results.world_size)}
+    differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     rows = changes(answered, names)
     compared = [row.name for row in rows]
     return {
@@ -114,9 +115,7 @@ def _compared(
         "rows": rows,
         "f1_changes": {row.name: row.f1.value for row in changes(with_answer(answered), names)},
         "left_out": [name for name in names if name not in compared],
-        "settings": [
-            (name, here.get(name), there.get(name)) for name in {**here, **there} if here.get(name) != there.get(name)
-        ],
+        "settings": [(name, here.get(name), there.get(name)) for name in differing],
         "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }
 

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,8 @@ from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS, Results, read_results
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
+from swep_ds.sweeps import sweep
 from swep_ds.sweeps.conditions import conditions
-from swep_ds.sweeps.sweep import (
-    DESCRIPTION,
-    Cell,
-    Primary,
-    fault_of,
-    identity,
-    log_of,
-    saved_recipe,
-    unaveraged,
-    warn_of_unnamed,
-)
 
 MODEL = "model"  # the axis whose labels head the table's blocks
 # settings in which runs of one row may differ
@@ -46,7 +35,7 @@ class Run:
     model: str
     labels: dict[str, str] = field(default_factory=dict)  # by axis
     recipe: Recipe | None = None  # before it is read that which the run should have; None = whatever its folder holds
-    primary: Primary | None = None  # its sweep's
+    primary: tuple[str, ...] | None = None  # its sweep's primary comparison
     results: Results | None = None
     reason: str = ""  # why it is not in the table
 
@@ -59,7 +48,7 @@ class Run:
     @property
     def line(self) -> str:
         """A missing run, the reason and the file or folder to look at, for people."""
-        log = log_of(self.folder)
+        log = sweep.log_of(self.folder)
         labels = ", ".join([self.variant, *self.labels.values(), f"seed {self.seed}"])
         return f"{labels}: {self.reason} ({log if log.is_file() else self.folder})"
 
@@ -67,21 +56,21 @@ class Run:
 # Finding runs
 
 
-def runs_of_cells(cells: Sequence[Cell]) -> list[Run]:
+def runs_of_cells(cells: Sequence[sweep.Cell]) -> list[Run]:
     """The runs of a sweep, each with its recipe; after one with `train.average`, the row of its last weights."""
     runs = []
     for cell in cells:
-        model = cell.recipe.model.name
-        run = Run(cell.folder, cell.variant, cell.seed, model, cell.labels, cell.recipe, cell.primary)
+        recipe = cell.recipe
+        run = Run(cell.folder, cell.variant, cell.seed, recipe.model.name, cell.labels, recipe, cell.primary)
         runs.append(run)
-        if cell.recipe.train.average != "none":
-            runs.append(replace(_unaveraged(run), recipe=cell.recipe.unaveraged()))
+        if recipe.train.average != "none":
+            runs.append(replace(_unaveraged(run), recipe=recipe.unaveraged()))
     return runs
 
 
 def _unaveraged(run: Run) -> Run:
     """The same training with its last weights in place of their mean, a row of its own."""
-    return replace(run, folder=run.folder / UNAVERAGED, variant=unaveraged(run.variant))
+    return replace(run, folder=run.folder / UNAVERAGED, variant=sweep.unaveraged(run.variant))
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
@@ -98,17 +87,17 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder: name the folder of a sweep or of a run")
         candidates = [folder]
-        if not (folder / DESCRIPTION).is_file() and not (folder / RECIPE).is_file():
+        if not (folder / sweep.DESCRIPTION).is_file() and not (folder / RECIPE).is_file():
             candidates = sorted(folder.iterdir())
-        sweeps = [candidate for candidate in candidates if (candidate / DESCRIPTION).is_file()]
+        sweeps = [candidate for candidate in candidates if (candidate / sweep.DESCRIPTION).is_file()]
         others = [candidate for candidate in candidates if (candidate / RECIPE).is_file() and candidate not in sweeps]
         if not sweeps and not others:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
-        for sweep in sweeps:
-            described = read_json(sweep / DESCRIPTION)
+        for place in sweeps:
+            described = read_json(place / sweep.DESCRIPTION)
             primary = tuple(described.get("primary", ())) or None
-            warn_of_unnamed(sweep, described["runs"])
-            runs += [Run(sweep / name, **entry, primary=primary) for name, entry in described["runs"].items()]
+            sweep.warn_of_unnamed(place, described["runs"])
+            runs += [Run(place / name, **entry, primary=primary) for name, entry in described["runs"].items()]
         without_sweep += others
     rows = []
     for run in runs + _name_runs(without_sweep):
@@ -119,29 +108,24 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def _name_runs(folders: Iterable[Path]) -> list[Run]:
-    runs: list[Run] = []
-    settings: list[dict[str, str]] = []
+    found: list[tuple[Run, dict[str, str]]] = []
     for folder in folders:
-        run = Run(folder, folder.name, 0, "?")  # of a damaged recipe, which `read_runs` reports
-        values = {}
-        with suppress(InputError):
-            recipe = saved_recipe(folder)
-            run = Run(folder, recipe.method.name, recipe.seed, recipe.model.name)
-            values = {name: str(value) for name, value in _row_settings(recipe).items()}
-        runs.append(run)
-        settings.append(values)
-    names = {name for values in settings for name in values}
-    pairs = []
-    for run, values in zip(runs, settings, strict=True):
-        pairs += [((run.variant, name), values.get(name)) for name in names]
-    usual = _most_frequent(pairs)
+        try:
+            recipe = sweep.saved_recipe(folder)
+        except InputError:
+            found.append((Run(folder, folder.name, 0, "?"), {}))  # `read_runs` says why
+            continue
+        run = Run(folder, recipe.method.name, recipe.seed, recipe.model.name)
+        found.append((run, {name: str(value) for name, value in _row_settings(recipe).items()}))
+    names = {name for _, settings in found for name in settings}
+    usual = _most_frequent(((run.variant, name), settings.get(name)) for run, settings in found for name in names)
     differing = []
-    for run, values in zip(runs, settings, strict=True):
-        differing.append({name: value for name, value in values.items() if value != usual[run.variant, name]})
-    shown = public_names(value for values in differing for value in values.values())
+    for run, settings in found:
+        differing.append({name: value for name, value in settings.items() if value != usual[run.variant, name]})
+    shown = public_names(value for settings in differing for value in settings.values())
     named = []
-    for run, values in zip(runs, differing, strict=True):
-        parts = [f"{name.rpartition('.')[2]} {shown[value]}" for name, value in values.items()]
+    for (run, _), settings in zip(found, differing, strict=True):
+        parts = [f"{name.rpartition('.')[2]} {shown[value]}" for name, value in settings.items()]
         named.append(replace(run, variant=", ".join([run.variant, *parts])))
     return named
 
@@ -195,10 +179,10 @@ def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 def _read(run: Run) -> Run:
     """The run with its recipe and results. Raises InputError: why there are none."""
     if not (run.folder / RESULTS).is_file():
-        raise InputError(fault_of(run.folder, run.recipe))
-    recipe = saved_recipe(run.folder)
-    if run.recipe and identity(run.recipe) != identity(recipe):
-        raise InputError(fault_of(run.folder, run.recipe))
+        raise InputError(sweep.fault_of(run.folder, run.recipe))
+    recipe = sweep.saved_recipe(run.folder)
+    if run.recipe and sweep.identity(run.recipe) != sweep.identity(recipe):
+        raise InputError(sweep.fault_of(run.folder, run.recipe))
     return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
 
 

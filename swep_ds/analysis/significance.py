@@ -36,11 +36,8 @@ Difference = dict[str, Any]
 
 
 def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
-    """A line if two data sets have more than half of their question ids in common, such as translations of one set.
-
-    Args:
-        ids: of the questions, by data set, of sets whose mean has an interval.
-    """
+    """A line if two data sets, whose mean has an interval, have more than half of their question ids in common, as
+    translations of one set have."""
     parallel = []
     for name, other in combinations(ids, 2):
         shared = len(set(ids[name]) & set(ids[other]))
@@ -56,9 +53,7 @@ def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
 
 class QuestionScores:
     """EM and F1 of each question of each run, from its `predictions/` and the gold answers of its recipe's data.
-
-    `notes` collects, a line each, what could not be read or compared.
-    """
+    `notes`: what could not be read or compared."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -66,11 +61,8 @@ class QuestionScores:
         self._scores: dict[tuple[Path, str], pd.DataFrame | None] = {}
 
     def of(self, run: Run, data_set: str) -> pd.DataFrame | None:
-        """Columns exact_match and f1, in percent, by question id; 0 without a prediction.
-
-        None if data or predictions cannot be read, have changed since the run, or do not give the scores in the
-        results.
-        """
+        """Columns exact_match and f1, in percent, by question id; 0 without a prediction. None if data or predictions
+        cannot be read, have changed since the run, or do not give the scores in the results."""
         key = (run.folder, data_set)
         examples = self.examples(run.recipe, data_set)
         if examples and key not in self._scores:
@@ -121,14 +113,8 @@ def common_seeds(runs: Sequence[Run], base: Sequence[Run]) -> list[int]:
     return sorted({run.seed for run in runs} & {run.seed for run in base})
 
 
-def compare(
-    rows: Rows, base: str, columns: Sequence[str], scores: QuestionScores
-) -> dict[tuple[str, str, str], Difference]:
+def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[str, str, str], Difference]:
     """Differences to the row `base` of the rows with seeds in common, in points, over these seeds.
-
-    Args:
-        columns: the data sets, the source domain first.
-        scores: gets notes on what could not be read or compared.
 
     Returns:
         By row, data set and metric: these as "method", "data_set" and "metric", "against": the base, "difference",
@@ -137,6 +123,9 @@ def compare(
         "difference_bootstrap_low" and "_high". Those that are not known are left out. Two or more shifted sets also
         have their mean, `OUT_OF_DOMAIN`.
     """
+    if not rows.get(base):
+        return {}
+    columns = list(rows[base][0].results.eval)  # the source domain first
     values, samples, clusters_of, ids = {}, {}, {}, {}
     for column in columns:
         differences = question_differences(rows, base, column, scores)
@@ -154,7 +143,7 @@ def compare(
     scores.notes += note_on_shared_ids(ids)
     parts = {column: [column] for column in columns}
     if len(columns) > 2:
-        parts[OUT_OF_DOMAIN] = list(columns[1:])
+        parts[OUT_OF_DOMAIN] = columns[1:]
     result = {}
     for name, runs in rows.items():
         if name == base or not common_seeds(runs, rows[base]):
@@ -174,11 +163,14 @@ def compare(
 
 def _seed_figures(runs: Sequence[Run], base: Sequence[Run], data_sets: Sequence[str], metric: str) -> Difference:
     """The difference in the mean over data sets, from the scores of the runs."""
-    by_seed: list[dict[int, float]] = []
-    for row in (runs, base):
-        of_row = {run.seed: [run.results.scores[data_set][metric] for data_set in data_sets] for run in row}
-        by_seed.append({seed: sum(scores) / len(scores) for seed, scores in of_row.items()})
-    each = [by_seed[0][seed] - by_seed[1][seed] for seed in common_seeds(runs, base)]
+
+    def by_seed(row: Sequence[Run]) -> dict[int, float]:
+        scores = {run.seed: [run.results.scores[data_set][metric] for data_set in data_sets] for run in row}
+        return {seed: sum(values) / len(values) for seed, values in scores.items()}
+
+    of_row = by_seed(runs)
+    of_base = by_seed(base)
+    each = [of_row[seed] - of_base[seed] for seed in common_seeds(runs, base)]
     figures = {"difference": float(np.mean(each)), "difference_n": len(each)}
     if len(each) > 1:
         figures["difference_std"] = float(np.std(each, ddof=1))
@@ -204,11 +196,9 @@ def _intervals(sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: np.ndarra
 
 
 def question_differences(rows: Rows, base: str, column: str, scores: QuestionScores) -> dict[str, np.ndarray]:
-    """By row, [S, Q, 2]: EM and F1 of the runs less those of the base's run with the same seed, in points.
-
-    The order is that of the seeds in common, and of the questions of the base's first run. Rows without a seed in
-    common, or that cannot be read, are missing; all are if a run of the base cannot be read.
-    """
+    """By row, [S, Q, 2]: EM and F1 of the runs less those of the base's run with the same seed, in points, in the order
+    of the seeds and of the questions of the base's first run. Rows without a seed in common, or that cannot be read,
+    are missing; all are if a run of the base cannot be read."""
     base_scores = {run.seed: scores.of(run, column) for run in rows[base]}
     if any(frame is None for frame in base_scores.values()):
         return {}
@@ -223,13 +213,8 @@ def question_differences(rows: Rows, base: str, column: str, scores: QuestionSco
 
 
 def resampled_means(values: np.ndarray, clusters: np.ndarray, data_set: str) -> np.ndarray:
-    """Means [RESAMPLES, k] over questions if clusters of them are drawn with replacement; all columns share the draws.
-
-    Args:
-        values: [Q, k].
-        clusters: each question's cluster [Q], numbered from 0.
-        data_set: seeds the draws.
-    """
+    """Means [RESAMPLES, k] of `values` [Q, k] if clusters of questions, numbered from 0 in `clusters` [Q], are drawn
+    with replacement. All columns share the draws, which `data_set` seeds."""
     sums = np.stack([np.bincount(clusters, column) for column in (*values.T, np.ones(len(values)))], axis=1)
     number = len(sums)
     rng = np.random.default_rng(zlib.crc32(data_set.encode()))

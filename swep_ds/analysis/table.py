@@ -18,6 +18,7 @@ from swep_ds.analysis.runs import MODEL, Run, read_runs, settings_notes, version
 from swep_ds.analysis.significance import Difference, Rows
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import public_names
+from swep_ds.common.settings import flatten, without
 from swep_ds.data import splits
 from swep_ds.evaluation import calibration
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
@@ -27,27 +28,25 @@ from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
 HEADS = {"exact_match": "EM", "f1": "F1"}
 BASE = "MLE"
+# settings that the paper's models had at their defaults
+NOT_IN_PAPER = ("pretrain", "train.max_updates", "train.average", "eval.select_on", "data.holdout_fraction")
+NOT_IN_PAPER += ("data.train_fraction", "data.max_train_examples", "data.max_eval_examples")
 FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high", "significant")
 DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES)]
 NUMBERS = {"mean", "std", "paper", *DIFFERENCE} - {"difference_no_difference", "difference_significant"}
-PLACE = ["block", "model", "labels"]  # a block's title, and what it is made of
+PLACE = ["block", "model", "labels"]  # a block's title, and what it is made of; labels by axis
 CELL = ["method", "data_set", "metric", "runs", "mean", "std", "paper", "against", *DIFFERENCE]
 CONTRAST = ["method", "against", "data_set", "metric", *DIFFERENCE]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Scores in percent and differences in points.
+    """Scores in percent and differences in points."""
 
-    cells: a line per block, row, data set and score, with the columns `PLACE` and `CELL`. "labels" are by axis. A row
-        without finished runs has one line, without a data set.
-    primary: a line per primary comparison, with the columns `PLACE` and `CONTRAST`.
-    against: the row that others are compared with.
-    """
-
-    cells: pd.DataFrame
-    primary: pd.DataFrame
-    against: str | None
+    # a line per block, row, data set and score; a row without finished runs has one line, without a data set
+    cells: pd.DataFrame  # `PLACE` and `CELL`
+    primary: pd.DataFrame  # a line per primary comparison: `PLACE` and `CONTRAST`
+    against: str | None  # the row that others are compared with
     line: Line | None
     missing: list[Run]
     notes: list[str]
@@ -81,9 +80,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         title = ", ".join([model, *(f"{axis} {label}" for axis, label in labels)])
         about = {"block": title, "model": model, "labels": dict(labels)}
 
-        differences = {}
-        if rows.get(base):
-            differences = significance.compare(rows, base, list(rows[base][0].results.scores), questions)
+        differences = significance.compare(rows, base, questions)
         contrasts = dict.fromkeys(run.primary for run in of_block if run.primary)
         tested = [entry for contrast in contrasts for entry in _primary(contrast, rows, questions)]
         _adjust(tested, list(differences.values()))
@@ -111,7 +108,7 @@ def frame_of(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.Data
 def _base_row(rows: Sequence[str], against: str | None) -> str | None:
     """The row called `against`, or else one that differs from it only in case; None = MLE if there is one."""
     wanted = against or BASE
-    for row in (*(row for row in rows if row == wanted), *rows):
+    for row in sorted(rows, key=lambda row: row != wanted):
         if row.casefold() == wanted.casefold():
             return row
     if against:
@@ -120,10 +117,8 @@ def _base_row(rows: Sequence[str], against: str | None) -> str | None:
 
 
 def score_cells(rows: Rows, line: Line | None) -> list[dict[str, Any]]:
-    """The cells of a block, without differences. Only scores that all runs of a row have are in it.
-
-    "std" is the sample standard deviation (n - 1), None for a single run.
-    """
+    """The cells of a block, without differences, of scores that all runs of a row have. "std" is the sample standard
+    deviation (n - 1), None for a single run."""
     cells = []
     for name, runs in rows.items():
         about = {"method": name, "runs": len(runs)}
@@ -156,20 +151,15 @@ def score_cells(rows: Rows, line: Line | None) -> list[dict[str, Any]]:
 def _primary(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[Difference]:
     """The contrast that a sweep names, if both of its rows have runs with seeds in common."""
     name, base, metric, data_set = contrast
-    if not rows.get(name) or not rows.get(base):
-        return []
-    columns = list(rows[base][0].results.scores)
-    if data_set == SHIFTED and len(columns) > 1:
-        data_set = OUT_OF_DOMAIN if len(columns) > 2 else columns[1]
-    compared = significance.compare({base: rows[base], name: rows[name]}, base, columns, questions)
+    compared = significance.compare({row: rows.get(row, []) for row in (base, name)}, base, questions)
+    if data_set == SHIFTED and compared:
+        data_set = list(compared.values())[-1]["data_set"]  # the mean if there is one, else the only shifted set
     return [entry for place, entry in compared.items() if place == (name, data_set, metric)]
 
 
 def _adjust(primary: Sequence[Difference], others: Sequence[Difference]) -> None:
-    """Adds Holm's p, adjusted for all differences of the block but the primary one, and whether it is significant.
-
-    A table of several sweeps may have several primary comparisons in a block: these are adjusted with the others.
-    """
+    """Adds Holm's p, adjusted for all differences of the block but the primary one, and whether it is significant. A
+    table of several sweeps may have several primary comparisons in a block: these are adjusted with the others."""
     by_test: dict[Hashable, list[Difference]] = {}  # a test is the same for both directions of a comparison
     for entry in (*primary, *others):
         test = frozenset((entry["method"], entry["against"])), entry["data_set"], entry["metric"]
@@ -215,10 +205,8 @@ def _meaning(cells: pd.DataFrame, base: str | None) -> list[str]:
 
 
 def _add_paper(cells: Sequence[dict[str, Any]], title: str, model: str, rows: Rows) -> list[str]:
-    """Adds the paper's number to each cell that has one, if these runs trained and tested as the paper's models did.
-
-    Returns a note on these numbers.
-    """
+    """Adds the paper's number to each cell that has one, if these runs trained and tested as the paper's models did;
+    returns a note on these numbers."""
     runs = [run for row in rows.values() for run in row]
     if not runs:
         return []
@@ -242,16 +230,8 @@ def _add_paper(cells: Sequence[dict[str, Any]], title: str, model: str, rows: Ro
 
 def _as_in_paper(run: Run) -> bool:
     """Whether the run trained on all questions and no others, averaged no weights, and was tested on whole sets."""
-    recipe, data = run.recipe, run.recipe.data
-    return (
-        was_trained_on(data.train)
-        and data.train_fraction == 1
-        and data.max_train_examples is None
-        and not data.holdout_fraction
-        and recipe.pretrain is None
-        and (not data.augmented or recipe.method.name == "ssmba")
-        and recipe.train.max_updates is None
-        and recipe.train.average == "none"
-        and data.max_eval_examples is None
-        and recipe.eval.select_on is None
-    )
+    recipe = run.recipe
+    if recipe.data.augmented and recipe.method.name != "ssmba":
+        return False
+    changed = flatten(recipe.model_dump(exclude_defaults=True))
+    return was_trained_on(recipe.data.train) and without(changed, NOT_IN_PAPER) == changed

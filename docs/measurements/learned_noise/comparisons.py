@@ -107,7 +107,7 @@ def differences(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> l
     for pair in (*plan.registered, *plan.not_registered):
         for weights, row_of in WEIGHTS.items():
             name, base = map(row_of, pair)
-            compared = compare({name: rows[name], base: rows[base]}, base, columns, questions)
+            compared = compare({name: rows[name], base: rows[base]}, base, questions)
             for where, column in ((SHIFTED, OUT_OF_DOMAIN), (SOURCE, columns[0])):
                 estimates[pair, weights, where] = compared[name, column, "f1"]
                 if "difference_p" not in estimates[pair, weights, where]:
