@@ -109,10 +109,6 @@ def _scores(run: Run, data_set: str, examples: Sequence[Example]) -> pd.DataFram
 # Differences
 
 
-def common_seeds(runs: Sequence[Run], base: Sequence[Run]) -> list[int]:
-    return sorted({run.seed for run in runs} & {run.seed for run in base})
-
-
 def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[str, str, str], Difference]:
     """Differences to the row `base` of the rows with seeds in common, in points, over these seeds.
 
@@ -144,9 +140,10 @@ def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[
     parts = {column: [column] for column in columns}
     if len(columns) > 2:
         parts[OUT_OF_DOMAIN] = columns[1:]
+    base_seeds = {run.seed for run in rows[base]}
     result = {}
     for name, runs in rows.items():
-        if name == base or not common_seeds(runs, rows[base]):
+        if name == base or base_seeds.isdisjoint(run.seed for run in runs):
             continue
         for part, data_sets in parts.items():
             bounds = {}
@@ -170,7 +167,7 @@ def _seed_figures(runs: Sequence[Run], base: Sequence[Run], data_sets: Sequence[
 
     of_row = by_seed(runs)
     of_base = by_seed(base)
-    each = [of_row[seed] - of_base[seed] for seed in common_seeds(runs, base)]
+    each = [of_row[seed] - of_base[seed] for seed in sorted(of_row) if seed in of_base]
     figures = {"difference": float(np.mean(each)), "difference_n": len(each)}
     if len(each) > 1:
         figures["difference_std"] = float(np.std(each, ddof=1))

@@ -181,14 +181,14 @@ def _adjust(primary: Sequence[Difference], others: Sequence[Difference]) -> None
 def _seeds_notes(title: str, rows: Rows, base: str | None) -> list[str]:
     """A line for each row whose differences leave out seeds that it or the base has run."""
     notes = []
+    base_seeds = {run.seed for run in rows.get(base, [])}
     for name, runs in rows.items():
-        common = significance.common_seeds(runs, rows.get(base, []))
-        others = sorted({run.seed for run in (*runs, *rows.get(base, []))} - set(common))
-        if common and others:
-            notes.append(
-                f"{title}: {name} is compared with {base} over the {len(common)} seeds that both have run; left out: "
-                f"{', '.join(map(str, others))}."
-            )
+        seeds = {run.seed for run in runs}
+        both = len(seeds & base_seeds)
+        others = ", ".join(map(str, sorted(seeds ^ base_seeds)))
+        if both and others:
+            over = f"over the {both} seeds that both have run; left out: {others}."
+            notes.append(f"{title}: {name} is compared with {base} {over}")
     return notes
 
 
