@@ -10,26 +10,24 @@ questions the mean over all D_sq has the variance
     B, that of the means over seeds, by clusters:                       Var(mean of b) + Var(mean of e)
     E, that of the doubly centred residuals, by clusters:               Var(mean of e), which A and B both contain
 
-With clusters of one question, B is s_question^2 / Q and E is s_resid^2 / (S Q), as in the analysis of variance of a
-crossed design; with larger clusters that E would be too small. Where A < E or B < E, the estimate of Var(a) or Var(b)
-is negative and counts as 0. The interval is Student's t with Satterthwaite's degrees of freedom
+With clusters of one question that is the analysis of variance of a crossed design. Where A < E or B < E, the estimate
+of Var(a) or Var(b) is negative and counts as 0. The interval is Student's t with Satterthwaite's degrees of freedom
 
     V^2 / (A^2 / (S - 1) + B^2 / (G - 1)),      G = Q^2 / sum of squared cluster sizes.
 
 If all D are alike, V is 0, and any other cluster could change that: V is then what one cluster more that differs by 100
 points would make it, (100 / G)^2, with G - 1 degrees of freedom.
 
-G, the effective number of clusters, is their number if all have one size. For a mean over M data sets, A is of each
-seed's mean over the sets, since a seed's effects on them belong together; B and E are sums over the sets divided by
-M^2, since questions do not. tests/analysis/test_crossed.py simulates the coverage.
+For a mean over M data sets, A is of each seed's mean over the sets, since a seed's effects on them belong together; B
+and E are sums over the sets divided by M^2, since questions do not. tests/analysis/test_crossed.py simulates the
+coverage.
 """
 
 from collections.abc import Sequence
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import nctdtr, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from swep_ds.data.splits import effective_clusters
 from swep_ds.evaluation.calibration import LEVEL
@@ -42,7 +40,7 @@ ROUNDING = 1e-18  # of a variance, in squared points
 
 
 class Estimate(NamedTuple):
-    """A mean difference in points, its variance and degrees of freedom; arrays of one shape, or scalars."""
+    """A mean difference in points; all are arrays of one shape, or scalars."""
 
     mean: np.ndarray
     variance: np.ndarray
@@ -70,8 +68,7 @@ def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
         sets: by data set, the differences D [..., S, Q] in points, and each question's cluster [Q], numbered from 0
             without gaps. S >= 2 is the same in all sets, and each has at least two clusters.
 
-    Returns:
-        Arrays [...].
+    Returns arrays [...].
     """
     per_seed = sum(values.mean(-1) for values, _ in sets) / len(sets)
     seeds = per_seed.shape[-1]
@@ -115,18 +112,3 @@ def holm(p: Sequence[float]) -> list[float]:
     order = np.argsort(p, kind="stable")
     adjusted = np.minimum(np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1)), 1.0)
     return adjusted[np.argsort(order)].tolist()
-
-
-def seeds_needed(sd: float, difference: float, power: float = 0.8) -> int:
-    """The least number of seeds at which a paired t-test finds a difference with this power, two-sided at 5 %.
-
-    It is at least `MIN_SEEDS`, since a table gives no interval for fewer.
-
-    Args:
-        sd: standard deviation of the difference from seed to seed, in points; `difference` in points, above 0.
-    """
-    for seeds in count(MIN_SEEDS):
-        critical = stdtrit(seeds - 1, 0.5 + LEVEL / 200)
-        # the other tail has next to nothing
-        if 1 - nctdtr(seeds - 1, difference / sd * seeds**0.5, critical) >= power:
-            return seeds

@@ -60,25 +60,28 @@ def publish(runs: Sequence[Run], folder: Path | None, against: str | None = None
 # Small tables of text
 
 
-def grids(table: Table) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(title of the block, a grid of text, not escaped): its scores, then what else is known: calibration, points above
-    the line, differences. The first column has the rows' names under the grid's title."""
+def grids(table: Table) -> Iterator[tuple[str, list[pd.DataFrame]]]:
+    """(title of the block, its grids of text, not escaped): its scores, then what else is known: calibration, points
+    above the line, differences. The first column has the rows' names under the grid's title."""
     for title, cells in table.cells.groupby("block", sort=False):
+        of_block = []
         for head, metrics in SCORE_GRIDS.items():
             part = cells[cells["metric"].isin(metrics)]
             if metrics == METRICS or len(part):
-                yield title, _scores(head, part, cells)
+                of_block.append(_scores(head, part, cells))
         place = {data_set: number for number, data_set in enumerate(cells["data_set"].dropna().unique())}
         for metric, head in HEADS.items():
             part = cells[(cells["metric"] == metric) & cells["difference"].notna()]
             part = part.sort_values("data_set", key=lambda names: names.map(place), kind="stable")
             if len(part):
-                yield title, _differences(f"{head} less {table.against}", part)
+                of_block.append(_differences(f"{head} less {table.against}", part))
         primary = table.primary[table.primary["block"] == title]
         if len(primary):
             names = primary["method"] + " less " + primary["against"] + ", " + primary["metric"].map(HEADS)
             grid = _differences("primary comparison", primary.assign(method=names))
-            yield title, grid.rename(columns={"p (Holm)": "p"})
+            of_block.append(grid.rename(columns={"p (Holm)": "p"}))
+        # names come from folders and files: on one line
+        yield printable(title), [grid.map(printable).rename(columns=printable) for grid in of_block]
 
 
 def _scores(title: str, part: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
@@ -112,18 +115,19 @@ def _differences(title: str, entries: pd.DataFrame) -> pd.DataFrame:
             title: entry["method"],
             "data set": entry["data_set"],
             "difference": f"{entry['difference']:+.2f}{star}",
-            f"{LEVEL} %: other seeds and questions": _bounds(entry["difference_low"], entry["difference_high"]),
+            f"{LEVEL} %: other seeds and questions": _bounds(entry, "difference"),
             "p (Holm)": p,
             "no difference": {True: "yes", False: ""}.get(entry["difference_no_difference"], NOT_AVAILABLE),
             "SD over seeds": _or(NOT_AVAILABLE, entry["difference_std"], ".2f"),
             "n": f"{entry['difference_n']:.0f}",
+            f"{LEVEL} %: these models, other questions": _bounds(entry, "difference_bootstrap"),
         }
-        ends = (entry["difference_bootstrap_low"], entry["difference_bootstrap_high"])
-        lines.append(line | {f"{LEVEL} %: these models, other questions": _bounds(*ends)})
+        lines.append(line)
     return pd.DataFrame(lines)
 
 
-def _bounds(low: float, high: float) -> str:
+def _bounds(entry: dict[str, Any], name: str) -> str:
+    low, high = entry[f"{name}_low"], entry[f"{name}_high"]
     return NOT_AVAILABLE if pd.isna(low) else f"[{low:+.2f}, {high:+.2f}]"
 
 
@@ -131,29 +135,25 @@ def _or(absent: str, value: float, form: str) -> str:
     return absent if pd.isna(value) else format(value, form)
 
 
-# Formats. Names come from folders and files: `printable` keeps them on one line. It comes first, as Markdown's
-# backslashes would hide what follows them.
-
-
-def _markdown_escape(text: str) -> str:
-    return printable(text).translate(MARKDOWN_MARKS)
+# Formats
 
 
 def markdown(table: Table) -> str:
     """EM / F1 in each cell, a dash if no run is finished."""
+
+    def escaped(text: str) -> str:
+        return text.translate(MARKDOWN_MARKS)
+
     parts = []
-    last = None
-    for title, grid in grids(table):
-        frame = grid.map(_markdown_escape).rename(columns=_markdown_escape)
-        text = markdown_table(frame.columns, frame.to_numpy())
-        if title != last:
-            text = f"**{_markdown_escape(title)}**\n\n{text}"
-        last = title
-        parts.append(text)
+    for title, of_block in grids(table):
+        parts.append(f"**{escaped(title)}**\n")
+        for grid in of_block:
+            frame = grid.map(escaped).rename(columns=escaped)
+            parts.append(markdown_table(frame.columns, frame.to_numpy()))
     if table.notes:
-        parts.append("".join(f"- {_markdown_escape(note)}\n" for note in table.notes))
+        parts.append("".join(f"- {escaped(printable(note))}\n" for note in table.notes))
     if table.missing:
-        parts.append("Missing:\n\n" + "".join(f"- {_markdown_escape(run.line)}\n" for run in table.missing))
+        parts.append("Missing:\n\n" + "".join(f"- {escaped(printable(run.line))}\n" for run in table.missing))
     return "\n".join(parts)
 
 
@@ -163,41 +163,33 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _latex_escape(text: str) -> str:
-    escaped = printable(text).translate(LATEX_MARKS)
-    return re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped)  # a minus sign
-
-
 def latex(table: Table) -> str:
-    """A `table` environment for each grid of each block, then notes and missing runs as paragraphs.
+    """A `table` environment for each grid of each block, then notes and missing runs as paragraphs. EM is above F1; a
+    table wider than the text is scaled down to it."""
 
-    EM is above F1; a table wider than the text is scaled down to it.
-    """
+    def escaped(text: str) -> str:
+        return re.sub(r"(?<![\w.])-(?=\d)", "$-$", text.translate(LATEX_MARKS))  # a minus sign
 
     def stacked(text: str) -> str:
         return rf"\shortstack[r]{{{text.replace(BETWEEN, LATEX_BREAK)}}}" if BETWEEN in text else text
 
     parts = [r"% \usepackage{booktabs,graphicx}", ""]
-    for title, grid in grids(table):
-        frame = grid.map(_latex_escape).rename(columns=_latex_escape)
-        names = frame.columns[0]
-        frame = frame.set_index(names).map(stacked).reset_index()
-        layout = "l" + "r" * (len(frame.columns) - 1)
-        parts += [
-            r"\begin{table}",
-            r"\centering\footnotesize",
-            rf"\caption{{{_latex_escape(title)}: {names}.}}",
-            FITTED,
-        ]
-        parts += [f"{frame.to_latex(index=False, escape=False, column_format=layout)}}}", r"\end{table}", ""]
+    for title, of_block in grids(table):
+        for grid in of_block:
+            frame = grid.map(escaped).rename(columns=escaped)
+            names = frame.columns[0]
+            frame = frame.set_index(names).map(stacked).reset_index()
+            layout = "l" + "r" * (len(frame.columns) - 1)
+            parts += [r"\begin{table}", r"\centering\footnotesize", rf"\caption{{{escaped(title)}: {names}.}}", FITTED]
+            parts += [f"{frame.to_latex(index=False, escape=False, column_format=layout)}}}", r"\end{table}", ""]
     for line in _lines(table):
-        parts.append(rf"{{\footnotesize\noindent {_latex_escape(line)}\par}}")
+        parts.append(rf"{{\footnotesize\noindent {escaped(line)}\par}}")
     return "\n".join(parts) + "\n"
 
 
 def _lines(table: Table) -> list[str]:
     """The notes, then what is missing."""
-    return [*table.notes, *(f"missing: {run.line}" for run in table.missing)]
+    return [printable(line) for line in (*table.notes, *(f"missing: {run.line}" for run in table.missing))]
 
 
 def csv(table: Table) -> str:
@@ -210,11 +202,8 @@ def csv(table: Table) -> str:
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """CSV for spreadsheets, without the index.
-
-    Names of runs and ids of questions come from others: a text that a spreadsheet would take for a formula gets a quote
-    in front.
-    """
+    """CSV without the index. Names of runs and ids of questions come from others: a text that a spreadsheet would take
+    for a formula gets a quote in front."""
 
     def shown(value: Any) -> Any:
         if not isinstance(value, str):
@@ -230,26 +219,24 @@ def as_json(table: Table) -> str:
     tree = {"against": table.against, "line": table.line and table.line.model_dump()}
     for name, frame in (("cells", table.cells), ("primary", table.primary)):
         tree[name] = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    tree["missing"] = [
-        {"name": run.variant, "labels": run.labels, "seed": run.seed, "reason": run.reason, "line": run.line}
-        for run in table.missing
-    ]
+    tree["missing"] = []
+    for run in table.missing:
+        place = {"name": run.variant, "labels": run.labels, "seed": run.seed}
+        tree["missing"].append(place | {"reason": run.reason, "line": run.line})
     return json.dumps(tree | {"notes": table.notes}, indent=2) + "\n"
 
 
 def show(table: Table) -> None:
     """Prints the blocks, the notes, and what is missing; F1 is below EM."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    last = None
-    for title, grid in grids(table):
-        if title != last:
-            console.print(Text(printable(title), "bold"))
-        last = title
-        shown = RichTable(show_lines=True)
-        for head in grid.columns:
-            shown.add_column(Text(printable(head)), justify="left" if head == grid.columns[0] else "right")
-        for cells in grid.to_numpy():
-            shown.add_row(*(Text(printable(cell).replace(BETWEEN, "\n")) for cell in cells))
-        console.print(shown)
+    for title, of_block in grids(table):
+        console.print(Text(title, "bold"))
+        for grid in of_block:
+            shown = RichTable(show_lines=True)
+            for head in grid.columns:
+                shown.add_column(Text(head), justify="left" if head == grid.columns[0] else "right")
+            for cells in grid.to_numpy():
+                shown.add_row(*(Text(cell.replace(BETWEEN, "\n")) for cell in cells))
+            console.print(shown)
     for line in _lines(table):
-        Console().print(printable(line))
+        Console().print(line)

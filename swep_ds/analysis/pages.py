@@ -6,7 +6,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 
 def template(name: str) -> Template:
-    """It escapes every text, and fails on a missing one."""
+    """It escapes every text of a page (`.html.jinja`), and fails on a missing one."""
     loader = FileSystemLoader(Path(__file__).parent)
-    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return jinja.get_template(name)
+    options = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=loader, autoescape="html" in name, **options).get_template(name)

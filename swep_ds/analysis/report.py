@@ -8,7 +8,7 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,30 +32,17 @@ MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
 SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
 WAITING = 0.1  # a rank waits for data above this share of an update
 AnsweredSets = Mapping[str, Sequence[Answered]]  # by data set
+Tables = dict[str, tuple[list[str], list[list[Any]]]]  # (columns, rows)
 
 
-class Report(NamedTuple):
-    """The page, and its tables `scores` and `worst examples` as (columns, rows)."""
-
-    html: str
-    tables: dict[str, tuple[list[str], list[list[Any]]]]
-
-
-def write_report(folder: Path, against: Path | None = None, output: Path | None = None) -> Report:
-    """Makes the report of a run's folder and writes it there, or to `output`.
+def write_report(folder: Path, against: Path | None = None, output: Path | None = None) -> tuple[str, Tables]:
+    """Makes the report of a run's folder and writes it there, or to `output`; returns the page and its tables.
 
     Args:
         against: the folder of another run, usually plain fine-tuning, to compare the answers with.
 
     Raises InputError: a folder without a run or with damaged files, or `against` without answers to these questions.
     """
-    report = make_report(folder, against)
-    write_atomically(output or folder / REPORT, report.html)
-    return report
-
-
-def make_report(folder: Path, against: Path | None = None) -> Report:
-    """As `write_report`, but writes nothing."""
     run = RunFolder(folder)
     recipe = run.read_recipe()
     results = None
@@ -83,9 +70,7 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
         del kinds["unanswerable"]
     compared = None
     if against:
-        if answered and not any(item.other is not None for items in answered.values() for item in items):
-            raise InputError(f"--against {against}: answers none of the questions of {folder}: name a run on its data")
-        compared = _compared(_settings(recipe, batch), answered, names, against)
+        compared = _compared(against, recipe, batch, answered, names)
     from swep_ds.analysis.heatmap import heat_maps  # imports DeepSpeed: not before the checks
 
     content = {
@@ -107,41 +92,37 @@ def make_report(folder: Path, against: Path | None = None) -> Report:
         **_course(recipe, read_lines(folder / METRICS_FILE)),
     }
     html = template("report.html.jinja").render(content)
-    return Report(html, _tables(results, answered))
+    write_atomically(output or folder / REPORT, html)
+    return html, _tables(results, answered)
 
 
-def _compared(settings: dict[str, Any], answered: AnsweredSets, names: list[str], against: Path) -> dict[str, Any]:
-    """The page's comparison with the other run.
-
-    Args:
-        settings: this run's.
-        names: its data sets.
-    """
-    other = read_results(against / RESULTS)
+def _compared(
+    against: Path, recipe: Recipe, batch: int, answered: AnsweredSets, names: Sequence[str]
+) -> dict[str, Any]:
+    """The page's comparison of a run of this recipe and global batch, tested on `names`, with another run."""
+    if answered and not any(item.other is not None for items in answered.values() for item in items):
+        raise InputError(f"--against {against}: answers none of the questions of this run: name a run on its data")
     run = RunFolder(against)
-    recipe = run.read_recipe()
-    theirs = _settings(recipe, run.global_batch(recipe, other.world_size))
-    differing = [name for name in {**settings, **theirs} if settings.get(name) != theirs.get(name)]
+    results = read_results(against / RESULTS)
+    other = run.read_recipe()
+    here = flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
+    there = flatten(other.model_dump(mode="json")) | {"global batch": run.global_batch(other, results.world_size)}
+    differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     rows = changes(answered, names)
     compared = [row.name for row in rows]
     return {
-        "title": f"{other.method}, seed {other.seed}",
+        "title": f"{results.method}, seed {results.seed}",
         "rows": rows,
         "f1_changes": {row.name: row.f1.value for row in changes(with_answer(answered), names)},
         "left_out": [name for name in names if name not in compared],
-        "settings": [(name, settings.get(name), theirs.get(name)) for name in differing],
+        "settings": [(name, here.get(name), there.get(name)) for name in differing],
         "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }
 
 
-def _settings(recipe: Recipe, batch: int) -> dict[str, Any]:
-    return flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
-
-
 def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The learning curves and the noise, from metrics.jsonl."""
-    noise = getattr(recipe.method, "noise", None)
-    mode = MODES.get(noise, MODES["learned"])
+    mode = MODES.get(getattr(recipe.method, "noise", None), MODES["learned"])
     variance = getattr(recipe.method, "prior_variance", None)
     charts = learning_curves(lines, mode.prior_mean, variance)
     return {
@@ -184,8 +165,7 @@ def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> lis
 
 
 def command(folder: Path, recipe: Recipe, batch: int) -> str:
-    """The command that repeats this run, on the number of ranks that gives its global batch of so many windows. Its
-    last start may have had another number."""
+    """The command that repeats this run, on the number of ranks that gives its global batch."""
     ranks = batch // batch_of_rank(recipe)
     parts = ["swep-ds", "train"]
     if ranks > 1:
@@ -194,11 +174,11 @@ def command(folder: Path, recipe: Recipe, batch: int) -> str:
     return f"{shlex.join(parts)} --output_dir NEW"
 
 
-def _tables(results: Results | None, answered: AnsweredSets) -> dict[str, tuple[list[str], list[list[Any]]]]:
+def _tables(results: Results | None, answered: AnsweredSets) -> Tables:
     scores = results.scores if results else {}
-    rows = [[name, score["exact_match"], score["f1"], score["total"]] for name, score in scores.items()]
     if mean := out_of_domain_mean(scores):
-        rows.append([OUT_OF_DOMAIN, mean["exact_match"], mean["f1"], ""])
+        scores[OUT_OF_DOMAIN] = mean
+    rows = [[name, score["exact_match"], score["f1"], score.get("total", "")] for name, score in scores.items()]
     examples = []
     for name, items in answered.items():
         wrong = sorted((item for item in in_fixed_order(items) if not item.right), key=lambda item: item.f1)

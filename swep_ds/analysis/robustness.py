@@ -5,7 +5,7 @@ line are what a method for robustness should add (Taori et al., NeurIPS 2020). T
 both axes. It is fitted to the base row's runs if there are enough with different F1 in domain, or read from a file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +38,14 @@ class Line(Section):
     shifted: dict[str, Fit]
 
     def of(self, data_set: str) -> Fit | None:
-        return self.shifted.get(_match(data_set, list(self.shifted)))
+        return self.shifted.get(_match(data_set, self.shifted))
 
-    def in_domain_of(self, columns: Sequence[str]) -> str | None:
+    def in_domain_of(self, columns: Collection[str]) -> str | None:
         """The column with the F1 that predicts the others."""
         return _match(self.in_domain, columns)
 
 
-def _match(name: str, names: Sequence[str]) -> str | None:
+def _match(name: str, names: Collection[str]) -> str | None:
     """The name itself, or else the only one that the paper's tables give to the same data set."""
     if name in names:
         return name
@@ -54,54 +54,45 @@ def _match(name: str, names: Sequence[str]) -> str | None:
 
 
 def published(name_or_path: str) -> Line:
-    """Reads a shipped line (`lines/`), or a YAML file.
-
-    Raises InputError: no such file, an unknown or missing field, or a wrong value.
-    """
+    """A shipped line (`lines/`), or one of a YAML file. Raises InputError: no such file, or wrong fields."""
     return load(Line, name_or_path, LINES, "--line")
 
 
 def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, list[str]]:
-    """The line through a row's runs, or None and a note that says why it is missing, if any set is shifted.
-
-    Args:
-        runs: by run the scores of its data sets, the source domain first.
-        row: the row's name, for `source` and the note.
-    """
+    """The line through the runs of the row of this name, or None and a note that says why it is missing, if any set is
+    shifted. `runs`: by run the scores of its data sets, the source domain first."""
     tested = {tuple((name, score["total"]) for name, score in scores.items()) for scores in runs}
     if all(len(sets) < 2 for sets in tested):
         return None, []
     fault = f"runs of {row} were tested on different data"
     if len(tested) == 1:
-        [[(in_domain, _), *shifted]] = tested
+        in_domain, *shifted = runs[0]
         x = np.array([scores[in_domain]["f1"] for scores in runs])
         if len(x) >= MIN_RUNS and np.ptp(x) >= MIN_SPREAD:
             fits = {}
-            for name, _ in shifted:
+            for name in shifted:
                 slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in runs], 1).tolist()
                 fits[name] = Fit(slope=slope, intercept=intercept)
             source = f"least squares over the {len(x)} runs of {row}"
-            ends = (x.min().item(), x.max().item())
-            return Line(source=source, in_domain=in_domain, fitted_over=ends, shifted=fits), []
+            return Line(source=source, in_domain=in_domain, fitted_over=(x.min(), x.max()), shifted=fits), []
         fault = f"{len(x)} run(s) of {row}, but a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain"
     return None, [f"Points above the line of in-domain F1: n/a ({fault}; --line names a published line)."]
 
 
 def add_points(scores: Scores, line: Line) -> Scores:
     """The scores of a run, with `ABOVE` in points added to those of each shifted set that has a line."""
-    in_domain = line.in_domain_of(list(scores))
-    result = {}
+    in_domain = line.in_domain_of(scores)
+    result = dict(scores)
     for name, score in scores.items():
-        result[name] = dict(score)
         fit = line.of(name)
         if in_domain and name != in_domain and fit:
-            result[name][ABOVE] = score["f1"] - fit.predict(scores[in_domain]["f1"])
+            result[name] = score | {ABOVE: score["f1"] - fit.predict(scores[in_domain]["f1"])}
     return result
 
 
 def line_notes(line: Line, runs: Sequence[Scores]) -> list[str]:
     """What the points are above; whether the line is extrapolated for some of these runs, or has nothing to predict."""
-    known = [(scores, column) for scores in runs if (column := line.in_domain_of(list(scores)))]
+    known = [(scores, column) for scores in runs if (column := line.in_domain_of(scores))]
     if not any(name != column and line.of(name) for scores, column in known for name in scores):
         sets = ", ".join(line.shifted)
         return [f"Points above the line: n/a (no run was tested both on {line.in_domain} and on one of {sets})."]

@@ -15,22 +15,13 @@ from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS, Results, read_results
 from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
+from swep_ds.sweeps import sweep
 from swep_ds.sweeps.conditions import conditions
-from swep_ds.sweeps.sweep import (
-    DESCRIPTION,
-    Cell,
-    Primary,
-    fault_of,
-    identity,
-    log_of,
-    saved_recipe,
-    unaveraged,
-    warn_of_unnamed,
-)
 
 MODEL = "model"  # the axis whose labels head the table's blocks
 # settings in which runs of one row may differ
 NOT_OF_THE_ROW = (*NEUTRAL, "seed", "model.name", "train.checkpoint_every", "eval.batch_size")
+OF_THE_TEST = ("data.holdout_fraction", "data.max_eval_examples", "data.unanswerable")
 SOURCES = ("model.name", "data.train", "data.augmented", "pretrain.train")  # compared by the files that they name
 
 
@@ -44,7 +35,7 @@ class Run:
     model: str
     labels: dict[str, str] = field(default_factory=dict)  # by axis
     recipe: Recipe | None = None  # before it is read that which the run should have; None = whatever its folder holds
-    primary: Primary | None = None  # its sweep's
+    primary: tuple[str, ...] | None = None  # its sweep's primary comparison
     results: Results | None = None
     reason: str = ""  # why it is not in the table
 
@@ -57,31 +48,29 @@ class Run:
     @property
     def line(self) -> str:
         """A missing run, the reason and the file or folder to look at, for people."""
-        place = log_of(self.folder)
-        if not place.is_file():
-            place = self.folder
+        log = sweep.log_of(self.folder)
         labels = ", ".join([self.variant, *self.labels.values(), f"seed {self.seed}"])
-        return f"{labels}: {self.reason} ({place})"
+        return f"{labels}: {self.reason} ({log if log.is_file() else self.folder})"
 
 
 # Finding runs
 
 
-def runs_of_cells(cells: Sequence[Cell]) -> list[Run]:
+def runs_of_cells(cells: Sequence[sweep.Cell]) -> list[Run]:
     """The runs of a sweep, each with its recipe; after one with `train.average`, the row of its last weights."""
     runs = []
     for cell in cells:
-        model = cell.recipe.model.name
-        run = Run(cell.folder, cell.variant, cell.seed, model, cell.labels, cell.recipe, cell.primary)
+        recipe = cell.recipe
+        run = Run(cell.folder, cell.variant, cell.seed, recipe.model.name, cell.labels, recipe, cell.primary)
         runs.append(run)
-        if cell.recipe.train.average != "none":
-            runs.append(replace(_unaveraged(run), recipe=cell.recipe.unaveraged()))
+        if recipe.train.average != "none":
+            runs.append(replace(_unaveraged(run), recipe=recipe.unaveraged()))
     return runs
 
 
 def _unaveraged(run: Run) -> Run:
     """The same training with its last weights in place of their mean, a row of its own."""
-    return replace(run, folder=run.folder / UNAVERAGED, variant=unaveraged(run.variant))
+    return replace(run, folder=run.folder / UNAVERAGED, variant=sweep.unaveraged(run.variant))
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
@@ -97,64 +86,46 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder: name the folder of a sweep or of a run")
-        candidates = sorted(folder.iterdir())
-        if _is_sweep(folder) or _is_run(folder):
-            candidates = [folder]
-        sweeps = list(filter(_is_sweep, candidates))
-        others = [candidate for candidate in candidates if _is_run(candidate) and candidate not in sweeps]
+        candidates = [folder]
+        if not (folder / sweep.DESCRIPTION).is_file() and not (folder / RECIPE).is_file():
+            candidates = sorted(folder.iterdir())
+        sweeps = [candidate for candidate in candidates if (candidate / sweep.DESCRIPTION).is_file()]
+        others = [candidate for candidate in candidates if (candidate / RECIPE).is_file() and candidate not in sweeps]
         if not sweeps and not others:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
-        for sweep in sweeps:
-            runs += _runs_of_sweep(sweep)
+        for place in sweeps:
+            described = read_json(place / sweep.DESCRIPTION)
+            primary = tuple(described.get("primary", ())) or None
+            sweep.warn_of_unnamed(place, described["runs"])
+            runs += [Run(place / name, **entry, primary=primary) for name, entry in described["runs"].items()]
         without_sweep += others
     rows = []
     for run in runs + _name_runs(without_sweep):
         rows.append(run)
-        if _is_run(run.folder / UNAVERAGED):
+        if (run.folder / UNAVERAGED / RECIPE).is_file():
             rows.append(_unaveraged(run))
     return rows
 
 
-def _is_sweep(folder: Path) -> bool:
-    return (folder / DESCRIPTION).is_file()
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / RECIPE).is_file()
-
-
-def _runs_of_sweep(folder: Path) -> list[Run]:
-    sweep = read_json(folder / DESCRIPTION)
-    primary = None
-    if "primary" in sweep:
-        primary = tuple(sweep["primary"])
-    warn_of_unnamed(folder, sweep["runs"])
-    return [Run(folder / name, **entry, primary=primary) for name, entry in sweep["runs"].items()]
-
-
 def _name_runs(folders: Iterable[Path]) -> list[Run]:
-    runs: list[Run] = []
-    settings: list[dict[str, str]] = []
+    found: list[tuple[Run, dict[str, str]]] = []
     for folder in folders:
         try:
-            recipe = saved_recipe(folder)
+            recipe = sweep.saved_recipe(folder)
         except InputError:
-            runs.append(Run(folder, folder.name, 0, "?"))  # `read_runs` says why
-            settings.append({})
-        else:
-            runs.append(Run(folder, recipe.method.name, recipe.seed, recipe.model.name))
-            settings.append({name: str(value) for name, value in _row_settings(recipe).items()})
-    names = {name for values in settings for name in values}
-    usual = _most_frequent(
-        ((run.variant, name), values.get(name)) for run, values in zip(runs, settings, strict=True) for name in names
-    )
+            found.append((Run(folder, folder.name, 0, "?"), {}))  # `read_runs` says why
+            continue
+        run = Run(folder, recipe.method.name, recipe.seed, recipe.model.name)
+        found.append((run, {name: str(value) for name, value in _row_settings(recipe).items()}))
+    names = {name for _, settings in found for name in settings}
+    usual = _most_frequent(((run.variant, name), settings.get(name)) for run, settings in found for name in names)
     differing = []
-    for run, values in zip(runs, settings, strict=True):
-        differing.append({name: value for name, value in values.items() if value != usual[run.variant, name]})
-    shown = public_names(value for values in differing for value in values.values())
+    for run, settings in found:
+        differing.append({name: value for name, value in settings.items() if value != usual[run.variant, name]})
+    shown = public_names(value for settings in differing for value in settings.values())
     named = []
-    for run, values in zip(runs, differing, strict=True):
-        parts = [f"{name.rpartition('.')[2]} {shown[value]}" for name, value in values.items()]
+    for (run, _), settings in zip(found, differing, strict=True):
+        parts = [f"{name.rpartition('.')[2]} {shown[value]}" for name, value in settings.items()]
         named.append(replace(run, variant=", ".join([run.variant, *parts])))
     return named
 
@@ -182,83 +153,75 @@ def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     way, and read the same bytes from files of one name. Runs of a row also have one batch, and their settings and
     files. In each of these the majority decides, in a tie the first run. A row has one run for each seed.
     """
-    runs = [_read(run) for run in found]
-    facts = [{} if run.reason else _shared(run) for run in runs]
-    usual = _most_frequent((key, _text(value)) for of_run in facts for key, value in of_run.items())
+    read: list[tuple[Run, dict[tuple, str]]] = []
+    for run in found:
+        try:
+            finished = _read(run)
+            read.append((finished, _shared(finished)))
+        except InputError as error:
+            read.append((replace(run, reason=str(error)), {}))
+    usual = _most_frequent(fact for _, shared in read for fact in shared.items())
     earlier: dict[Hashable, Run] = {}
-    compared = []
-    for run, of_run in zip(runs, facts, strict=True):
-        reason = run.reason or _unlike(of_run, usual)
+    done, missing = [], []
+    for run, shared in read:
+        reason = run.reason or _unlike(shared, usual)
         if not reason:
-            first = earlier.setdefault((_row(run), run.seed), run)
+            first = earlier.setdefault((run.variant, run.block, run.seed), run)
             if first is not run:
                 reason = f"the same variant and seed as {first.folder}, which is in the table"
-        compared.append(replace(run, reason=reason))
-    return [run for run in compared if not run.reason], [run for run in compared if run.reason]
+        if reason:
+            missing.append(replace(run, reason=reason))
+        else:
+            done.append(run)
+    return done, missing
 
 
 def _read(run: Run) -> Run:
-    """The run with its recipe and results, or with the reason why there are none."""
-    try:
-        if not (run.folder / RESULTS).is_file():
-            return replace(run, reason=fault_of(run.folder, run.recipe))
-        recipe = saved_recipe(run.folder)
-        if run.recipe and identity(run.recipe) != identity(recipe):
-            return replace(run, reason=fault_of(run.folder, run.recipe))
-        conditions(run.folder)  # raises if its ds_config cannot be read
-        return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
-    except InputError as error:
-        return replace(run, reason=str(error))
+    """The run with its recipe and results. Raises InputError: why there are none."""
+    if not (run.folder / RESULTS).is_file():
+        raise InputError(sweep.fault_of(run.folder, run.recipe))
+    recipe = sweep.saved_recipe(run.folder)
+    if run.recipe and sweep.identity(run.recipe) != sweep.identity(recipe):
+        raise InputError(sweep.fault_of(run.folder, run.recipe))
+    return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
 
 
-def _row(run: Run) -> Hashable:
-    return run.variant, *run.block
+def _shared(run: Run) -> dict[tuple, str]:
+    """What other runs of the model or of the row must have, too: (name, who shares it) -> value as JSON.
 
-
-def _shared(run: Run) -> dict[tuple, Any]:
-    """What other runs of the model or of the row must have, too: (name, who shares it) -> value."""
+    Raises InputError: its ds_config cannot be read.
+    """
     model = run.block[0]
-    row = _row(run)
+    row = (run.variant, *run.block)
     data = run.recipe.data
+    settings = _all_settings(run)
+    checksums = run.results.inputs  # a source without one, such as a hub id, is compared by its name
     tested = {f"questions of {name}": score.total for name, score in run.results.eval.items()}
-    tested |= {"data sets": ", ".join(run.results.eval)}
-    tested |= {f"data.{name}": getattr(data, name) for name in ("holdout_fraction", "max_eval_examples")}
-    tested |= {"data.unanswerable": data.unanswerable}
+    tested["data sets"] = ", ".join(run.results.eval)
+    tested |= {name: value for name, value in settings.items() if name.startswith(("eval.", *OF_THE_TEST))}
     if data.holdout_fraction:
         tested["data.repeated_answers"] = data.repeated_answers
-        tested["data.train"] = run.results.inputs.get("data.train", data.train)
-    of_eval = run.recipe.eval.model_dump(mode="json", exclude={"batch_size"})
-    tested |= {f"eval.{name}": value for name, value in of_eval.items()}
-    settings = without(_all_settings(run), (*MAY_CHANGE_ON_RESUME, *SOURCES))
-    shared = {("tested", model): tested | conditions(run.folder), ("settings", row): settings}
+        tested["data.train"] = checksums.get("data.train", data.train)
+    shared = {("tested", model): tested | conditions(run.folder)}
+    shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES))
 
     named = flatten(run.recipe.model_dump(mode="json"))
-    checksums = run.results.inputs  # a source without one, such as a hub id, is compared by its name
-    for name in SOURCES:
-        if name in checksums:
-            shared[name, named.get(name), model] = checksums[name]
-            shared[name, row] = checksums[name]
-        else:
-            shared[name, "by its name", row] = str(named.get(name))
-    for name, source in data.eval.items():
-        field = f"data.eval.{name}"
-        if field in checksums:
-            shared[field, model] = checksums[field]
-        else:
-            shared[field, "by its name", model] = source
-    return shared
+    sources = {name: (row, str(named.get(name))) for name in SOURCES}
+    sources |= {f"data.eval.{name}": (model, source) for name, source in data.eval.items()}
+    for name, (who, source) in sources.items():
+        value = checksums.get(name, source)
+        shared[name, name in checksums, who] = value
+        shared[name, name in checksums, source, model] = value
+    return {key: json.dumps(value, sort_keys=True) for key, value in shared.items()}
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _unlike(shared: Mapping[tuple, Any], usual: Mapping[tuple, str]) -> str:
+def _unlike(shared: Mapping[tuple, str], usual: Mapping[tuple, str]) -> str:
     """Why a run cannot be compared with most others; "" if it can."""
-    unlike = {key: value for key, value in shared.items() if _text(value) != usual[key]}
-    for key, value in unlike.items():
-        if isinstance(value, dict):
-            return f"made differently from the others ({differences(value, json.loads(usual[key]))})"
+    unlike = [key for key, value in shared.items() if value != usual[key]]
+    for key in unlike:
+        if key[0] in ("tested", "settings"):
+            differing = differences(json.loads(shared[key]), json.loads(usual[key]))
+            return f"made differently from the others ({differing})"
     if unlike:
         return f"read other files than the others ({', '.join(dict.fromkeys(name for name, *_ in unlike))})"
     return ""

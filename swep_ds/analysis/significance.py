@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ import pandas as pd
 from swep_ds.analysis.crossed import LEVEL, MIN_SEEDS, MIN_TEXTS, estimate
 from swep_ds.analysis.runs import Run
 from swep_ds.common.errors import InputError
+from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, read_predictions
@@ -28,26 +29,15 @@ RESAMPLES = 10_000
 ELEMENTS = 2**22  # of the bootstrap's counts that are in memory at a time
 ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
 Rows = Mapping[str, Sequence[Run]]
-Figures = dict[str, Any]
-Differences = dict[tuple[str, str, str], Figures]  # by row, data set or `OUT_OF_DOMAIN`, and metric
+Difference = dict[str, Any]
 
 
 # The scores of each question
 
 
-class Questions(NamedTuple):
-    """The questions of a test set: accepted answers by id, and each question's cluster by number."""
-
-    golds: dict[str, tuple[str, ...]]
-    clusters: np.ndarray
-
-
 def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
-    """A line if two data sets have more than half of their question ids in common, such as translations of one set.
-
-    Args:
-        ids: of the questions, by data set, of sets whose mean has an interval.
-    """
+    """A line if two data sets, whose mean has an interval, have more than half of their question ids in common, as
+    translations of one set have."""
     parallel = []
     for name, other in combinations(ids, 2):
         shared = len(set(ids[name]) & set(ids[other]))
@@ -63,62 +53,55 @@ def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
 
 class QuestionScores:
     """EM and F1 of each question of each run, from its `predictions/` and the gold answers of its recipe's data.
-
-    `notes` collects, a line each, what could not be read or compared.
-    """
+    `notes`: what could not be read or compared."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self._questions: dict[str, Questions | None] = {}  # by data set and the settings that decide its questions
+        self._examples: dict[str, list[Example]] = {}  # by data set and the settings that decide its questions
         self._scores: dict[tuple[Path, str], pd.DataFrame | None] = {}
 
     def of(self, run: Run, data_set: str) -> pd.DataFrame | None:
-        """Columns exact_match and f1, in percent, by question id; 0 without a prediction.
-
-        None if data or predictions cannot be read, have changed since the run, or do not give the scores in the
-        results.
-        """
+        """Columns exact_match and f1, in percent, by question id; 0 without a prediction. None if data or predictions
+        cannot be read, have changed since the run, or do not give the scores in the results."""
         key = (run.folder, data_set)
-        if key not in self._scores:
-            self._scores[key] = None
-            questions = self.questions(run.recipe, data_set)
+        examples = self.examples(run.recipe, data_set)
+        if examples and key not in self._scores:
             try:
-                if questions:
-                    self._scores[key] = _read(run, data_set, questions.golds)
+                self._scores[key] = _scores(run, data_set, examples)
             except InputError as error:
+                self._scores[key] = None
                 self.notes.append(f"No interval with {error}.")
-        return self._scores[key]
+        return self._scores.get(key)
 
-    def questions(self, recipe: Recipe, data_set: str) -> Questions | None:
-        """Reads the questions once for all runs that are tested on the same ones; None if they cannot be read."""
+    def examples(self, recipe: Recipe, data_set: str) -> list[Example]:
+        """The questions, read once for all runs that are tested on the same ones; [] if they cannot be read."""
         data = recipe.data
         source = data.eval.get(data_set)
         if data_set == HOLDOUT:
             source = [data.train, data.holdout_fraction, data.repeated_answers]
         half = recipe.validation_set == data_set
         key = json.dumps([data_set, source, data.max_eval_examples, data.unanswerable, half])
-        if key not in self._questions:
-            self._questions[key] = None
+        if key not in self._examples:
             try:
-                examples = reported_examples(recipe, data_set)
-                golds = {example.id: example.answers for example in examples}
-                self._questions[key] = Questions(golds, clusters(examples))
+                self._examples[key] = reported_examples(recipe, data_set)
             except InputError as error:
+                self._examples[key] = []
                 self.notes.append(f"No intervals on {data_set}: its questions cannot be read ({error}).")
-        return self._questions[key]
+        return self._examples[key]
 
 
-def _read(run: Run, data_set: str, golds: Mapping[str, tuple[str, ...]]) -> pd.DataFrame:
+def _scores(run: Run, data_set: str, examples: Sequence[Example]) -> pd.DataFrame:
     check_unchanged(run.recipe, run.folder, [source_of_test_set(data_set)])
     predictions = read_predictions(run.folder, data_set)
+    golds = {example.id: example.answers for example in examples}
     by_question = Scorer(run.recipe.eval.answer_language(data_set)).by_question(predictions, golds)
     scores = pd.DataFrame(100 * np.array([*by_question.values()]), index=list(by_question), columns=list(METRICS))
-    means = scores.mean()
+    em, f1 = scores.mean()
     reported = run.results.eval[data_set]
-    if not np.allclose(means, (reported.exact_match, reported.f1), atol=ROUNDING):
+    if not np.allclose((em, f1), (reported.exact_match, reported.f1), atol=ROUNDING):
         raise InputError(
-            f"{run.folder / 'predictions' / data_set}.json: it scores {means['exact_match']:.2f} / {means['f1']:.2f} "
-            f"on today's data, and {reported.exact_match:.2f} / {reported.f1:.2f} in results.json"
+            f"{run.folder / 'predictions' / data_set}.json: it scores {em:.2f} / {f1:.2f} on today's data, and "
+            f"{reported.exact_match:.2f} / {reported.f1:.2f} in results.json"
         )
     return scores
 
@@ -126,125 +109,109 @@ def _read(run: Run, data_set: str, golds: Mapping[str, tuple[str, ...]]) -> pd.D
 # Differences
 
 
-class SetDifference(NamedTuple):
-    """Of one data set: values [S, Q, 2], each question's cluster [Q], and the resampled means [RESAMPLES, 2]."""
-
-    values: np.ndarray
-    clusters: np.ndarray
-    samples: np.ndarray
-
-
-def common_seeds(runs: Sequence[Run], base: Sequence[Run]) -> list[int]:
-    return sorted({run.seed for run in runs} & {run.seed for run in base})
-
-
-def compare(rows: Rows, base: str, columns: Sequence[str], scores: QuestionScores) -> Differences:
+def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[str, str, str], Difference]:
     """Differences to the row `base` of the rows with seeds in common, in points, over these seeds.
 
-    Args:
-        rows: runs by row.
-        columns: the data sets, the source domain first.
-        scores: gets notes on what could not be read or compared.
-
     Returns:
-        By row, data set and metric {"mean", "std": from seed to seed, or None (one seed), "n": seeds, "low", "high"
-        and "p": of the crossed interval, "no_difference": whether it is smaller than `MARGIN` by its test,
-        "bootstrap_low", "bootstrap_high"}; None where there is no interval. Two or more shifted sets also have their
-        mean, `OUT_OF_DOMAIN`.
+        By row, data set and metric: these as "method", "data_set" and "metric", "against": the base, "difference",
+        "difference_n": seeds, "difference_std" from seed to seed; "difference_low", "_high" and "_p" of the crossed
+        interval and "difference_no_difference": whether it is smaller than `MARGIN` by its test;
+        "difference_bootstrap_low" and "_high". Those that are not known are left out. Two or more shifted sets also
+        have their mean, `OUT_OF_DOMAIN`.
     """
-    compared = [name for name, runs in rows.items() if name != base and common_seeds(runs, rows[base])]
-    by_row: dict[str, dict[str, SetDifference]] = {name: {} for name in compared}
-    ids = {}
+    if not rows.get(base):
+        return {}
+    columns = list(rows[base][0].results.eval)  # the source domain first
+    values, samples, clusters_of, ids = {}, {}, {}, {}
     for column in columns:
         differences = question_differences(rows, base, column, scores)
         if not differences:
             continue
-        questions = scores.questions(rows[base][0].recipe, column)
+        examples = scores.examples(rows[base][0].recipe, column)
+        clusters_of[column] = clusters(examples)
         means = np.concatenate([values_SQ2.mean(0) for values_SQ2 in differences.values()], axis=1)
-        samples = np.split(resampled_means(means, questions.clusters, column), len(differences), axis=1)
-        for (name, values_SQ2), row_samples in zip(differences.items(), samples, strict=True):
-            by_row[name][column] = SetDifference(values_SQ2, questions.clusters, row_samples)
+        drawn = np.split(resampled_means(means, clusters_of[column], column), len(differences), axis=1)
+        for (name, values_SQ2), row_samples in zip(differences.items(), drawn, strict=True):
+            values[name, column] = values_SQ2
+            samples[name, column] = row_samples
         if column != columns[0]:
-            ids[column] = questions.golds
+            ids[column] = [example.id for example in examples]
     scores.notes += note_on_shared_ids(ids)
     parts = {column: [column] for column in columns}
     if len(columns) > 2:
-        parts[OUT_OF_DOMAIN] = list(columns[1:])
-    result: Differences = {}
-    for name, sets in by_row.items():
-        for column, data_sets in parts.items():
-            figures = [_seed_figures(rows[name], rows[base], data_sets, metric) for metric in METRICS]
-            if all(data_set in sets for data_set in data_sets):
-                _add_intervals(figures, [sets[data_set] for data_set in data_sets])
-            for metric, entry in zip(METRICS, figures, strict=True):
-                result[name, column, metric] = entry
+        parts[OUT_OF_DOMAIN] = columns[1:]
+    base_seeds = {run.seed for run in rows[base]}
+    result = {}
+    for name, runs in rows.items():
+        if name == base or base_seeds.isdisjoint(run.seed for run in runs):
+            continue
+        for part, data_sets in parts.items():
+            bounds = {}
+            if all((name, data_set) in values for data_set in data_sets):
+                sets = [(values[name, data_set], clusters_of[data_set]) for data_set in data_sets]
+                bounds = _intervals(sets, np.mean([samples[name, data_set] for data_set in data_sets], axis=0))
+            for number, metric in enumerate(METRICS):
+                entry = {"method": name, "against": base, "data_set": part, "metric": metric}
+                entry |= _seed_figures(runs, rows[base], data_sets, metric)
+                entry |= {f"difference_{bound}": of_metrics[number].item() for bound, of_metrics in bounds.items()}
+                result[name, part, metric] = entry
     return result
 
 
-def _seed_figures(runs: Sequence[Run], base: Sequence[Run], data_sets: Sequence[str], metric: str) -> Figures:
+def _seed_figures(runs: Sequence[Run], base: Sequence[Run], data_sets: Sequence[str], metric: str) -> Difference:
     """The difference in the mean over data sets, from the scores of the runs."""
 
-    def by_seed(of_row: Sequence[Run]) -> dict[int, float]:
-        scores = {run.seed: [run.results.scores[data_set][metric] for data_set in data_sets] for run in of_row}
+    def by_seed(row: Sequence[Run]) -> dict[int, float]:
+        scores = {run.seed: [run.results.scores[data_set][metric] for data_set in data_sets] for run in row}
         return {seed: sum(values) / len(values) for seed, values in scores.items()}
 
-    scores = by_seed(runs)
-    base_scores = by_seed(base)
-    each = [scores[seed] - base_scores[seed] for seed in common_seeds(runs, base)]
-    absent = dict.fromkeys(("std", "low", "high", "p", "no_difference", "bootstrap_low", "bootstrap_high"))
-    figures = absent | {"mean": float(np.mean(each)), "n": len(each)}
+    of_row = by_seed(runs)
+    of_base = by_seed(base)
+    each = [of_row[seed] - of_base[seed] for seed in sorted(of_row) if seed in of_base]
+    figures = {"difference": float(np.mean(each)), "difference_n": len(each)}
     if len(each) > 1:
-        figures["std"] = float(np.std(each, ddof=1))
+        figures["difference_std"] = float(np.std(each, ddof=1))
     return figures
 
 
-def _add_intervals(figures: Sequence[Figures], sets: Sequence[SetDifference]) -> None:
-    """Adds the intervals to the figures of each metric, for the difference in the mean over data sets."""
-    texts = min(effective_clusters(each.clusters) for each in sets)
+def _intervals(sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: np.ndarray) -> dict[str, np.ndarray]:
+    """Bounds and tests, each of EM and F1, for the difference in the mean over data sets.
+
+    Args:
+        sets: by data set, differences [S, Q, 2] and each question's cluster [Q].
+        samples: resampled means [RESAMPLES, 2].
+    """
     bounds = {}
+    texts = min(effective_clusters(clusters_Q) for _, clusters_Q in sets)
     if texts >= MIN_CLUSTERS:
-        low_2, high_2 = interval(np.mean([each.samples for each in sets], axis=0))
-        bounds |= {"bootstrap_low": low_2, "bootstrap_high": high_2}
-    if len(sets[0].values) >= MIN_SEEDS and texts >= MIN_TEXTS:
-        crossed = estimate([(np.moveaxis(each.values, -1, 0), each.clusters) for each in sets])
-        low_2, high_2 = crossed.interval()
-        bounds |= {"low": low_2, "high": high_2, "p": crossed.p(), "no_difference": crossed.within()}
-    for number, entry in enumerate(figures):
-        entry |= {name: values[number].item() for name, values in bounds.items()}
+        bounds["bootstrap_low"], bounds["bootstrap_high"] = interval(samples)
+    if len(sets[0][0]) >= MIN_SEEDS and texts >= MIN_TEXTS:
+        crossed = estimate([(np.moveaxis(values_SQ2, -1, 0), clusters_Q) for values_SQ2, clusters_Q in sets])
+        bounds["low"], bounds["high"] = crossed.interval()
+        bounds |= {"p": crossed.p(), "no_difference": crossed.within()}
+    return bounds
 
 
 def question_differences(rows: Rows, base: str, column: str, scores: QuestionScores) -> dict[str, np.ndarray]:
-    """By row, [S, Q, 2]: EM and F1 of the runs less those of the base's run with the same seed, in points.
-
-    The order is that of the seeds in common, and of the questions of the base's first run. Rows without a seed in
-    common, or that cannot be read, are missing; all are if a run of the base cannot be read.
-    """
+    """By row, [S, Q, 2]: EM and F1 of the runs less those of the base's run with the same seed, in points, in the order
+    of the seeds and of the questions of the base's first run. Rows without a seed in common, or that cannot be read,
+    are missing; all are if a run of the base cannot be read."""
     base_scores = {run.seed: scores.of(run, column) for run in rows[base]}
     if any(frame is None for frame in base_scores.values()):
         return {}
     ids = next(iter(base_scores.values())).index
     differences = {}
     for name, runs in rows.items():
-        seeds = common_seeds(runs, rows[base])
-        row_scores = {run.seed: scores.of(run, column) for run in runs}
-        if name == base or not seeds or any(row_scores[seed] is None for seed in seeds):
-            continue
-        by_seed = [row_scores[seed].loc[ids] - base_scores[seed].loc[ids] for seed in seeds]
-        differences[name] = np.stack([frame.to_numpy() for frame in by_seed])
+        row_scores = {run.seed: scores.of(run, column) for run in runs if name != base and run.seed in base_scores}
+        if row_scores and all(frame is not None for frame in row_scores.values()):
+            by_seed = [row_scores[seed].loc[ids] - base_scores[seed].loc[ids] for seed in sorted(row_scores)]
+            differences[name] = np.stack([frame.to_numpy() for frame in by_seed])
     return differences
 
 
 def resampled_means(values: np.ndarray, clusters: np.ndarray, data_set: str) -> np.ndarray:
-    """Means over questions if clusters of them are drawn with replacement; all columns share the draws.
-
-    Args:
-        values: [Q, k].
-        clusters: each question's cluster [Q], numbered from 0.
-        data_set: seeds the draws.
-
-    Returns:
-        [RESAMPLES, k].
-    """
+    """Means [RESAMPLES, k] of `values` [Q, k] if clusters of questions, numbered from 0 in `clusters` [Q], are drawn
+    with replacement. All columns share the draws, which `data_set` seeds."""
     sums = np.stack([np.bincount(clusters, column) for column in (*values.T, np.ones(len(values)))], axis=1)
     number = len(sums)
     rng = np.random.default_rng(zlib.crc32(data_set.encode()))

@@ -3,50 +3,50 @@
 A cell is the mean and the standard deviation over seeds, with the difference to a base row and the paper's number.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from swep_ds.analysis import significance
-from swep_ds.analysis.crossed import LEVEL, MARGIN, MIN_SEEDS, MIN_TEXTS, holm
-from swep_ds.analysis.paper import paper_score, paper_scores, trained_on, was_trained_on
+from swep_ds.analysis import crossed, significance
+from swep_ds.analysis.pages import template
+from swep_ds.analysis.paper import TRAINED_ON, paper_score, paper_scores, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
 from swep_ds.analysis.runs import MODEL, Run, read_runs, settings_notes, version_note
+from swep_ds.analysis.significance import Difference, Rows
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import public_names
-from swep_ds.data.splits import MIN_ARTICLES
-from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, COVERED_ACCURACY, ECE_BINS, MIN_CLUSTERS
-from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, Scores, out_of_domain_mean
+from swep_ds.common.settings import flatten, without
+from swep_ds.data import splits
+from swep_ds.evaluation import calibration
+from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
+from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, out_of_domain_mean
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
 HEADS = {"exact_match": "EM", "f1": "F1"}
 BASE = "MLE"
+# settings that the paper's models had at their defaults
+NOT_IN_PAPER = ("pretrain", "train.max_updates", "train.average", "eval.select_on", "data.holdout_fraction")
+NOT_IN_PAPER += ("data.train_fraction", "data.max_train_examples", "data.max_eval_examples")
 FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high", "significant")
-DIFFERENCE = {"mean": "difference", **{figure: f"difference_{figure}" for figure in FIGURES}}
-NUMBERS = {"mean", "std", "paper", *DIFFERENCE.values()} - {"difference_no_difference", "difference_significant"}
-PLACE = ["block", "model", "labels"]  # a block's title, and what it is made of
-CELL = ["method", "data_set", "metric", "runs", "mean", "std", "paper", "against", *DIFFERENCE.values()]
-CONTRAST = ["method", "against", "data_set", "metric", *DIFFERENCE.values()]
-Rows = Mapping[str, Sequence[Run]]
+DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES)]
+NUMBERS = {"mean", "std", "paper", *DIFFERENCE} - {"difference_no_difference", "difference_significant"}
+PLACE = ["block", "model", "labels"]  # a block's title, and what it is made of; labels by axis
+CELL = ["method", "data_set", "metric", "runs", "mean", "std", "paper", "against", *DIFFERENCE]
+CONTRAST = ["method", "against", "data_set", "metric", *DIFFERENCE]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Scores in percent and differences in points.
+    """Scores in percent and differences in points."""
 
-    cells: a line per block, row, data set and score, with the columns `PLACE` and `CELL`. "labels" are by axis. A row
-        without finished runs has one line, without a data set.
-    primary: a line per primary comparison, with the columns `PLACE` and `CONTRAST`.
-    against: the row that others are compared with.
-    """
-
-    cells: pd.DataFrame
-    primary: pd.DataFrame
-    against: str | None
+    # a line per block, row, data set and score; a row without finished runs has one line, without a data set
+    cells: pd.DataFrame  # `PLACE` and `CELL`
+    primary: pd.DataFrame  # a line per primary comparison: `PLACE` and `CONTRAST`
+    against: str | None  # the row that others are compared with
     line: Line | None
     missing: list[Run]
     notes: list[str]
@@ -80,23 +80,19 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         title = ", ".join([model, *(f"{axis} {label}" for axis, label in labels)])
         about = {"block": title, "model": model, "labels": dict(labels)}
 
-        differences = {}
-        if rows.get(base):
-            differences = significance.compare(rows, base, list(rows[base][0].results.scores), questions)
+        differences = significance.compare(rows, base, questions)
         contrasts = dict.fromkeys(run.primary for run in of_block if run.primary)
         tested = [entry for contrast in contrasts for entry in _primary(contrast, rows, questions)]
-        _adjust(differences, tested, base)
+        _adjust(tested, list(differences.values()))
         scores = score_cells(rows, line)
         notes += [*settings_notes(rows), *_seeds_notes(title, rows, base), *_add_paper(scores, title, model, rows)]
         for cell in scores:
-            entry = differences.get((cell["method"], cell.get("data_set"), cell.get("metric")))
-            if entry:
-                cell |= {"against": base, **_named(entry)}
-            cells.append(about | cell)
-        primary += [about | entry | _named(entry) for entry in tested]
+            place_of_cell = (cell["method"], cell.get("data_set"), cell.get("metric"))
+            cells.append(about | cell | differences.get(place_of_cell, {}))
+        primary += [about | entry for entry in tested]
 
     table = frame_of(cells, CELL)
-    notes += [*_difference_notes(table, base), *_calibration_notes(table), *no_line]
+    notes += [*_meaning(table, base), *no_line]
     if line:
         notes += line_notes(line, [run.results.scores for run in runs])
     notes = list(dict.fromkeys([*notes, *questions.notes, *version_note(runs)]))
@@ -112,9 +108,7 @@ def frame_of(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.Data
 def _base_row(rows: Sequence[str], against: str | None) -> str | None:
     """The row called `against`, or else one that differs from it only in case; None = MLE if there is one."""
     wanted = against or BASE
-    if wanted in rows:
-        return wanted
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row != wanted):
         if row.casefold() == wanted.casefold():
             return row
     if against:
@@ -123,17 +117,22 @@ def _base_row(rows: Sequence[str], against: str | None) -> str | None:
 
 
 def score_cells(rows: Rows, line: Line | None) -> list[dict[str, Any]]:
-    """The cells of a block, without differences. Only scores that all runs of a row have are in it.
-
-    "std" is the sample standard deviation (n - 1), None for a single run.
-    """
+    """The cells of a block, without differences, of scores that all runs of a row have. "std" is the sample standard
+    deviation (n - 1), None for a single run."""
     cells = []
     for name, runs in rows.items():
         about = {"method": name, "runs": len(runs)}
         if not runs:
             cells.append(about)
             continue
-        all_scores = [_all_scores(run.results.scores, line) for run in runs]
+        all_scores = []
+        for run in runs:
+            scores = run.results.scores
+            if line:
+                scores = add_points(scores, line)
+            if mean := out_of_domain_mean(scores):
+                scores = scores | {OUT_OF_DOMAIN: mean}
+            all_scores.append(scores)
         for data_set in all_scores[0]:
             for metric in SCORES:
                 if not all(metric in scores[data_set] for scores in all_scores):
@@ -146,55 +145,34 @@ def score_cells(rows: Rows, line: Line | None) -> list[dict[str, Any]]:
     return cells
 
 
-def _all_scores(scores: Scores, line: Line | None) -> Scores:
-    """A run's scores with points above the line and, of two or more shifted sets, their mean."""
-    if line:
-        scores = add_points(scores, line)
-    mean = out_of_domain_mean(scores)
-    return scores | {OUT_OF_DOMAIN: mean} if mean else scores
-
-
 # Differences
 
 
-def _primary(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[dict[str, Any]]:
+def _primary(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[Difference]:
     """The contrast that a sweep names, if both of its rows have runs with seeds in common."""
     name, base, metric, data_set = contrast
-    if not rows.get(name) or not rows.get(base):
-        return []
-    columns = list(rows[base][0].results.scores)
-    compared = significance.compare({base: rows[base], name: rows[name]}, base, columns, questions)
-    if data_set == SHIFTED and len(columns) > 1:
-        data_set = OUT_OF_DOMAIN if len(columns) > 2 else columns[1]
-    if (name, data_set, metric) not in compared:
-        return []
-    about = {"method": name, "against": base, "data_set": data_set, "metric": metric}
-    return [about | compared[name, data_set, metric]]
+    compared = significance.compare({row: rows.get(row, []) for row in (base, name)}, base, questions)
+    if data_set == SHIFTED and compared:
+        data_set = list(compared.values())[-1]["data_set"]  # the mean if there is one, else the only shifted set
+    return [entry for place, entry in compared.items() if place == (name, data_set, metric)]
 
 
-def _adjust(differences: significance.Differences, primary: Sequence[dict[str, Any]], base: str | None) -> None:
-    """Adds "holm", p adjusted for all differences of the block but the primary one, and "significant".
-
-    A table of several sweeps may have several primary comparisons in a block: these are adjusted with the others.
-    """
-    by_test: dict[Hashable, list[dict[str, Any]]] = {}  # a test is the same for both directions of a comparison
-    for entry in primary:
+def _adjust(primary: Sequence[Difference], others: Sequence[Difference]) -> None:
+    """Adds Holm's p, adjusted for all differences of the block but the primary one, and whether it is significant. A
+    table of several sweeps may have several primary comparisons in a block: these are adjusted with the others."""
+    by_test: dict[Hashable, list[Difference]] = {}  # a test is the same for both directions of a comparison
+    for entry in (*primary, *others):
         test = frozenset((entry["method"], entry["against"])), entry["data_set"], entry["metric"]
         by_test.setdefault(test, []).append(entry)
-    primaries = list(by_test)
-    for (name, data_set, metric), entry in differences.items():
-        by_test.setdefault((frozenset((name, base)), data_set, metric), []).append(entry)
-    adjusted = {test: entries[0]["p"] for test, entries in by_test.items()}
-    together = [test for test, p in adjusted.items() if p is not None and [test] != primaries]
-    adjusted |= zip(together, holm([adjusted[test] for test in together]), strict=True)
-    for test, entries in by_test.items():
-        for entry in entries:
-            entry["holm"] = adjusted[test]
-            entry["significant"] = adjusted[test] is not None and adjusted[test] < 1 - LEVEL / 100
-
-
-def _named(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: entry[figure] for figure, name in DIFFERENCE.items()}
+    adjusted = {test: entries[0].get("difference_p") for test, entries in by_test.items()}
+    together = [test for test, p in adjusted.items() if p is not None]
+    if len(primary) == 1:
+        together = [test for test in together if by_test[test][0] is not primary[0]]
+    adjusted |= zip(together, crossed.holm([adjusted[test] for test in together]), strict=True)
+    for test, p in adjusted.items():
+        for entry in by_test[test]:
+            entry["difference_holm"] = p
+            entry["difference_significant"] = p is not None and p < 1 - crossed.LEVEL / 100
 
 
 # Notes
@@ -203,64 +181,32 @@ def _named(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _seeds_notes(title: str, rows: Rows, base: str | None) -> list[str]:
     """A line for each row whose differences leave out seeds that it or the base has run."""
     notes = []
+    base_seeds = {run.seed for run in rows.get(base, [])}
     for name, runs in rows.items():
-        common = significance.common_seeds(runs, rows.get(base, []))
-        others = sorted({run.seed for run in (*runs, *rows.get(base, []))} - set(common))
-        if common and others:
-            notes.append(
-                f"{title}: {name} is compared with {base} over the {len(common)} seeds that both have run; left out: "
-                f"{', '.join(map(str, others))}."
-            )
+        seeds = {run.seed for run in runs}
+        both = len(seeds & base_seeds)
+        others = ", ".join(map(str, sorted(seeds ^ base_seeds)))
+        if both and others:
+            over = f"over the {both} seeds that both have run; left out: {others}."
+            notes.append(f"{title}: {name} is compared with {base} {over}")
     return notes
 
 
-def _difference_notes(cells: pd.DataFrame, base: str | None) -> list[str]:
-    if base is None:
-        return [f"No differences: there is no row {BASE}; --against names another one."]
-    if cells["difference"].isna().all():
-        return []
-    notes = [
-        f"Differences from {base} are in points, seed by seed over the n seeds that both have; SD is from seed to "
-        f"seed. The {LEVEL} % interval covers other seeds crossed with other questions, and needs {MIN_SEEDS} seeds "
-        f"and {MIN_TEXTS} texts in each set. "
-        f"Questions are grouped by article where there are {MIN_ARTICLES} articles, else by paragraph, or by question "
-        "where a set asks the same of many texts.",
-        "p is adjusted by Holm's method for all differences of the block except the sweep's primary one, and for this "
-        f"one too if the block has several. A star: p below {1 - LEVEL / 100:.2f}. No difference: "
-        f"smaller than {MARGIN} points (two one-sided tests at {100 - LEVEL} %, not adjusted for their number).",
-        f"The last interval is a bootstrap over questions ({significance.RESAMPLES:,} resamples): other questions for "
-        f"these trained models. It knows nothing of other seeds, and needs {MIN_CLUSTERS} texts.",
-    ]
-    if unaveraged(base) in set(cells["method"]):
-        notes.append(
-            f"{base} has averaged weights, so the difference of an unaveraged row to it includes the effect of "
-            f"averaging: --against {unaveraged(base)!r} compares last weights."
-        )
-    return notes
-
-
-def _calibration_notes(cells: pd.DataFrame) -> list[str]:
-    metrics = set(cells["metric"])
-    notes = []
-    if CALIBRATION[0] in metrics:
-        notes.append(
-            f"Calibration, in percent, lower is better for the first two: expected calibration error ({ECE_BINS} bins "
-            "of as many questions each), area under the risk-coverage curve (risk: 1 - EM), and the share of questions "
-            f"that can be answered, the most confident first, with {COVERED_ACCURACY} % of EM."
-        )
-    if CALIBRATED[0] in metrics:
-        notes.append("Calibrated: the same by the confidences of the calibrator that the run fitted to held-out text.")
-    return notes
+def _meaning(cells: pd.DataFrame, base: str | None) -> list[str]:
+    """What the differences and the calibration in the table are: `notes.jinja`."""
+    about = {"base": base or "", "compared": cells["difference"].notna().any(), "metrics": set(cells["metric"])}
+    last_weights = unaveraged(base or "")
+    about["last_weights"] = repr(last_weights) if last_weights in set(cells["method"]) else ""
+    constants = {"crossed": crossed, "significance": significance, "splits": splits, "calibration": calibration}
+    return template("notes.jinja").render(about | constants).splitlines()
 
 
 # The paper's numbers
 
 
 def _add_paper(cells: Sequence[dict[str, Any]], title: str, model: str, rows: Rows) -> list[str]:
-    """Adds the paper's number to each cell that has one, if these runs trained and tested as the paper's models did.
-
-    Returns a note on these numbers.
-    """
+    """Adds the paper's number to each cell that has one, if these runs trained and tested as the paper's models did;
+    returns a note on these numbers."""
     runs = [run for row in rows.values() for run in row]
     if not runs:
         return []
@@ -269,7 +215,7 @@ def _add_paper(cells: Sequence[dict[str, Any]], title: str, model: str, rows: Ro
         return [f"The paper has no numbers for {model}."]
     if not all(map(_as_in_paper, runs)):
         return [
-            f"{title}: the paper's numbers are left out: its models trained on all of {trained_on()} and on nothing "
+            f"{title}: the paper's numbers are left out: its models trained on all of {TRAINED_ON} and on nothing "
             "else, averaged no weights, and were tested on whole sets. Training data count as such by their name."
         ]
     shifted = list(runs[0].results.scores)[1:]
@@ -279,21 +225,13 @@ def _add_paper(cells: Sequence[dict[str, Any]], title: str, model: str, rows: Ro
             known = [paper_score(of_model, cell["method"], data_set) for data_set in data_sets]
             if None not in known:
                 cell["paper"] = float(np.mean(known, axis=0)[METRICS.index(cell["metric"])])
-    return [f"The paper's number, for models trained on {trained_on()}, is in round brackets; a dash: it has none."]
+    return [f"The paper's number, for models trained on {TRAINED_ON}, is in round brackets; a dash: it has none."]
 
 
 def _as_in_paper(run: Run) -> bool:
     """Whether the run trained on all questions and no others, averaged no weights, and was tested on whole sets."""
-    recipe, data = run.recipe, run.recipe.data
-    return (
-        was_trained_on(data.train)
-        and data.train_fraction == 1
-        and data.max_train_examples is None
-        and not data.holdout_fraction
-        and recipe.pretrain is None
-        and (not data.augmented or recipe.method.name == "ssmba")
-        and recipe.train.max_updates is None
-        and recipe.train.average == "none"
-        and data.max_eval_examples is None
-        and recipe.eval.select_on is None
-    )
+    recipe = run.recipe
+    if recipe.data.augmented and recipe.method.name != "ssmba":
+        return False
+    changed = flatten(recipe.model_dump(exclude_defaults=True))
+    return was_trained_on(recipe.data.train) and without(changed, NOT_IN_PAPER) == changed

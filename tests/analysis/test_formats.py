@@ -101,9 +101,8 @@ def test_csv_has_a_line_per_figure():
     assert len(lines) == 2 * 4 * 2 + 3 + 1
     assert {(line["model"], line["share"]) for line in lines} == {("small & 5 %", "5 %")}
     first = lines[1]
-    assert (first["method"], first["data_set"], first["metric"], first["runs"]) == ("MLE", "squad", "f1", "2")
-    assert (float(first["mean"]), float(first["std"]), float(first["paper"])) == (90, 0, 89.5)
-    assert (first["against"], first["difference"], first["difference_low"]) == ("", "", "")
+    shown = ("method", "data_set", "metric", "runs", "mean", "std", "paper", "against", "difference", "difference_low")
+    assert [first[key] for key in shown] == ["MLE", "squad", "f1", "2", "90.0", "0.0", "89.5", "", "", ""]
     assert [float(line["mean"]) for line in lines if line["metric"] in CALIBRATION] == [5, 20, 60]
     [other] = [line for line in lines if (line["method"], line["data_set"], line["metric"]) == (NAMES[1], "wiki", "f1")]
     keys = [f"difference_{key}" for key in ("n", "low", "high", "p", "holm", "bootstrap_low", "bootstrap_high")]
@@ -111,10 +110,9 @@ def test_csv_has_a_line_per_figure():
     assert other["difference_no_difference"] == "True"
     # an axis may have the name of a column
     whole = example()
-    whole.cells["labels"] = [{"data_set": "mine", "difference_low": "mine"}] * len(whole.cells)
+    whole.cells["labels"] = [{"data_set": "mine"}] * len(whole.cells)
     for line, plain in zip(csv.DictReader(io.StringIO(formats.csv(whole))), lines, strict=True):
-        assert (line["axis_data_set"], line["axis_difference_low"]) == ("mine", "mine")
-        assert line["data_set"] == plain["data_set"]
+        assert (line["axis_data_set"], line["data_set"]) == ("mine", plain["data_set"])
 
 
 def test_latex_has_as_many_cells_in_each_line_as_columns():
@@ -123,10 +121,9 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
     assert len(tables) == 5
     for layout, body in tables:
         assert body.startswith("\\toprule")
-        lines = [line for line in body.splitlines() if not re.fullmatch(r"\\\w+( *\\\w+)*|\\c\w+\{[\d-]+\}", line)]
-        for line in lines:
-            wide = sum(int(count) - 1 for count in re.findall(r"\\multicolumn\{(\d+)\}", line))
-            assert len(re.findall(r"(?<!\\)&", line)) + 1 + wide == len(layout), line
+        for line in body.splitlines():
+            if line not in (r"\toprule", r"\midrule", r"\bottomrule"):
+                assert len(re.findall(r"(?<!\\)&", line)) + 1 == len(layout), line
     scores, _, _, differences, _ = tables
     assert scores[0] == "l" + 5 * "r"  # a column for both metrics
     assert r"\shortstack[r]{81.00 $\pm$ 1.41 (-)\\{}90.00 $\pm$ 0.00 (89.50)} &" in scores[1]
@@ -171,14 +168,6 @@ def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypat
     assert "is not a folder: name another one" in refused(table_of, tmp_path / "runs", "--output", tmp_path / "file")
 
 
-def console(monkeypatch, table: table.Table) -> list[str]:
-    """The lines that the terminal shows."""
-    console = Console(width=200, record=True, file=io.StringIO())
-    monkeypatch.setattr(formats, "Console", lambda **options: console)
-    formats.show(table)
-    return console.export_text().splitlines()
-
-
 def test_a_name_stays_text_in_its_cell(monkeypatch):
     """In every place of a name: row, column, title, label, axis, base row, note, missing run."""
     odd = "=1 + 2\nb|c\x1b[31m[bold]`code"
@@ -192,19 +181,22 @@ def test_a_name_stays_text_in_its_cell(monkeypatch):
     odd_table = replace(plain, cells=named(plain.cells), primary=named(plain.primary), against=f"{odd}MLE")
     odd_table = replace(odd_table, missing=missing, notes=[f"{odd}A note"])
 
-    assert len(formats.markdown(odd_table).splitlines()) == len(formats.markdown(plain).splitlines())
-    assert len(formats.latex(odd_table).splitlines()) == len(formats.latex(plain).splitlines())
+    for text in (formats.markdown, formats.latex):
+        assert len(text(odd_table).splitlines()) == len(text(plain).splitlines())
     bars = [line.replace("\\|", "").count("|") for line in formats.markdown(plain).splitlines()]
     assert [line.replace("\\|", "").count("|") for line in formats.markdown(odd_table).splitlines()] == bars
     lines = list(csv.reader(io.StringIO(formats.csv(odd_table))))
-    assert len(lines) == 2 * 4 * 2 + 3 + 1 + 1
-    for line in lines:
-        for cell in line:
-            assert cell.isprintable()
-            assert not re.match(r"\s*[=@＝]|[+-](?!\d+\.\d+$)", cell)
-    figures = list(csv.DictReader(io.StringIO(formats.csv(plain))))
-    assert [line[5:9] for line in lines[1:]] == [list(figure.values())[5:9] for figure in figures]  # no number changed
+    for cell in [cell for line in lines for cell in line]:
+        assert cell.isprintable()
+        assert not re.match(r"\s*[=@＝]|[+-](?!\d+\.\d+$)", cell)
+    figures = list(csv.reader(io.StringIO(formats.csv(plain))))
+    assert [line[5:9] for line in lines[1:]] == [line[5:9] for line in figures[1:]]  # no number changed
     # the terminal has the same numbers
-    shown = "\n".join(console(monkeypatch, plain))
-    assert all(text in shown for text in ("<i>50 %</i>_[x]", "(89.50)", " -3.00* ", "missing: gone, seed 0: no_room"))
-    assert all(line.isprintable() for line in console(monkeypatch, odd_table))
+    shown = []
+    for shown_table in (plain, odd_table):
+        console = Console(width=200, record=True, file=io.StringIO())
+        monkeypatch.setattr(formats, "Console", lambda console=console, **options: console)
+        formats.show(shown_table)
+        shown.append(console.export_text())
+    assert all(text in shown[0] for text in ("<i>50 %</i>_[x]", "(89.50)", " -3.00* ", "seed 0: no_room"))
+    assert all(line.isprintable() for line in shown[1].splitlines())

@@ -48,42 +48,35 @@ def change_recipe(run: Path, **data) -> None:
 
 
 @pytest.fixture(scope="module")
-def against(home) -> tuple[report.Report, Page]:
-    written = report.write_report(home / "run", home / "other")
-    assert (home / "run" / "report.html").read_text() == written.html
-    return written, Page(written.html)
+def against(home) -> tuple[str, dict, Page]:
+    html, tables = report.write_report(home / "run", home / "other")
+    assert (home / "run" / "report.html").read_text() == html
+    return html, tables, Page(html)
 
 
 def test_all_parts_are_there(against, home):
-    texts = against[1].texts
-    sections = [name for name in texts if not name.startswith(("h-", "p", "main"))]
+    _, tables, page = against
+    sections = [name for name in page.texts if not name.startswith(("h-", "p", "main"))]
     assert sections == ["domains", "against", "noise", "curves", "answers", "maps", "cost", "settings"]
-    for shown in ("swep: ", "beta 0.001", "prior_variance 0.1", str(home / "model"), "global batch 16", "fp32"):
-        assert shown in texts["settings"]
-    words = " ".join(texts["settings"].split())
-    assert all(row in words for row in ("Seed 0", "Ranks 2", "ZeRO stage 3"))
-    shown = " ".join(texts["domains"].split())
-    assert " gone 50.0 12.3 " in shown  # without its questions it has no interval
-    assert "checkpoint of update 30 was chosen: F1 2.00" in shown
-    assert "Run run Date 2026-01-02 Machine CPU Commit abc" in " ".join(against[1].text.split())
-    assert "These results do not say whether the model loses exact answers" in against[1].text  # few texts
-    labels = ["Loss", "NLL, clean pass", "NLL, noisy pass", "nats per token", "mean |μ − 1|", "√α, the prior's"]
-    labels += ["nearest to another word's", "perturbed", "Learning rate", "Gradient", "Mean of the noise"]
-    assert [label for label in labels if label not in texts["curves"]] == []
-    assert against[1].count("svg") == 9  # eight curves and the throughput
-    assert "samples/s" in texts["curves"]
-    assert "torch 9.8.7" in words
-    assert "swep-ds train --ranks 2 --ds_config " in texts["settings"]
-    assert [against[1].of_class(name) for name in ("heatmap", "right", "wrong")] == [2, 1, 1]
-    assert "monastery" in texts["maps"]
-    columns, rows = against[0].tables["worst examples"]
+    settings = ["swep: ", "beta 0.001", "prior_variance 0.1", str(home / "model"), "global batch 16", "fp32", "Seed 0"]
+    settings += ["Ranks 2", "ZeRO stage 3", "torch 9.8.7", "swep-ds train --ranks 2 --ds_config "]
+    curves = ["Loss", "NLL, clean pass", "NLL, noisy pass", "nats per token", "mean |μ − 1|", "√α, the prior's"]
+    curves += ["nearest to another word's", "perturbed", "Learning rate", "Gradient", "Mean of the noise", "samples/s"]
+    ranks = "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data"  # 0.5 s of 2 s; 0.6 s is not 1.5 x 0.55
+    # without its questions a set has no interval
+    domains = [" gone 50.0 12.3 ", "checkpoint of update 30 was chosen: F1 2.00"]
+    said = {"domains": domains, "curves": curves, "maps": ["monastery"], "cost": ["3 MiB", "80.0 s", ranks]}
+    for section, parts in (said | {"settings": settings}).items():
+        shown = " ".join(page.texts[section].split())
+        assert [part for part in parts if part not in shown] == []
+    assert "Run run Date 2026-01-02 Machine CPU Commit abc" in " ".join(page.text.split())
+    assert "These results do not say whether the model loses exact answers" in page.text  # few texts
+    assert page.count("svg") == 9  # eight curves and the throughput
+    assert [page.of_class(name) for name in ("heatmap", "right", "wrong")] == [2, 1, 1]
+    columns, rows = tables["worst examples"]
     assert columns == ["data set", "question", "predicted", "accepted", "F1"]
     assert [row[-1] for row in rows] == [0.0, 0.0, pytest.approx(40)]  # "valley of abbot": 2 x 1/3 x 1/2 / (1/3 + 1/2)
     assert {row[1] for row in rows} == {QUESTIONS[name][0] for name in ("w1", "w2", "w3")}
-    shown = " ".join(texts["cost"].split())
-    assert "3 MiB" in shown
-    assert "80.0 s" in shown
-    assert "0 2 0.01 0.5 100 1 2 0.5 0.6 2,345 waits for data" in shown  # 0.5 s of 2 s; 0.6 s is not 1.5 x 0.55
 
 
 def test_answers_are_read_with_another_runs_and_the_places_that_the_run_pointed_at(run, home):
@@ -104,21 +97,17 @@ def test_answers_are_read_with_another_runs_and_the_places_that_the_run_pointed_
 
 
 def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against):
-    written, page = against
+    html, _, page = against
     assert {page.count(name) for name in ("script", "img", "link", "iframe", "object")} == {0}
     assert page.texts["answers"].count("</title><img src=x onerror=y>") == 1
     for text in (SCRIPT, RTL, EMOJI):
         assert text in page.texts["against"]
-    assert "(empty)" in page.texts["answers"]
-    assert LONG[:390] in page.texts["answers"]
-    assert LONG not in written.html
-    assert "(2,007 characters)" in page.texts["answers"]
-    addresses = [
-        value for _, attributes in page.elements for name, value in attributes.items() if name in ("src", "href")
-    ]
-    addresses += [attributes["xlink:href"] for _, attributes in page.elements if "xlink:href" in attributes]
-    assert all(address.startswith("#") for address in addresses)
-    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    for text in ("(empty)", LONG[:390], "(2,007 characters)"):
+        assert text in page.texts["answers"]
+    assert LONG not in html
+    attributes = [pair for _, attributes in page.elements for pair in attributes.items()]
+    assert all(value.startswith("#") for name, value in attributes if name in ("src", "href", "xlink:href"))
+    ids = [value for name, value in attributes if name == "id"]
     assert len(ids) == len(set(ids))
 
 
@@ -138,7 +127,7 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
     # ten lines, five up and five down by 0.01: 2.262 (t, 9 degrees) * 0.01 * sqrt(10 / 9) / sqrt(10) = 0.0075
     lines = compared(gold=-0.02, guess=-0.05, shuffled=-0.03, spread=0.01)
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    shown = " ".join(Page(report.make_report(run).html).texts["noise"].split())
+    shown = " ".join(Page(report.write_report(run)[0]).texts["noise"].split())
     assert "gold answer 2.000 -0.020 ± 0.008 -0.030 ± 0.008 model's own guess 2.000 -0.050 ± 0.008" in shown
     assert "over 10 lines of metrics.jsonl" in shown
     assert (
@@ -172,38 +161,35 @@ def test_curves_are_averaged_in_blocks_and_each_of_many_has_a_line_of_its_own():
     assert len(styles) == len(set(styles)) == 6
 
 
-def test_what_is_missing_is_left_out_and_said(run):
+def test_what_is_missing_is_left_out_and_said(run, monkeypatch, caplog):
     for name in ("metrics.jsonl", "health.jsonl", NOISE):
-        (run / name).unlink()
-    page = Page(report.make_report(run).html)
+        (run / name).rename(run / f"{name}.away")
+    page = Page(report.write_report(run)[0])
     assert "no line in metrics.jsonl" in page.texts["curves"]
     assert "Without answers: gone: data.eval.gone: data source" in page.texts["answers"]
     assert f"{NOISE}: is missing" in page.texts["maps"]
     assert "against" not in page.texts
-    (run / "results.json").unlink()
-    (run / "metrics.jsonl").write_text(metrics([1, 3]) + '{"update": 4, "lo')  # a killed run has half-written lines
-    page = Page(report.make_report(run).html)
-    assert "No data set was tested" in page.texts["domains"]
-    assert "This run is not finished." in page.text
-    assert "Up to update 3." in page.texts["curves"]
-    assert words.curves([run])["update"].tolist() == [1, 3]
-
-
-def test_why_heat_maps_or_answers_are_missing_is_said(run, monkeypatch, caplog):
-    change_recipe(run)
+    (run / f"{NOISE}.away").rename(run / NOISE)
     for name, value, said in (
         ("TRIED", 0, "No window holds an answer."),
         ("MAX_BYTES", 1000, "The model is not loaded again, since it is large."),
     ):
         monkeypatch.setattr(heatmap, name, value)
-        page = Page(report.make_report(run).html)
+        page = Page(report.write_report(run)[0])
         assert page.of_class("heatmap") == 0
         assert said in page.texts["maps"]
     change_json(run / "results.json", inputs={"data.eval.squad": "of other bytes"})
-    shown = Page(report.make_report(run).html).texts["answers"]
+    shown = Page(report.write_report(run)[0]).texts["answers"]
     assert "data.eval.squad" in shown
     assert "has changed since" in shown
     assert "the report is without the answers to squad (data.eval.squad" in caplog.text
+    (run / "results.json").unlink()
+    (run / "metrics.jsonl").write_text(metrics([1, 3]) + '{"update": 4, "lo')  # a killed run has half-written lines
+    page = Page(report.write_report(run)[0])
+    assert "No data set was tested" in page.texts["domains"]
+    assert "This run is not finished." in page.text
+    assert "Up to update 3." in page.texts["curves"]
+    assert words.curves([run])["update"].tolist() == [1, 3]
 
 
 def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
@@ -215,7 +201,7 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     change_json(run / "results.json", eval={"squad": scores["squad"], "second": scores["gone"]})
     other = Path(shutil.copytree(home / "other", tmp_path / "other"))
     change_json(other / "results.json", eval={"squad": scores["squad"] | {"total": 5}})
-    page = Page(report.make_report(run, other).html)
+    page = Page(report.write_report(run, other)[0])
     shown = " ".join(page.texts["against"].split())
     assert "Not compared: second. The other run did not answer the same questions." in shown
     assert "squad +16.67 +1.11 3 2 " in shown  # 3 of 6 are right, and 2 of 6; their single text gives no interval
@@ -224,7 +210,7 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     stranger = tmp_path / "stranger"
     stranger.mkdir()
     shutil.copy(run / "results.json", stranger)
-    assert "answers none of the questions" in refused(report.make_report, run, stranger)
+    assert "answers none of the questions" in refused(report.write_report, run, stranger)
 
 
 def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_path):
@@ -238,7 +224,7 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
     predictions = json.loads((run / "predictions" / "squad.json").read_text())
     golds = {name: () if name in ("w1", "w2") else (gold,) for name, (_, gold, *_) in QUESTIONS.items()}
     change_json(run / "results.json", eval={"squad": SQUAD.score(predictions, golds)})
-    page = Page(report.make_report(run).html)
+    page = Page(report.write_report(run)[0])
     # with an answer: r1 to r3 right, w3 of F1 40; without: w1 right
     # the first table has the score of the headline, the second that of all questions
     shown = " ".join(page.texts["domains"].split())
@@ -249,19 +235,18 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
     assert "squad 1 17 % 0 0 % 1 17 % 0 0 % 4 67 %" in shown  # w3 has a wrong boundary, w2 should have been declined
     assert "Should have been declined" in shown
     assert "(the text holds no answer)" in shown
-    others = against[1].texts  # of a run whose questions all have answers
+    others = against[2].texts  # of a run whose questions all have answers
     assert "declined" not in others["answers"]
     assert "without an answer" not in others["domains"]
 
 
-def test_the_command_writes_the_page(home, tmp_path, monkeypatch, capsys):
-    page = tmp_path / "page.html"
-    words = ["report", str(home / "run"), "--against", str(home / "other"), "--output", str(page)]
-    monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setattr(report, "make_report", lambda *given: report.Report(" ".join(map(str, given)), {}))
+def test_the_command_hands_on_its_arguments(monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(sys, "argv", ["report", "run", "--against", "other", "--output", "page.html"])
+    monkeypatch.setattr(report, "write_report", lambda *arguments: given.append(arguments))
     command()
-    assert capsys.readouterr().out == f"report in {page}\n"
-    assert page.read_text() == f"{home / 'run'} {home / 'other'}"
+    assert given == [(Path("run"), Path("other"), Path("page.html"))]
+    assert capsys.readouterr().out == "report in page.html\n"
 
 
 @pytest.mark.parametrize(

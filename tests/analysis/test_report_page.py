@@ -59,7 +59,7 @@ def page(tmp_path_factory) -> str:
             sure = {id_: crc32(id_.encode()) % 100 / 100 for id_ in answers}
             (folder / "confidence" / f"{name}.json").write_text(json.dumps(sure))
         change_json(folder / "results.json", eval=scores)
-    return report.make_report(home / "run", home / "other").html
+    return report.write_report(home / "run", home / "other")[0]
 
 
 def test_what_the_confidences_say(page):

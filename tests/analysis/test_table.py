@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from swep_ds.analysis import table
-from swep_ds.analysis.crossed import estimate, holm
+from swep_ds.analysis.crossed import holm
 from swep_ds.analysis.runs import Run, find_runs
 from swep_ds.common.errors import InputError
 from swep_ds.evaluation.results import Results, Scores
@@ -85,12 +85,9 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     assert difference[["difference_low", "difference_high", "difference_p", "difference_holm"]].isna().all()
     assert "ELECTRA-small: SWEP is compared with mle over the 2 seeds that both have run; left out: 2." in result.notes
     # the paper's beside, and what it lacks
-    assert swep["paper"]["squad"] == 85.86
     assert lines(result.cells, "exact_match", block="ELECTRA-small", method="SWEP")["paper"]["nyt"] == 75.18
     assert lines(result.cells, block="Mine")["paper"].isna().all()
-    notes = "\n".join(result.notes)
-    assert "The paper's number, for models trained on SQuAD v1.1, is in round brackets" in notes
-    assert "The paper has no numbers for Mine." in notes
+    assert "The paper has no numbers for Mine." in result.notes
     assert len(result.missing) == 1 + 3 + 3
     against = table.make(find_runs([tmp_path / "runs"]), "r-drop").cells
     assert lines(against, "exact_match", block="Mine", method="SWEP")["difference"]["nyt"] == pytest.approx(10)
@@ -107,15 +104,11 @@ def test_intervals_are_crossed_and_p_is_adjusted_for_the_number_of_differences(t
         right = 20 + cell.seed + (8 if cell.variant == "Better" else 0)
         fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sizes, right))
     result = table.make(find_runs([tmp_path / "runs"]))
-    won = np.zeros((4, 40))
-    for seed in range(4):
-        won[seed, 20 + seed : 28 + seed] = 100
-    expected = estimate([(won, np.arange(40))])
     tests = result.cells[result.cells["difference"].notna()]
     better = tests[tests["method"] == "Better"]
     assert len(better) == 2 * 2
-    for number, column in zip((*expected.interval(), expected.p()), ("low", "high", "p"), strict=True):
-        assert better[f"difference_{column}"].tolist() == pytest.approx([number] * 4)
+    assert (better["difference_low"] < 20).all()  # 8 of 40
+    assert (better["difference_high"] > 20).all()
     # 40 questions that are alike do not show that there is no difference
     same = tests[tests["method"] == "Same"]
     assert not tests["difference_no_difference"].any()
@@ -128,17 +121,19 @@ def test_intervals_are_crossed_and_p_is_adjusted_for_the_number_of_differences(t
     [primary] = result.primary.to_dict("records")
     assert [primary[key] for key in ("method", "against", "data_set", "metric")] == ["Better", "Same", "nyt", "f1"]
     of_nyt = lines(better).loc["nyt"]
-    expected = (4, of_nyt["difference"], of_nyt["difference_p"], of_nyt["difference_p"])
-    columns = ("difference_n", "difference", "difference_p", "difference_holm")
-    assert tuple(primary[column] for column in columns) == pytest.approx(expected)
+    expected = [of_nyt["difference"], of_nyt["difference_p"], of_nyt["difference_p"]]
+    columns = ("difference", "difference_p", "difference_holm")
+    assert [primary[column] for column in columns] == pytest.approx(expected)
 
 
 def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others(tmp_path):
-    fields = {"variants": {"MLE": {}, "SWEP": {"method.name": "swep"}}, "seeds": [0, 1, 2]}
-    primary = ["SWEP", "MLE", "exact_match", "shifted"]
-    for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, primary=primary, **fields):
+    variants = {"MLE": {"train.average": "ema"}, "SWEP": {"train.average": "ema", "method.name": "swep"}}
+    fields = {"variants": variants, "seeds": [0, 1, 2], "primary": ["SWEP", "MLE", "exact_match", "shifted"]}
+    for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, **fields):
         right = 9 if cell.variant == "MLE" else 14
         fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right + cell.seed})
+        last = {"squad": right, "nyt": right + right // 10}
+        fake_runs.finish(cell.folder / "unaveraged", cell.recipe.unaveraged(), last)
     for base, other in ((None, "SWEP"), ("SWEP", "MLE")):  # in the other direction, too
         result = table.make(find_runs([tmp_path / "runs"]), against=base)
         [entry] = result.primary.to_dict("records")
@@ -146,37 +141,27 @@ def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others
         nyt = lines(result.cells, "exact_match", method=other).loc["nyt"]
         assert nyt["difference_holm"] == entry["difference_holm"] == entry["difference_p"]
         tests = result.cells[result.cells["difference"].notna()]
-        others = tests[(tests["data_set"] != "nyt") | (tests["metric"] != "exact_match")]
+        others = tests[(tests["method"] != other) | (tests["data_set"] != "nyt") | (tests["metric"] != "exact_match")]
         assert others["difference_holm"].tolist() == pytest.approx(holm(others["difference_p"].tolist()))
-    # those of several sweeps are adjusted with the others
+    # those of several sweeps are adjusted with the others; this one is of the last weights
     refs = find_runs([tmp_path / "runs"])
-    refs[-1] = replace(refs[-1], primary=("SWEP", "MLE", "f1", "nyt"))
+    refs[-1] = replace(refs[-1], primary=("SWEP, unaveraged", "MLE, unaveraged", "f1", "nyt"))
     result = table.make(refs)
-    assert result.primary["metric"].tolist() == ["exact_match", "f1"]
+    primary = result.primary
+    assert primary["metric"].tolist() == ["exact_match", "f1"]
+    assert primary.loc[1, ["difference_n", "difference"]].tolist() == [3, pytest.approx(20)]  # 15 and 9 of 30 are right
     tests = result.cells[result.cells["difference"].notna()]
-    assert tests["difference_holm"].tolist() == pytest.approx(holm(tests["difference_p"].tolist()))
-    assert (result.primary["difference_holm"] > result.primary["difference_p"]).all()
-
-
-def test_a_primary_comparison_may_be_that_of_the_last_weights_of_runs_with_an_average(tmp_path):
-    variants = {"MLE": {"train.average": "ema"}, "SWEP": {"train.average": "ema", "method.name": "swep"}}
-    fields = {"variants": variants, "seeds": [0, 1, 2], "primary": ["SWEP, unaveraged", "MLE, unaveraged", "f1", "nyt"]}
-    for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, **fields):
-        fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(("squad", "nyt"), 9))
-        right = dict.fromkeys(("squad", "nyt"), 9 if cell.variant == "MLE" else 12)
-        fake_runs.finish(cell.folder / "unaveraged", cell.recipe.unaveraged(), right)
-    [primary] = table.make(find_runs([tmp_path / "runs"])).primary.to_dict("records")
-    assert (primary["difference_n"], primary["difference"]) == (3, pytest.approx(10))
+    all_p = [*tests["difference_p"], primary["difference_p"][1]]
+    assert [*tests["difference_holm"], primary["difference_holm"][1]] == pytest.approx(holm(all_p))
+    assert (primary["difference_holm"] > primary["difference_p"]).all()
 
 
 def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
     new = {"ece": 5.0, "aurc": 20.0, "coverage_at_80": 60.0}
-    runs = [scores(a=(80, 90), b=(70, 80), c=(70, 80)), scores(a=(82, 90), b=(74, 81), c=(74, 81))]
-    with_all = [{name: score | new for name, score in run.items()} for run in runs]
-    cells = pd.DataFrame(cells_of({"old": [runs[0], with_all[1]], "new": with_all}))
+    with_all = [{name: score | new for name, score in run.items()} for run in RUNS["MLE"]]
+    cells = pd.DataFrame(cells_of({"old": [RUNS["MLE"][0], with_all[1]], "new": with_all}))
     assert set(cells[cells["method"] == "old"]["metric"]) == {"exact_match", "f1"}
-    aurc = lines(cells, "aurc", method="new").loc["out-of-domain mean"]
-    assert (aurc["mean"], aurc["std"]) == (20.0, 0.0)
+    assert lines(cells, "aurc", method="new").loc["out-of-domain mean", ["mean", "std"]].tolist() == [20.0, 0.0]
 
 
 def test_the_base_row_is_the_one_that_is_named():
@@ -188,35 +173,30 @@ def test_the_base_row_is_the_one_that_is_named():
 
 
 def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
-    def made(folder, *data_sets: str) -> table.Table:
-        variants = {"MLE": {}, "R-Drop": {"method.name": "r_drop"}}
+    known = {"squad": 84.92, "nyt": 82.93, "bioasq": 54.32}
+    mean = {"out-of-domain mean": pytest.approx((82.93 + 54.32) / 2)}
+    for sets, expected in (([*known], known | mean), ([*known, "hotpot"], known)):
+        folder = tmp_path / f"{len(sets)}"
         folder.mkdir()
-        for cell in fake_runs.sweep(folder, dict.fromkeys(data_sets, 10), variants=variants):
-            fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(data_sets, 3))
-        return table.make(find_runs([folder / "runs"]))
-
-    result = made(tmp_path / "with", "squad", "nyt", "bioasq", "hotpot")
-    papers = lines(result.cells, method="MLE")["paper"]
-    assert papers.dropna().to_dict() == {"squad": 84.92, "nyt": 82.93, "bioasq": 54.32}
-    assert list(papers.index) == ["squad", "nyt", "bioasq", "hotpot", "out-of-domain mean"]
-    assert lines(result.cells, method="R-Drop")["paper"].isna().all()
-    assert any("in round brackets; a dash: it has none." in note for note in result.notes)
-    result = made(tmp_path / "without", "squad", "nyt", "bioasq")
-    for metric, mean in (("f1", (82.93 + 54.32) / 2), ("exact_match", (73.68 + 38.63) / 2)):
-        papers = lines(result.cells, metric, method="MLE")["paper"]
-        assert papers["out-of-domain mean"] == pytest.approx(mean)
+        variants = {"MLE": {}, "R-Drop": {"method.name": "r_drop"}}
+        for cell in fake_runs.sweep(folder, dict.fromkeys(sets, 10), variants=variants):
+            fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sets, 3))
+        result = table.make(find_runs([folder / "runs"]))
+        papers = lines(result.cells, method="MLE")["paper"]
+        assert list(papers.index) == [*sets, "out-of-domain mean"]
+        assert papers.dropna().to_dict() == expected
+        assert lines(result.cells, method="R-Drop")["paper"].isna().all()
+        assert any("in round brackets; a dash: it has none." in note for note in result.notes)
 
 
 def test_titles_and_rows_name_no_local_path(tmp_path):
-    across = {"share": {"5 %": {}}}
     variants = {"MLE": {}, "Other": {"data.train": f"{tmp_path}/other.json"}}
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        model = {"model.name": f"/models/{name}/minilm"}
-        fields = {"set": model, "variants": variants, "across": across}
-        for cell in fake_runs.sweep(tmp_path / name, {"squad": 10}, **fields):
-            fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
     runs = [tmp_path / name / "runs" for name in ("a", "b")]
+    for folder in runs:
+        folder.parent.mkdir()
+        fields = {"set": {"model.name": f"/models/{folder.parent.name}/minilm"}, "across": {"share": {"5 %": {}}}}
+        for cell in fake_runs.sweep(folder.parent, {"squad": 10}, variants=variants, **fields):
+            fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
     cells = table.make(find_runs(runs)).cells
     assert cells["block"].unique().tolist() == ["a/minilm, share 5 %", "b/minilm, share 5 %"]
     assert cells["model"].unique().tolist() == ["a/minilm", "b/minilm"]
@@ -235,19 +215,18 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
 
     assert as_in_paper()
     assert as_in_paper("method.name=ssmba", "data.augmented=samples.json")
-    for settings in (
-        ["data.train_fraction=0.1"],
-        ["data.max_train_examples=9"],
-        ["data.max_eval_examples=9"],
-        ["data.holdout_fraction=0.5", "data.eval={nyt: nyt.json}"],
-        ["data.augmented=samples.json"],
-        ["data.train=data/nyt.json"],
-        ["train.max_updates=5"],
-        ["train.average=ema"],
-        ["eval.select_on=squad"],
-        ["pretrain={train: pairs.json}"],
-    ):
-        assert not as_in_paper(*settings), settings
+    more = [
+        "train_fraction=0.1",
+        "max_train_examples=9",
+        "max_eval_examples=9",
+        "augmented=some.json",
+        "train=nyt.json",
+    ]
+    more = [f"data.{setting}" for setting in more]
+    more += ["train.max_updates=5", "train.average=ema", "eval.select_on=squad", "pretrain={train: pairs.json}"]
+    for setting in more:
+        assert not as_in_paper(setting), setting
+    assert not as_in_paper("data.holdout_fraction=0.5", "data.eval={nyt: nyt.json}")
     [cell] = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"SWEP": {"data.train_fraction": 0.1}})
     fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
     result = table.make(find_runs([tmp_path / "runs"]))

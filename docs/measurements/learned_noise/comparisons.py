@@ -107,19 +107,21 @@ def differences(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> l
     for pair in (*plan.registered, *plan.not_registered):
         for weights, row_of in WEIGHTS.items():
             name, base = map(row_of, pair)
-            compared = compare({name: rows[name], base: rows[base]}, base, columns, questions)
+            compared = compare({name: rows[name], base: rows[base]}, base, questions)
             for where, column in ((SHIFTED, OUT_OF_DOMAIN), (SOURCE, columns[0])):
                 estimates[pair, weights, where] = compared[name, column, "f1"]
-                if estimates[pair, weights, where]["p"] is None:
+                if "difference_p" not in estimates[pair, weights, where]:
                     raise InputError("\n".join([f"{name} less {base}: has no interval", *questions.notes]))
     together = [key for key in estimates if plan.rule(*key) == "Holm"]
-    adjusted = dict(zip(together, holm([estimates[key]["p"] for key in together]), strict=True))
+    adjusted = dict(zip(together, holm([estimates[key]["difference_p"] for key in together]), strict=True))
 
     def cells(key: tuple[Pair, str, str]) -> list[str]:
         difference = estimates[key]
-        shown = "< 0.001" if difference["p"] < 0.001 else f"{difference['p']:.3f}"
+        p = difference["difference_p"]
+        shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
         note = f"{adjusted[key]:.3f}" if key in adjusted else plan.rule(*key)
-        return ["{mean:+.2f}, {low:+.2f} to {high:+.2f}".format(**difference), f"{shown}, {note}"]
+        bounds = "{difference:+.2f}, {difference_low:+.2f} to {difference_high:+.2f}".format(**difference)
+        return [bounds, f"{shown}, {note}"]
 
     lines = head("difference in F1", "weights", "shifted mean", "p, Holm", columns[0], "p, Holm")
     for pair in (*plan.registered, *plan.not_registered):
