@@ -37,24 +37,23 @@ def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -
         ds_config: as in `resolve_ds_config`.
         ranks: of each run; None = not known, and global batches are not compared.
     """
-    results = {cell.name: cell.results() for cell in cells}
-    waiting = [cell.folder for cell in cells if results[cell.name] is None]
+    results = [(cell, cell.results()) for cell in cells]
+    waiting = [cell.folder for cell, done in results if done is None]
     if len(waiting) in (0, len(cells)):
         return
     from swep_ds.pipeline.prepare import resolve_ds_config  # imports DeepSpeed, for seconds
 
-    new = any(not (folder / BATCH).is_file() for folder in waiting)  # others keep the batch that they began with
-    for cell in cells:
-        done = results[cell.name]
+    # others keep the batch that they began with
+    compares_batches = ranks is not None and not all((folder / BATCH).is_file() for folder in waiting)
+    for cell, done in results:
         if done is None:
             continue
         world = done.get("world_size", 1)
         there = conditions(cell.folder)
         # sizes of the model and of micro-steps are not compared
-        here = _decided(
-            resolve_ds_config(ds_config, cell.recipe, world_size=world, micro_steps=1, hidden_size=1, on_cpu=False)
-        )
-        if new and ranks is not None:
+        setup = {"world_size": world, "micro_steps": 1, "hidden_size": 1, "on_cpu": False}
+        here = _decided(resolve_ds_config(ds_config, cell.recipe, **setup))
+        if compares_batches:
             there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, world)
             here["global batch"] = batch_of_rank(cell.recipe) * ranks
         if differing := differences(there, here, most=3):
@@ -70,15 +69,14 @@ def check_ds_config(cells: Sequence[Cell], ds_config: str, ranks: int | None, *,
     Args:
         ranks: of each run; None = not known, and the ds_config is only read.
     """
-    waiting = [cell for cell in cells if not cell.folder.exists()]  # others began with a ds_config that fits
-    if not waiting:
-        return
     # these import DeepSpeed, for seconds
     from swep_ds.pipeline import prepare
     from swep_ds.training.ds_config import read_ds_config
 
     read_ds_config(ds_config)
-    for cell in waiting if ranks else ():
+    for cell in cells:
+        if ranks is None or cell.folder.exists():  # what has begun began with a ds_config that fits
+            continue
         with _named(cell):
             prepare.check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
 
@@ -88,12 +86,10 @@ def check_data(cells: Sequence[Cell]) -> None:
     that read it. Data that several cells name is read once."""
     read = []
     for cell in cells:
-        if cell.results() is not None:
-            continue
         stages = [cell.recipe]
         if cell.recipe.pretrain:
             stages.append(cell.recipe.first_stage())
-        for recipe in stages:
+        for recipe in stages if cell.results() is None else ():
             whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
             if (recipe.training_source, whole) not in read:
                 read.append((recipe.training_source, whole))

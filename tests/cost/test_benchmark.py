@@ -13,7 +13,7 @@ import pytest
 
 from swep_ds.common.errors import InputError
 from swep_ds.cost import candidates, suite
-from swep_ds.cost.candidates import largest_batch, peak_flops, sample
+from swep_ds.cost.candidates import largest_batch, sample
 from tests.data.test_batches import ranks, windows
 from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, run_script
@@ -55,14 +55,10 @@ def test_several_ranks_are_measured_without_the_published_procedure(tmp_path):
     assert (figures["ranks"], len(figures["rows"])) == (2, 2)
 
 
-def test_an_epoch_that_is_too_short_or_a_second_rank_for_the_published_procedure_is_refused(tmp_path, monkeypatch):
-    recipe, config = str(prepare(tmp_path)), str(ds_config(tmp_path, 2))
-    monkeypatch.setattr(sys, "argv", ["bench_training.py", "--recipe", recipe, "--ds_config", config])
-    run = runpy.run_path(str(BENCH))["bench"]
-    assert "an epoch has 6 updates, and 30 are asked for: lower --updates" in refused(run)
-    two = SimpleNamespace(process_group=nullcontext, world_size=lambda: 2)
-    monkeypatch.setattr(suite, "ranks", two)
-    assert "published: runs on one rank: name other --methods, or start one process" in refused(run)
+def test_the_published_procedure_runs_on_one_rank(monkeypatch):
+    monkeypatch.setattr(suite, "ranks", SimpleNamespace(process_group=nullcontext, world_size=lambda: 2))
+    said = refused(suite.side_by_side, {"published": None}, "zero2", "published", updates=2, warmup=0)
+    assert said == "published: runs on one rank: name other --methods, or start one process"
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -86,8 +82,7 @@ def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on
 def test_a_sample_of_updates_stands_for_the_epoch_and_memory_is_that_of_its_largest():
     """One from each tenth of the updates by size: sizes average to the epoch's, to a step between two tenths."""
     [batches] = ranks(windows(400), micro=4, max_updates=3)
-    sampled = sample(batches, warmup=2, updates=10)
-    drawn = [sampled[number] for number in range(len(sampled))]
+    drawn = sample(batches, warmup=2, updates=10)
     assert [batch.sample_id.tolist() for batch in drawn[:2]] == [batch.sample_id.tolist() for batch in drawn[2:4]]
     [epoch] = ranks(windows(400), micro=4)
     rows = {tuple(epoch.windows(number)): epoch[number].input_ids.numel() for number in range(100)}
@@ -96,14 +91,6 @@ def test_a_sample_of_updates_stands_for_the_epoch_and_memory_is_that_of_its_larg
     tenths = np.sort(list(rows.values())).reshape(10, 10)
     assert all(low <= size <= high for size, low, high in zip(sizes, tenths.min(1), tenths.max(1), strict=True))
     assert np.mean(sizes) == pytest.approx(tenths.mean(), rel=0.03)
-
-
-def test_peaks_go_by_name_and_precision():
-    assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989e12
-    assert peak_flops("NVIDIA H200", "fp32") == 67e12
-    assert peak_flops("NVIDIA H200", "tf32") == 494e12
-    assert peak_flops("NVIDIA H100 PCIe", "autocast") == 756e12
-    assert peak_flops("an unknown card", "bf16") is None
 
 
 @pytest.mark.parametrize(

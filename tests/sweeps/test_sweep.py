@@ -194,11 +194,11 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     ("fields", "said"),
     [
         ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
-        ({"seeds": [0]}, "variants names nothing to train"),
-        ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
+        ({"seeds": [0]}, "variants: {}: dictionary should have at least 1 item"),
+        ({**MINIMAL, "seeds": [1, 2, 1]}, "2 runs would share the folder mle-seed1: rename one or drop a repeated"),
         ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
         ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: write train.field"),
-        ({"variants": {"a b": {}, "A_B": {}}}, "2 runs would share the folder a-b-seed0: rename a variant or a label"),
+        ({"variants": {"a b": {}, "A_B": {}}}, "2 runs would share the folder a-b-seed0: rename one"),
         ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
         (
             {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
@@ -222,8 +222,8 @@ def test_bad_sweeps_are_one_line(tmp_path, fields, said):
     ("override", "said"),
     [
         ("seed=1", "--set seed=...: the seeds are in the sweep's file"),
-        ("method.name=swep", "variants.B sets method.name: change it there"),
-        ("data.train_fraction=1", "across.share.10 % sets data.train_fraction: change it there"),
+        ("method.name=swep", "variants and --set both set method.name: change it in the file"),
+        ("data.train_fraction=1", "across.share and --set both set data.train_fraction: change it in"),
     ],
 )
 def test_an_override_of_what_makes_a_cell_is_refused(tmp_path, override, said):
