@@ -8,7 +8,7 @@ questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each ce
 with its log next to it.
 Start the command again to run what is not done yet; --table only makes the table of what is done.
 The table is that of `swep-ds table`: table.md, .csv, .tex, .json and curves, in the sweep's folder.
-The data of all runs are read before the first one starts. If the first run that ends has bad input, no other starts.
+If the first run that ends has bad input, no other starts.
 Exit codes: 0: done. 1: a run failed or is missing from the table (the others ran). 2: bad input (one line says what
 and how to fix it). 75: stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """
@@ -115,15 +115,12 @@ def sweep() -> None:
 
 def _run(arguments, folder: Path, cells: list["Cell"], chosen: list["Cell"], command: list[str]):
     """Checks and runs the chosen cells; returns what `run_queue` does."""
-    from swep_ds.sweeps.conditions import check_data
     from swep_ds.sweeps.queue import run_queue
     from swep_ds.sweeps.sweep import describe
 
     ranks = None if arguments.srun else arguments.ranks
     tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
     check(cells, chosen, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
-    if len(chosen) > 1:  # a single run checks its data itself
-        check_data(chosen)
     describe(cells, folder)
     return run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=arguments.runs_per_device)
 

@@ -1,15 +1,12 @@
-"""What one micro-batch holds for the backward: a forward on tensors without memory that counts every saved tensor.
-
-The model runs on fake tensors (shapes and dtypes, no data), through the same `Objective` as in training, and autograd's
-saved-tensor hooks see what each operation keeps. Parameters and the temporaries of operations and of the backward are
-not counted: measured peaks lie above.
+"""What one micro-batch holds for the backward: a forward on fake tensors (shapes and dtypes, no data), through the same
+`Objective` as in training, that counts what autograd saves. Parameters and the temporaries of operations and of the
+backward are not counted: measured peaks lie above.
 
 With activation checkpointing a layer keeps only its inputs and runs again in the backward, one layer at a time:
     held = saved outside of layers + inputs of all layers + the most that a layer saves inside
 
-Autocast copies every weight of a matrix product to bf16 and keeps the copy until the forward ends, whether autograd
-saves it or not. These copies are counted separately: they do not grow with the windows, and at ZeRO-3 there are none
-(DeepSpeed gathers such weights in bf16, and its linear layer gathers them again in the backward).
+Autocast keeps a copy in bf16 of every weight of a matrix product until the forward ends, whether autograd saves it or
+not. These copies are counted separately: at ZeRO-3 there are none (DeepSpeed gathers such weights in bf16).
 """
 
 import weakref

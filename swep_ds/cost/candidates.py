@@ -1,9 +1,8 @@
-"""What an update costs: methods and executions on the same batches, in turns, in one process.
+"""What an update costs: its time, in turns with others on the same batches, its memory and its FLOPs.
 
-Time is the wall clock of whole updates (forward, backward, optimizer), measured in turns, so that a machine whose
-speed drifts slows all candidates equally. Memory (`peak_bytes`) is the most that tensors hold during an update on the
-largest batch of an epoch, from the moment the model is loaded, without the interpreter and libraries, which are the
-same for all. A CPU's comes from all tensors and the results of PyTorch's operations, a GPU's from the allocator.
+Memory (`peak_bytes`) is the most that tensors hold during an update, from the moment the model is loaded, without the
+interpreter and libraries. A CPU's comes from all tensors and the results of PyTorch's operations, a GPU's from the
+allocator.
 """
 
 import gc
@@ -11,7 +10,6 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,8 +68,7 @@ def flops_per_token(update: Update, batch: Batch) -> float:
 
 def largest_batch(batches: TrainingBatches) -> Batch:
     """The batch of the first epoch with the most positions, on this rank's device."""
-    sizes = [_positions(batches, update) for update in range(batches.updates_per_epoch)]
-    return batches[int(np.argmax(sizes)) * batches.accumulation].to(ranks.device())
+    return _first_micro_batch(batches, np.argmax(_sizes(batches)))
 
 
 def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
@@ -81,20 +78,20 @@ def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
     one in its middle. Consecutive updates would not do: windows of similar length share an update, so a few more or
     fewer long ones among 20 updates would move the mean by a tenth.
     """
-    rows = [batches.windows(update) for update in range(batches.updates_per_epoch)]
-    by_size = np.argsort([_positions(batches, update) for update in range(len(rows))], kind="stable")
+    by_size = np.argsort(_sizes(batches), kind="stable")
     middles = (np.arange(updates) + 0.5) * len(by_size) / updates
     chosen = np.random.default_rng(batches.seed).permutation(by_size[middles.astype(int)])
-    numbers = [*np.resize(chosen, warmup), *chosen]
-    sampled = copy(batches)
-    sampled.windows = lambda update: rows[numbers[update]]
-    sampled.updates = len(numbers)
-    return [sampled[number].to(ranks.device()) for number in range(len(sampled))]
+    return [_first_micro_batch(batches, update) for update in (*np.resize(chosen, warmup), *chosen)]
 
 
-def _positions(batches: TrainingBatches, update: int) -> int:
-    rows = batches.windows(update)
-    return len(rows) * int(batches.lengths[rows].max())
+def _sizes(batches: TrainingBatches) -> list[int]:
+    """Positions of each update of the first epoch."""
+    updates = map(batches.windows, range(batches.updates_per_epoch))
+    return [len(rows) * int(batches.lengths[rows].max()) for rows in updates]
+
+
+def _first_micro_batch(batches: TrainingBatches, update: int) -> Batch:
+    return batches[int(update) * batches.accumulation].to(ranks.device())
 
 
 # Memory

@@ -1,11 +1,8 @@
 """How many operations an update gives the device, in its forwards, its backwards and its step.
 
-Where an update is small, a GPU waits for the host, which needs some microseconds for each operation. Their number
-depends on the depth of the model and not on its width or the batch, so a narrow model on a CPU tells it.
-
-Each operation counts that PyTorch's dispatcher hands to the device, but no view, detached alias or allocation. A
-foreach or fused operation and a collective count once; on a GPU foreach operations need one launch per some hundred
-blocks of their tensors. The perturbation counts once in either direction, as its Triton kernel does.
+Their number does not depend on the width of the model or the batch: a narrow model on a CPU tells it. All count that
+PyTorch's dispatcher hands to the device, but views and allocations; a foreach or fused operation and a collective count
+once, and so does the perturbation in either direction, as its Triton kernel does.
 """
 
 from collections import Counter

@@ -1,6 +1,4 @@
-"""Before a long job: what every rank sees, whether all ranks see the same, what a collective costs, and whether the
-start would be refused. Files are compared by number, size and a checksum of their heads and tails.
-"""
+"""Before a long job: whether all ranks see the same, what a collective costs, and what would end the start."""
 
 import hashlib
 import os
@@ -76,8 +74,7 @@ def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
 
 
 def observe(recipe: Recipe, ds_config: str) -> Report:
-    """This rank's devices, versions, code, recipe, ds_config, model and data. Nodes may differ in the number of cores
-    or devices."""
+    """What this rank sees. Nodes may differ in the number of cores or devices."""
     report = {"device": f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB", **versions()}
     if accelerator.on_gpu():
         report["device"] = f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"

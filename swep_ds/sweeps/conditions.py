@@ -1,14 +1,12 @@
 """Whether a sweep's next runs can start, and train under the same conditions as its finished ones."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json
 from swep_ds.common.settings import differences, flatten
-from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank
 from swep_ds.sweeps.sweep import Cell
 from swep_ds.training.ds_roles import BY_RECIPE, REPORTS
@@ -77,29 +75,7 @@ def check_ds_config(cells: Sequence[Cell], ds_config: str, ranks: int | None, *,
     for cell in cells:
         if ranks is None or cell.folder.exists():  # what has begun began with a ds_config that fits
             continue
-        with _named(cell):
+        try:
             prepare.check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
-
-
-def check_data(cells: Sequence[Cell]) -> None:
-    """Raises InputError if the data of an unfinished cell cannot be read: its run would fail, and so would all others
-    that read it. Data that several cells name is read once."""
-    read = []
-    for cell in cells:
-        stages = [cell.recipe]
-        if cell.recipe.pretrain:
-            stages.append(cell.recipe.first_stage())
-        for recipe in stages if cell.results() is None else ():
-            whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
-            if (recipe.training_source, whole) not in read:
-                read.append((recipe.training_source, whole))
-                with _named(cell):
-                    load_examples(recipe)
-
-
-@contextmanager
-def _named(cell: Cell) -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{cell.name}: {error}") from None
+        except InputError as error:
+            raise InputError(f"{cell.name}: {error}") from None

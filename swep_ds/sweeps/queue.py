@@ -118,13 +118,11 @@ class Queue:
 def run_queue(
     cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None, sharing: int = 1
 ) -> tuple[list[Cell], bool]:
-    """Runs the cells that have no results yet; one that fails does not stop the others, unless it is the first to end
-    and ends for bad input.
+    """Runs the cells that have no results yet, `jobs` at a time; one that fails does not stop the others, unless it is
+    the first to end and ends for bad input.
 
     Args:
         command: script and options that all cells share.
-        cells: their folders are in one that exists (`describe`).
-        jobs: how many cells run at a time.
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
         sharing: how many cells may share a device.
 

@@ -1,15 +1,5 @@
-"""A sweep: variants x axes x seeds under one recipe, read from YAML. Each cell is an ordinary run in its own folder.
-
-    recipe: quickstart
-    ds_config: zero2
-    set: {train.epochs: 0.3}                # overrides the recipe, in every cell
-    variants:                               # the rows of the table: each overrides those settings
-      MLE: {method.name: mle}
-      SWEP: {method.name: swep, method.beta: 1.0e-4}
-    across:                                 # axes, each with its points: every variant is trained at every point
-      training questions: {10 %: {data.train_fraction: 0.1}, 100 %: {}}
-    seeds: [0, 1, 2]
-    primary: [SWEP, MLE, f1, shifted]       # the one comparison that is decided on before the first run
+"""A sweep: variants x axes x seeds under one recipe, read from YAML such as `quickstart.yaml`. Each cell is an ordinary
+run in its own folder.
 
 With `extends: NAME_OR_PATH` a sweep gives only the fields, and in `set` only the settings, that differ from another's;
 a variant without settings, `NAME:`, is the other's.
