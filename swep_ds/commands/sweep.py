@@ -65,17 +65,6 @@ def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
     return folder, cells, [str(shipped("scripts") / "train.py"), "--recipe", chosen.recipe, "--ds_config", ds_config]
 
 
-def check(
-    cells: list["Cell"], chosen: list["Cell"], command: list[str], ranks: int | None, *, on_cpu: bool = False
-) -> None:
-    """Raises InputError if the `chosen` cells cannot start with `command`, because its ds_config cannot be read or
-    contradicts a recipe; or if finished runs trained otherwise than those that it starts."""
-    from swep_ds.sweeps.conditions import check_conditions, check_ds_config
-
-    check_conditions(cells, command[-1], ranks)
-    check_ds_config(chosen, command[-1], ranks, on_cpu=on_cpu)
-
-
 def sweep() -> None:
     arguments = parser().parse_args()
     if arguments.srun and max(arguments.jobs, arguments.ranks) > 1:
@@ -115,12 +104,14 @@ def sweep() -> None:
 
 def _run(arguments, folder: Path, cells: list["Cell"], chosen: list["Cell"], command: list[str]):
     """Checks and runs the chosen cells; returns what `run_queue` does."""
+    from swep_ds.sweeps.conditions import check_start
     from swep_ds.sweeps.queue import run_queue
     from swep_ds.sweeps.sweep import describe
 
     ranks = None if arguments.srun else arguments.ranks
     tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
-    check(cells, chosen, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
+    known = int(tasks) if arguments.srun and tasks.isdecimal() else ranks
+    check_start(cells, chosen, command[-1], known)
     describe(cells, folder)
     return run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=arguments.runs_per_device)
 

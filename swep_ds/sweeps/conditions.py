@@ -26,31 +26,34 @@ def _decided(config: dict[str, Any]) -> dict[str, Any]:
     return {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}
 
 
-def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -> None:
-    """Raises InputError if a finished run trained under another ds_config or global batch than unfinished ones will.
-
+def check_start(
+    cells: Sequence[Cell], chosen: Sequence[Cell], ds_config: str, ranks: int | None, *, on_cpu: bool = False
+) -> None:
+    """Raises InputError if the `chosen` cells cannot start: the ds_config cannot be read or contradicts the recipe of a
+    run that has not begun, or a finished run trained under another ds_config or global batch than unfinished ones will.
     A table would leave out the runs of one side.
 
     Args:
         ds_config: as in `resolve_ds_config`.
-        ranks: of each run; None = not known, and global batches are not compared.
+        ranks: of each run; None = not known, and global batches are not compared, nor recipes with the ds_config.
     """
+    # these import DeepSpeed, for seconds
+    from swep_ds.pipeline import prepare
+    from swep_ds.training.ds_config import read_ds_config
+
+    read_ds_config(ds_config)
     results = [(cell, cell.results()) for cell in cells]
     waiting = [cell.folder for cell, done in results if done is None]
-    if len(waiting) in (0, len(cells)):
-        return
-    from swep_ds.pipeline.prepare import resolve_ds_config  # imports DeepSpeed, for seconds
-
     # others keep the batch that they began with
     compares_batches = ranks is not None and not all((folder / BATCH).is_file() for folder in waiting)
     for cell, done in results:
-        if done is None:
+        if done is None or not waiting:
             continue
         world = done.get("world_size", 1)
         there = conditions(cell.folder)
         # sizes of the model and of micro-steps are not compared
         setup = {"world_size": world, "micro_steps": 1, "hidden_size": 1, "on_cpu": False}
-        here = _decided(resolve_ds_config(ds_config, cell.recipe, **setup))
+        here = _decided(prepare.resolve_ds_config(ds_config, cell.recipe, **setup))
         if compares_batches:
             there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, world)
             here["global batch"] = batch_of_rank(cell.recipe) * ranks
@@ -59,20 +62,7 @@ def check_conditions(cells: Sequence[Cell], ds_config: str, ranks: int | None) -
                 f"{cell.folder}: is done, under other conditions than this start's ({differing}): start with the same "
                 "--ds_config and --ranks, or name another --output_dir (--table shows what is done)"
             )
-
-
-def check_ds_config(cells: Sequence[Cell], ds_config: str, ranks: int | None, *, on_cpu: bool) -> None:
-    """Raises InputError if the ds_config cannot be read, or contradicts the recipe of a run that has not begun.
-
-    Args:
-        ranks: of each run; None = not known, and the ds_config is only read.
-    """
-    # these import DeepSpeed, for seconds
-    from swep_ds.pipeline import prepare
-    from swep_ds.training.ds_config import read_ds_config
-
-    read_ds_config(ds_config)
-    for cell in cells:
+    for cell in chosen:
         if ranks is None or cell.folder.exists():  # what has begun began with a ds_config that fits
             continue
         try:

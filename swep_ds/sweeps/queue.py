@@ -164,10 +164,10 @@ def _requests() -> Iterator[list[float]]:
         if not times or now - times[-1] > REPEAT_SECONDS:  # a terminal that closes sends several signals at once
             times.append(now)
 
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, note)
+    handlers = {}
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            handlers[number] = signal.signal(number, note)
     try:
         yield times
     finally:

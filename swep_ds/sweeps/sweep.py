@@ -68,20 +68,22 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
-        if shared := _set_twice(self.parts()):
+        if shared := _set_twice(self.distinguishing()):
             raise ValueError(f"{shared}: give it in one of them")
         return self
 
-    def parts(self) -> dict[str, dict[str, Settings]]:
-        """What distinguishes the runs: settings by name or label, for the variants and for each axis."""
-        return {"variants": self.variants} | {f"across.{axis}": points for axis, points in self.across.items()}
+    def distinguishing(self) -> dict[str, list[str]]:
+        """Names of the settings in which runs differ: those of the variants, and those of each axis."""
+        names = {"variants": list(itertools.chain(*self.variants.values()))}
+        for axis, points in self.across.items():
+            names[f"across.{axis}"] = list(itertools.chain(*points.values()))
+        return names
 
 
-def _set_twice(parts: dict[str, dict[str, Settings]]) -> str:
-    """Two parts that set the same field, or a section and a field in it; empty if there are none."""
-    fields = {part: {name for settings in named.values() for name in settings} for part, named in parts.items()}
-    for part, other in itertools.combinations(fields, 2):
-        for name, other_name in itertools.product(fields[part], fields[other]):
+def _set_twice(names: dict[str, list[str]]) -> str:
+    """Two places that set the same field, or a section and a field in it; empty if there are none."""
+    for part, other in itertools.combinations(names, 2):
+        for name, other_name in itertools.product(names[part], names[other]):
             if f"{name}.".startswith(f"{other_name}.") or f"{other_name}.".startswith(f"{name}."):
                 return f"{part} and {other} both set {name}"
     return ""
@@ -245,10 +247,10 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     """
     path, tree = read_layers(name_or_path, SWEEPS, "sweep", Sweep, _lay_over)
     sweep = validate(Sweep, tree, path)
-    given = {override.partition("=")[0].strip(): override for override in overrides}
+    given = [override.partition("=")[0].strip() for override in overrides]
     if "seed" in given:
         raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")
-    if shared := _set_twice(sweep.parts() | {"--set": {"": given}}):
+    if shared := _set_twice(sweep.distinguishing() | {"--set": given}):
         raise InputError(f"{path}: {shared}: change it in the file, or drop --set")
     cells = []
     points = list(itertools.product(*(of_axis.items() for of_axis in sweep.across.values())))

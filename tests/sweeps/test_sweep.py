@@ -12,7 +12,7 @@ from swep_ds.analysis.runs import find_runs
 from swep_ds.common.files import ds_config_path
 from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.sweeps.conditions import check_conditions, conditions
+from swep_ds.sweeps.conditions import check_start, conditions
 from swep_ds.sweeps.sweep import SWEEPS, Cell, Sweep, describe, exit_code_of, read_sweep
 from tests.support import tiny_run
 from tests.support.bad_input import refused
@@ -181,19 +181,19 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
 
 def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(tmp_path):
     _, cells = read_sweep(write(tmp_path, **MINIMAL, seeds=[0, 1]), tmp_path / "runs")
-    check_conditions(cells, "zero2", 1)  # nothing is done
+    check_start(cells, [], "zero2", 1)  # nothing is done
     folder, recipe = cells[0].folder, cells[0].recipe
     finish(cells[0])
     resolved = resolve_ds_config("zero2", recipe, world_size=1, micro_steps=2, hidden_size=128, on_cpu=True)
     (folder / "ds_config.json").write_text(json.dumps(resolved))
-    check_conditions(cells, "zero2", 1)
-    check_conditions(cells, "zero2", None)
+    check_start(cells, [], "zero2", 1)
+    check_start(cells, [], "zero2", None)
     batch = recipe.train.micro_batch_size * recipe.train.gradient_accumulation_steps
     for ds_config, ranks, said in (
         ("zero1", 1, "ds_config zero_optimization.stage 2 .*1 "),
         ("zero2", 2, f"global batch {batch} .*{2 * batch} "),
     ):
-        given = refused(check_conditions, cells, ds_config, ranks)
+        given = refused(check_start, cells, [], ds_config, ranks)
         assert re.match(f"{folder}: is done, under other conditions than .*{said}.*: start with", given)
 
 
