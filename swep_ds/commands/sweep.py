@@ -72,7 +72,7 @@ def sweep() -> None:
     if arguments.srun and "SLURM_JOB_ID" not in os.environ:
         raise InputError("--srun: this is no Slurm job: use --jobs and --ranks, or `swep-ds submit sweep`")
     folder, cells, command = read(arguments)
-    from swep_ds.sweeps.sweep import describe, digest_of, exit_code_of  # here and below: after the settings are checked
+    from swep_ds.sweeps.sweep import describe, digest_of, last_attempt  # here and below: after the settings are checked
 
     if arguments.cells and arguments.cells != digest_of(cells):
         raise InputError(
@@ -92,7 +92,8 @@ def sweep() -> None:
             sys.exit(EXIT_STOPPED)
         if chosen[0].results() is not None:
             sys.exit(EXIT_DONE)
-        sys.exit(exit_code_of(chosen[0].folder) or EXIT_FAULT)
+        _, code = last_attempt(chosen[0].folder)
+        sys.exit(code or EXIT_FAULT)
     if stopped:  # a table can take minutes
         done = sum(cell.results() is not None for cell in cells)
         Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")

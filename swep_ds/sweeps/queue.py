@@ -110,7 +110,8 @@ class Queue:
             self.failed.append(cell)
             outcome = "stopped" if code == EXIT_STOPPED else "FAILED"
             self.console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
-            self.console.print("\n".join([f"the end of {cell.log}:", *last_attempt(cell.folder)[-LAST_LINES:]]))
+            lines, _ = last_attempt(cell.folder)
+            self.console.print("\n".join([f"the end of {cell.log}:", *lines[-LAST_LINES:]]))
             if code == EXIT_BAD_INPUT and self.ended == 1:
                 self.refused = cell
 

@@ -168,8 +168,7 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
     """
     if is_locked(folder / ".lock"):
         return "still running, started earlier"
-    attempt = last_attempt(folder)
-    code = exit_code_of(folder)
+    attempt, code = last_attempt(folder)
     begun = (folder / RECIPE).is_file()
     if not code and recipe and begun:
         try:
@@ -179,31 +178,26 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
         if differing := differences(identity(saved), identity(recipe)):
             return f"holds a run with other settings ({differing})"
     if code is not None:
-        *output, exit_line = attempt
-        errors = [line for line in output if line.startswith(("error: ", "stopped: "))]
-        return f"{exit_line.lstrip('# ')}: {[*output, *errors][-1]}"
+        errors = [line for line in attempt if line.startswith(("error: ", "stopped: "))]
+        return f"exit code {code}: {[*attempt, *errors][-1]}"
     if attempt or (begun and not recipe):
         return "not finished"
     return "not run"
 
 
-def exit_code_of(folder: Path) -> int | None:
-    """The exit code of the last attempt; None if there was none, it still runs, or it was killed with its queue."""
-    attempt = last_attempt(folder)
-    if not attempt or not attempt[-1].startswith(EXIT_LINE):
-        return None
-    return int(attempt[-1].removeprefix(EXIT_LINE))
-
-
-def last_attempt(folder: Path) -> list[str]:
-    """The lines of the last attempt in the log, without empty ones; none without a log."""
+def last_attempt(folder: Path) -> tuple[list[str], int | None]:
+    """The lines of the last attempt in the log, without empty ones, and its exit code; None if there was no attempt, it
+    still runs, or it was killed with its queue."""
     if not log_of(folder).is_file():
-        return []
+        return [], None
     lines = log_of(folder).read_text(encoding="utf-8", errors="replace").splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
     if not starts:
-        return []
-    return [line.strip() for line in lines[starts[-1] :] if line.strip()]
+        return [], None
+    *attempt, last = [line.strip() for line in lines[starts[-1] :] if line.strip()]
+    if last.startswith(EXIT_LINE):
+        return attempt, int(last.removeprefix(EXIT_LINE))
+    return [*attempt, last], None
 
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:

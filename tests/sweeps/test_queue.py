@@ -16,7 +16,7 @@ import pytest
 from swep_ds.common.errors import InputError
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps import queue as local_queue
-from swep_ds.sweeps.sweep import Cell, exit_code_of
+from swep_ds.sweeps.sweep import Cell, last_attempt
 from tests.pipeline.test_recipe import MINIMAL, write
 from tests.support.fork_server import HANGS
 
@@ -225,5 +225,5 @@ def test_in_a_slurm_job_srun_starts_the_processes(folder, monkeypatch, capsys):
     log = queued[0].log.read_text()
     assert f"\nsrun {sys.executable} -u {folder}/fake_train.py --output_dir {folder}/0-work" in log
     assert "\nthreads 5\n" in log
-    assert [exit_code_of(cell.folder) for cell in queued] == [0, 75]
+    assert [last_attempt(cell.folder)[1] for cell in queued] == [0, 75]
     assert "1-stop: stopped, exit code 75: threads 5" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from swep_ds.common.files import ds_config_path
 from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps.conditions import check_start, conditions
-from swep_ds.sweeps.sweep import SWEEPS, Cell, Sweep, describe, exit_code_of, read_sweep
+from swep_ds.sweeps.sweep import SWEEPS, Cell, Sweep, describe, read_sweep
 from tests.support import tiny_run
 from tests.support.bad_input import refused
 from tests.support.sweep_files import MINIMAL, finish, write
@@ -207,7 +207,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     cell.folder.mkdir()
     (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
     cell.log.write_text("$ python train.py\nworking\n")
-    assert (cell.results(), cell.fault(), exit_code_of(cell.folder)) == (None, "not finished", None)
+    assert (cell.results(), cell.fault()) == (None, "not finished")
     (cell.folder / "results.json").write_text('{"eval": {')
     assert cell.results() is None
     (cell.folder / "results.json").write_text('{"eval": {}}')
@@ -219,7 +219,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     differing = rf"train.epochs {epochs} .*3\.0 .*; eval.batch_size {size} .*7 "
     assert re.match(rf"holds a run with other settings \({differing}", other.fault())
     cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
-    assert (other.fault(), exit_code_of(other.folder)) == ("exit code 2: error: no room", 2)
+    assert other.fault() == "exit code 2: error: no room"
     (cell.folder / "recipe.yaml").write_text("{")
     cell.log.unlink()
     assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
