@@ -95,17 +95,6 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     assert refused(describe, cells, tmp_path / "run").endswith("run: is the folder of a run: name another")
 
 
-def test_a_sweeps_runs_are_tracked_as_one_group_and_logging_makes_no_other_run(tmp_path):
-    file = write(tmp_path, **MINIMAL)
-    _, [cell] = read_sweep(file, tmp_path)
-    assert cell.recipe.tracking.group == Path(file).stem
-    finish(cell)
-    logging = ["tracking.group=other", "tracking.to=wandb_offline", "train.log_every=7", "train.keep_checkpoints=9"]
-    _, [elsewhere] = read_sweep(file, tmp_path, logging)
-    assert elsewhere.recipe.tracking.group == "other"
-    assert elsewhere.results() is not None
-
-
 def test_a_point_may_take_a_section_away():
     sweep, cells = shipped("synthetic")
     assert list(sweep.across) == ["share of HarvestingQA"]
@@ -211,7 +200,10 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     (cell.folder / "results.json").write_text('{"eval": {')
     assert cell.results() is None
     (cell.folder / "results.json").write_text('{"eval": {}}')
-    assert cell.results() == {"eval": {}}
+    logging = ["tracking.group=other", "tracking.to=wandb_offline", "train.log_every=7", "train.keep_checkpoints=9"]
+    _, [elsewhere] = read_sweep(path, tmp_path, logging)
+    assert cell.results() == elsewhere.results() == {"eval": {}}  # how it is logged makes no other run
+    assert (cell.recipe.tracking.group, elsewhere.recipe.tracking.group) == ("mine", "other")
     cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
     _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "eval.batch_size=7"])
     assert other.results() is None
