@@ -10,7 +10,10 @@ most --max_restarts times. docs/clusters.md says what each exit code does.
 """
 
 import argparse
+import os
+import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +22,13 @@ from swep_ds.commands import train as train_command
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, read_text, shipped
-from swep_ds.sweeps import slurm
+
+# Inside another job the environment describes that job: its cores and their binding, its memory, its ranks. sbatch
+# would pass it on. And sbatch prefers its variables to the #SBATCH lines of a script.
+OF_ANOTHER_JOB = re.compile("(SLURM|SRUN|PMI|PMIX)_.*|SBATCH_(SIGNAL|REQUEUE|NO_REQUEUE|OPEN_MODE|EXPORT)")
+OF_THE_SITE = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
+# options of sbatch that decide the number of ranks
+OF_RANKS = ("--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--tasks-per-node")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,6 +92,8 @@ def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool)
     arguments = sweep_command.parser().parse_args(options)
     if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.ranks) > 1:
         raise InputError("leave out --jobs, --ranks, --cell and --table: the array replaces them")
+    from swep_ds.sweeps.conditions import check_start
+
     folder, cells, command = sweep_command.read(arguments)
     folder = folder.absolute()
     unfinished = [str(number) for number, cell in enumerate(cells) if cell.results() is None]
@@ -91,7 +102,7 @@ def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool)
     array = ",".join(unfinished)
     if parallel:
         array += f"%{parallel}"
-    sweep_command.check(cells, cells, command, ranks, on_cpu=on_cpu)
+    check_start(cells, cells, command[-1], ranks, on_cpu=on_cpu)
     chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={folder}/slurm-%A_%a.log"]
     return chosen, _with_folder(options, arguments, folder), folder
 
@@ -110,7 +121,12 @@ def submit() -> None:
     options = words[split + 1 :]
     if "--" not in words:
         raise InputError(f"put the options of `swep-ds {arguments.kind}` after `--`")
-    slurm.check_options(arguments.sbatch)
+    for argument in arguments.sbatch:
+        if not argument.startswith("-"):
+            raise InputError(f"--sbatch={argument}: is not an option of sbatch: write --sbatch=--NAME=VALUE")
+        if argument.partition("=")[0] in OF_RANKS:
+            instead = "--nodes with --gpus_per_node or --cpu_ranks_per_node"
+            raise InputError(f"--sbatch={argument}: give the number of ranks by {instead} instead")
     tasks = arguments.gpus_per_node or arguments.cpu_ranks_per_node
     ranks = arguments.nodes * tasks
     on_cpu = arguments.gpus_per_node is None
@@ -130,8 +146,27 @@ def submit() -> None:
         "SWEP_DS_LOGS": str(logs),
     }
     if not arguments.dry_run:
-        print(f"job {slurm.submit(command, environment, logs)}, its log is in {logs}")
+        print(f"job {_queue(command, environment, logs)}, its log is in {logs}")
         return
     print(shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command]))
     for file in (script, script.with_name("restart.sh")):
         print(f"\n# {file}\n{read_text(file)}", end="")
+
+
+def _queue(command: list[str], environment: dict[str, str], folder: Path) -> str:
+    """Runs an sbatch command and returns the job's number; creates `folder` for its log, which Slurm does not."""
+    kept = dict(os.environ)
+    if "SLURM_JOB_ID" in kept:
+        kept = {name: kept[name] for name in kept if name in OF_THE_SITE or not OF_ANOTHER_JOB.fullmatch(name)}
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        ended = subprocess.run(command, env=kept | environment, capture_output=True, encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise InputError("sbatch: no such command: submit on a machine of a Slurm cluster, or use --dry_run") from None
+    if ended.returncode:
+        reason = " ".join(re.sub("^sbatch: ", "", ended.stderr, flags=re.M).split())
+        raise InputError(f"sbatch refused the job: {reason}")
+    job = ended.stdout.strip().partition(";")[0]
+    if not job.isdigit():
+        raise InputError(f"sbatch gave no job number but {job[:80]!r}: check with squeue whether the job exists")
+    return job

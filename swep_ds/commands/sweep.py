@@ -8,7 +8,7 @@ questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each ce
 with its log next to it.
 Start the command again to run what is not done yet; --table only makes the table of what is done.
 The table is that of `swep-ds table`: table.md, .csv, .tex, .json and curves, in the sweep's folder.
-The data of all runs are read before the first one starts. If the first run that ends has bad input, no other starts.
+If the first run that ends has bad input, no other starts.
 Exit codes: 0: done. 1: a run failed or is missing from the table (the others ran). 2: bad input (one line says what
 and how to fix it). 75: stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """
@@ -63,17 +63,6 @@ def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
     return folder, cells, [str(shipped("scripts") / "train.py"), "--recipe", chosen.recipe, "--ds_config", ds_config]
 
 
-def check(
-    cells: list["Cell"], chosen: list["Cell"], command: list[str], ranks: int | None, *, on_cpu: bool = False
-) -> None:
-    """Raises InputError if the `chosen` cells cannot start with `command`, because its ds_config cannot be read or
-    contradicts a recipe; or if finished runs trained otherwise than those that it starts."""
-    from swep_ds.sweeps.conditions import check_conditions, check_ds_config
-
-    check_conditions(cells, command[-1], ranks)
-    check_ds_config(chosen, command[-1], ranks, on_cpu=on_cpu)
-
-
 def sweep() -> None:
     arguments = parser().parse_args()
     if arguments.srun and max(arguments.jobs, arguments.ranks) > 1:
@@ -97,14 +86,15 @@ def sweep() -> None:
 
 def _run(arguments: argparse.Namespace, folder: Path, cells: list["Cell"], command: list[str]) -> list["Cell"]:
     """Runs the cells and returns those that failed. Exits here after --cell, or if a signal stopped the runs."""
-    from swep_ds.sweeps.conditions import check_data
+    from swep_ds.sweeps.conditions import check_data, check_start
     from swep_ds.sweeps.queue import run_queue
-    from swep_ds.sweeps.sweep import describe
+    from swep_ds.sweeps.sweep import describe, last_attempt
 
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     ranks = None if arguments.srun else arguments.ranks
     tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
-    check(cells, chosen, command, int(tasks) if arguments.srun and tasks.isdecimal() else ranks)
+    known = int(tasks) if arguments.srun and tasks.isdecimal() else ranks
+    check_start(cells, chosen, command[-1], known)
     if len(chosen) > 1:  # a single run checks its data itself
         check_data(chosen)
     describe(cells, folder)
@@ -115,7 +105,8 @@ def _run(arguments: argparse.Namespace, folder: Path, cells: list["Cell"], comma
         sys.exit(EXIT_STOPPED)
     if arguments.cell is not None:
         [cell] = chosen
-        if cell.results() is None:
-            sys.exit(cell.exit_code() or EXIT_FAULT)
-        sys.exit(EXIT_DONE)
+        if cell.results() is not None:
+            sys.exit(EXIT_DONE)
+        _, code = last_attempt(cell.folder)
+        sys.exit(code or EXIT_FAULT)
     return failed

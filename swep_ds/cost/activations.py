@@ -1,37 +1,31 @@
-"""What one micro-batch holds for the backward: a forward on tensors without memory that counts every saved tensor.
-
-The model runs on fake tensors (shapes and dtypes, no data), through the same `Objective` as in training, and autograd's
-saved-tensor hooks see what each operation keeps. Parameters and the temporaries of operations and of the backward are
-not counted: measured peaks lie above.
+"""What one micro-batch holds for the backward: a forward on fake tensors (shapes and dtypes, no data), through the same
+`Objective` as in training, that counts what autograd saves. Parameters and the temporaries of operations and of the
+backward are not counted: measured peaks lie above.
 
 With activation checkpointing a layer keeps only its inputs and runs again in the backward, one layer at a time:
     held = saved outside of layers + inputs of all layers + the most that a layer saves inside
 
-Autocast copies every weight of a matrix product to bf16 and keeps the copy until the forward ends, whether autograd
-saves it or not. These copies are counted separately: they do not grow with the windows, and at ZeRO-3 there are none
-(DeepSpeed gathers such weights in bf16, and its linear layer gathers them again in the backward).
+Autocast keeps a copy in bf16 of every weight of a matrix product until the forward ends, whether autograd saves it or
+not. These copies are counted separately: at ZeRO-3 there are none (DeepSpeed gathers such weights in bf16).
 """
 
+import weakref
 from collections import Counter
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swep_ds.data.batches import Batch
-from swep_ds.methods.base import MicroStep
+from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import HALVES
-from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
 
 KEPT = -1  # in place of a layer's number
@@ -43,100 +37,56 @@ class Activations:
     """Bytes that are held at the widest moment of an update, without and with activation checkpointing.
 
     casts: autocast's copies of the weights, on top of either.
-    answer: keys and values that the generation of one answer caches.
+    answer: keys and values of all decoder layers that one beam of one generated answer caches.
     """
 
     plain: int
     checkpointed: int
-    casts: int = 0
-    answer: int = 0
-
-
-class Generation(NamedTuple):
-    """How an answer is generated: tokens of the window, tokens generated at most, beams."""
-
-    window: int
-    tokens: int
-    beams: int
+    casts: int
+    answer: int
 
 
 def count_activations(
-    objective: Objective, batch: Batch, train: TrainSection, *, on_gpu: bool, generation: Generation | None = None
+    objective: Objective, batch: Batch, train: TrainSection, *, on_gpu: bool, answer: tuple[int, int] | None = None
 ) -> Activations:
     """Counts one batch's forward passes, one micro-step after the other (`split`) or all together (`joint`).
 
     Args:
         objective: on the meta device; it cannot be used afterwards.
         batch: on the CPU; only its shapes count.
-        generation: how a sequence-to-sequence model is evaluated; None = it is not.
+        answer: tokens of the window and of the answer that a sequence-to-sequence model generates in evaluation.
 
     Raises:
         RuntimeError: the model depends on the values of a tensor; fake tensors have none.
     """
     objective = objective.to(HALVES.get(train.precision, torch.float32)).train()
+    autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         if on_gpu:
-            stack.enter_context(_FusedAttention())
+            patch = mock.patch.object(nn.functional, "scaled_dot_product_attention", _fused_attention)
+            stack.enter_context(patch)
         objective = objective.to_empty(device="cpu")
-        stack.enter_context(ledger := _Ledger(objective))
+        ledger = stack.enter_context(_Ledger(objective))
         batch = Batch(*(torch.empty_like(field) if isinstance(field, Tensor) else field for field in batch))
-        autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
-        engine = _CountingEngine(objective, ledger, autocast)
-        run_update(engine, iter([batch]), 1, MicroStep(0), objective.parts(train.execution))
-        answer = 0
-        if generation is not None:
+        carried = PassState()
+        for part in objective.parts(train.execution):
+            hooks = torch.autograd.graph.saved_tensors_hooks(ledger.hold, lambda saved: saved)
+            with hooks, autocast:
+                loss, carried, _ = objective(batch, MicroStep(0, part=part, carried=carried))
+            if carried.delta is not None:  # its gradient makes the next pass's perturbation
+                loss.backward()
+            del loss  # frees the pass's graph before the next forward
+        cached = 0
+        if answer is not None:
+            window, tokens = (torch.empty(1, length, dtype=torch.int64) for length in answer)
             with torch.no_grad(), autocast:
-                answer = _answer_bytes(objective.qa.model, generation)
+                output = objective.qa.model(input_ids=window, decoder_input_ids=tokens, use_cache=True)
+            cache = output.past_key_values
+            for layer in (*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers):
+                cached += layer.keys.nbytes + layer.values.nbytes
     inside = max((peak for layer, peak in ledger.peaks.items() if layer not in (KEPT, ALL)), default=0)
-    return Activations(ledger.peaks[ALL], ledger.peaks[KEPT] + inside, sum(ledger.casts.values()), answer)
-
-
-def _answer_bytes(model: PreTrainedModel, generation: Generation) -> int:
-    """Keys and values of a window and of the generated tokens in all decoder layers, for every beam."""
-    window = torch.empty(1, generation.window, dtype=torch.int64)
-    tokens = torch.empty(1, generation.tokens, dtype=torch.int64)
-    cache = model(input_ids=window, decoder_input_ids=tokens, use_cache=True).past_key_values
-    layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-    return generation.beams * sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
-
-
-class _CountingEngine:
-    """In place of DeepSpeed's engine: notes what each forward saves."""
-
-    coalesces = False  # gradients are counted in `memory.py`
-
-    def __init__(self, objective: Objective, ledger: "_Ledger", autocast: AbstractContextManager):
-        self.objective = objective
-        self.ledger = ledger
-        self.autocast = autocast
-
-    def __call__(self, batch: Batch, step: MicroStep) -> tuple:
-        hooks = torch.autograd.graph.saved_tensors_hooks(partial(_Saved, self.ledger), lambda saved: saved.tensor)
-        with hooks, self.autocast:
-            loss, carried, statistics = self.objective(batch, step)
-        self.backward_is_needed = carried.delta is not None  # its gradient makes the next pass's perturbation
-        return loss, carried, statistics
-
-    def backward(self, loss: Tensor) -> None:
-        if self.backward_is_needed:
-            loss.backward()
-
-    def step(self) -> None:
-        pass
-
-
-class _Saved:
-    """A tensor that autograd holds."""
-
-    def __init__(self, ledger: "_Ledger", tensor: Tensor):
-        self.tensor = tensor.detach()  # an output would hold its operation, which holds it
-        self.ledger = ledger
-        self.storage = tensor.untyped_storage()
-        ledger.hold(self.storage)
-
-    def __del__(self):
-        self.ledger.release(self.storage)
+    return Activations(ledger.peaks[ALL], ledger.peaks[KEPT] + inside, sum(ledger.casts.values()), cached)
 
 
 class _Ledger(TorchDispatchMode):
@@ -180,23 +130,27 @@ class _Ledger(TorchDispatchMode):
     def _leave(self, *_) -> None:
         self.layer = KEPT
 
-    def hold(self, storage: torch.UntypedStorage) -> None:
+    def hold(self, tensor: Tensor) -> Tensor:
+        """What autograd saves in place of `tensor`, which counts until autograd frees it."""
+        saved = tensor.detach()  # an output would hold its operation, which holds it
+        storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.parameters or key in self.copies:
-            return
+            return saved
         layer = KEPT if key in self.inputs else self.layer
         before = self.layer_of.get(key)
-        if before is None or (layer == KEPT and before != KEPT):  # the latter: one layer's output, another one's input
-            if before is not None:
-                self._add(before, -storage.nbytes())
+        if layer == KEPT and before not in (None, KEPT):  # one layer's output is another one's input
+            self._add(before, -storage.nbytes())
+            before = None
+        if before is None:
             self.layer_of[key] = layer
             self._add(layer, storage.nbytes())
         self.holders[key] += 1
+        weakref.finalize(saved, self._release, storage)
+        return saved
 
-    def release(self, storage: torch.UntypedStorage) -> None:
+    def _release(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key not in self.layer_of:
-            return
         self.holders[key] -= 1
         if not self.holders[key]:
             self._add(self.layer_of.pop(key), -storage.nbytes())
@@ -207,15 +161,10 @@ class _Ledger(TorchDispatchMode):
             self.peaks[place] = max(self.peaks[place], self.held[place])
 
 
-class _FusedAttention(TorchFunctionMode):
+def _fused_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+) -> Tensor:
     """SDPA as a GPU's memory-efficient kernel. A CPU's saves the probabilities where there is dropout."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        attend = _attend if func is scaled_dot_product_attention else func
-        return attend(*args, **(kwargs or {}))
-
-
-def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False) -> Tensor:
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(groups, -3)

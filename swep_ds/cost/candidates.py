@@ -1,9 +1,8 @@
-"""What an update costs: methods and executions on the same batches, in turns, in one process.
+"""What an update costs: its time, in turns with others on the same batches, its memory and its FLOPs.
 
-Time is the wall clock of whole updates (forward, backward, optimizer), measured in turns, so that a machine whose
-speed drifts slows all candidates equally. Memory (`peak_bytes`) is the most that tensors hold during an update on the
-largest batch of an epoch, from the moment the model is loaded, without the interpreter and libraries, which are the
-same for all. A CPU's comes from all tensors and the results of PyTorch's operations, a GPU's from the allocator.
+Memory (`peak_bytes`) is the most that tensors hold during an update, from the moment the model is loaded, without the
+interpreter and libraries. A CPU's comes from all tensors and the results of PyTorch's operations, a GPU's from the
+allocator.
 """
 
 import gc
@@ -11,12 +10,10 @@ import statistics
 import time
 import weakref
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pandas
 import torch
 from deepspeed.accelerator import get_accelerator
 from torch._subclasses.fake_tensor import FakeTensor
@@ -31,16 +28,6 @@ from swep_ds.ranks import accelerator
 from swep_ds.training.loop import run_update
 
 Update = Callable[[Batch, int], None]
-# (name, bf16, tf32, fp32): dense FLOP/s from the vendors' data sheets; the first name that matches counts
-PEAKS = (
-    ("B200", 2250e12, 1100e12, 75e12),
-    ("H100 PCIe", 756e12, 378e12, 51e12),
-    ("H100 NVL", 835e12, 417e12, 60e12),
-    ("H100", 989e12, 494e12, 67e12),
-    ("H200", 989e12, 494e12, 67e12),
-    ("A100", 312e12, 156e12, 19.5e12),
-    ("L40S", 362e12, 183e12, 91.6e12),
-)
 
 
 @dataclass
@@ -48,11 +35,10 @@ class Candidate:
     """One way to train, and what it took."""
 
     name: str
-    precision: str
     update: Update
     flops_per_token: float
     peak_bytes: int
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[Batch]
     seconds: list[float] = field(default_factory=list)
 
 
@@ -67,13 +53,7 @@ def engine_update(engine, execution: str) -> Update:
     return update
 
 
-def build_candidate(name: str, precision: str, make: Callable[[], Update], batch: Batch) -> Candidate:
-    """Builds a candidate and measures its memory on a batch. `make` loads the model."""
-    update, peak = _memory(make, batch)
-    return Candidate(name, precision, update, _flops_per_token(update, batch), peak)
-
-
-def _flops_per_token(update: Update, batch: Batch) -> float:
+def flops_per_token(update: Update, batch: Batch) -> float:
     """FLOPs of an update on this batch as if it had no padding, as PyTorch counts them, by its tokens."""
     N, T = batch.input_ids.shape
     # a model may leave padding out
@@ -83,45 +63,42 @@ def _flops_per_token(update: Update, batch: Batch) -> float:
     return counter.get_total_flops() / (N * T)
 
 
-def peak_flops(device: str, precision: str) -> float | None:
-    """Peak FLOP/s of a GPU by its name, at a `train.precision`; None = not in the table."""
-    for name, half, tf32, single in PEAKS:
-        if name in device:
-            return {"fp32": single, "tf32": tf32}.get(precision, half)
-    return None
+# Batches
 
 
 def largest_batch(batches: TrainingBatches) -> Batch:
-    """The batch of the first epoch with the most positions."""
-    sizes = [_positions(batches, update) for update in range(batches.updates_per_epoch)]
-    return batches[int(np.argmax(sizes)) * batches.accumulation]
+    """The batch of the first epoch with the most positions, on this rank's device."""
+    return _first_micro_batch(batches, np.argmax(_sizes(batches)))
 
 
-def sample(batches: TrainingBatches, warmup: int, updates: int) -> TrainingBatches:
+def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
     """Batches of `updates` updates that represent the first epoch, in random order, after `warmup` of the same.
 
     A systematic sample: the epoch's updates are ordered by their positions, and each of `updates` equal parts gives the
     one in its middle. Consecutive updates would not do: windows of similar length share an update, so a few more or
     fewer long ones among 20 updates would move the mean by a tenth.
     """
-    rows = [batches.windows(update) for update in range(batches.updates_per_epoch)]
-    by_size = np.argsort([_positions(batches, update) for update in range(len(rows))], kind="stable")
+    by_size = np.argsort(_sizes(batches), kind="stable")
     middles = (np.arange(updates) + 0.5) * len(by_size) / updates
     chosen = np.random.default_rng(batches.seed).permutation(by_size[middles.astype(int)])
-    numbers = [*np.resize(chosen, warmup), *chosen]
-    sampled = copy(batches)
-    sampled.windows = lambda update: rows[numbers[update]]
-    sampled.updates = len(numbers)
-    return sampled
+    return [_first_micro_batch(batches, update) for update in (*np.resize(chosen, warmup), *chosen)]
 
 
-def _positions(batches: TrainingBatches, update: int) -> int:
-    rows = batches.windows(update)
-    return len(rows) * int(batches.lengths[rows].max())
+def _sizes(batches: TrainingBatches) -> list[int]:
+    """Positions of each update of the first epoch."""
+    updates = map(batches.windows, range(batches.updates_per_epoch))
+    return [len(rows) * int(batches.lengths[rows].max()) for rows in updates]
 
 
-def _memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, int]:
-    """What `make` returns, and the most bytes that are held during an update after the first."""
+def _first_micro_batch(batches: TrainingBatches, update: int) -> Batch:
+    return batches[int(update) * batches.accumulation].to(ranks.device())
+
+
+# Memory
+
+
+def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, int]:
+    """What `make` returns, which loads the model, and the most bytes that are held during an update after the first."""
     gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
     if accelerator.on_gpu():
         gpu = get_accelerator()
@@ -167,10 +144,9 @@ class _Allocations(TorchDispatchMode):
         self.live = self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        known = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
+        for storage in _storages(result):
             key = storage._cdata
             if key not in known and key not in self.sizes:
                 self.sizes[key] = storage.nbytes()
@@ -183,8 +159,11 @@ class _Allocations(TorchDispatchMode):
         self.live -= self.sizes.pop(key)
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+# Time
 
 
 def measure(candidates: list[Candidate], warmup: int) -> None:
@@ -221,8 +200,6 @@ def figures(candidates: list[Candidate], warmup: int) -> list[dict[str, Any]]:
         if candidate.batches is base.batches:
             ratios = [a / b for a, b in zip(candidate.seconds, base.seconds, strict=True)]
             quartiles = statistics.quantiles(ratios, n=4)
-        flops = candidate.flops_per_token * tokens / seconds
-        limit = peak_flops(accelerator.product_name() or "", candidate.precision)
         rows.append(
             {
                 "name": candidate.name,
@@ -234,17 +211,7 @@ def figures(candidates: list[Candidate], warmup: int) -> list[dict[str, Any]]:
                 "padding": 1 - tokens / positions,
                 "peak_bytes": candidate.peak_bytes,
                 "memory_ratio": candidate.peak_bytes / base.peak_bytes,
-                "flops_per_second": flops,
-                "utilisation": flops / limit if limit else None,
+                "flops_per_second": candidate.flops_per_token * tokens / seconds,
             }
         )
     return rows
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows of `figures`, a column for each candidate."""
-    frame = pandas.DataFrame(rows).set_index("name").dropna(axis=1, how="all")
-    frame["ms/update"] = 1000 * frame.pop("median_update_seconds")
-    frame["TFLOP/s"] = frame.pop("flops_per_second") / 1e12
-    frame["peak MiB"] = frame.pop("peak_bytes") / 2**20
-    return frame.T.to_string(float_format="{:,.3f}".format)

@@ -1,16 +1,14 @@
 """How many operations an update gives the device, in its forwards, its backwards and its step.
 
-Where an update is small, a GPU waits for the host, which needs some microseconds for each operation. Their number
-depends on the depth of the model and not on its width or the batch, so a narrow model on a CPU tells it.
-
-Each operation counts that PyTorch's dispatcher hands to the device, but no view, detached alias or allocation. A
-foreach or fused operation and a collective count once; on a GPU foreach operations need one launch per some hundred
-blocks of their tensors. The perturbation counts once in either direction, as its Triton kernel does.
+Their number does not depend on the width of the model or the batch: a narrow model on a CPU tells it. All count that
+PyTorch's dispatcher hands to the device, but views and allocations; a foreach or fused operation and a collective count
+once, and so does the perturbation in either direction, as its Triton kernel does.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -53,19 +51,18 @@ class Launches(TorchDispatchMode):
         self._phase = before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if self._phase and not _launches_nothing(func):
+        returns = [value.alias_info for value in func._schema.returns]
+        is_view = bool(returns) and all(alias is not None and not alias.is_write for alias in returns)
+        allocates = func._schema.name.split("::")[1].startswith(ALLOCATIONS)
+        if self._phase and not is_view and not allocates:
             self.operations[self._phase][func._schema.name] += 1
         return func(*args, **(kwargs or {}))
 
-    def as_one(self, name: str, run: Callable) -> Callable:
-        """`run`, which counts as one operation of this name."""
-
-        def call(*args, **kwargs) -> Any:
-            self.operations[self._phase][name] += 1
-            with _disable_current_modes():
-                return run(*args, **kwargs)
-
-        return call
+    def run_as_one(self, name: str, run: Callable, *args, **kwargs) -> Any:
+        """Calls `run`, which counts as one operation."""
+        self.operations[self._phase][name] += 1
+        with _disable_current_modes():
+            return run(*args, **kwargs)
 
     def totals(self) -> dict[str, int]:
         """Operations by phase, their sum as "all", and the number of "reads"."""
@@ -73,13 +70,6 @@ class Launches(TorchDispatchMode):
         named = sum(self.operations.values(), Counter())
         reads = sum(number for name, number in named.items() if name.split("::")[1] in READS)
         return counts | {"all": named.total(), "reads": reads}
-
-
-def _launches_nothing(func) -> bool:
-    if func._schema.name.split("::")[1].startswith(ALLOCATIONS):
-        return True
-    aliases = [value.alias_info for value in func._schema.returns]
-    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
 @contextmanager
@@ -91,8 +81,8 @@ def watch_launches() -> Iterator[Launches]:
     def counted(*args) -> SimpleNamespace:
         run = real(*args)
         return SimpleNamespace(
-            forward=launches.as_one("swep_ds::perturb", run.forward),
-            backward=launches.as_one("swep_ds::perturb_backward", run.backward),
+            forward=partial(launches.run_as_one, "swep_ds::perturb", run.forward),
+            backward=partial(launches.run_as_one, "swep_ds::perturb_backward", run.backward),
         )
 
     with mock.patch.object(op, "implementation", counted), launches:
@@ -105,7 +95,7 @@ def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
     parts = engine.module.parts(execution)
     meter = Meter(1, {})
 
-    def update(number: int, phase: Callable[[str], AbstractContextManager]) -> None:
+    def update(number: int, phase: Callable) -> None:
         statistics = run_update(engine, iter([batch]), 1, MicroStep(number), parts, phase)
         with phase("statistics"):
             observe(engine.module.method, statistics)
@@ -123,7 +113,7 @@ def count_plain_launches(objective: Objective, batch: Batch, train: TrainSection
     optimizer = torch.optim.AdamW(objective.parameters(), lr=train.learning_rate, fused=True)
     autocast = torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=train.precision == "autocast")
 
-    def update(number: int, phase: Callable[[str], AbstractContextManager]) -> None:
+    def update(number: int, phase: Callable) -> None:
         carried = PassState()
         for part in objective.parts(train.execution):
             with phase("forward"), autocast:
@@ -140,7 +130,7 @@ def count_plain_launches(objective: Objective, batch: Batch, train: TrainSection
 
 def _count(update: Callable) -> dict[str, int]:
     for number in range(WARMUP):
-        update(number, lambda _: nullcontext())
+        update(number, nullcontext)
     with watch_launches() as launches:
         update(WARMUP, launches.phase)
     return launches.totals()

@@ -61,146 +61,124 @@ def model_states(
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
     if "nvme" in offload or "optimizer" in config:
         raise InputError("--plan knows neither offload to disk nor DeepSpeed's own optimizers: leave --ds_config out")
-    sizes = [math.prod(shape) for shape in shapes]
-    width = 2 if train.precision in ("bf16", "fp16") else 4
-    # one bucket for each dtype of gradients; autocast's have two
-    bucket_width = width + 2 if train.precision == "autocast" else width
-    model = _Model(
-        sizes=sizes,
-        zero=zero,
-        world_size=world_size,
-        width=width,
-        bucket=zero.reduce_bucket_size * bucket_width,
-        # fused AdamW has no temporaries, Adafactor two float32 pieces of the size it works on
-        working=8 if train.optimizer == "adafactor" else 0,
-        averaged=averaged,
-        coalesced=width * sum(sizes) if train.coalesce_grad_reduction else 0,
-    )
+    model = _Model(shapes, zero, train, world_size, averaged)
     if zero.stage == 0:
-        return model.stage_0(_adafactor_moments(shapes) if train.optimizer == "adafactor" else 8 * sum(sizes))
+        return model.stage_0()
     if zero.stage == 3:
         return model.stage_3()
     return model.stages_1_and_2(accumulates=config["gradient_accumulation_steps"] > 1)
 
 
-def _adafactor_moments(shapes: Sequence[Sequence[int]]) -> int:
-    """transformers keeps two vectors for a matrix, and no first moment."""
-    elements = 0
-    for shape in shapes:
-        if len(shape) < 2:
-            elements += math.prod(shape)
-        else:
-            elements += math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]
-    return 4 * elements
-
-
-@dataclass(frozen=True)
 class _Model:
-    """`sizes` are elements of each parameter, `width` is bytes of one; `bucket` and `coalesced` are bytes."""
+    def __init__(self, shapes, zero: DeepSpeedZeroConfig, train: TrainSection, world_size: int, averaged: int):
+        self.zero = zero
+        self.world_size = world_size
+        self.averaged = averaged
+        self.sizes = [math.prod(shape) for shape in shapes]
+        self.numel = sum(self.sizes)
+        self.largest = max(self.sizes)
+        self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
+        # one bucket for each dtype of gradients; autocast's have two
+        self.bucket = zero.reduce_bucket_size * (6 if train.precision == "autocast" else self.width)
+        self.coalesced = self.width * self.numel if train.coalesce_grad_reduction else 0
+        # a step's temporaries for each element: fused AdamW has none, Adafactor two float32 pieces of what it works on
+        self.working = 0
+        self.moments = 8 * self.numel
+        if train.optimizer == "adafactor":
+            self.working = 8
+            # transformers keeps two vectors for a matrix, and no first moment
+            vectors = [shape for shape in shapes if len(shape) < 2]
+            matrices = [shape for shape in shapes if len(shape) >= 2]
+            elements = sum(math.prod(shape) for shape in vectors)
+            elements += sum(math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1] for shape in matrices)
+            self.moments = 4 * elements
 
-    sizes: Sequence[int]
-    zero: DeepSpeedZeroConfig
-    world_size: int
-    width: int
-    bucket: int
-    working: int  # bytes of a step's temporaries for each element
-    averaged: int
-    coalesced: int
-
-    def stage_0(self, moments: int) -> States:
+    def stage_0(self) -> States:
         """Plain data parallelism: PyTorch's optimizer in fp32, fp16/unfused_optimizer.py around it in bf16 and fp16."""
-        numel = sum(self.sizes)
-        largest = max(self.sizes)
-        copy = 4 * numel if self.width < 4 else 0
+        whole = self.width * self.numel
+        copy = 4 * self.numel if self.width < 4 else 0
         # engine.py: allreduce_bucket flattens gradients when the backward is over
-        flattened = self.width * min(numel, ALLREDUCE_BUCKET + largest)
+        flattened = self.width * min(self.numel, ALLREDUCE_BUCKET + self.largest)
         return States(
-            parameters=self.width * numel,
-            optimizer=moments + copy + 4 * self.averaged,
-            gradients=self.width * numel,
-            step=self.width * numel + max(flattened, copy + self.working * largest),
-            loading=4 * numel,
+            parameters=whole,
+            optimizer=self.moments + copy + 4 * self.averaged,
+            gradients=whole,
+            step=whole + max(flattened, copy + self.working * self.largest),
+            loading=4 * self.numel,
         )
 
     def stages_1_and_2(self, accumulates: bool) -> States:
-        numel = sum(self.sizes)
-        largest = max(self.sizes)
         width = self.width
         # stage_1_and_2.py: the flat buffer is padded to 2 w elements on w ranks
-        part = 2 * math.ceil(numel / (2 * self.world_size))
-        kept = self._kept(part)
-        whole = width * self._parameters_in_a_part(part)
-        accumulated = whole if accumulates else 0
-        # a gradient larger than the bucket does not go through it
-        oversized = width * largest if largest > self.zero.reduce_bucket_size else 0
-        if self.zero.offload_optimizer is not None:  # always through the hooks of stage 2
-            # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
-            return States(
-                parameters=width * numel,
-                buffers=width * largest,
-                transient=self.bucket + 2 * oversized + 4 * largest + self.coalesced,
-                host=kept + (4 + width) * part + width * largest + accumulated,
-                host_step=self.working * part,
-                loading=4 * numel,
-            )
-        transient = self.bucket + oversized + accumulated
-        if self.zero.stage == 1 or self.coalesced:  # grads_in_partition is filled while all gradients still exist
-            transient = self.bucket + width * numel
-        # step(): averaged gradients, flat, then float32; then Adam
-        flattening = whole + width * part + (4 * part if width < 4 else 0)
-        return States(
-            parameters=width * numel,
-            optimizer=kept,
-            gradients=whole,
-            transient=transient,
-            step=max(flattening, (4 + self.working) * part),
-            loading=4 * numel,
-        )
-
-    def stage_3(self) -> States:
-        width = self.width
-        largest = max(self.sizes)
-        # partition_parameters.py: every parameter is padded to w equal pieces
-        part = sum(math.ceil(size / self.world_size) for size in self.sizes)
-        kept = self._kept(part)
-        # stage3.py: _create_fp16_sub_groups; the step goes through them one by one
-        group = min(part, self.zero.sub_group_size + math.ceil(largest / self.world_size))
-        gathered = prefetched = persistent = 0
-        if self.world_size > 1:  # a single rank gathers nothing
-            # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
-            # are copied out of one buffer
-            gathered = width * min(sum(self.sizes), self.zero.max_live_parameters)
-            prefetched = width * min(sum(self.sizes), self.zero.prefetch_bucket_size)
-            persistent = width * sum(size for size in self.sizes if size <= self.zero.param_persistence_threshold)
-        # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
-        states = States(
-            parameters=width * part,
-            optimizer=kept,
-            buffers=persistent + self.bucket,
-            gradients=width * part,
-            transient=gathered + max(prefetched, 2 * width * largest) + self.coalesced,
-            step=width * part + (4 + self.working) * group,
-            evaluating=gathered + prefetched + width * part,
-            partitioned=True,
-        )
-        if self.zero.offload_optimizer is None:
-            return states
-        # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
-        host = kept + (4 + width) * part
-        offloaded = {"optimizer": 0, "gradients": 0, "step": 0, "evaluating": gathered + prefetched}
-        if self.zero.offload_param is not None:
-            host += width * part
-            offloaded["parameters"] = 0
-        return replace(states, host=host, host_step=self.working * group, **offloaded)
-
-    def _kept(self, part: int) -> int:
-        """A rank's float32 copy with Adam's moments, and the mean of the weights in pieces like the copy's."""
-        return 12 * part + 4 * min(part, self.averaged)
-
-    def _parameters_in_a_part(self, part: int) -> int:
-        """Elements of the parameters that a part of the flat buffer touches, on the rank with most of them."""
+        part = 2 * math.ceil(self.numel / (2 * self.world_size))
+        # the parameters that a part of the flat buffer touches, on the rank with most of them
         touched = [0] * self.world_size
         for size, end in zip(self.sizes, itertools.accumulate(self.sizes), strict=True):
             for rank in range((end - size) // part, (end - 1) // part + 1):
                 touched[rank] += size
-        return max(touched)
+        gradients = width * max(touched)
+        accumulated = gradients if accumulates else 0
+        # a gradient larger than the bucket does not go through it
+        oversized = width * self.largest if self.largest > self.zero.reduce_bucket_size else 0
+        if self.zero.offload_optimizer is not None:  # always through the hooks of stage 2
+            # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
+            return States(
+                parameters=width * self.numel,
+                buffers=width * self.largest,
+                transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
+                host=self._kept(part) + (4 + width) * part + width * self.largest + accumulated,
+                host_step=self.working * part,
+                loading=4 * self.numel,
+            )
+        transient = self.bucket + oversized + accumulated
+        if self.zero.stage == 1 or self.coalesced:  # grads_in_partition is filled while all gradients still exist
+            transient = self.bucket + width * self.numel
+        # step(): averaged gradients, flat, then float32; then Adam
+        flattening = gradients + width * part + (4 * part if width < 4 else 0)
+        return States(
+            parameters=width * self.numel,
+            optimizer=self._kept(part),
+            gradients=gradients,
+            transient=transient,
+            step=max(flattening, (4 + self.working) * part),
+            loading=4 * self.numel,
+        )
+
+    def stage_3(self) -> States:
+        width = self.width
+        zero = self.zero
+        # partition_parameters.py: every parameter is padded to w equal pieces
+        part = sum(math.ceil(size / self.world_size) for size in self.sizes)
+        # stage3.py: _create_fp16_sub_groups; the step goes through them one by one
+        group = min(part, zero.sub_group_size + math.ceil(self.largest / self.world_size))
+        gathered = prefetched = persistent = 0
+        if self.world_size > 1:  # a single rank gathers nothing
+            # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
+            # are copied out of one buffer
+            gathered = width * min(self.numel, zero.max_live_parameters)
+            prefetched = width * min(self.numel, zero.prefetch_bucket_size)
+            persistent = width * sum(size for size in self.sizes if size <= zero.param_persistence_threshold)
+        # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
+        states = States(
+            parameters=width * part,
+            optimizer=self._kept(part),
+            buffers=persistent + self.bucket,
+            gradients=width * part,
+            transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
+            step=width * part + (4 + self.working) * group,
+            evaluating=gathered + prefetched + width * part,
+            partitioned=True,
+        )
+        if zero.offload_optimizer is None:
+            return states
+        # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
+        host = self._kept(part) + (4 + width) * part
+        states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched)
+        if zero.offload_param is not None:
+            host += width * part
+            states = replace(states, parameters=0)
+        return replace(states, host=host, host_step=self.working * group)
+
+    def _kept(self, part: int) -> int:
+        """A rank's float32 copy with Adam's moments, and the mean of the weights in pieces like the copy's."""
+        return 12 * part + 4 * min(part, self.averaged)

@@ -15,11 +15,11 @@ import psutil
 import torch
 from rich.table import Table
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
-from swep_ds.cost.activations import Generation, count_activations
+from swep_ds.cost.activations import count_activations
 from swep_ds.cost.memory import States, model_states
 from swep_ds.data.batches import Batch
 from swep_ds.methods import build
@@ -134,25 +134,25 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     steps = train.gradient_accumulation_steps
     total = size * steps * devices.count
     say(f"global batch: {size:,} {unit} x {steps:,} accumulated x {devices.count:,} device(s) = {total:,}")
-
     length = recipe.data.max_length
     if tokenizer is None:
         say(f"updates and tokens: not known, because {no_tokenizer}")
     else:
         text, length = _data(recipe, tokenizer, devices.count)
         say(text)
+
     # with max_tokens the windows of the longest length are the widest: attention grows with its square
     count = math.ceil(train.max_tokens / length) if train.max_tokens else train.micro_batch_size
-    generation = None
+    answer = None
     if recipe.task == "generative" and (recipe.data.eval or recipe.data.holdout_fraction):
-        generation = Generation(recipe.data.max_length, recipe.eval.max_answer_tokens, recipe.eval.beams)
+        answer = recipe.data.max_length, recipe.eval.max_answer_tokens
     batch = _batch(recipe, count, length)
-    counted = count_activations(objective, batch, train, on_gpu=devices.on_gpu, generation=generation)
+    counted = count_activations(objective, batch, train, on_gpu=devices.on_gpu, answer=answer)
     sizes = f"{_gib(counted.plain)}; {_gib(counted.checkpointed)} with activation checkpointing"
     say(f"activations of the widest micro-batch, {count} x {length:,} tokens (estimate): {sizes}")
     if counted.casts:
         say(f"autocast's copies of the weights, below ZeRO-3: {_gib(counted.casts)}")
-    answers = recipe.eval.batch_size * counted.answer
+    answers = recipe.eval.batch_size * recipe.eval.beams * counted.answer
     if answers:
         windows = f"{recipe.eval.batch_size} windows x {recipe.eval.beams} beams"
         say(f"evaluation: {windows} keep {_gib(answers)} of keys and values (estimate)")
@@ -160,8 +160,9 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
         say(f"left out: {error}")
     held = counted.checkpointed if train.activation_checkpointing else counted.plain
     rows = {name: _row(state, held, answers, counted.casts, devices) for name, state in states.items()}
-    say(_table(rows, devices))
-    return [name for name, row in rows.items() if devices.hold(row["peak"], row["CPU"])]
+    fitting = [name for name, row in rows.items() if devices.hold(row["peak"], row["CPU"])]
+    say(_table(rows, fitting))
+    return fitting
 
 
 def _states(
@@ -188,27 +189,19 @@ def _states(
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:
     """On the meta device, without activation checkpointing, which `count_activations` counts by layer."""
-    model = recipe.model
-    train = recipe.train.model_copy(update={"activation_checkpointing": False})
-    if model.attention == "flash_attention_2":  # may not be installed here; it saves what SDPA's fused kernels save
-        model = model.model_copy(update={"attention": "auto"})
-    recipe = recipe.model_copy(update={"model": model, "train": train})
-    qa = prepare.load_model(recipe, tokenizer, model.name, weights=False)
+    changes = {"train": {"activation_checkpointing": False}}
+    if recipe.model.attention == "flash_attention_2":  # may not be installed; it saves what SDPA's fused kernels save
+        changes["model"] = {"attention": "auto"}
+    qa = prepare.load_model(Recipe.make(recipe, **changes), tokenizer, recipe.model.name, weights=False)
     if recipe.task == "generative":
-        _untie(qa.model, model.name)
+        # transformers ties every T5's head weights in the config, and unties them when it loads files with two tables,
+        # as published T5 v1.1, Flan-T5 and mT5 have them
+        published, _ = PreTrainedConfig.get_config_dict(resolve_model(recipe.model.name))
+        head = qa.model.get_output_embeddings()
+        if published.get("tie_word_embeddings") is False and head.weight is qa.model.get_input_embeddings().weight:
+            head.weight = nn.Parameter(torch.empty_like(head.weight))
     with torch.device("meta"):
         return Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
-
-
-def _untie(model: PreTrainedModel, name: str) -> None:
-    """Gives the head weights of its own where the config says so, as published T5 v1.1, Flan-T5 and mT5 have them.
-
-    transformers ties every T5's in the config, and unties them when it loads files with two tables.
-    """
-    config, _ = PreTrainedConfig.get_config_dict(resolve_model(name))
-    head = model.get_output_embeddings()
-    if config.get("tie_word_embeddings") is False and head.weight is model.get_input_embeddings().weight:
-        head.weight = nn.Parameter(torch.empty_like(head.weight))
 
 
 def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, world_size: int) -> tuple[str, int]:
@@ -233,22 +226,17 @@ def _batch(recipe: Recipe, count: int, length: int) -> Batch:
     ids = torch.ones(count, length, dtype=torch.int64)
     row = torch.zeros(count, dtype=torch.int64)
     shares = torch.ones(count)
-    batch = Batch(input_ids=ids, attention_mask=ids, sample_id=row, weight=shares, token_weight=shares)
-    batch = batch._replace(lengths=(length,) * count)
+    labels = {"start_position": row, "end_position": row}
     if recipe.task == "generative":
-        return batch._replace(target_ids=torch.ones(count, recipe.data.max_target_length, dtype=torch.int64))
-    return batch._replace(start_position=row, end_position=row)
+        labels = {"target_ids": torch.ones(count, recipe.data.max_target_length, dtype=torch.int64)}
+    return Batch(ids, ids, sample_id=row, weight=shares, token_weight=shares, lengths=(length,) * count, **labels)
 
 
 def _row(state: States, activations: int, answers: int, casts: int, devices: Devices) -> dict[str, int]:
     """Bytes by column of the table."""
     copies = 0 if state.partitioned else casts
-    return {
-        "parameters": state.parameters,
-        "optimizer": state.optimizer,
-        "buffers": state.buffers,
-        "gradients": state.gradients,
-        "transient": state.transient,
+    row = {name: getattr(state, name) for name in ("parameters", "optimizer", "buffers", "gradients", "transient")}
+    return row | {
         "activations": activations + copies,
         "step": state.step,
         "evaluation": state.evaluating + answers + copies,
@@ -257,18 +245,17 @@ def _row(state: States, activations: int, answers: int, casts: int, devices: Dev
     }
 
 
-def _table(rows: dict[str, dict[str, int]], devices: Devices) -> Table:
+def _table(rows: dict[str, dict[str, int]], fitting: Sequence[str]) -> Table:
     in_gib = max(row["peak"] for row in rows.values()) >= GIB
     unit = GIB if in_gib else 2**20
     title = f"memory per device, {'GiB' if in_gib else 'MiB'} (estimates)"
     table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("ds_config", no_wrap=True)
-    for column in [*rows[next(iter(rows))], ""]:
+    for column in [*next(iter(rows.values())), ""]:
         table.add_column(column, justify="right", no_wrap=True)
     for name, row in rows.items():
         sizes = [f"{size / unit:,.1f}" for size in row.values()]
-        fits = devices.hold(row["peak"], row["CPU"])
-        table.add_row(Path(name).stem, *sizes, "fits" if fits else "too much")
+        table.add_row(Path(name).stem, *sizes, "fits" if name in fitting else "too much")
     return table
 
 

@@ -1,13 +1,9 @@
-"""Before a long job: what every rank sees, whether all ranks see the same, what a collective costs, and whether the
-start would be refused. Files are compared by number, size and a checksum of their heads and tails.
-"""
+"""Before a long job: whether all ranks see the same, what a collective costs, and what would end the start."""
 
 import hashlib
 import os
 import platform
 import re
-import statistics
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +14,7 @@ from deepspeed.accelerator import get_accelerator
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import safe_open
+from torch.utils.benchmark import Timer
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
@@ -77,8 +74,7 @@ def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
 
 
 def observe(recipe: Recipe, ds_config: str) -> Report:
-    """This rank's devices, versions, code, recipe, ds_config, model and data. Nodes may differ in the number of cores
-    or devices."""
+    """What this rank sees. Nodes may differ in the number of cores or devices."""
     report = {"device": f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB", **versions()}
     if accelerator.on_gpu():
         report["device"] = f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"
@@ -86,50 +82,43 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
         report["CUDA, NCCL"] = f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
     report["code of this package"] = fingerprint([*PACKAGE.rglob("*.py"), *shipped("kernels").rglob("*.py")], PACKAGE)
     report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]
-    try:
-        report[f"ds_config {ds_config}"] = _local(ds_config_path(ds_config))
-    except InputError:  # other ranks may have it, and all faults are listed together
-        report[f"ds_config {ds_config}"] = "missing"
+    report[f"ds_config {ds_config}"] = _files(ds_config_path(ds_config))
     model = recipe.model.name
-    report[f"model.name {model}"] = _local(user_path(resolve_model(model), "model.name")) or _cached(model, "model")
+    report[f"model.name {model}"] = _files(user_path(resolve_model(model), "model.name")) or _cached(model, "model")
     sources = {"data.train": recipe.data.train, "data.augmented": recipe.data.augmented}
     if recipe.pretrain:
         sources["pretrain.train"] = recipe.pretrain.train
-    for name, source in recipe.data.eval.items():
-        sources[f"data.eval.{name}"] = source
+    sources |= {f"data.eval.{name}": source for name, source in recipe.data.eval.items()}
     return report | {f"{field} {source}": _data(source) for field, source in sources.items() if source}
 
 
 def _data(source: str) -> str:
-    if source.startswith(QUICKSTART):
-        return "in this package"
-    if find_reader(source):
-        return "read by a registered reader"
-    if files := _local(user_path(source, "data")):
+    if source.startswith(QUICKSTART) or find_reader(source):
+        return "no file"
+    if files := _files(user_path(source, "data")):
         return files
     if DATA_SUFFIXES & set(Path(source).suffixes):
         return "missing"
     return _cached(re.split("[:@]", source)[0], "dataset")
 
 
-def _local(path: Path) -> str | None:
-    if path.is_dir():
-        return fingerprint(path.rglob("*"), path)
-    if path.exists():
-        return fingerprint([path], path.parent)
-    return None
-
-
 def _cached(hub_id: str, kind: str) -> str:
     try:
         folder = Path(snapshot_download(hub_id, repo_type=kind, local_files_only=True))
-    except HFValidationError:
+    except HFValidationError:  # not even a name
         return "missing"
     except LocalEntryNotFoundError:
         if constants.is_offline_mode():
             return "missing from the hub's cache, and offline mode downloads nothing"
         return "not in the hub's cache, would be downloaded"
-    return f"cached, {fingerprint(folder.rglob('*'), folder)}"
+    return f"cached, {_files(folder)}"
+
+
+def _files(path: Path) -> str:
+    """The fingerprint of a file or folder; empty if there is none."""
+    if path.is_dir():
+        return fingerprint(path.rglob("*"), path)
+    return fingerprint([path], path.parent) if path.exists() else ""
 
 
 def fingerprint(files: Iterable[Path], root: Path) -> str:
@@ -148,20 +137,15 @@ def fingerprint(files: Iterable[Path], root: Path) -> str:
 
 
 def time_all_reduce() -> str:
-    """Collective. One line: the median of the slowest rank, after a warm-up that connects the ranks."""
+    """Collective. One line: the mean of the slowest rank, after a warm-up that connects the ranks."""
     world = ranks.world_size()
     if world == 1:
         return "one rank: no collective to time"
     size = 2**24 if ranks.device().type == "cpu" else 2**28
     values = torch.zeros(size // 4, device=ranks.device())
-    seconds = []
-    for _ in range(REPEATS + 2):
-        ranks.synchronize()
-        began = time.perf_counter()
-        dist.all_reduce(values)
-        ranks.synchronize()
-        seconds.append(time.perf_counter() - began)
-    slowest = max(ranks.gather(statistics.median(seconds[2:])))
+    timer = Timer("all_reduce(values)", globals={"all_reduce": dist.all_reduce, "values": values})
+    timer.timeit(2)
+    slowest = max(ranks.gather(timer.timeit(REPEATS).mean))
     bus = 2 * (world - 1) / world * size / slowest / 1e9  # as nccl-tests counts it: comparable at any world size
     return (
         f"all-reduce over {world} ranks, {dist.get_backend()}: {slowest * 1e3:,.2f} ms of {size >> 20} MiB "
@@ -178,19 +162,17 @@ def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
             values.setdefault(report.get(subject, "missing"), []).append(rank)
         if len(values) > 1 or next(iter(values)).startswith(FAULTS):
             most_first = sorted(values.items(), key=lambda item: -len(item[1]))
-            shown = [f"{value} on {_ranks(group, hosts)}" for value, group in most_first]
-            faults.append(f"{subject}: {', '.join(_first(shown))}")
+            faults.append(f"{subject}: {_first(f'{value} on {_ranks(group, hosts)}' for value, group in most_first)}")
     return faults
 
 
 def _ranks(group: Sequence[int], hosts: Sequence[str]) -> str:
-    names = ", ".join(_first(list(dict.fromkeys(hosts[rank] for rank in group))))
-    if len(group) == 1:
-        return f"rank {group[0]} ({names})"
-    return f"{len(group)} ranks ({names})"
+    names = _first(dict.fromkeys(hosts[rank] for rank in group))
+    return f"rank {group[0]} ({names})" if len(group) == 1 else f"{len(group)} ranks ({names})"
 
 
-def _first(words: list[str]) -> list[str]:
+def _first(words: Iterable[str]) -> str:
+    words = list(words)
     if len(words) > SHOWN:
-        return [*words[:SHOWN], f"and {len(words) - SHOWN} more"]
-    return words
+        words[SHOWN:] = [f"and {len(words) - SHOWN} more"]
+    return ", ".join(words)

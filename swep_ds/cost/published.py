@@ -1,9 +1,8 @@
 """The published code's three-pass update, as a baseline for the benchmark: plain PyTorch in float32, without an engine.
 
-Its choices, which the recipe `official` makes too: h from a pass of its own, without gradient but with dropout; then
-the noisy pass, then the clean one; the losses are summed and go backward once. AdamW, clipping at 1, prior variance
-sqrt(p / (1 - p)) for p = 0.1, the KL a mean over the batch's tokens, noise from torch.randn, random batches, each
-padded to its longest window. Only AdamW is faster than in the published code: it is fused, as in our engine.
+h comes from a pass of its own, without gradient but with dropout; then the noisy pass, then the clean one; the losses
+are summed and go backward once. Clipping at 1, prior variance sqrt(p / (1 - p)) for p = 0.1, the KL a mean over the
+batch's tokens, noise from torch.randn. Only AdamW is faster than in the published code: it is fused.
 """
 
 import math

@@ -3,7 +3,6 @@
 import gc
 import json
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from swep_ds.common.errors import InputError
 from swep_ds.cost import candidates as bench
 from swep_ds.cost import launches
 from swep_ds.cost.published import Published, plain_update
-from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.evaluation.results import versions
 from swep_ds.pipeline.prepare import Prepared, prepare, training_batches
 from swep_ds.pipeline.recipe import Recipe
@@ -42,53 +40,55 @@ def side_by_side(
         recipes: by candidate name.
         plain: the name of the published procedure; `recipes` may contain it.
 
-    Raises:
-        InputError: an epoch has fewer updates, or several ranks are to run the published procedure, which has one.
+    Raises InputError: several ranks are to run the published procedure, which has one.
     """
     with ranks.process_group():
         if ranks.world_size() > 1 and plain in recipes:
             raise InputError(f"{plain}: runs on one rank: name other --methods, or start one process")
         first = next(iter(recipes.values()))
         job = prepare(first, ds_config)
-        largest = bench.largest_batch(job.batches).to(ranks.device())
-        common = _sample(job.batches, warmup, updates)
+        largest = bench.largest_batch(job.batches)
+        common = bench.sample(job.batches, warmup, updates)
         candidates = []
         for name, recipe in recipes.items():
-            make = partial(_published if name == plain else _trained, recipe, ds_config)
-            candidate = bench.build_candidate(name, recipe.train.precision, make, largest)
-            candidate.batches = common
-            candidates.append(candidate)
-            if name == plain:
-                random = _sample(_random_batches(first, job), warmup, updates)
-                candidates.append(replace(candidate, name=plain + RANDOM, batches=random, seconds=[]))
+            make = partial(_build, recipe, ds_config, published=name == plain)
+            update, peak = bench.measure_memory(make, largest)
+            flops = bench.flops_per_token(update, largest)
+            candidates.append(bench.Candidate(name, update, flops, peak, common))
+            if name == plain:  # also on batches as it makes them, whatever the lengths
+                train = first.train.model_copy(update={"group_by_length": False})
+                unsorted = first.model_copy(update={"train": train})
+                batches = training_batches(unsorted, job.tokenizer, job.features, 0, 1)
+                random = bench.sample(batches, warmup, updates)
+                candidates.append(bench.Candidate(name + RANDOM, update, flops, peak, random))
         bench.measure(candidates, warmup)
         rows = bench.figures(candidates, warmup)
 
         say = Console(width=WIDTH, quiet=not ranks.is_main()).print
         windows, tokens = largest.input_ids.shape
         say(f"{updates} updates each, in turns; medians; peak memory on {windows} windows of {tokens} tokens")
-        say(bench.table(rows))
+        frame = pandas.DataFrame(rows).set_index("name").dropna(axis=1, how="all")
+        frame["ms/update"] = 1000 * frame.pop("median_update_seconds")
+        frame["TFLOP/s"] = frame.pop("flops_per_second") / 1e12
+        frame["peak MiB"] = frame.pop("peak_bytes") / 2**20
+        say(frame.T.to_string(float_format="{:,.3f}".format))
         speeds = {row["name"]: row["samples_per_second"] for row in rows}
         published = speeds.pop(plain + RANDOM, None)
         ratios = {name: speed / published for name, speed in speeds.items()} if published else {}
         for name, ratio in ratios.items():
             say(f"{name}: {ratio:.2f} times the published procedure's samples per second, each on batches of its own")
-        compared = {
-            "ranks": ranks.world_size(),
-            "peak_memory_on": [windows, tokens],
-            "rows": rows,
-            "samples_per_second_to_published": ratios,
-        }
-        return _about(first, job) | compared if ranks.is_main() else None
+        if not ranks.is_main():
+            return None
+        compared = {"ranks": ranks.world_size(), "peak_memory_on": [windows, tokens], "rows": rows}
+        about = _about(first) | {"zero_stage": zero_stage(job.config)}
+        return about | compared | {"samples_per_second_to_published": ratios}
 
 
-def _trained(recipe: Recipe, ds_config: str) -> bench.Update:
-    return bench.engine_update(_engine(recipe, prepare(recipe, ds_config)), recipe.train.execution)
-
-
-def _published(recipe: Recipe, ds_config: str) -> bench.Update:
+def _build(recipe: Recipe, ds_config: str, *, published: bool) -> bench.Update:
     job = prepare(recipe, ds_config)
-    return plain_update(Published(job.objective.qa).to(ranks.device()), recipe.train)
+    if published:
+        return plain_update(Published(job.objective.qa).to(ranks.device()), recipe.train)
+    return bench.engine_update(_engine(recipe, job), recipe.train.execution)
 
 
 def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures | None:
@@ -96,8 +96,6 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
 
     The tables are PyTorch's, of all updates. The figures list, the slowest first, an update's kernels on a GPU and its
     operations elsewhere, by name: `seconds` without what they call, and `calls`.
-
-    Raises InputError: an epoch has fewer updates.
     """
     clock = "self_device_time_total" if accelerator.on_gpu() else "self_cpu_time_total"
     kind = DeviceType.CUDA if accelerator.on_gpu() else DeviceType.CPU
@@ -105,7 +103,7 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
     with ranks.process_group():
         for name, recipe in recipes.items():
             job = prepare(recipe, ds_config)
-            batches = _sample(job.batches, 0, updates)
+            batches = bench.sample(job.batches, 0, updates)
             engine = _engine(recipe, job)
             update = bench.engine_update(engine, recipe.train.execution)
             for number in range(max(2, warmup)):  # at ZeRO-3 the first two record the order of the modules
@@ -127,8 +125,10 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
             engine.destroy()
             del engine, update  # one engine at a time is in memory
             gc.collect()
-        about = _about(recipe, job) | {"updates": updates, "profile": profiled}
-        return about if ranks.is_main() else None
+        if not ranks.is_main():
+            return None
+        about = _about(recipe) | {"zero_stage": zero_stage(job.config)}
+        return about | {"updates": updates, "profile": profiled}
 
 
 def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
@@ -136,15 +136,19 @@ def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
 
     The other settings of `ds_config` hold at every stage; offload is left out. Raises InputError: on several ranks.
     """
+    config = read_ds_config(ds_config)
+    zero = {name: value for name, value in config.get("zero_optimization", {}).items() if name not in OFFLOADS}
     rows = []
     with ranks.process_group(), tempfile.TemporaryDirectory() as folder:
         if ranks.world_size() > 1:
             raise InputError("--operations counts on one rank: start one process")
+        file = Path(folder) / "ds_config.json"
         for stage in (launches.PLAIN, 0, 1, 2, 3):  # ZeRO-3 last: it replaces PyTorch's linear for good
-            file = _at_stage(ds_config, 0 if stage == launches.PLAIN else stage, Path(folder))
+            zero["stage"] = 0 if stage == launches.PLAIN else stage
+            file.write_text(json.dumps(config | {"zero_optimization": zero}), encoding="utf-8")
             for name, recipe in recipes.items():
-                job = prepare(recipe, file)
-                batch = bench.largest_batch(job.batches).to(ranks.device())
+                job = prepare(recipe, str(file))
+                batch = bench.largest_batch(job.batches)
                 if stage == launches.PLAIN:
                     counts = launches.count_plain_launches(job.objective.to(ranks.device()), batch, recipe.train)
                 else:
@@ -152,48 +156,20 @@ def operations(recipes: dict[str, Recipe], ds_config: str) -> Figures:
                     counts = launches.count_launches(engine, batch, recipe.train.execution)
                     engine.destroy()
                 rows.append({"name": name, "stage": stage, **counts})
-        rows.sort(key=lambda row: [*recipes].index(row["name"]))
-        Console(width=WIDTH).print(pandas.DataFrame(rows).to_string(index=False))
-        about = _about(recipe, job)
-        del about["zero_stage"]
-        return about | {"operations": rows}
-
-
-def _at_stage(ds_config: str, stage: int, folder: Path) -> str:
-    """Writes a ds_config with another ZeRO stage, without offload; returns its path."""
-    config = read_ds_config(ds_config)
-    zero = {name: value for name, value in config.get("zero_optimization", {}).items() if name not in OFFLOADS}
-    file = folder / f"zero{stage}.json"
-    file.write_text(json.dumps(config | {"zero_optimization": zero | {"stage": stage}}), encoding="utf-8")
-    return str(file)
+    rows.sort(key=lambda row: [*recipes].index(row["name"]))
+    Console(width=WIDTH).print(pandas.DataFrame(rows).to_string(index=False))
+    return _about(recipe) | {"operations": rows}
 
 
 def _engine(recipe: Recipe, job: Prepared) -> Any:
     return build_engine(job.objective, job.config, recipe.train, job.batches.updates)
 
 
-def _random_batches(recipe: Recipe, job: Prepared) -> TrainingBatches:
-    """The job's windows as the published procedure batches them, whatever their lengths."""
-    train = recipe.train.model_copy(update={"group_by_length": False})
-    return training_batches(recipe.model_copy(update={"train": train}), job.tokenizer, job.features, 0, 1)
-
-
-def _sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
-    if batches.updates_per_epoch < updates:
-        raise InputError(
-            f"an epoch has {batches.updates_per_epoch} updates, and {updates} are asked for: lower --updates, or "
-            "name more data"
-        )
-    sampled = bench.sample(batches, warmup, updates)
-    return [sampled[number].to(ranks.device()) for number in range(len(sampled))]
-
-
-def _about(recipe: Recipe, job: Prepared) -> Figures:
+def _about(recipe: Recipe) -> Figures:
     return {
         "hardware": accelerator.product_name() or f"{torch.get_num_threads()} CPU threads",
         "versions": versions(),
         "model": recipe.model.name,
         "micro_batch_size": recipe.train.micro_batch_size,
         "precision": recipe.train.precision,
-        "zero_stage": zero_stage(job.config),
     }

@@ -39,7 +39,8 @@ class RunningCell:
         self.environment = environment
         self.began = time.monotonic()
         self.log = cell.log.open("ab", buffering=0)
-        self._write(START_LINE + shlex.join(command))
+        # the output before it may end in the middle of a line
+        self.log.write(f"\n{START_LINE}{shlex.join(command)}\n".encode())
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(command, env=os.environ | environment, start_new_session=True, **streams)
 
@@ -62,13 +63,9 @@ class RunningCell:
         code = self.process.wait()
         if code < 0:
             code = 128 - code
-        self._write(f"{EXIT_LINE}{code}")
+        self.log.write(f"\n{EXIT_LINE}{code}\n".encode())
         self.log.close()
         return code
-
-    def _write(self, line: str) -> None:
-        with suppress(OSError):  # a full disk ends no queue
-            self.log.write(f"\n{line}\n".encode())  # the output before it may end in the middle of a line
 
 
 class Queue:
@@ -103,33 +100,30 @@ class Queue:
             self.running.remove(run)
             self.free.append(run.environment)
             code = run.close()
+            cell = run.cell
             self.ended += 1
-            if run.cell.results() is not None:
+            if cell.results() is not None:
                 seconds = round(time.monotonic() - run.began)
                 after = f", exit code {code} after its results" if code else ""
-                self.console.print(f"{run.cell.name}: done in {timedelta(seconds=seconds)}{after}")
-            else:
-                self._note_failure(run.cell, code)
-
-    def _note_failure(self, cell: Cell, code: int) -> None:
-        self.failed.append(cell)
-        outcome = "stopped" if code == EXIT_STOPPED else "FAILED"
-        self.console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
-        self.console.print("\n".join([f"the end of {cell.log}:", *last_attempt(cell.folder)[-LAST_LINES:]]))
-        if code == EXIT_BAD_INPUT and self.ended == 1:
-            self.refused = cell
+                self.console.print(f"{cell.name}: done in {timedelta(seconds=seconds)}{after}")
+                continue
+            self.failed.append(cell)
+            outcome = "stopped" if code == EXIT_STOPPED else "FAILED"
+            self.console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
+            lines, _ = last_attempt(cell.folder)
+            self.console.print("\n".join([f"the end of {cell.log}:", *lines[-LAST_LINES:]]))
+            if code == EXIT_BAD_INPUT and self.ended == 1:
+                self.refused = cell
 
 
 def run_queue(
     cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None, sharing: int = 1
 ) -> tuple[list[Cell], bool]:
-    """Runs the cells that have no results yet; one that fails does not stop the others, unless it is the first to end
-    and ends for bad input.
+    """Runs the cells that have no results yet, `jobs` at a time; one that fails does not stop the others, unless it is
+    the first to end and ends for bad input.
 
     Args:
         command: script and options that all cells share.
-        cells: their folders are in one that exists (`describe`).
-        jobs: how many cells run at a time.
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
         sharing: how many cells may share a device.
 
@@ -171,10 +165,10 @@ def _requests() -> Iterator[list[float]]:
         if not times or now - times[-1] > REPEAT_SECONDS:  # a terminal that closes sends several signals at once
             times.append(now)
 
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, note)
+    handlers = {}
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            handlers[number] = signal.signal(number, note)
     try:
         yield times
     finally:

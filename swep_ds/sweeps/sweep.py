@@ -1,15 +1,5 @@
-"""A sweep: variants x axes x seeds under one recipe, read from YAML. Each cell is an ordinary run in its own folder.
-
-    recipe: quickstart
-    ds_config: zero2
-    set: {train.epochs: 0.3}                # overrides the recipe, in every cell
-    variants:                               # the rows of the table: each overrides those settings
-      MLE: {method.name: mle}
-      SWEP: {method.name: swep, method.beta: 1.0e-4}
-    across:                                 # axes, each with its points: every variant is trained at every point
-      training questions: {10 %: {data.train_fraction: 0.1}, 100 %: {}}
-    seeds: [0, 1, 2]
-    primary: [SWEP, MLE, f1, shifted]       # the one comparison that is decided on before the first run
+"""A sweep: variants x axes x seeds under one recipe, read from YAML such as `quickstart.yaml`. Each cell is an ordinary
+run in its own folder.
 
 With `extends: NAME_OR_PATH` a sweep gives only the fields, and in `set` only the settings, that differ from another's;
 a variant without settings, `NAME:`, is the other's.
@@ -22,12 +12,12 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import is_locked, read_json, write_atomically
@@ -42,11 +32,22 @@ EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
 OR_EMPTY = WithJsonSchema({"type": ["object", "null"], "additionalProperties": True})  # null: as in `_lay_over`
 START_LINE = "$ "  # begins an attempt; its command follows
 DESCRIPTION = "sweep.json"  # in the sweep's folder: what each run's folder holds
-Settings = dict[str, Any]  # dotted name -> value
 # (row, the row it is compared with, metric, data set or "shifted": the mean over all but the first); a row is a variant
 # or, where that has train.average, "VARIANT, unaveraged": its last weights
 Primary = tuple[str, str, Literal["exact_match", "f1"], str]
 SHIFTED = "shifted"
+
+
+def _check_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    for name, value in settings.items():
+        if isinstance(value, dict) and "." not in name:
+            raise ValueError(f"{name} would replace the whole section: write {name}.field: value")
+        if name == "seed":
+            raise ValueError("seed: give the seeds in the sweep's field seeds")
+    return settings
+
+
+Settings = Annotated[dict[str, Any], AfterValidator(_check_settings)]  # dotted name -> value
 
 
 class Sweep(Section):
@@ -57,7 +58,7 @@ class Sweep(Section):
     recipe: str = "quickstart"  # name of a shipped recipe, or a YAML file
     ds_config: str | None = None  # name of a shipped one, or path; null = zero2; the command line may name another
     set: Settings = Field({})  # for all cells
-    variants: dict[str, Annotated[Settings, OR_EMPTY]] = Field({})  # by name
+    variants: dict[str, Annotated[Settings, OR_EMPTY]] = Field({}, min_length=1, validate_default=True)  # by name
     # by axis and label; "model" makes the table's blocks
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
     seeds: list[int] = Field([0], min_length=1)  # each variant is trained with each of them at each point
@@ -66,34 +67,25 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
-        if not self.variants:
-            raise ValueError("variants names nothing to train: give each a name and its settings")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("seeds holds a seed twice: its runs would share a folder")
-        _check_settings("set", self.set)
-        parts = self.parts()
-        for part, named in parts.items():
-            for name, settings in named.items():
-                _check_settings(f"{part}.{name}", settings)
-        fields = {part: {name for settings in named.values() for name in settings} for part, named in parts.items()}
-        for part, other in itertools.combinations(fields, 2):
-            for name, other_name in itertools.product(fields[part], fields[other]):
-                if _overlap(name, other_name):
-                    raise ValueError(f"{part} and {other} both set {name}: give it in one of them")
+        if shared := _set_twice(self.distinguishing()):
+            raise ValueError(f"{shared}: give it in one of them")
         return self
 
-    def parts(self) -> dict[str, dict[str, Settings]]:
-        """What distinguishes the runs: settings by name or label, for the variants and for each axis."""
-        return {"variants": self.variants} | {f"across.{axis}": points for axis, points in self.across.items()}
+    def distinguishing(self) -> dict[str, list[str]]:
+        """Names of the settings in which runs differ: those of the variants, and those of each axis."""
+        names = {"variants": list(itertools.chain(*self.variants.values()))}
+        for axis, points in self.across.items():
+            names[f"across.{axis}"] = list(itertools.chain(*points.values()))
+        return names
 
-    def points(self) -> Iterator[tuple[dict[str, str], Settings]]:
-        """Each combination of the axes' points, as (labels by axis, merged settings); one empty pair without axes."""
-        for combination in itertools.product(*(points.items() for points in self.across.values())):
-            labels = dict(zip(self.across, (label for label, _ in combination), strict=True))
-            settings: Settings = {}
-            for _, point_settings in combination:
-                settings = _merge(settings, point_settings)
-            yield labels, settings
+
+def _set_twice(names: dict[str, list[str]]) -> str:
+    """Two places that set the same field, or a section and a field in it; empty if there are none."""
+    for part, other in itertools.combinations(names, 2):
+        for name, other_name in itertools.product(names[part], names[other]):
+            if f"{name}.".startswith(f"{other_name}.") or f"{other_name}.".startswith(f"{name}."):
+                return f"{part} and {other} both set {name}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -132,9 +124,6 @@ class Cell:
     def fault(self) -> str:
         return fault_of(self.folder, self.recipe)
 
-    def exit_code(self) -> int | None:
-        return exit_code_of(self.folder)
-
 
 def unaveraged(variant: str) -> str:
     """The table's row with the last weights of a variant that has `train.average`."""
@@ -172,8 +161,7 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
     """
     if is_locked(folder / ".lock"):
         return "still running, started earlier"
-    attempt = last_attempt(folder)
-    code = exit_code_of(folder)
+    attempt, code = last_attempt(folder)
     begun = (folder / RECIPE).is_file()
     if not code and recipe and begun:
         try:
@@ -183,31 +171,26 @@ def fault_of(folder: Path, recipe: Recipe | None) -> str:
         if differing := differences(identity(saved), identity(recipe)):
             return f"holds a run with other settings ({differing})"
     if code is not None:
-        *output, exit_line = attempt
-        errors = [line for line in output if line.startswith(("error: ", "stopped: "))]
-        return f"{exit_line.lstrip('# ')}: {[*output, *errors][-1]}"
+        errors = [line for line in attempt if line.startswith(("error: ", "stopped: "))]
+        return f"exit code {code}: {[*attempt, *errors][-1]}"
     if attempt or (begun and not recipe):
         return "not finished"
     return "not run"
 
 
-def exit_code_of(folder: Path) -> int | None:
-    """The exit code of the last attempt; None if there was none, it still runs, or it was killed with its queue."""
-    attempt = last_attempt(folder)
-    if not attempt or not attempt[-1].startswith(EXIT_LINE):
-        return None
-    return int(attempt[-1].removeprefix(EXIT_LINE))
-
-
-def last_attempt(folder: Path) -> list[str]:
-    """The lines of the last attempt in the log, without empty ones; none without a log."""
+def last_attempt(folder: Path) -> tuple[list[str], int | None]:
+    """The lines of the last attempt in the log, without empty ones, and its exit code; None if there was no attempt, it
+    still runs, or it was killed with its queue."""
     if not log_of(folder).is_file():
-        return []
+        return [], None
     lines = log_of(folder).read_text(encoding="utf-8", errors="replace").splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith(START_LINE)]
     if not starts:
-        return []
-    return [line.strip() for line in lines[starts[-1] :] if line.strip()]
+        return [], None
+    *attempt, last = [line.strip() for line in lines[starts[-1] :] if line.strip()]
+    if last.startswith(EXIT_LINE):
+        return attempt, int(last.removeprefix(EXIT_LINE))
+    return [*attempt, last], None
 
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:
@@ -225,12 +208,9 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
     tree: dict[str, Any] = {"runs": runs}
     if cells[0].primary:
         tree["primary"] = cells[0].primary
-    text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
-    file = folder / DESCRIPTION
     folder.mkdir(parents=True, exist_ok=True)
-    if not file.is_file() or file.read_bytes() != text.encode():  # every task of a Slurm array does this
-        warn_of_unnamed(folder, runs)
-        write_atomically(file, text)
+    warn_of_unnamed(folder, runs)
+    write_atomically(folder / DESCRIPTION, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
 
 
 def warn_of_unnamed(folder: Path, names: Collection[str]) -> None:
@@ -254,11 +234,19 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     """
     path, tree = read_layers(name_or_path, SWEEPS, "sweep", Sweep, _lay_over)
     sweep = validate(Sweep, tree, path)
-    for override in overrides:
-        _check_override(override, sweep, path)
+    given = [override.partition("=")[0].strip() for override in overrides]
+    if "seed" in given:
+        raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")
+    if shared := _set_twice(sweep.distinguishing() | {"--set": given}):
+        raise InputError(f"{path}: {shared}: change it in the file, or drop --set")
     cells = []
-    for seed, (labels, point), variant in itertools.product(sweep.seeds, list(sweep.points()), sweep.variants):
-        settings = {"tracking.group": path.stem} | _merge(_merge(sweep.set, point), sweep.variants[variant])
+    points = list(itertools.product(*(of_axis.items() for of_axis in sweep.across.values())))
+    for seed, point, (variant, own) in itertools.product(sweep.seeds, points, sweep.variants.items()):
+        labels = dict(zip(sweep.across, (label for label, _ in point), strict=True))
+        of_point: Settings = {}
+        for _, of_label in point:
+            of_point = _merge(of_point, of_label)
+        settings = {"tracking.group": path.stem} | _merge(_merge(sweep.set, of_point), own)
         # as `--set` takes them: JSON is YAML
         options = [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in settings.items()]
         options += [*overrides, f"seed={seed}"]
@@ -266,8 +254,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
             recipe = Recipe.load(sweep.recipe, options, "recipe")
         except InputError as error:
             places = [f"variants.{variant}", *(f"across.{axis}.{label}" for axis, label in labels.items())]
-            given = "".join(f" with --set {override}" for override in overrides)
-            raise InputError(f"{path}: {', '.join(places)}{given}: {error}") from None
+            changed = "".join(f" with --set {override}" for override in overrides)
+            raise InputError(f"{path}: {', '.join(places)}{changed}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
         cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, sweep.primary))
     _check_cells(cells, path)
@@ -294,7 +282,7 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
     """Raises InputError if two cells share a folder, or if their scores could not be compared in one table."""
     name, times = Counter(cell.name for cell in cells).most_common(1)[0]
     if times > 1:
-        raise InputError(f"{path}: {times} runs would share the folder {name}: rename a variant or a label")
+        raise InputError(f"{path}: {times} runs would share the folder {name}: rename one or drop a repeated seed")
 
     def test_settings(recipe: Recipe) -> tuple:
         data = recipe.data
@@ -317,12 +305,11 @@ def _check_primary(cells: Sequence[Cell], path: Path) -> None:
     if not cells[0].primary:
         return
     row, base, _, data_set = cells[0].primary
-    rows = dict.fromkeys(cell.variant for cell in cells)
-    rows |= dict.fromkeys(unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none")
+    rows = [cell.variant for cell in cells]
+    rows += [unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none"]
     if row == base or not {row, base} <= set(rows):
-        raise InputError(
-            f"{path}: primary compares {row!r} with {base!r}: name two of {'; '.join(rows)}, or write primary: null"
-        )
+        known = "; ".join(dict.fromkeys(rows))
+        raise InputError(f"{path}: primary compares {row!r} with {base!r}: name two of {known}, or write primary: null")
     known = list(cells[0].recipe.test_sets)
     if len(known) > 1:
         known.append(SHIFTED)
@@ -332,38 +319,12 @@ def _check_primary(cells: Sequence[Cell], path: Path) -> None:
         )
 
 
-def _check_override(override: str, sweep: Sweep, path: Path) -> None:
-    """Raises InputError for an override of a seed, or of what distinguishes variants or points."""
-    name = override.partition("=")[0].strip()
-    if name == "seed":
-        raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")
-    for part, named in sweep.parts().items():
-        for label, settings in named.items():
-            for setting in settings:
-                if _overlap(setting, name):
-                    where = f"{path}: {part}.{label} sets {setting}"
-                    raise InputError(f"--set {override}: {where}: change it there, or drop --set")
-
-
-def _overlap(name: str, other: str) -> bool:
-    """Whether two dotted names are the same field, or a section and a field in it."""
-    return f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}.")
-
-
 def _merge(base: Settings, top: Settings) -> Settings:
     """`top` over `base`. If `top` names another method, the settings of the base's method are dropped."""
     method = "method.name"
     if method in base and top.get(method, base[method]) != base[method]:
         base = {name: value for name, value in base.items() if not name.startswith("method.")}
     return base | top
-
-
-def _check_settings(place: str, settings: Settings) -> None:
-    for name, value in settings.items():
-        if isinstance(value, dict) and "." not in name:
-            raise ValueError(f"{place}: {name} would replace the whole section: write {name}.field: value")
-        if name == "seed":
-            raise ValueError(f"{place}: seed: give the seeds in the sweep's field seeds")
 
 
 def slug(name: str) -> str:

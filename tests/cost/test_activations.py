@@ -1,11 +1,9 @@
 """Counted activations: as many bytes as real tensors save in a real forward."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from swep_ds.cost.activations import Generation, count_activations
+from swep_ds.cost.activations import Activations, count_activations
 from swep_ds.methods import METHODS, build
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
@@ -15,6 +13,7 @@ from swep_ds.training.settings import TrainSection
 from tests.support import tiny_batches, tiny_models
 
 LENGTHS = (40, 33, 21)
+N, T = len(LENGTHS), max(LENGTHS)
 
 
 def objective(architecture: str, method: str = "mle", device: str = "cpu", **changes) -> Objective:
@@ -30,12 +29,13 @@ def windows(architecture: str):
     return make(LENGTHS, dtype=torch.float32)
 
 
-def count(architecture: str, method: str = "mle", on_gpu: bool = False, **settings):
-    module = objective(architecture, method, "meta")
-    return count_activations(module, windows(architecture), TrainSection(**settings), on_gpu=on_gpu)
+def count(architecture: str, method: str = "mle", model=None, on_gpu=False, answer=None, **settings) -> Activations:
+    module = objective(architecture, method, "meta", **(model or {}))
+    batch = windows(architecture)
+    return count_activations(module, batch, TrainSection(**settings), on_gpu=on_gpu, answer=answer)
 
 
-def really_saved(module: Objective, batch, part: int | None) -> int:
+def really_saved(module: Objective, batch) -> int:
     weights = {parameter.data_ptr() for parameter in module.parameters()}
     saved = {}
 
@@ -46,18 +46,18 @@ def really_saved(module: Objective, batch, part: int | None) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        module(batch, MicroStep(0, part=part))
+        module(batch, MicroStep(0))
     return sum(saved.values())
 
 
 @pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ])
 def test_one_pass_is_what_real_tensors_take(architecture):
-    real = really_saved(objective(architecture), windows(architecture), None)
+    real = really_saved(objective(architecture), windows(architecture))
     assert count(architecture).plain == pytest.approx(real, rel=0.01)
 
 
 def test_split_holds_one_pass_and_joint_both():
-    real = really_saved(objective("bert", "swep"), windows("bert"), None)
+    real = really_saved(objective("bert", "swep"), windows("bert"))
     joint = count("bert", "swep", execution="joint").plain
     assert joint == pytest.approx(real, rel=0.01)
     assert 0.45 * joint < count("bert", "swep", execution="split").plain < 0.6 * joint
@@ -71,11 +71,10 @@ def test_every_method_can_be_counted(method):
 
 
 def test_half_precision_takes_half_and_fused_attention_keeps_no_probabilities():
-    module = partial(objective, "bert", "mle", "meta", hidden_size=128, intermediate_size=512)
-    settings = [TrainSection(precision=precision) for precision in ("fp32", "bf16")]
-    full, half = (count_activations(module(), windows("bert"), train, on_gpu=False) for train in settings)
-    assert 0.5 * full.plain < half.plain < 0.65 * full.plain  # dropout's masks and the loss stay
-    N, T, heads, layers = len(LENGTHS), max(LENGTHS), 2, 2
+    wide = {"hidden_size": 128, "intermediate_size": 512}
+    full, half = (count("bert", model=wide, precision=precision).plain for precision in ("fp32", "bf16"))
+    assert 0.5 * full < half < 0.65 * full  # dropout's masks and the loss stay
+    heads, layers = 2, 2
     less = count("bert").plain - count("bert", on_gpu=True).plain
     assert less > layers * N * heads * T * T * 4  # the probabilities themselves, beside what dropout keeps
 
@@ -83,10 +82,8 @@ def test_half_precision_takes_half_and_fused_attention_keeps_no_probabilities():
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "t5"])
 def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer(architecture):
     two = count(architecture)
-    N, T, hidden = len(LENGTHS), max(LENGTHS), 16
-    assert 2 * N * T * hidden * 4 < two.checkpointed < two.plain
-    deeper = objective(architecture, "mle", "meta", num_hidden_layers=6, num_layers=6, num_decoder_layers=6)
-    six = count_activations(deeper, windows(architecture), TrainSection(), on_gpu=False)
+    assert 2 * N * T * 16 * 4 < two.checkpointed < two.plain
+    six = count(architecture, model={"num_hidden_layers": 6, "num_layers": 6, "num_decoder_layers": 6})
     assert six.plain - two.plain > 5 * (six.checkpointed - two.checkpointed)
 
 
@@ -94,7 +91,7 @@ def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer(architecture):
 def test_autocast_copies_every_weight_once(architecture, method):
     module = objective(architecture, method)
     with torch.autocast("cpu", torch.bfloat16):
-        real = really_saved(module, windows(architecture), None)
+        real = really_saved(module, windows(architecture))
     counted = count(architecture, method, precision="autocast", execution="joint")
     assert counted.plain + counted.casts == pytest.approx(real, rel=0.01)
     cast = [m for m in module.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv1d)]
@@ -110,6 +107,5 @@ def test_an_answer_keeps_what_generation_really_caches(architecture):
     output = model.generate(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **generation)
     cache = output.past_key_values
     layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-    module, settings = objective(architecture, device="meta"), TrainSection()
-    counted = count_activations(module, windows(architecture), settings, on_gpu=False, generation=Generation(40, 6, 4))
-    assert counted.answer == sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+    kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+    assert 4 * count(architecture, answer=(40, 6)).answer == kept

@@ -1,6 +1,10 @@
-"""How many operations an update gives the device: what counts, and a budget that no change may exceed unnoticed."""
+"""How many operations an update gives the device, with a budget that no change may exceed unnoticed; what two ranks
+send in an update, as docs/performance.md says; and that the training loop waits for no value."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,13 +17,32 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from swep_ds.training.engine import build_engine
-from tests.support import tiny_models, tiny_run
+from tests.support import tiny_models
 from tests.support.engine_memory import make_config
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_batches import batch
+from tests.support.tiny_run import ds_config, prepare
 
 # in bf16, for a 12-layer BERT with 199 tensors and a dropout of 0.1, by method and ZeRO stage
 BUDGET = {("mle", 1): 1300, ("mle", 2): 1300, ("swep", 1): 2600, ("swep", 2): 2800}
+LOOP_COSTS = ROOT / "tests" / "support" / "loop_costs.py"
+# (stage, method, train.coalesce_grad_reduction, how many weights may stay gathered) -> all-reduces or reduce-scatters,
+# and gathers, of all parameters
+SENT = {
+    (0, "swep:split", False, None): (1, 0),
+    (1, "swep:split", False, None): (1, 1),
+    (2, "swep:split", False, None): (2, 1),
+    (2, "swep:joint", False, None): (1, 1),
+    (2, "swep:split", True, None): (1, 1),
+    (3, "mle", False, None): (1, 1),
+    (3, "swep:split", False, None): (2, 2),
+    (3, "swep:joint", False, None): (1, 1),
+    (3, "swep:split", True, None): (1, 2),
+    (3, "mle", False, 1): (1, 2),
+}
+# the stop vote is in the host's memory; the kernel's plain PyTorch version, which no GPU with Triton runs, looks for
+# real tokens
+KNOWN = {"stopping.py", "torch_impl.py"}
 
 
 def bert(method: str) -> tuple[Objective, Recipe]:
@@ -71,12 +94,44 @@ def test_views_and_allocations_do_not_count_and_the_perturbation_counts_once():
 
 @pytest.mark.slow
 def test_the_command_counts_at_every_stage_beside_a_loop_of_pytorch_alone(tmp_path):
-    recipe, out = tiny_run.prepare(tmp_path), tmp_path / "operations.json"
-    script = ROOT / "scripts" / "bench_training.py"
-    options = ["--recipe", str(recipe), "--ds_config", str(tiny_run.ds_config(tmp_path, 1)), "--methods", "mle"]
-    ended = run_script(script, "--operations", *options, "--json", str(out))
+    out = tmp_path / "operations.json"
+    options = ["--recipe", str(prepare(tmp_path)), "--ds_config", str(ds_config(tmp_path, 1)), "--methods", "mle"]
+    ended = run_script(ROOT / "scripts" / "bench_training.py", "--operations", *options, "--json", str(out))
     rows = json.loads(out.read_text())["operations"]
     assert [(row["name"], row["stage"]) for row in rows] == [("mle", stage) for stage in (PLAIN, 0, 1, 2, 3)]
     alone, *staged = rows
     assert all(row["all"] > alone["all"] for row in staged)
     assert f"{alone['all']:,}" in ended.stdout
+
+
+@pytest.mark.slow
+def test_what_two_ranks_send_and_read(tmp_path):
+    out = tmp_path / "figures.json"
+    run_script(LOOP_COSTS, str(out), json.dumps([*SENT]), str(prepare(tmp_path)), str(ds_config(tmp_path, 2)), ranks=2)
+    figures = json.loads(out.read_text())
+    for case, (parameters, sent) in zip(SENT, figures["sent"], strict=True):
+        reductions, gathers = SENT[case]
+        stage = case[0]
+        expected = {"reduce_scatter_tensor" if stage == 3 else "all_reduce": reductions}
+        if gathers:
+            expected["all_gather_into_tensor"] = gathers
+        # the rest are norms, and at ZeRO-3 the weights that are too small to be partitioned
+        whole = 4 * parameters
+        assert {name for name, size in sent.items() if size > 0.01 * whole} == set(expected), case
+        for name, times in expected.items():
+            # a weight that its neighbour in the backward uses again is not gathered twice; parts are padded
+            assert sent[name] == pytest.approx(times * whole, rel=0.05 if stage == 3 else 1e-3), (case, name)
+    assert set(figures["loop"]["between"]) <= KNOWN
+    assert "metrics.py" in figures["loop"]["logged"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_nothing_of_this_package_waits_for_the_gpu_between_logged_updates(tmp_path):
+    out = tmp_path / "figures.json"
+    command = [sys.executable, str(LOOP_COSTS), str(out), "[]", str(prepare(tmp_path)), str(ds_config(tmp_path, 2))]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cuda"}  # the tests' own is "cpu"
+    subprocess.run(command, env=environment, check=True)
+    loop = json.loads(out.read_text())["loop"]
+    assert loop["device"] == "cuda"
+    assert set(loop["between"]) <= KNOWN
+    assert loop["waits"] == []

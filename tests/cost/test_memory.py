@@ -25,21 +25,22 @@ def states(
     return model_states(SHAPES, config, TrainSection(precision=precision, **train), world_size, averaged)
 
 
+def held(state: States) -> tuple[int, int, int]:
+    return state.parameters, state.optimizer, state.gradients
+
+
 def test_without_zero_all_is_there_on_every_rank():
-    state = states(0)
-    assert (state.parameters, state.optimizer, state.gradients) == (4 * N, 8 * N, 4 * N)  # Adam's two moments
-    half = states(0, "bf16")
-    assert (half.parameters, half.optimizer, half.gradients) == (2 * N, 12 * N, 2 * N)  # and a float32 copy
+    assert held(states(0)) == (4 * N, 8 * N, 4 * N)  # Adam's two moments
+    assert held(states(0, "bf16")) == (2 * N, 12 * N, 2 * N)  # and a float32 copy
     # Adafactor keeps two vectors for a matrix
     assert states(0, optimizer="adafactor").optimizer == 4 * ((100 + 10) + (10 + 10) + 10)
 
 
 def test_parts_are_those_of_the_flat_buffer():
-    state = states(2)
     part = 556  # 1110 / 2, to an even number: begins inside of the first parameter, which both ranks touch
-    assert (state.parameters, state.optimizer) == (4 * N, 12 * part)
-    assert state.gradients == 4 * N  # rank 1 has the other two, and keeps the first one whole
-    assert state.transient == 4 * (BUCKET + LARGEST + N)
+    # rank 1 has the gradients of the other two, and keeps the first one whole
+    assert held(states(2)) == (4 * N, 12 * part, 4 * N)
+    assert states(2).transient == 4 * (BUCKET + LARGEST + N)
     assert states(1).transient == 4 * (BUCKET + N)
     # one reduction an update leaves whole gradients on every rank
     assert states(2, coalesce_grad_reduction=True) == states(1)
@@ -52,13 +53,13 @@ def test_parts_are_those_of_the_flat_buffer():
 def test_zero_3_pads_every_parameter_and_offload_moves_states_to_the_host():
     state = states(3, "bf16", world_size=3)
     part = 334 + 34 + 4  # ceil(1000 / 3) ...
-    assert (state.parameters, state.optimizer, state.gradients) == (2 * part, 12 * part, 2 * part)
+    assert held(state) == (2 * part, 12 * part, 2 * part)
     assert state.buffers == 2 * BUCKET
     assert state.transient == 2 * N + 2 * 2 * LARGEST  # gathered, and the largest with its gradient
     assert states(3, world_size=1).transient == 2 * 4 * LARGEST
     state = states(3, "bf16", offload="cpu")
     part = 500 + 50 + 5
-    assert (state.parameters, state.optimizer, state.gradients) == (0, 0, 0)
+    assert held(state) == (0, 0, 0)
     assert state.host == (2 + 12 + 4 + 2) * part  # weights, copy and moments, its gradient, the gradients on their way
     assert "neither offload to disk" in refused(states, 3, offload="nvme")
 

@@ -5,19 +5,27 @@ import math
 import re
 import resource
 import runpy
+import shlex
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from swep_ds.commands.train import train
 from swep_ds.common.errors import InputError
+from swep_ds.common.files import check_hub
 from swep_ds.cost.memory import States
 from swep_ds.cost.plan import GIB, Devices, plan
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.prepare import training_batches, training_features
-from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.prepare import resolve_ds_config, training_batches, training_features
+from swep_ds.pipeline.recipe import RECIPES, Recipe
 from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT
+from tests.support.hub import MODEL, stand_in
+from tests.support.ports import free_port
 from tests.support.tiny_run import prepare
 
 T5_11B = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]["t5-11b"]
@@ -38,6 +46,11 @@ def printed(capsys, folder: Path, devices: Devices, *overrides: str, ds_config: 
 
 def gpus(count: int, mib: float) -> Devices:
     return Devices(count, int(mib * 2**20), True, None)
+
+
+def peaks(text: str) -> dict[str, float]:
+    rows = [line.replace("│", " ").split() for line in text.splitlines() if line.startswith("│")]
+    return {row[0]: float(row[9].replace(",", "")) for row in rows}
 
 
 def test_parameters_updates_and_tokens(capsys, folder):
@@ -66,13 +79,7 @@ def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder)
     assert "updates of at most 2 x 200 positions" in text
     windows = math.ceil(200 / longest)
     assert f"widest micro-batch, {windows} x {longest} tokens" in text
-    fixed = printed(capsys, folder, gpus(2, 1000), f"train.micro_batch_size={windows}")
-    assert peaks(text) == peaks(fixed)
-
-
-def peaks(text: str) -> dict[str, float]:
-    rows = [line.replace("│", " ").split() for line in text.splitlines() if line.startswith("│")]
-    return {row[0]: float(row[9].replace(",", "")) for row in rows}
+    assert peaks(text) == peaks(printed(capsys, folder, gpus(2, 1000), f"train.micro_batch_size={windows}"))
 
 
 def test_the_simplest_that_fits_is_taken_with_its_command(capsys, folder):
@@ -100,8 +107,8 @@ def test_only_ds_configs_that_the_recipe_allows_are_planned(capsys, folder):
         text = printed(capsys, folder, gpus(2, 1e6), setting)
         assert list(peaks(text)) == planned
         assert text.count("\nleft out: ") == 6 - len(planned)
-    with pytest.raises(InputError, match=r"train\.optimizer: adafactor takes no flat pieces"):
-        printed(capsys, folder, gpus(2, 1e6), "train.optimizer=adafactor", "train.precision=bf16")
+    both = ("train.optimizer=adafactor", "train.precision=bf16")
+    assert "train.optimizer: adafactor takes no flat pieces" in refused(printed, capsys, folder, gpus(2, 1e6), *both)
 
 
 def test_both_stages_are_planned_with_one_command(capsys, folder):
@@ -170,9 +177,84 @@ def test_a_large_model_takes_little_memory_to_plan_and_its_config_alone(capsys, 
     sets += ["train.micro_batch_size=4", "train.activation_checkpointing=true", "eval.batch_size=4"]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     text = printed(capsys, folder, gpus(8, 80 * 1024), *sets)
-    assert "parameters: 11,307,321,344 of the model" in text
-    assert "updates and tokens: not known, because" in text
-    assert "no tokenizer files" in text
-    assert "activations of the widest micro-batch, 4 x 384 tokens" in text  # of data.max_length
-    assert "swep-ds train --ranks 8 --ds_config zero" in text
+    for part in (
+        "parameters: 11,307,321,344 of the model",
+        "updates and tokens: not known, because",
+        "no tokenizer files",
+        "activations of the widest micro-batch, 4 x 384 tokens",  # of data.max_length
+        "swep-ds train --ranks 8 --ds_config zero",
+    ):
+        assert part in text
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < GIB
+
+
+# Models on the hub
+
+
+@pytest.fixture
+def online(monkeypatch):
+    def at(address: str) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        path = "{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{path}")
+
+    return at
+
+
+def test_a_plan_of_a_model_on_the_hub_needs_its_config_alone(online, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    options = ["--recipe", "large_t5", "--output_dir", "runs/large", "--resume", "never"]
+    monkeypatch.setattr(sys, "argv", ["train", "--plan", "8x80", *options])
+    with stand_in() as address:
+        online(address)
+        train()
+    said = capsys.readouterr().out
+    assert f"swep on {MODEL}: autocast" in said
+    assert "parameters: 222,903,552 of the model" in said  # as the published weights have
+    assert "updates and tokens: not known, because model.name google-t5/t5-base: no tokenizer" in said
+    assert f"swep-ds train --ranks 8 --ds_config zero0 {' '.join(options)}" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_and_one_that_answers_is_none(online):
+    online(address := f"http://127.0.0.1:{free_port()}")
+    said = rf"^model\.name {MODEL}: no such file or folder, and the hub {address} cannot be reached"
+    with pytest.raises(InputError, match=said):
+        check_hub(MODEL, "none.json", f"model.name {MODEL}")
+    with stand_in() as address:
+        online(address)
+        for repository, file in ((MODEL, "config.json"), (MODEL, "none.json"), ("no-one/none", "config.json")):
+            check_hub(repository, file, "model.name")
+    check_hub("a/path/to/nothing", "config.json", "model.name")  # is no hub id
+
+
+# Recipes and ds_configs that are named together
+
+
+def resolve(recipe: Recipe, ds_config: Path | str) -> dict:
+    return resolve_ds_config(str(ds_config), recipe, world_size=2, micro_steps=2, hidden_size=64, on_cpu=False)
+
+
+def test_every_model_of_large_models_md_has_a_recipe_and_a_ds_config_that_go_together():
+    block, *_ = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "large_models.md").read_text(), re.DOTALL)
+    lines = block.splitlines()
+    assert len(lines) >= 13
+    for words in map(shlex.split, lines):
+        command = dict(zip(words[2::2], words[3::2], strict=True))
+        recipe = Recipe.load(command["--recipe"], [command["--set"]])
+        assert recipe.model.name == command["--set"].removeprefix("model.name=")
+        assert (recipe.task == "generative") == ("t5" in recipe.model.name)
+        config = resolve(recipe, ROOT / command["--ds_config"])
+        assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_loads_with_the_ds_config_in_its_head(path):
+    head = path.read_text().replace("\\\n#", "").splitlines()[0]
+    words = shlex.split(head.lstrip("# "))
+    recipe = Recipe.load(path.stem, [b for a, b in pairwise(words) if a == "--set"])
+    resolve(recipe, dict(pairwise(words)).get("--ds_config", "zero2"))
+    # transformers: gradients should not be clipped for Adafactor
+    assert (recipe.train.max_grad_norm == 0) == (recipe.train.optimizer == "adafactor")

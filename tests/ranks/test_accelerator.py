@@ -54,7 +54,7 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
         weights = torch.nn.Linear(100, 100)
         return lambda batch, number: weights(torch.ones(50, 100)).sum()
 
-    _, peak = benchmark._memory(build, None)
+    _, peak = benchmark.measure_memory(build, None)
     assert peak >= 4 * 101 * 100 + 4 * 50 * 100
 
 

@@ -1,18 +1,18 @@
-"""Sweep files and their cells."""
+"""Sweep files, their cells, and that a sweep compares runs made under the same conditions."""
 
 import functools
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from swep_ds.analysis.runs import find_runs
-from swep_ds.common.errors import InputError
 from swep_ds.common.files import ds_config_path
+from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.sweeps.conditions import check_data, check_start, conditions
 from swep_ds.sweeps.sweep import SWEEPS, Cell, Sweep, describe, read_sweep
 from tests.support import tiny_run
 from tests.support.bad_input import refused
@@ -64,13 +64,6 @@ def test_cells_are_variants_times_seeds_with_settings_in_order(tmp_path):
         assert Recipe.load("quickstart", options[3::2]) == cell.recipe
 
 
-def test_the_sweep_in_the_docstring_loads(tmp_path):
-    text = sys.modules[Sweep.__module__].__doc__
-    example = "".join(line[4:] for line in text.splitlines(keepends=True) if line.startswith("    "))
-    _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
-    assert len(cells) == 12
-
-
 def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     across = {
         "model": {"BERT-base": {"model.name": "b"}, "T5": {"model.name": "t", "method.name": "swep", "method.beta": 3}},
@@ -99,19 +92,7 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     assert {ref.primary for ref in find_runs([tmp_path / "primary"])} == {("B", "A", "f1", "shifted")}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "batch.json").write_text("")
-    with pytest.raises(InputError, match=r"--output_dir .*run: is the folder of a run: name another"):
-        describe(cells, tmp_path / "run")
-
-
-def test_a_sweeps_runs_are_tracked_as_one_group_and_logging_makes_no_other_run(tmp_path):
-    file = write(tmp_path, **MINIMAL)
-    _, [cell] = read_sweep(file, tmp_path)
-    assert cell.recipe.tracking.group == Path(file).stem
-    finish(cell)
-    logging = ["tracking.group=other", "tracking.to=wandb_offline", "train.log_every=7", "train.keep_checkpoints=9"]
-    _, [elsewhere] = read_sweep(file, tmp_path, logging)
-    assert elsewhere.recipe.tracking.group == "other"
-    assert elsewhere.results() is not None
+    assert refused(describe, cells, tmp_path / "run").endswith("run: is the folder of a run: name another")
 
 
 def test_a_point_may_take_a_section_away():
@@ -163,12 +144,6 @@ def test_the_papers_sweeps_have_its_methods_and_data_sets():
     assert {cell.recipe.eval.select_on for cell in shipped("new_wikipedia")[1]} == {"held_out"}
 
 
-def sources(recipe: Recipe) -> list[str]:
-    data = recipe.data
-    pretraining = [recipe.pretrain.train] if recipe.pretrain else []
-    return [data.train, *data.eval.values(), *filter(None, [data.augmented]), *pretraining]
-
-
 def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     text = (tiny_run.ROOT / "docs" / "protocol.md").read_text()
     said = re.findall(r"`python scripts/sweep\.py (\w+)(?: --jobs GPUS)?` \| (\d+) \|", text)
@@ -177,7 +152,10 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     for name, runs in said:
         _, cells = shipped(name)
         assert len(cells) == int(runs)
-        named |= {source for cell in cells for source in sources(cell.recipe)}
+        for recipe in (cell.recipe for cell in cells):
+            named |= {recipe.data.train, recipe.data.augmented or "", *recipe.data.eval.values()}
+            if recipe.pretrain:
+                named.add(recipe.pretrain.train)
     assert [file for file in named if file.startswith("data/") and f"{Path(file).name}`" not in text] == []
     [example] = re.findall(r"beta\.yaml`:\n\n((?:    .*\n)+)", text)
     _, cells = read_sweep(write(tmp_path, **yaml.safe_load(example)), tmp_path)
@@ -187,6 +165,95 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         assert (tiny_run.ROOT / script).is_file()
 
 
+# Runs
+
+
+def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(tmp_path):
+    _, cells = read_sweep(write(tmp_path, **MINIMAL, seeds=[0, 1]), tmp_path / "runs")
+    check_start(cells, [], "zero2", 1)  # nothing is done
+    folder, recipe = cells[0].folder, cells[0].recipe
+    finish(cells[0])
+    resolved = resolve_ds_config("zero2", recipe, world_size=1, micro_steps=2, hidden_size=128, on_cpu=True)
+    (folder / "ds_config.json").write_text(json.dumps(resolved))
+    check_start(cells, [], "zero2", 1)
+    check_start(cells, [], "zero2", None)
+    batch = recipe.train.micro_batch_size * recipe.train.gradient_accumulation_steps
+    for ds_config, ranks, said in (
+        ("zero1", 1, "ds_config zero_optimization.stage 2 .*1 "),
+        ("zero2", 2, f"global batch {batch} .*{2 * batch} "),
+    ):
+        given = refused(check_start, cells, [], ds_config, ranks)
+        assert re.match(f"{folder}: is done, under other conditions than .*{said}.*: start with", given)
+
+
+def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
+    path = write(tmp_path, **MINIMAL)
+    _, [cell] = read_sweep(path, tmp_path)
+    assert (cell.results(), cell.fault()) == (None, "not run")
+    for content in ("", "\n", "unrelated notes\n"):
+        cell.log.write_text(content)
+        assert cell.fault() == "not run"
+    cell.folder.mkdir()
+    (cell.folder / "recipe.yaml").write_text(cell.recipe.dump())
+    cell.log.write_text("$ python train.py\nworking\n")
+    assert (cell.results(), cell.fault()) == (None, "not finished")
+    (cell.folder / "results.json").write_text('{"eval": {')
+    assert cell.results() is None
+    (cell.folder / "results.json").write_text('{"eval": {}}')
+    logging = ["tracking.group=other", "tracking.to=wandb_offline", "train.log_every=7", "train.keep_checkpoints=9"]
+    _, [elsewhere] = read_sweep(path, tmp_path, logging)
+    assert cell.results() == elsewhere.results() == {"eval": {}}  # how it is logged makes no other run
+    assert (cell.recipe.tracking.group, elsewhere.recipe.tracking.group) == ("mine", "other")
+    cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
+    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "eval.batch_size=7"])
+    assert other.results() is None
+    epochs, size = cell.recipe.train.epochs, cell.recipe.eval.batch_size
+    differing = rf"train.epochs {epochs} .*3\.0 .*; eval.batch_size {size} .*7 "
+    assert re.match(rf"holds a run with other settings \({differing}", other.fault())
+    cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
+    assert other.fault() == "exit code 2: error: no room"
+    (cell.folder / "recipe.yaml").write_text("{")
+    cell.log.unlink()
+    assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
+
+
+def test_the_data_of_every_cell_that_is_not_done_are_read_before_the_first_run(tmp_path):
+    good, excel, generated = tmp_path / "good.json", tmp_path / "excel.csv", tmp_path / "generated.json"
+    for file in (good, generated):
+        file.write_text(json.dumps(tiny_run.squad(9)))
+    excel.write_text("Name;Text\nWho?;Ann did.\n")
+    fields = {
+        "variants": {"MLE": {"method.name": "mle"}, "wrong": {"data.augmented": str(excel)}},
+        "seeds": [0, 1],
+        "set": {"data.train": str(good), "data.eval": {"a": str(good)}, "pretrain.train": str(generated)},
+    }
+    _, cells = read_sweep(write(tmp_path, **fields), tmp_path / "runs")
+    assert refused(check_data, cells).startswith(f"wrong-seed0: data.augmented: {excel}: ")
+    for cell in cells:
+        if cell.variant == "wrong":
+            finish(cell)
+    check_data(cells)
+    generated.write_text("[]")
+    assert refused(check_data, cells).startswith(f"mle-seed0: pretrain.train: {generated}: ")
+
+
+def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)))
+
+    def decided(stage: int, recipe: Recipe, ranks: int, **how) -> dict:
+        source = str(tiny_run.ds_config(tmp_path, stage))
+        resolved = resolve_ds_config(source, recipe, world_size=ranks, on_cpu=True, **how)
+        (tmp_path / "ds_config.json").write_text(json.dumps(resolved))
+        return conditions(tmp_path)
+
+    usual = decided(2, recipe, 1, micro_steps=2, hidden_size=32)
+    assert usual["ds_config zero_optimization.stage"] == 2
+    train = {"micro_batch_size": 4, "learning_rate": 1.0, "precision": "bf16", "max_grad_norm": 0.0}
+    assert decided(2, Recipe.make(recipe, train=train), 1, micro_steps=1, hidden_size=64) == usual
+    assert decided(0, recipe, 1, micro_steps=2, hidden_size=32) != usual
+    assert decided(2, recipe, 2, micro_steps=2, hidden_size=32) == usual
+
+
 # Bad sweeps
 
 
@@ -194,11 +261,11 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     ("fields", "said"),
     [
         ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
-        ({"seeds": [0]}, "variants names nothing to train"),
-        ({**MINIMAL, "seeds": [1, 2, 1]}, "seeds holds a seed twice"),
+        ({"seeds": [0]}, "variants: {}: dictionary should have at least 1 item"),
+        ({**MINIMAL, "seeds": [1, 2, 1]}, "2 runs would share the folder mle-seed1: rename one or drop a repeated"),
         ({**MINIMAL, "set": {"seed": 1}}, "set: seed: give the seeds in the sweep's field seeds"),
         ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: write train.field"),
-        ({"variants": {"a b": {}, "A_B": {}}}, "2 runs would share the folder a-b-seed0: rename a variant or a label"),
+        ({"variants": {"a b": {}, "A_B": {}}}, "2 runs would share the folder a-b-seed0: rename one"),
         ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
         (
             {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
@@ -218,18 +285,15 @@ def test_bad_sweeps_are_one_line(tmp_path, fields, said):
     assert re.search(re.sub(r"([?\[\]])", r"\\\1", said), message(tmp_path, **fields))
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("seed=1", "--set seed=...: the seeds are in the sweep's file"),
-        ("method.name=swep", "variants.B sets method.name: change it there"),
-        ("data.train_fraction=1", "across.share.10 % sets data.train_fraction: change it there"),
-    ],
-)
-def test_an_override_of_what_makes_a_cell_is_refused(tmp_path, override, said):
+def test_an_override_of_what_makes_a_cell_is_refused(tmp_path):
     variants = {"A": {"train.epochs": 1}, "B": {"method.name": "mle", "train.adam_betas": [0.8, 0.9]}}
     across = {"share": {"10 %": {"data.train_fraction": 0.1}}}
-    assert said in message(tmp_path, [override], variants=variants, across=across)
+    for override, said in (
+        ("seed=1", "--set seed=...: the seeds are in the sweep's file"),
+        ("method.name=swep", "variants and --set both set method.name: change it in the file"),
+        ("data.train_fraction=1", "across.share and --set both set data.train_fraction: change it in the file"),
+    ):
+        assert said in message(tmp_path, [override], variants=variants, across=across)
     said = message(tmp_path, ["train.epocs=1"], **MINIMAL)
     assert "variants.MLE with --set train.epocs=1: recipe quickstart: train.epocs is not a field" in said
 
@@ -263,5 +327,5 @@ def test_a_sweep_that_extends_another_gives_only_what_differs(tmp_path):
     settings = [(cell.seed, cell.recipe.train.epochs, cell.recipe.train.log_every) for cell in cells]
     assert settings == [(6, 1, 2)] * 2
     assert [cell.recipe.method.name for cell in cells] == ["mle", "swep"]
-    with pytest.raises(InputError, match=r"fourth\.yaml: variants\.MLR: None: must be a valid dictionary"):
-        extending("fourth.yaml", extends="more.yaml", variants={"MLR": None})
+    said = refused(extending, "fourth.yaml", extends="more.yaml", variants={"MLR": None})
+    assert "fourth.yaml: variants.MLR: None: must be a valid dictionary" in said
