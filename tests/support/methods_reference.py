@@ -143,7 +143,7 @@ def adv_aug(window: Window, settings: Settings, _) -> Tensor:
 
 def r3f(window: Window, settings: Settings, _) -> Tensor:
     e = window.words()
-    noise = window.drawn(normal, e) if settings.noise == "normal" else 2 * window.drawn(uniform, e) - 1
+    noise = 2 * window.drawn(uniform, e) - 1
     clean, noisy = window.read(e), window.read(e + settings.noise_size * window.of_tokens(noise))
     return clean.nll + settings.divergence_weight * both_directions(clean, noisy)
 

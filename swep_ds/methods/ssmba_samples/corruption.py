@@ -59,35 +59,33 @@ class Text:
     starts: np.ndarray  # [T] int64, a token's first character, without white space
     ends: np.ndarray  # [T] int64, the character after its last one, without white space
     # [T] bool, whether a token may be corrupted: not white space, no byte of a character that several tokens share, and
-    # no part of a protected answer
+    # no part of the answer
     eligible: np.ndarray
     answer: tuple[int, int] | None  # its characters [start, end); None for a question
 
     @classmethod
-    def of(cls, text: str, encoding: Encoding, answer: tuple[int, int] | None, *, protected: bool = True) -> "Text":
+    def of(cls, text: str, encoding: Encoding, answer: tuple[int, int] | None) -> "Text":
         tokens = TextTokens.of(encoding, text)
         starts = tokens.starts.astype(np.int64)
         ends = tokens.ends.astype(np.int64)
-        for token, piece in enumerate([text[start:end] for start, end in zip(starts, ends, strict=True)]):
+        for token, (start, end) in enumerate(zip(tokens.starts, tokens.ends, strict=True)):
+            piece = text[start:end]
             starts[token] += len(piece) - len(piece.lstrip())
             ends[token] = starts[token] + len(piece.strip())
         eligible = starts < ends
         shared = starts[1:] < ends[:-1]
         eligible[1:] &= ~shared
         eligible[:-1] &= ~shared
-        if protected and answer is not None:
+        if answer is not None:
             eligible &= (ends <= answer[0]) | (starts >= answer[1])
-        return cls(text, np.array(encoding.ids, np.int64), starts, ends, eligible, answer)
+        return cls(text, tokens.ids.astype(np.int64), starts, ends, eligible, answer)
 
 
 def corrupt(
     ids: np.ndarray, eligible: np.ndarray, share: float, vocabulary: Vocabulary, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Selects tokens, `share` of the eligible ones in expectation, and corrupts them.
-
-    Returns:
-        The corrupted ids [T], the selected positions [S] in ascending order, and for the draw of each selected token a
-        float64 number in [0, 1), [S].
+    """Selects tokens, `share` of the eligible ones in expectation, and corrupts them: ids [T], ascending positions [S],
+    and for the draw of each selected token a float64 number in [0, 1), [S].
     """
     count = int(share * eligible.sum() + rng.random())
     selected = np.sort(rng.choice(np.flatnonzero(eligible), count, replace=False))
@@ -108,8 +106,7 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
       - the answer stays a word: the space after it is never dropped, and one is added where a token next to it becomes
         one that would make a word with it ("1204," -> "1204 s").
 
-    Returns:
-        The new text and the character where the answer begins in it, or would begin if none of it was replaced.
+    Returns the new text and the character where the answer begins in it.
     """
     answer_start, answer_end = text.answer or (-1, -2)  # a question: no token is at its answer
     start = max(answer_start, 0)
