@@ -27,9 +27,15 @@ from tests.support.bad_input import change_json, refused
 
 @pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ])
 def test_loads_in_float32_or_mapped_as_the_file_has_it(architecture, tmp_path):
-    tiny_models.model(architecture).bfloat16().save_pretrained(tmp_path)
+    plain = tiny_models.model(architecture).bfloat16()
+    plain.save_pretrained(tmp_path)
     for mapped, dtype in ((False, torch.float32), (True, torch.bfloat16)):
-        assert {p.dtype for p in tiny_models.load(tmp_path, mapped=mapped).parameters()} == {dtype}
+        model = tiny_models.load(tmp_path, mapped=mapped).model
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        assert all(torch.equal(value, plain.get_parameter(name).to(dtype)) for name, value in model.named_parameters())
+        if architecture in tiny_models.SEQ2SEQ:
+            tied = model.lm_head.weight is model.get_input_embeddings().weight
+            assert tied == (architecture not in tiny_models.UNTIED)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "t5", "bart"])
@@ -46,7 +52,7 @@ def test_activation_checkpointing_leaves_the_loss(architecture, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["bert", "distilbert", "modernbert", "bart"])
-def test_only_the_dropout_of_attention_weights_is_set(architecture, tmp_path):
+def test_only_the_dropout_of_attention_weights_is_set_or_refused(architecture, tmp_path):
     model = tiny_models.model(architecture, dropout=0.1)
     model.save_pretrained(tmp_path)
     changed = tiny_models.load(tmp_path, attention_dropout=0.25).model
@@ -55,9 +61,6 @@ def test_only_the_dropout_of_attention_weights_is_set(architecture, tmp_path):
     differing -= {"_name_or_path", "dtype", "architectures"}
     assert differing <= {"attention_probs_dropout_prob", "attention_dropout"}
     assert {after[name] for name in differing} == {0.25}
-
-
-def test_a_model_without_a_dropout_of_only_attention_weights_is_refused(tmp_path):
     tiny_models.model("t5").save_pretrained(tmp_path)
     message = refused(tiny_models.load, tmp_path, attention_dropout=0.0)
     assert message == "model.attention_dropout: t5 has no dropout of only its attention weights: set it to null"
@@ -167,17 +170,15 @@ def test_base_weights_of_a_decoder_load_and_are_exported_under_its_own_names(kin
     assert all(torch.equal(again.get_parameter(name), weight) for name, weight in model.named_parameters())
 
 
-def test_outputs_that_a_config_asks_for_are_left_out(tmp_path):
-    """transformers refuses the first at the export, after the training."""
+def test_outputs_that_a_config_asks_for_are_left_out_and_a_model_that_refuses_embeddings_is_refused(
+    tmp_path, monkeypatch
+):
+    """transformers refuses the first output at the export, after the training."""
     tiny_models.model("bert").save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", output_attentions=True, output_hidden_states=True)
     tiny_models.load(tmp_path).model.save_pretrained(tmp_path / "exported")
     config = AutoConfig.from_pretrained(tmp_path / "exported")
     assert (config.output_attentions, config.output_hidden_states) == (False, False)
-
-
-def test_a_model_that_refuses_embeddings(tmp_path, monkeypatch):
-    tiny_models.model("bert").save_pretrained(tmp_path)
     forward = bert.BertForQuestionAnswering.forward
     monkeypatch.setattr(
         bert.BertForQuestionAnswering, "forward", lambda self, input_ids, **rest: forward(self, input_ids, **rest)
@@ -200,11 +201,11 @@ def test_a_model_with_flash_attention_is_tried_without_it(monkeypatch):
     model = tiny_models.model("bert", 0.0)
     model.config._attn_implementation = "flash_attention_2"
     asked = []
-    monkeypatch.setattr(model, "set_attn_implementation", lambda name: asked.append(name) or set_name(name))
 
-    def set_name(name: str) -> None:
+    def choose(name: str) -> None:
+        asked.append(name)
         model.config._attn_implementation = name
 
+    monkeypatch.setattr(model, "set_attn_implementation", choose)
     loading.check_takes_embeddings(model, "model.name bert")
     assert asked == ["eager", "flash_attention_2"]
-    assert model.config._attn_implementation == "flash_attention_2"

@@ -149,17 +149,3 @@ def test_answers_are_generated_from_the_token_that_targets_begin_with():
     for empty, first in (([end, language], language), ([language, end], end), ([], end)):
         qa.answer_like(empty)
         assert qa.generation.decoder_start_token_id == first
-
-
-@pytest.mark.parametrize("architecture", tiny_models.SEQ2SEQ)
-@pytest.mark.parametrize("mapped", [False, True])
-def test_the_output_layer_stays_tied_or_its_own(architecture, mapped, tmp_path):
-    plain = tiny_models.model(architecture).eval()
-    plain.save_pretrained(tmp_path)
-    qa = tiny_models.load(tmp_path, mapped=mapped)
-    tied = qa.model.lm_head.weight is qa.model.get_input_embeddings().weight
-    assert tied == (architecture not in tiny_models.UNTIED)
-    batch = tiny_batches.generative()
-    with torch.no_grad():
-        logits, expected = (model(model.embed(batch), batch).logits for model in (qa.eval(), GenerativeQA(plain)))
-    assert torch.equal(logits, expected)
