@@ -26,7 +26,7 @@ class NoiseKey:
 
 @dataclass(frozen=True)
 class PassState:
-    """What a pass leaves for later passes over the same micro-batch; in `split` execution it links the micro-steps."""
+    """What a pass leaves for later passes over the same micro-batch."""
 
     hidden: Tensor | None = None  # h [N, T, hidden] of a pass that keeps it, detached: the paper's stop-gradient
     delta: Tensor | None = None  # [N, T, d] float32, a leaf; after the backward of its pass it holds its gradient
@@ -100,8 +100,7 @@ class Pass:
 
 class Method(nn.Module):
     """Base of all methods, whose class is annotated with its own `settings`. Its parameters train with the model's and
-    are never exported. They belong to child modules that take h [N, T, hidden].
-    """
+    are never exported. They belong to child modules that take h [N, T, hidden]."""
 
     kl_reduction: str = "sum"  # over a window's tokens ("sum"), or the mean over the update's tokens ("mean")
     learning_rate: float | None = None  # for the method's parameters; None = the model's
@@ -110,7 +109,6 @@ class Method(nn.Module):
     control: KLController | None = None  # holds it at a target
 
     def __init__(self, settings: Settings | None = None, hidden_size: int = 0, embedding_size: int = 0):
-        """The sizes are the widths of h and of word embeddings."""
         super().__init__()
         self.settings = settings
 
@@ -132,7 +130,6 @@ class Method(nn.Module):
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         """A sentence for the log where the means of `Objective.loss`'s statistics show what the user must know."""
-        return None
 
 
 @contextmanager

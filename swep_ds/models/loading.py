@@ -1,7 +1,6 @@
 """Loads a Hugging Face model for a task and tries it on a few tokens; whatever is wrong with it is one line.
 
-transformers fills in weights that are missing without an error. Here only the head of the task may be new: everything
-else must be in the files, in the model's shapes.
+transformers fills in missing weights without an error. Here only the head of the task may be new.
 """
 
 import copy
@@ -53,8 +52,7 @@ def load_trainable(
             `training.sharding.shard` spreads them over the ranks from there.
         weights: False reads only the config; the model is then on the meta device.
 
-    Raises:
-        InputError: as `load_weights`; or the model does not take word embeddings, or a setting does not fit it.
+    Raises InputError: as `load_weights`; or the model does not take word embeddings, or a setting does not fit it.
     """
     label = f"model.name {name}"
     config = load_config(name)
@@ -66,9 +64,9 @@ def load_trainable(
     if attention_dropout is not None:
         names = [name for name in ATTENTION_DROPOUTS if hasattr(config, name)]
         if not names:  # T5 has a single dropout for everything
+            kind = config.model_type
             raise InputError(
-                f"model.attention_dropout: {config.model_type} has no dropout of only its attention weights: set it to "
-                "null"
+                f"model.attention_dropout: {kind} has no dropout of only its attention weights: set it to null"
             )
         setattr(config, names[0], attention_dropout)
     if attention != "auto":
@@ -101,10 +99,9 @@ def load_weights(
     new_head: bool = False,
     dtype: torch.dtype | str = "auto",
 ) -> PreTrainedModel:
-    """Loads a model whose weights all come from its files, except for a new head.
+    """Loads a model whose weights all come from its files, a folder or a hub id, except for a new head.
 
     Args:
-        config: from `load_config`, for `source`: a folder or a hub id.
         label: how the user named the model, as in "model.name ./bert".
         new_head: whether the task's head may be missing; transformers then draws it, the same at any dtype.
         dtype: "auto" = the config's, else the files'.
@@ -119,7 +116,7 @@ def load_weights(
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `_check_complete` names them
+            ignore_mismatched_sizes=True,  # named below
             trust_remote_code=False,
             key_mapping=renamed,
         )
@@ -130,7 +127,20 @@ def load_weights(
     lacking = report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]}
     if any("Classification" in kind or "MultipleChoice" in kind for kind in former):
         lacking.add("classifier.weight")  # ModernBERT's output layer for spans has this name, too
-    _check_complete(model, lacking, label, HEADS[auto_class], new_head=new_head)
+    names = [name for name in model.state_dict() if name in lacking]
+    base = model.base_model_prefix
+    backbone = [name for name in names if name.startswith(f"{base}.") or not hasattr(model, base)]
+    if backbone:
+        raise InputError(
+            f"{label}: its files lack {len(backbone)} weights in the shapes that its config.json asks for, first "
+            f"{backbone[0]}: name a folder with all weights, or correct config.json"
+        )
+    if names and not new_head:
+        kind = HEADS[auto_class]
+        raise InputError(
+            f"{label}: has no weights for {', '.join(names[:3])}: it is without a trained {kind} head: name a model "
+            "with one"
+        )
     # in T5 and its like transformers ties an output layer that is not in the files, whatever config.json says
     settings, _ = PreTrainedConfig.get_config_dict(source)
     output = model.get_output_embeddings()
@@ -157,9 +167,9 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
     Raises InputError: no head for the task, or a config that no model can be built from.
     """
     if type(config) not in auto_class._model_mapping:
+        kind = config.model_type
         raise InputError(
-            f"{label}: transformers has no {HEADS[auto_class]} head for model type {config.model_type!r}: name another "
-            "model"
+            f"{label}: transformers has no {HEADS[auto_class]} head for model type {kind!r}: name another model"
         )
     # what a former use of the model asked for
     config.output_attentions = False
@@ -170,24 +180,6 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
     fault = f"{label}: no {config.model_type} can be built with its config.json and model.attention"
     with as_input_error(fault, "set it to auto, or correct config.json"), torch.device("meta"):
         return auto_class.from_config(config, trust_remote_code=False)
-
-
-def _check_complete(model: PreTrainedModel, lacking: set[str], label: str, head: str, *, new_head: bool) -> None:
-    """Raises InputError: the files lack weights of the model's base or, unless it is a `new_head`, of the task's head,
-    or have them in other shapes."""
-    names = [name for name in model.state_dict() if name in lacking]
-    base = model.base_model_prefix
-    backbone = [name for name in names if name.startswith(f"{base}.") or not hasattr(model, base)]
-    if backbone:
-        raise InputError(
-            f"{label}: its files lack {len(backbone)} weights in the shapes that its config.json asks for, first "
-            f"{backbone[0]}: name a folder with all weights, or correct config.json"
-        )
-    if names and not new_head:
-        raise InputError(
-            f"{label}: has no weights for {', '.join(names[:3])}: it is without a trained {head} head: name a model "
-            "with one"
-        )
 
 
 # Trying a model

@@ -33,7 +33,7 @@ class Seq2SeqQA(QAModel):
         return self._score(batch, hidden, layers, inputs_embeds=embeddings)
 
     def _score(self, batch: Batch, hidden: bool = False, layers: bool = False, **encoder: Any) -> QAOutput:
-        """`forward`, with `encoder` for the model's encoder: what it reads, or its output."""
+        """`forward`, with `encoder` for the model: what its encoder reads, or that one's output."""
         with given_masks():
             output = self.model(
                 **encoder,
@@ -59,9 +59,8 @@ class GenerativeQA(Seq2SeqQA):
         beams: width of the beam search in `predict`; 1 = greedy.
         max_answer_tokens: upper bound of an answer's length, end of sequence included.
 
-    Raises:
-        InputError: the model's config lacks a token that answers begin or end with, or the model's class cannot shift
-            targets (M2M100, Blenderbot).
+    Raises InputError: the model's config lacks a token that answers begin or end with, or the model's class cannot
+    shift targets (M2M100, Blenderbot).
     """
 
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):

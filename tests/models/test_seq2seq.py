@@ -2,15 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-)
+import transformers
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.models.seq2seq import GenerativeQA
@@ -81,7 +73,9 @@ def test_answers_are_transformers_beam_search(architecture, beams):
 def test_a_model_that_scales_embeddings_of_ids_alone_scores_what_it_generates():
     tiny = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     torch.manual_seed(0)
-    plain = PegasusForConditionalGeneration(PegasusConfig(vocab_size=64, scale_embedding=True, init_std=0.3, **tiny))
+    plain = transformers.PegasusForConditionalGeneration(
+        transformers.PegasusConfig(vocab_size=64, scale_embedding=True, init_std=0.3, **tiny)
+    )
     qa, batch = GenerativeQA(plain.eval(), beams=1, max_answer_tokens=6), tiny_batches.generative()
     with torch.no_grad():
         answers, log_probability = qa.predict(batch)
@@ -114,7 +108,7 @@ def test_the_models_own_generation_settings_do_not_count(tmp_path):
     assert answers[0].tolist() == answers[1].tolist()
     plain.save_pretrained(tmp_path)
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-    alone = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generate(**inputs)[:, 1:]
+    alone = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).generate(**inputs)[:, 1:]
     assert torch.where(answers[0] == IGNORED, plain.config.pad_token_id, answers[0]).tolist() == alone.tolist()
 
 
@@ -136,15 +130,17 @@ def test_a_model_that_cannot_shift_targets_is_refused():
         plain = tiny_models.model("t5")
         setattr(plain.config, field, None)
         assert "cannot shift targets for its decoder (" in refused(GenerativeQA, plain)
-    plain = M2M100ForConditionalGeneration(M2M100Config(**tiny_models.BART))
+    plain = transformers.M2M100ForConditionalGeneration(transformers.M2M100Config(**tiny_models.BART))
     assert "M2M100ForConditionalGeneration cannot shift targets" in refused(GenerativeQA, plain)
 
 
 def test_answers_are_generated_from_the_token_that_targets_begin_with():
     """mBART begins a target with the token that it ends with: with </s> (mbart-large-50), or a language's (cc25)."""
-    config = MBartConfig(**tiny_models.BART | {"forced_eos_token_id": None, "decoder_start_token_id": None})
+    config = transformers.MBartConfig(
+        **tiny_models.BART | {"forced_eos_token_id": None, "decoder_start_token_id": None}
+    )
     end, language = config.eos_token_id, 7
-    qa = GenerativeQA(MBartForConditionalGeneration(config))
+    qa = GenerativeQA(transformers.MBartForConditionalGeneration(config))
     assert qa.generation.decoder_start_token_id == end
     for empty, first in (([end, language], language), ([language, end], end), ([], end)):
         qa.answer_like(empty)

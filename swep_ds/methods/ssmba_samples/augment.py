@@ -1,8 +1,5 @@
 """SSMBA as data: more training questions from a masked language model (Ng, Cho, Ghassemi, EMNLP 2020).
 
-Every question gives a number of samples: question and context with a share of their tokens corrupted and reconstructed
-(`reconstruct.py`), and the same answer at its new offset. The result is a SQuAD v1.1 file.
-
 The unit of work is a chunk of consecutive questions, whose windows are batched among themselves. So a chunk does not
 depend on ranks, other chunks or a restart, not even through the rounding of a padded batch.
 """

@@ -1,8 +1,7 @@
 """SSMBA's corruption of a text, and how predicted tokens return to it (Ng, Cho, Ghassemi, EMNLP 2020).
 
-A share of the tokens is selected. 80 % of them are masked, 10 % replaced by a random token and 10 % left unchanged; a
-masked language model then predicts all of them, as BERT learned to. (The published code leaves the last 10 % out of the
-prediction.)
+Of the selected tokens 80 % are masked, 10 % replaced by a random token and 10 % left unchanged; a masked language model
+predicts all of them, as BERT learned to. (The published code leaves the last 10 % out of the prediction.)
 
 Predictions are spliced into the ORIGINAL text by character offsets, so all other text keeps every byte: case, accents,
 white space. The tokenizer's own decoder shows how a token reads and whether it takes a space before it, so WordPiece's
@@ -22,13 +21,9 @@ MASKED, RANDOM = 0.8, 0.1  # shares of the selected tokens; the rest is unchange
 
 
 class Vocabulary:
-    """How each token id reads in a text.
-
-    texts: [V] strings, without white space around them.
-    spaced: [V] bool, whether the tokenizer's decoder puts a space before the token.
-    candidates: int64 ids that may be written into a text: no special, added or never trained token, and no part of a
-        character, which reads as nothing.
-    """
+    """How each token id reads in a text: `texts`, without white space around them, and whether the tokenizer's decoder
+    puts a space before them (`spaced`, bool). `candidates` are the ids that may be written into a text: no special,
+    added or never trained token, and no part of a character, which reads as nothing."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         backend = tokenizer.backend_tokenizer
@@ -42,11 +37,8 @@ class Vocabulary:
         barred = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         # spare entries of BERT's vocabularies
         barred |= {token for name, token in ids.items() if re.fullmatch(r"\[unused\d+\]", name)}
-        candidates = [
-            token
-            for token, text in enumerate(self.texts)
-            if token not in barred and text and text.isprintable() and "\ufffd" not in text
-        ]
+        barred |= {token for token, text in enumerate(self.texts) if not text.isprintable() or "\ufffd" in text}
+        candidates = [token for token, text in enumerate(self.texts) if text and token not in barred]
         self.candidates = np.array(candidates, np.int64)
 
 
@@ -97,7 +89,7 @@ def corrupt(
 
 
 def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary: Vocabulary) -> tuple[str, int]:
-    """Puts the ids `predicted` [S] at ascending `positions` [S].
+    """The text with the ids `predicted` [S] at ascending `positions` [S], and where the answer begins in it.
 
     A token that came back unchanged keeps its spelling. The text between tokens does not change, except:
       - a space is added before a token that begins a word if the replaced token did not (`##ing` -> `cat`), and where
@@ -105,8 +97,6 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
       - the space before a token that continues a word is dropped if the replaced token began one (`cat` -> `##s`);
       - the answer stays a word: the space after it is never dropped, and one is added where a token next to it becomes
         one that would make a word with it ("1204," -> "1204 s").
-
-    Returns the new text and the character where the answer begins in it.
     """
     answer_start, answer_end = text.answer or (-1, -2)  # a question: no token is at its answer
     start = max(answer_start, 0)
@@ -144,5 +134,4 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
 
 
 def _one_word(left: str, right: str) -> bool:
-    """Whether two texts side by side would read as one word."""
     return left[-1:].isalnum() and right[:1].isalnum()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Padding
@@ -65,21 +65,6 @@ class Row(NamedTuple):
     types: np.ndarray  # [T] int8
 
 
-def load_masked_lm(name: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """The model of a hub id or a local folder, in float32 and evaluation mode, and its tokenizer.
-
-    Raises InputError: it cannot be loaded, or has no mask token or no trained head.
-    """
-    tokenizer = load_tokenizer(name, "--model")
-    label = f"--model {name}"
-    if tokenizer.mask_token_id is None:
-        raise InputError(f"{label}: its tokenizer has no mask token: name a model such as bert-base-uncased")
-    source = resolve_model(name, "--model")
-    model = load_weights(AutoModelForMaskedLM, load_config(source, "--model"), source, label, dtype=torch.float32)
-    fit_tokenizer(tokenizer, model, label)
-    return model.eval().to(device), tokenizer
-
-
 @torch.no_grad()
 def draw(
     model: PreTrainedModel,
@@ -92,11 +77,8 @@ def draw(
     by inversion of its distribution in float64 at `uniforms` [S] in [0, 1)."""
     # the output layer gets only the places: on all [N, T] it would cost as much as a small encoder, and its logits
     # would take most of the memory
-    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, hidden: (hidden[0][places],))
-    try:
+    with model.get_output_embeddings().register_forward_pre_hook(lambda _, hidden: (hidden[0][places],)):
         logits = model(**inputs, return_dict=True).logits
-    finally:
-        hook.remove()
     if logits.dim() == 3:  # MobileBERT multiplies by the layer's weights itself, past the hook
         logits = logits[places]
     drawn = []
@@ -108,15 +90,23 @@ def draw(
 
 
 class Reconstructor:
-    """Makes samples of questions with one model, on one rank.
+    """Makes samples of questions with one model, a hub id or a local folder, on one rank.
 
-    Raises InputError: as `load_masked_lm`.
+    Raises InputError: it cannot be loaded, or has no mask token or no trained head.
     """
 
     def __init__(self, model_name: str, settings: AugmentSettings, device: torch.device):
         self.settings = settings
         self.device = device
-        self.model, tokenizer = load_masked_lm(model_name, device)
+        tokenizer = load_tokenizer(model_name, "--model")
+        label = f"--model {model_name}"
+        if tokenizer.mask_token_id is None:
+            raise InputError(f"{label}: its tokenizer has no mask token: name a model such as bert-base-uncased")
+        source = resolve_model(model_name, "--model")
+        config = load_config(source, "--model")
+        model = load_weights(AutoModelForMaskedLM, config, source, label, dtype=torch.float32)
+        fit_tokenizer(tokenizer, model, label)
+        self.model = model.eval().to(device)
         self.vocabulary = Vocabulary(tokenizer)
         self.backend = plain_backend(tokenizer)
         self.padding = Padding.of(tokenizer)

@@ -18,7 +18,7 @@ from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.methods.ssmba_samples import corruption, reconstruct
 from swep_ds.methods.ssmba_samples.corruption import splice
-from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings, Reconstructor, draw, load_masked_lm
+from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings, Reconstructor, draw
 from tests.support import bad_input, tiny, tiny_masked_lm, tiny_models
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def models(tmp_path_factory) -> dict[str, str]:
 
 def test_models_without_the_head_a_mask_token_or_a_folder_are_refused(models, tmp_path):
     def refused(name: str) -> str:
-        message = bad_input.refused(load_masked_lm, name, CPU)
+        message = bad_input.refused(Reconstructor, name, AugmentSettings(), CPU)
         assert message.startswith(f"--model {name}: ")
         return message
 
