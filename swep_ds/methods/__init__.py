@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, type[Settings]] = {settings.model_fields["name"].default: settings for settings in SHIPPED}
 GROUP = "swep_ds.methods"  # the entry points' group
-_classes: dict[type[Settings], type["Method"]] = {}  # of the methods whose files are imported
+_classes: dict[type[Settings], type["Method"]] = {}  # of the methods that `method` registered
 M = TypeVar("M", bound=type["Method"])
 
 
@@ -48,10 +48,11 @@ def method(name: str) -> Callable[[M], M]:
 
 
 def _class_of(settings: Settings) -> type["Method"]:
-    if type(settings) in SHIPPED:
-        package = type(settings).__module__.rpartition(".")[0]
-        import_module(f"{package}.{settings.name}")  # which registers its class
-    return _classes[type(settings)]
+    kind = type(settings)
+    if kind in _classes:
+        return _classes[kind]
+    package = kind.__module__.rpartition(".")[0]
+    return getattr(import_module(f"{package}.{settings.name}"), kind.__name__.removesuffix("Settings"))
 
 
 def summary(settings: Settings) -> str:

@@ -1,7 +1,8 @@
 """The settings of SWEP and the paper's baselines, and the base class of all methods' settings.
 
 They import no PyTorch, so that a recipe is checked before that takes its seconds. A class here, or in
-`rivals/settings.py`, is all that makes a method known: `name` is that of its file in the same folder.
+`rivals/settings.py`, is all that makes a method known: the file `name` in the same folder has the method, which is
+called like its settings, without "Settings".
 """
 
 from typing import ClassVar, Literal

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from swep_ds.kernels import MODES
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, draw_noise
 from swep_ds.methods.kl_control import KLController
 from swep_ds.methods.noise_effect import noise_effect, noise_statistics, shuffle
@@ -55,7 +54,6 @@ class NoiseGenerator(nn.Module):
         return self.difference(self.dropout(torch.relu(self.inner(hidden_NTH))))
 
 
-@method("swep")
 class Swep(Method):
     settings: SwepSettings
 

@@ -7,14 +7,12 @@ Both distributions receive the gradient, and their dropout differs, as in the au
 is the mean over its predictions (start and end; the target tokens).
 """
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
 from swep_ds.methods.rivals.settings import R3fSettings
 
 MIN_SHARE = 1e-6  # share of the nll below which the divergence is called nothing
 
 
-@method("r3f")
 class R3f(Method):
     settings: R3fSettings
 
