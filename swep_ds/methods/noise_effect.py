@@ -23,15 +23,10 @@ MEASURED_TOKENS = (128, 512)
 
 
 def random_words(batch: Batch, key: NoiseKey) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Words of 32 random bits for each token, each [N, T, 1], keyed by (seed, draw, window, position).
-
-    ~seed: the noise is made of the words of the seed itself.
-    """
+    """Words of 32 random bits for each token, each [N, T, 1], keyed by (seed, draw, window, position). ~seed: the noise
+    is made of the words of the seed itself."""
     positions = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
     return noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)
-
-
-# Words
 
 
 @torch.no_grad()
@@ -55,12 +50,9 @@ def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: in
 
 @torch.no_grad()
 def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch, key: NoiseKey) -> dict[str, Tensor]:
-    """The share of tokens whose perturbed embedding is nearer to another word, and the same share before (`_clean`).
-
-    The clean share is not zero, because a longer row of the table can have the larger product. Measured on a few
-    hundred tokens that the key draws. The scalars are weighted so that their sum over the micro-batches of an update is
-    the share of its tokens.
-    """
+    """The share of tokens whose perturbed embedding is nearer to another word, and the same share before (`_clean`),
+    which is not zero, because a longer row of the table can have the larger product. Measured on a few hundred tokens
+    that the key draws. The sum over the micro-batches of an update is the share of its tokens."""
     vocabulary = qa.model.get_input_embeddings().num_embeddings
     fewest, most = MEASURED_TOKENS
     count = min(max(MEASURED_PRODUCTS // vocabulary, fewest), most, batch.input_ids.numel())
@@ -82,14 +74,9 @@ def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch,
     return {"words_changed": after, "words_changed_clean": before}
 
 
-# The answer
-
-
 def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
-    """Permutes each window's values [N, T, K] among its tokens; padding stays.
-
-    The permutation depends on (seed, draw, window), but not on the batch and its padding on the right.
-    """
+    """Permutes each window's values [N, T, K] among its tokens; padding stays. The permutation depends on (seed, draw,
+    window), but not on the batch and its padding on the right."""
     random_NT = random_words(batch, key)[2][..., 0]  # `words_changed` uses word 0
     padding_NT = batch.attention_mask == 0
     order_NT = random_NT.masked_fill(padding_NT, 2**32).argsort(dim=1, stable=True)

@@ -182,9 +182,6 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
         return auto_class.from_config(config, trust_remote_code=False)
 
 
-# Trying a model
-
-
 def check_takes_embeddings(model: PreTrainedModel, label: str, *, padded_left: bool = False) -> None:
     """Tries the model on a few tokens' embeddings, which some models refuse, or treat otherwise than the ids: Pegasus
     and Marian scale only embeddings of ids; Longformer and BigBird find the question by the ids of its separators; and

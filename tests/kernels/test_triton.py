@@ -50,7 +50,7 @@ def run(module, inputs, grads, mode="learned", seed=SIGNED_SEED, draw=DRAW, **ov
 
 
 def doubles(tensors):
-    return tuple(x.double() if x.is_floating_point() else x for x in tensors)
+    return tuple(x.double() if x is not None and x.is_floating_point() else x for x in tensors)
 
 
 def assert_close(results, exact, low):
