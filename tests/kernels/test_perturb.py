@@ -8,7 +8,6 @@ from swep_ds.kernels import MODES, perturb
 from tests.support import perturb_reference as reference
 
 ALPHA, SEED, DRAW = 0.1, 2**40 + 17, 5
-LEARNED = [mode for mode in MODES if mode != "prior"]
 
 
 def batch(n=3, t=7, d=16, dtype=torch.float32, seed=0, masked=True):
@@ -121,26 +120,6 @@ def test_masked_rows_are_zero_and_their_nan_stays_there(mode):
     for leaf in (embeddings, params) if mode != "prior" else (embeddings,):
         assert leaf.grad.isfinite().all()
         assert leaf.grad[~mask].abs().sum() == 0
-
-
-def gradients(embeddings, params, mask, sample_ids, g, k, mode):
-    embeddings, params = embeddings.detach().requires_grad_(), params.detach().requires_grad_()
-    perturbed, kl = run(embeddings, params, mask, sample_ids, mode)
-    return torch.autograd.grad((perturbed, kl), (embeddings, params), (g, k))
-
-
-@pytest.mark.parametrize("mode", LEARNED)
-def test_strides_do_not_matter(mode):
-    embeddings, params, mask, sample_ids = batch(n=3, t=8)
-    g = torch.randn(8, 3, 16, generator=torch.Generator().manual_seed(1)).transpose(0, 1)
-    k = torch.tensor(0.3).expand(mask.shape)
-    plain = gradients(embeddings, params, mask, sample_ids, g.contiguous(), k.contiguous(), mode)
-    transposed = embeddings.transpose(1, 2).contiguous().transpose(1, 2)
-    wide = torch.zeros(3, 8, 40)
-    wide[..., 3:35] = params
-    strided = gradients(transposed, wide[..., 3:35], mask.T.contiguous().T, sample_ids, g, k, mode)
-    for got, want in zip(strided, plain, strict=True):
-        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize(("n", "t"), [(0, 5), (4, 0), (2, 3)])
