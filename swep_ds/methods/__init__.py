@@ -74,6 +74,3 @@ def build(settings: Settings, hidden_size: int, embedding_size: int) -> "Method"
     if not any(pass_.trains for pass_ in method.passes(0.0)):
         raise TypeError(f"method {settings.name}: none of its passes trains")
     return method
-
-
-__all__ = ["METHODS", "SHIPPED", "build", "method", "summary"]
