@@ -7,7 +7,7 @@ The decorator makes it a `method.name` for recipes in this process. In an instal
 """
 
 import argparse
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,7 +15,6 @@ import swep_ds as sd
 
 
 class RotationSettings(sd.Settings):
-    draws_noise: ClassVar[bool] = True
     name: Literal["rotation"] = "rotation"
     noise_scale: float = Field(0.3, gt=0)  # length of the noise, share of the embedding's
 

@@ -209,7 +209,7 @@ def test_the_commands_that_prepare_and_those_of_the_kernels(tmp_path):
 
 @pytest.mark.parametrize("command", ["bench_kernels --dtype bfloat16 --width 768", "tune_kernels --width 768"])
 def test_a_wrong_kernel_stops_each_measurement(monkeypatch, command):
-    """`bench.check` raises for a wrong result (tests/kernels/test_bench.py); here: before anything is timed."""
+    """`bench.check` raises for a wrong result (tests/kernels/test_scripts.py); here: before anything is timed."""
     pytest.importorskip("triton")
 
     def wrong(*_):

@@ -23,7 +23,7 @@ from swep_ds.methods.base import Method, MicroStep, without_dropout
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.loading import check_same_from_ids
+from swep_ds.models.loading import check_takes_embeddings
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
 
@@ -156,9 +156,9 @@ class Robust(nn.Module):
         base = _base(self.model)
         if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3 shards them
             with without_dropout(base):
-                check_same_from_ids(base)
+                check_takes_embeddings(base, "model")
                 try:
-                    check_same_from_ids(base, padded_left=True)
+                    check_takes_embeddings(base, "model", padded_left=True)
                 except InputError as fault:
                     self._left_padding_error = fault
         self._checked = True

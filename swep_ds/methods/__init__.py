@@ -6,7 +6,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeVar, get_type_hints
 
-from swep_ds.common.errors import InputError
 from swep_ds.common.plugins import check_free
 from swep_ds.methods.rivals.settings import SHIPPED
 from swep_ds.methods.settings import Settings
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, type[Settings]] = {settings.model_fields["name"].default: settings for settings in SHIPPED}
 GROUP = "swep_ds.methods"  # the entry points' group
-_classes: dict[type[Settings], type["Method"]] = {}  # of the methods whose files are imported
+_classes: dict[type[Settings], type["Method"]] = {}  # of the methods that `method` registered
 M = TypeVar("M", bound=type["Method"])
 
 
@@ -26,8 +25,7 @@ def method(name: str) -> Callable[[M], M]:
     The class or the constructor has the annotation `settings: ITS_SETTINGS`: a `Settings` class with the field
     `name: Literal["NAME"] = "NAME"`. A constructor takes (settings, hidden_size, embedding_size).
 
-    Raises:
-        TypeError: the class is not such a method, or the name is taken.
+    Raises TypeError: the class is not such a method, or the name is taken.
     """
     if not isinstance(name, str):
         raise TypeError('method: it needs a name: write @sd.method("NAME")')
@@ -35,12 +33,12 @@ def method(name: str) -> Callable[[M], M]:
     def register(cls: M) -> M:
         annotations = get_type_hints(cls.__init__) | inspect.get_annotations(cls, eval_str=True)
         settings = annotations.get("settings")
-        if not (isinstance(settings, type) and issubclass(settings, Settings)):
+        fields = getattr(settings, "model_fields", {})
+        if "name" not in fields or fields["name"].default != name:
             raise TypeError(
-                f"method {name!r}: {cls.__name__} must be a Method with the annotation settings: ITS_SETTINGS"
+                f"method {name!r}: {cls.__name__} needs the annotation settings: ITS_SETTINGS, a Settings class with "
+                f'the field name: Literal["{name}"] = "{name}"'
             )
-        if "name" not in settings.model_fields or settings.model_fields["name"].default != name:
-            raise TypeError(f'method {name!r}: {settings.__name__} needs the field name: Literal["{name}"] = "{name}"')
         check_free(name, METHODS.get(name), settings)
         _classes[settings] = cls
         METHODS[name] = settings
@@ -50,10 +48,11 @@ def method(name: str) -> Callable[[M], M]:
 
 
 def _class_of(settings: Settings) -> type["Method"]:
-    if type(settings) in SHIPPED:
-        package = type(settings).__module__.rpartition(".")[0]
-        import_module(f"{package}.{settings.name}")  # which registers its class
-    return _classes[type(settings)]
+    kind = type(settings)
+    if kind in _classes:
+        return _classes[kind]
+    package = kind.__module__.rpartition(".")[0]
+    return getattr(import_module(f"{package}.{settings.name}"), kind.__name__.removesuffix("Settings"))
 
 
 def summary(settings: Settings) -> str:
@@ -69,19 +68,9 @@ def summary(settings: Settings) -> str:
 def build(settings: Settings, hidden_size: int, embedding_size: int) -> "Method":
     """The method that `settings` describe, for a model of these widths (h and word embeddings).
 
-    Raises:
-        InputError: the method draws noise, which comes in fours (`kernels/philox.py`), for another width.
-        TypeError: none of its passes trains.
+    Raises TypeError: none of its passes trains.
     """
-    if settings.draws_noise and embedding_size % 4:
-        raise InputError(
-            f"model.name: its word embeddings are {embedding_size} wide, and method.name {settings.name} draws noise "
-            "for widths that are multiples of 4: name another model, or a method without noise such as mle"
-        )
     method = _class_of(settings)(settings, hidden_size, embedding_size)
     if not any(pass_.trains for pass_ in method.passes(0.0)):
         raise TypeError(f"method {settings.name}: none of its passes trains")
     return method
-
-
-__all__ = ["METHODS", "SHIPPED", "build", "method", "summary"]

@@ -12,12 +12,10 @@ The ascent runs the model without dropout and computes only the gradient of the 
 
 import torch
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction, norm
 from swep_ds.methods.settings import AdvAugSettings
 
 
-@method("adv_aug")
 class AdvAug(Method):
     settings: AdvAugSettings
 

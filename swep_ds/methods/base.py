@@ -1,10 +1,6 @@
-"""A method is a list of weighted passes over the same batch.
+"""A method is a list of weighted passes over the same batch: the training loop knows passes, not methods."""
 
-The training loop knows passes, not methods: it asks for a forward and a backward per pass (`split`) or one for all of
-them (`joint`) and steps once. A new method is a `Settings` class with its fields and a `Method` with its passes.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,6 +10,7 @@ from torch import Tensor, nn
 from swep_ds.data.batches import Batch
 from swep_ds.kernels import perturb
 from swep_ds.kernels.philox import MASK, noise_words
+from swep_ds.methods.kl_control import KLController
 from swep_ds.methods.settings import Settings
 from swep_ds.models.outputs import QAOutput
 
@@ -29,7 +26,7 @@ class NoiseKey:
 
 @dataclass(frozen=True)
 class PassState:
-    """What a pass leaves for later passes over the same micro-batch; in `split` execution it links the micro-steps."""
+    """What a pass leaves for later passes over the same micro-batch."""
 
     hidden: Tensor | None = None  # h [N, T, hidden] of a pass that keeps it, detached: the paper's stop-gradient
     delta: Tensor | None = None  # [N, T, d] float32, a leaf; after the backward of its pass it holds its gradient
@@ -44,8 +41,8 @@ class MicroStep:
     progress: float = 0.0  # share of all updates already done, in [0, 1), for schedules
     part: int | None = None  # micro-step of `split` execution (`Objective.parts`); None = all passes, as in `joint`
     carried: PassState = PassState()  # what the micro-steps before it left
-    measure: bool = False  # whether to compute statistics of the noise as well
-    compare: bool = False  # whether to compare it with other noise as well, which runs the model
+    measure: bool = False  # whether to compute statistics of the noise as well,
+    compare: bool = False  # and whether to compare it with other noise, which runs the model
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class Perturbed:
 
     embeddings: Tensor  # [N, T, d], in place of the word embeddings
     kl: Tensor | None = None  # [N, T] float32, nats per token; None where the method's parameters took no part
-    # computes statistics for the log by name, per token [N, T] or per window [N]; None where there are none
+    # computes statistics for the log by name, per token [N, T] or per window [N]
     measure: Callable[[], dict[str, Tensor]] | None = None
     compare: Callable[[], dict[str, Tensor]] | None = None  # the same, of what takes forward passes of the model
     delta: Tensor | None = None  # for `PassState.delta`
@@ -103,16 +100,15 @@ class Pass:
 
 class Method(nn.Module):
     """Base of all methods, whose class is annotated with its own `settings`. Its parameters train with the model's and
-    are never exported. They belong to child modules that take h [N, T, hidden].
-    """
+    are never exported. They belong to child modules that take h [N, T, hidden]."""
 
     kl_reduction: str = "sum"  # over a window's tokens ("sum"), or the mean over the update's tokens ("mean")
     learning_rate: float | None = None  # for the method's parameters; None = the model's
     max_grad_norm: float | None = None  # for their gradient; None = clipped with the model's; 0 = no clipping
     watches: str | None = None  # the statistic of `Objective.loss` that `observe` gets
+    control: KLController | None = None  # holds it at a target
 
     def __init__(self, settings: Settings | None = None, hidden_size: int = 0, embedding_size: int = 0):
-        """The sizes are the widths of h and of word embeddings."""
         super().__init__()
         self.settings = settings
 
@@ -122,18 +118,18 @@ class Method(nn.Module):
 
     def observe(self, mean: Tensor) -> None:
         """Takes the mean of what it `watches` over an update's global batch: 0-dim, the same on every rank."""
-        raise NotImplementedError
+        self.control.observe(mean)
 
     def state(self) -> dict[str, float]:
-        """What it learned by `observe`, for `load` in a resumed run."""
-        return {}
+        """The control's, for `load` in a resumed run, which continues exactly."""
+        return self.control.state() if self.control else {}
 
-    def load(self, state: Mapping[str, float]) -> None:
-        """Continues from a `state`, exactly."""
+    def load(self, state: dict[str, float]) -> None:
+        if self.control:
+            self.control.load(state)
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         """A sentence for the log where the means of `Objective.loss`'s statistics show what the user must know."""
-        return None
 
 
 @contextmanager
@@ -151,10 +147,7 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
 def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float, mode: str) -> tuple[Tensor, Tensor]:
     """The embeddings under the noise that the key draws, [N, T, d], zero at padding; and the KL per token, [N, T].
 
-    Args:
-        parameters: what is learned, [N, T, 2d], as `swep_ds.kernels.perturb` takes it; None for "prior".
-        prior_variance: alpha.
-        mode: of `swep_ds.kernels.MODES`.
+    `parameters` is what is learned, [N, T, 2d], as `swep_ds.kernels.perturb` takes it; None for the mode "prior".
     """
     tensors = (inputs.embeddings, parameters, inputs.batch.padding_mask, inputs.batch.sample_id)
     key = {"seed": inputs.key.seed, "draw": inputs.key.draw}

@@ -3,12 +3,10 @@
 Srivastava et al., JMLR 2014, Section 4, with the scaling at training time that is usual today.
 """
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
 from swep_ds.methods.settings import BernoulliDropoutSettings
 
 
-@method("bernoulli_dropout")
 class BernoulliDropout(Method):
     settings: BernoulliDropoutSettings
 

@@ -1,11 +1,9 @@
 """Gaussian-Dropout multiplies word embeddings by noise from N(1, p / (1 - p)) (Srivastava et al. 2014, Section 10)."""
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, multiply_by_gaussian
 from swep_ds.methods.settings import GaussianDropoutSettings
 
 
-@method("gaussian_dropout")
 class GaussianDropout(Method):
     settings: GaussianDropoutSettings
 

@@ -17,7 +17,6 @@ twice the target, so that one batch does not move theta far.
 """
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -34,12 +33,8 @@ RANGE = math.log(1e6)  # how far theta may go from its start, where a target is 
 
 
 class KLController:
-    """Gives beta, and takes the KL of each update's global batch, in float64 on the KL's device.
-
-    Args:
-        target: nats, in the unit of the KL that `observe` gets.
-        beta: where it starts, greater than 0.
-    """
+    """Gives beta, which starts above 0, and takes the KL of each update's global batch in the target's unit. Computes
+    in float64 on the KL's device."""
 
     def __init__(self, target: float, beta: float):
         self.target = target
@@ -72,11 +67,10 @@ class KLController:
         return (self.mean / self.target).log()  # -infinity where the KL is 0
 
     def state(self) -> dict[str, float]:
-        """For `load`. Waits for the device."""
+        """For `load`, exactly. Waits for the device."""
         return {name: getattr(self, name).item() for name in ("theta", "mean", "recent")}
 
-    def load(self, state: Mapping[str, float]) -> None:
-        """Continues from a `state`, exactly."""
+    def load(self, state: dict[str, float]) -> None:
         self.theta = torch.tensor(state["theta"], dtype=torch.double)
         self.mean = torch.tensor(state["mean"], dtype=torch.double)
         self.recent = torch.tensor(state["recent"], dtype=torch.double)

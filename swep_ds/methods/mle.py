@@ -1,11 +1,9 @@
 """MLE, maximum likelihood, is plain fine-tuning."""
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Method, Pass
 from swep_ds.methods.settings import MleSettings
 
 
-@method("mle")
 class Mle(Method):
     settings: MleSettings
 

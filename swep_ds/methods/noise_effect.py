@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from swep_ds.data.batches import Batch
 from swep_ds.kernels import MODES
 from swep_ds.kernels.philox import noise_words
 from swep_ds.methods.base import Inputs, NoiseKey, draw_noise, without_dropout
 from swep_ds.models.backends import float32_products
+from swep_ds.models.outputs import answer_nll
 
 CHUNK = 2**15  # words whose embeddings are compared at once
 # `words_changed` samples as many tokens of a micro-batch as make this many products with the vocabulary, within bounds
@@ -23,26 +23,18 @@ MEASURED_TOKENS = (128, 512)
 
 
 def random_words(batch: Batch, key: NoiseKey) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Words of 32 random bits for each token, each [N, T, 1], keyed by (seed, draw, window, position).
-
-    ~seed: the noise is made of the words of the seed itself.
-    """
+    """Words of 32 random bits for each token, each [N, T, 1], keyed by (seed, draw, window, position). ~seed: the noise
+    is made of the words of the seed itself."""
     positions = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
     return noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)
 
 
-# Words
-
-
 @torch.no_grad()
 def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
-    """The ids [...] of the words whose embeddings have the largest inner products with vectors [..., d].
+    """The ids [...] of the words whose embeddings have the largest inner products with vectors [..., d], which is the
+    paper's sense of near; the first of equals. Computes in float32 or better.
 
-    This is the paper's sense of near. The first of equals. Computes in float32 or better.
-
-    Args:
-        look_up: embeddings [M, d] of ids [M]. A call, not a weight: ZeRO-3 gathers weights only for a module's call.
-        vocabulary: number of words in the table.
+    `look_up` gives the embeddings [M, d] of ids [M]: ZeRO-3 gathers weights only for a module's call.
     """
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     best = torch.full_like(vectors[..., 0], -torch.inf)
@@ -58,18 +50,9 @@ def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: in
 
 @torch.no_grad()
 def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch, key: NoiseKey) -> dict[str, Tensor]:
-    """The share of tokens whose perturbed embedding is nearer to another word, and the same share before (`_clean`).
-
-    The clean share is not zero, because a longer row of the table can have the larger product. Measured on a few
-    hundred tokens that the key draws.
-
-    Args:
-        qa: the model (`swep_ds.models`).
-        clean, perturbed: word embeddings [N, T, d].
-
-    Returns:
-        Scalars, weighted so that their sum over the micro-batches of an update is the share of its tokens.
-    """
+    """The share of tokens whose perturbed embedding is nearer to another word, and the same share before (`_clean`),
+    which is not zero, because a longer row of the table can have the larger product. Measured on a few hundred tokens
+    that the key draws. The sum over the micro-batches of an update is the share of its tokens."""
     vocabulary = qa.model.get_input_embeddings().num_embeddings
     fewest, most = MEASURED_TOKENS
     count = min(max(MEASURED_PRODUCTS // vocabulary, fewest), most, batch.input_ids.numel())
@@ -91,14 +74,9 @@ def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch,
     return {"words_changed": after, "words_changed_clean": before}
 
 
-# The answer
-
-
 def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
-    """Permutes each window's values [N, T, K] among its tokens; padding stays.
-
-    The permutation depends on (seed, draw, window), but not on the batch and its padding on the right.
-    """
+    """Permutes each window's values [N, T, K] among its tokens; padding stays. The permutation depends on (seed, draw,
+    window), but not on the batch and its padding on the right."""
     random_NT = random_words(batch, key)[2][..., 0]  # `words_changed` uses word 0
     padding_NT = batch.attention_mask == 0
     order_NT = random_NT.masked_fill(padding_NT, 2**32).argsort(dim=1, stable=True)
@@ -115,9 +93,6 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
     position after the gold tokens before. The noise generator sees h, and h knows the guess: noise that lowers the nll
     of the guess more than that of the gold answer tells the encoder what it believes already. The three noises share
     eps, so they differ only by mu and sigma, and what an ablation fixes is fixed in all of them.
-
-    Args:
-        generator: gives for h [N, T, hidden] the parameters that `draw_noise` takes, as the next two.
     """
     clean = inputs.forward(inputs.embeddings)
     with without_dropout(generator):
@@ -131,8 +106,7 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
     statistics = {}
     for name, parameters in noises.items():
         output = inputs.forward(draw_noise(inputs, parameters, prior_variance, mode)[0])
-        precision = torch.promote_types(output.logits.dtype, torch.float32)
-        nll_NK = cross_entropy(output.logits.to(precision).transpose(1, 2), guess_NK, reduction="none")
+        nll_NK = answer_nll(output.logits, guess_NK)
         statistics[f"gold_nll_{name}"] = output.nll
         statistics[f"guess_nll_{name}"] = (nll_NK * output.shares).sum(1)
     return statistics

@@ -16,14 +16,10 @@ Statistics = dict[str, Tensor]
 
 
 class Objective(nn.Module):
-    """Runs a method's passes over a batch.
+    """Runs a method's passes over a batch with `qa`, a model of `swep_ds.models`. The run's `seed` keys the noise.
 
     One call is one micro-step of the engine. It runs all passes (`joint`), or one pass that trains and those before it
     that it needs: passes without gradient, and the pass that it is compared with (`split`).
-
-    Args:
-        qa: the model (`swep_ds.models`).
-        seed: the run's; keys the noise together with the update, the perturbed pass and the window.
     """
 
     def __init__(self, qa: nn.Module, method: Method, seed: int):
@@ -66,12 +62,9 @@ class Objective(nn.Module):
         return self.loss(batch, step)
 
     def loss(self, batch: Batch, step: MicroStep) -> tuple[Tensor, PassState, Statistics]:
-        """Runs the passes of a micro-step.
-
-        Returns:
-            The loss (0-dim), what the next micro-step needs, and statistics by name as detached scalars. Statistics are
-            weighted like the loss: the mean over micro-batches and ranks is the mean over the global batch.
-        """
+        """Runs the passes of a micro-step: the loss (0-dim), what the next micro-step needs, and statistics by name as
+        detached scalars. These are weighted like the loss: the mean over micro-batches and ranks is the mean over the
+        global batch."""
         passes = self.passes(step)
         layers = any(pass_.hidden_distance_weight for pass_, _ in passes)
         perturbs = any(pass_.perturb for pass_, _ in passes)
@@ -82,63 +75,58 @@ class Objective(nn.Module):
         for pass_, key in passes:
             if pass_.repeats_dropout:
                 carried = _repeat_dropout(carried, batch.input_ids.device)
-            noise = None
             with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
-                embeddings = self.qa.embed(batch)
+                noise = Perturbed(self.qa.embed(batch))
                 if not perturbs:
                     # ZeRO-3 needs a gradient for each parameter in an update's first micro-step, and modules that all
                     # micro-steps call in the same order: the method's networks run here as in a perturbation
-                    token = embeddings.new_zeros(1, 1, self.qa.hidden_size)
+                    token = noise.embeddings.new_zeros(1, 1, self.qa.hidden_size)
                     for network in self.method.children():
                         loss = loss + 0.0 * network(token).float().sum()
                 elif pass_.perturb:
                     forward = partial(self._forward_without_dropout, batch)
-                    inputs = Inputs(embeddings, batch, key, carried, forward)
+                    inputs = Inputs(noise.embeddings, batch, key, carried, forward)
                     noise = pass_.perturb(inputs)
                     statistics |= self._measure(noise, inputs, step)  # while no activations are held
-                    embeddings = noise.embeddings
-                output = self.qa(embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
+                output = self.qa(noise.embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
             if pass_.keeps_hidden:
                 carried = replace(carried, hidden=output.hidden.detach())  # the paper's stop-gradient
             if pass_.trains:
-                terms, measured = self._loss_of(pass_, output, previous, noise, batch)
-                for term in terms:
-                    loss = loss + term
+                loss, measured = self._loss_of(pass_, output, previous, noise, batch, loss)
                 statistics |= measured
-                if noise is not None and noise.delta is not None:
+                if noise.delta is not None:
                     carried = replace(carried, delta=noise.delta)
             previous = output
         return loss, carried, statistics
 
     def _loss_of(
-        self, pass_: Pass, output: QAOutput, previous: QAOutput | None, noise: Perturbed | None, batch: Batch
-    ) -> tuple[list[Tensor], Statistics]:
-        """The terms that a pass adds to the loss, in order, and their statistics. `previous` is the output of the pass
+        self, pass_: Pass, output: QAOutput, previous: QAOutput | None, noise: Perturbed, batch: Batch, loss: Tensor
+    ) -> tuple[Tensor, Statistics]:
+        """The loss with the terms that a pass adds to it, and their statistics. `previous` is the output of the pass
         that it may be compared with."""
-        terms = []
         nll = (output.nll * batch.weight).sum()
         statistics = {f"nll_{pass_.name}": nll.detach()}
         if pass_.weight != 0:
-            terms.append(pass_.weight * nll)
+            loss = loss + pass_.weight * nll
         if pass_.divergence_weight:
             divergence = (symmetric_divergence(output, previous) * batch.weight).sum()
-            terms.append(pass_.divergence_weight * divergence)
+            loss = loss + pass_.divergence_weight * divergence
             statistics["divergence"] = divergence.detach()
         if pass_.hidden_distance_weight:
             distance = (hidden_distance(output, previous, batch.attention_mask) * batch.weight).sum()
-            terms.append(pass_.hidden_distance_weight * distance)
+            loss = loss + pass_.hidden_distance_weight * distance
             statistics["hidden_distance"] = distance.detach()
-        if noise is not None and noise.kl is not None:
+        if noise.kl is not None:
             kl_N = noise.kl.sum(1)
             kl_per_token = (kl_N * batch.token_weight).sum()
             kl_per_window = (kl_N * batch.weight).sum()
             kl = kl_per_window if self.method.kl_reduction == "sum" else kl_per_token
-            terms.append(pass_.kl_weight * kl)
+            loss = loss + pass_.kl_weight * kl
             statistics["kl_per_token"] = kl_per_token.detach()
             statistics["kl_per_window"] = kl_per_window.detach()
             if pass_.weight != 0:
                 statistics["beta"] = nll.new_zeros((), dtype=torch.double) + pass_.kl_weight / pass_.weight
-        return terms, statistics
+        return loss, statistics
 
     def _measure(self, noise: Perturbed, inputs: Inputs, step: MicroStep) -> Statistics:
         batch = inputs.batch

@@ -1,11 +1,9 @@
 """Prior-Aug trains on clean inputs, and on inputs times noise from the prior N(1, alpha I) (Lee et al. 2021, 4.2)."""
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, multiply_by_gaussian
 from swep_ds.methods.settings import PriorAugSettings
 
 
-@method("prior_aug")
 class PriorAug(Method):
     settings: PriorAugSettings
 

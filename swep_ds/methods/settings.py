@@ -1,7 +1,8 @@
 """The settings of SWEP and the paper's baselines, and the base class of all methods' settings.
 
 They import no PyTorch, so that a recipe is checked before that takes its seconds. A class here, or in
-`rivals/settings.py`, is all that makes a method known: `name` is that of its file in the same folder.
+`rivals/settings.py`, is all that makes a method known: the file `name` in the same folder has the method, which is
+called like its settings, without "Settings".
 """
 
 from typing import ClassVar, Literal
@@ -16,37 +17,29 @@ class Settings(Section):
 
     needs_gradient: ClassVar[bool] = False  # whether a pass needs the gradient of the backward of the one before it
     uses_model: ClassVar[bool] = False  # whether perturbations run the model themselves (`Inputs.forward`)
-    draws_noise: ClassVar[bool] = False  # whether perturbations draw a number for each dimension of the embeddings
 
 
 class MleSettings(Settings):
-    """Maximum likelihood: plain fine-tuning."""
-
-    name: Literal["mle"] = "mle"
+    name: Literal["mle"] = "mle"  # Maximum likelihood: plain fine-tuning
 
 
 class PriorAugSettings(Settings):
-    """Prior-Aug: clean inputs, and inputs multiplied by noise from the prior N(1, alpha I)."""
-
-    draws_noise: ClassVar[bool] = True
+    # Prior-Aug: clean inputs, and inputs multiplied by noise from the prior N(1, alpha I)
     name: Literal["prior_aug"] = "prior_aug"
     prior_variance: float = Field(0.1, gt=0)  # alpha, the variance of the noise
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
 
 
 class SwepSettings(Settings):
-    """SWEP: word embeddings multiplied by noise that the model itself learns."""
-
-    draws_noise: ClassVar[bool] = True
-    name: Literal["swep"] = "swep"
+    name: Literal["swep"] = "swep"  # SWEP: word embeddings multiplied by noise that the model itself learns
     # learned is SWEP; the others are ablations: shuffled among a window's tokens, added, or with a part of it fixed
     noise: Literal["learned", "shuffled", "additive", "fixed_mu", "fixed_sigma", "no_eps"] = "learned"
     # weight of the KL; its scale depends on d and on kl_reduction. nll is the mean over the answer's start and end, or
     # its K tokens, so the ELBO, with their sum, is beta 0.5 for a span and 1 / K for generated tokens
     beta: float = Field(1.0, ge=0)
-    # to zero over the whole run, to zero over its second half, or zero throughout its second half: the paper's table by
-    # word frequency anneals "in the second epoch" of two
-    beta_schedule: Literal["constant", "linear_to_zero", "second_half_to_zero", "zero_in_second_half"] = "constant"
+    # to zero over the whole run, or zero throughout its second half: the paper's table by word frequency anneals "in
+    # the second epoch" of two
+    beta_schedule: Literal["constant", "linear_to_zero", "zero_in_second_half"] = "constant"
     prior_variance: float = Field(0.1, gt=0)  # alpha, the variance of the noise's prior
     mle_weight: float = Field(0.5, ge=0, lt=1)  # lambda, the weight of the clean pass
     kl_reduction: Literal["sum", "mean"] = "sum"  # over a window's tokens; both sum over d
@@ -83,33 +76,25 @@ class SwepSettings(Settings):
 
 
 class GaussianDropoutSettings(Settings):
-    """Gaussian-Dropout: word embeddings times N(1, p / (1 - p))."""
-
-    draws_noise: ClassVar[bool] = True
-    name: Literal["gaussian_dropout"] = "gaussian_dropout"
+    name: Literal["gaussian_dropout"] = "gaussian_dropout"  # Gaussian-Dropout: word embeddings times N(1, p / (1 - p))
     drop_probability: float = Field(0.1, gt=0, lt=1)  # p of the dropout that has its variance
 
 
 class BernoulliDropoutSettings(Settings):
-    """Bernoulli-Dropout: every dimension of a word embedding is zero with probability p, else divided by 1 - p."""
-
-    draws_noise: ClassVar[bool] = True
+    # Bernoulli-Dropout: every dimension of a word embedding is zero with probability p, else divided by 1 - p
     name: Literal["bernoulli_dropout"] = "bernoulli_dropout"
     drop_probability: float = Field(0.1, gt=0, lt=1)  # p, for each dimension of an embedding
 
 
 class WordDropoutSettings(Settings):
-    """Word-Dropout: the whole embedding of a token is zero with probability p; nothing is scaled up."""
-
+    # Word-Dropout: the whole embedding of a token is zero with probability p; nothing is scaled up
     name: Literal["word_dropout"] = "word_dropout"
     drop_probability: float = Field(0.1, gt=0, lt=1)  # p, for each word
 
 
 class AdvAugSettings(Settings):
-    """Adv-Aug: training on clean word embeddings and on adversarial ones."""
-
     uses_model: ClassVar[bool] = True
-    name: Literal["adv_aug"] = "adv_aug"
+    name: Literal["adv_aug"] = "adv_aug"  # Adv-Aug: training on clean word embeddings and on adversarial ones
     ascent_steps: int = Field(5, ge=1, le=1000)  # steps of gradient ascent on the loss
     # share of the Frobenius norm of a window's embeddings; about 0.5 changes the paper's 20 % of the words on the quick
     # start, and leaves nothing to learn (docs/methods.md)
@@ -119,6 +104,4 @@ class AdvAugSettings(Settings):
 
 
 class SsmbaSettings(Settings):
-    """SSMBA: plain fine-tuning on the questions and on their augmented samples."""
-
-    name: Literal["ssmba"] = "ssmba"
+    name: Literal["ssmba"] = "ssmba"  # SSMBA: plain fine-tuning on the questions and on their augmented samples

@@ -3,11 +3,9 @@
 The method is in the data: `swep-ds augment` makes the samples once, `data.augmented` names them.
 """
 
-from swep_ds.methods import method
 from swep_ds.methods.mle import Mle
 from swep_ds.methods.settings import SsmbaSettings
 
 
-@method("ssmba")
 class Ssmba(Mle):
     settings: SsmbaSettings

@@ -3,12 +3,10 @@
 Dai and Le, "Semi-supervised Sequence Learning", NeurIPS 2015; a baseline of Lee et al. 2021.
 """
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
 from swep_ds.methods.settings import WordDropoutSettings
 
 
-@method("word_dropout")
 class WordDropout(Method):
     settings: WordDropoutSettings
 

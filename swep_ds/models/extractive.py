@@ -4,14 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel
 
 from swep_ds.common.errors import InputError, reason
 from swep_ds.data.batches import Batch
 from swep_ds.models.backends import given_masks, without_cudnn_attention
 from swep_ds.models.loading import load_trainable, without_flash_attention
-from swep_ds.models.outputs import QAModel, QAOutput
+from swep_ds.models.outputs import QAModel, QAOutput, answer_nll
 
 # Most graphs that PyTorch keeps of a compiled forward. A SWEP run takes 8: with and without gradient, dropout and h,
 # and for a batch of a single window. That is PyTorch's own limit, and all models of a process share it.
@@ -23,12 +22,8 @@ class ExtractiveQA(QAModel):
 
     @classmethod
     def load(cls, name: str, *, compiled: bool = False, **load_kwargs: Any) -> "ExtractiveQA":
-        """Loads a hub id or a local folder.
-
-        Args:
-            compiled: torch.compile compiles the model, once for all lengths, in the first calls.
-            load_kwargs: as `load_trainable`, which says what is refused.
-        """
+        """Loads a hub id or a local folder; `load_kwargs` as `load_trainable`, which says what is refused. A `compiled`
+        model is compiled by torch.compile in the first calls, once for all lengths."""
         model = load_trainable(AutoModelForQuestionAnswering, name, **load_kwargs)
         if compiled:
             _compile(model)
@@ -39,16 +34,11 @@ class ExtractiveQA(QAModel):
         return self.model.get_input_embeddings()(batch.input_ids)  # the module, not its weight: ZeRO-3 shards it
 
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
-        """-log p(y | embeddings) per window, never computed in half precision; with h if `hidden`, with the states
-        after every layer if `layers`.
-
-        It is the mean of the start's and the end's cross-entropy over all positions, as in Hugging Face's heads.
-        """
+        """-log p(y | embeddings) per window: the mean of the start's and the end's cross-entropy over all positions, as
+        in Hugging Face's heads. With h if `hidden`, with the states after every layer if `layers`."""
         output = self._run(batch, inputs_embeds=embeddings, output_hidden_states=hidden or layers)
         logits_NKT = torch.stack([output.start_logits, output.end_logits], 1)
-        precision = torch.promote_types(logits_NKT.dtype, torch.float32)
-        target_NK = torch.stack([batch.start_position, batch.end_position], 1)
-        nll_NK = cross_entropy(logits_NKT.to(precision).transpose(1, 2), target_NK, reduction="none")
+        nll_NK = answer_nll(logits_NKT, torch.stack([batch.start_position, batch.end_position], 1))
         h = output.hidden_states[-1] if hidden else None
         states = output.hidden_states[1:] if layers else ()  # without the input of the first layer
         return QAOutput(nll_NK.mean(1), logits_NKT, torch.full_like(nll_NK, 0.5), h, states)

@@ -36,8 +36,7 @@ def check_adapter(source: str, label: str) -> None:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files in a model's folder that decide what it answers: settings, vocabulary, weights, and how its run read
-    texts."""
+    """The files in a model's folder that decide what it answers."""
     entries = sorted(folder.iterdir())
     deciding = [entry for entry in entries if re.fullmatch(DECIDING, entry.name) and entry.is_file()]
     return deciding + weight_files(folder)
@@ -45,20 +44,17 @@ def model_files(folder: Path) -> list[Path]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files in a model's folder that transformers loads the weights from."""
-    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if file is None:
-        return []
-    if file.suffix == ".json":
-        return [folder / name for name in sorted(set(read_json(file)["weight_map"].values()))]
-    return [file]
+    for file in [folder / name for name in WEIGHTS]:
+        if file.is_file() and file.suffix == ".json":
+            return [folder / name for name in sorted(set(read_json(file)["weight_map"].values()))]
+        if file.is_file():
+            return [file]
+    return []
 
 
 def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
-    """The config of a hub id or a local folder; `option` is the option or field that the user named it with.
-
-    Raises InputError: there is no model, it holds an adapter, needs its own code or is quantised, or its config.json is
-    malformed.
-    """
+    """The config of a hub id or a local folder; `option` is what the user named it with. Raises InputError: there is no
+    model, it holds an adapter, needs its own code or is quantised, or its config.json is malformed."""
     label = f"{option} {name}"
     fix = "name a model that transformers itself has a class for, on the hub or in a folder with a config.json"
     with as_input_error(f"{label}: no model can be built from its config.json", fix):

@@ -26,7 +26,7 @@ MIN_KNOWN = 0.5  # share of a text's letters and digits
 
 
 def resolve_model(name: str, option: str = "model.name") -> str:
-    """A folder, with `~` expanded, or a hub id; `option` is the option or field that the user named the model with.
+    """A folder, with `~` expanded, or a hub id; `option` is what the user named the model with.
     Raises InputError: there is no such folder, and it cannot be a hub id."""
     if name in QUICKSTART:
         return str(QUICKSTART[name])
@@ -40,8 +40,8 @@ def resolve_model(name: str, option: str = "model.name") -> str:
 
 
 def model_checksum(name: str, option: str = "model.name") -> str | None:
-    """A checksum of the files of a local folder that decide what its model computes (`model_files`); None for a hub id,
-    whose name identifies them. Raises InputError: as `resolve_model`."""
+    """A checksum of a local folder's `model_files`; None for a hub id, whose name identifies them.
+    Raises InputError: as `resolve_model`."""
     source = resolve_model(name, option)
     if not Path(source).is_dir():
         return None
@@ -54,11 +54,8 @@ def model_checksum(name: str, option: str = "model.name") -> str | None:
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a model, which encodes a text in one way only; `option` as `resolve_model`.
-
-    Raises InputError: no tokenizer, or one that is damaged, slow (no character offsets), without words or a padding
-    token, or needs its own code.
-    """
+    """The fast tokenizer of a model, which encodes a text in one way only. Raises InputError: no tokenizer, or one that
+    is damaged, slow (no character offsets), without words or a padding token, or needs its own code."""
     source = resolve_model(name, option)
     label = f"{option} {name}"
     if not Path(source).is_dir():
@@ -71,7 +68,7 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
         tokenizer = _load_tokenizer(source)
     if not tokenizer.is_fast:
         raise InputError(
-            f"{label}: its tokenizer has no fast version, which gives the answers' offsets: name a model that has a "
+            f"{label}: its tokenizer has no fast version, which gives the answers' offsets: name a model with a "
             "tokenizer.json"
         )
     stop_sampling(tokenizer.backend_tokenizer)
@@ -113,10 +110,7 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, label: str) -> None:
     """Drops token types that the model does not tell apart: transformers gives DistilBERT the tokenizer of BERT, token
-    types included; RoBERTa has a single type. `label` is how the user named the model, as in "model.name ./bert".
-
-    Raises InputError: the model has too few word embeddings for the tokenizer.
-    """
+    types included; RoBERTa has a single type. Raises InputError: the model has too few word embeddings for it."""
     tokens = 1 + max(tokenizer.get_vocab().values())
     rows = model.get_input_embeddings().num_embeddings
     if tokens > rows:
@@ -143,9 +137,9 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
     encoded = tokenizer(beginnings, add_special_tokens=False, return_offsets_mapping=True)
     for text, ids, offsets in zip(beginnings, encoded.input_ids, encoded.offset_mapping, strict=True):
         covered = set()
-        for token, (begin, end) in zip(ids, offsets, strict=True):
+        for token, offset in zip(ids, offsets, strict=True):
             if token != tokenizer.unk_token_id:
-                covered.update(range(begin, end))
+                covered.update(range(*offset))
         # a tokenizer may leave out marks, such as vowel points
         letters = [place for place, letter in enumerate(text) if letter.isalnum() and not is_mark(letter)]
         known += len(covered.intersection(letters))

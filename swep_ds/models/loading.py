@@ -1,7 +1,6 @@
 """Loads a Hugging Face model for a task and tries it on a few tokens; whatever is wrong with it is one line.
 
-transformers fills in weights that are missing without an error. Here only the head of the task may be new: everything
-else must be in the files, in the model's shapes.
+transformers fills in missing weights without an error. Here only the head of the task may be new.
 """
 
 import copy
@@ -21,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from swep_ds.common.errors import InputError, as_input_error, reason
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.models.folders import load_config
 
 HEADS = {
@@ -31,7 +30,6 @@ HEADS = {
 }
 # what configs call the dropout of attention weights
 ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
-OTHERWISE = "computes something else from inputs_embeds than from the same input_ids"
 
 
 def load_trainable(
@@ -44,7 +42,7 @@ def load_trainable(
     mapped: bool = False,
     weights: bool = True,
 ) -> PreTrainedModel:
-    """Loads a hub id or a local folder to train, in float32 (the engine decides the training precision) or `mapped`.
+    """Loads a hub id or a local folder to train, in float32: the engine decides the training precision.
 
     Args:
         auto_class: one of `HEADS`.
@@ -54,8 +52,7 @@ def load_trainable(
             `training.sharding.shard` spreads them over the ranks from there.
         weights: False reads only the config; the model is then on the meta device.
 
-    Raises:
-        InputError: as `load_weights`; or the model does not take word embeddings, or a setting does not fit it.
+    Raises InputError: as `load_weights`; or the model does not take word embeddings, or a setting does not fit it.
     """
     label = f"model.name {name}"
     config = load_config(name)
@@ -67,9 +64,9 @@ def load_trainable(
     if attention_dropout is not None:
         names = [name for name in ATTENTION_DROPOUTS if hasattr(config, name)]
         if not names:  # T5 has a single dropout for everything
+            kind = config.model_type
             raise InputError(
-                f"model.attention_dropout: {config.model_type} has no dropout of only its attention weights: set it to "
-                "null"
+                f"model.attention_dropout: {kind} has no dropout of only its attention weights: set it to null"
             )
         setattr(config, names[0], attention_dropout)
     if attention != "auto":
@@ -77,6 +74,7 @@ def load_trainable(
     if weights:
         model = load_weights(auto_class, config, name, label, new_head=not config.is_encoder_decoder)
         if not mapped:
+            _check_weights(model, label)
             check_takes_embeddings(model.float(), label)
         elif not dist.is_initialized() or dist.get_rank() == 0:  # it reads the disk
             _check_mapped(model, label)
@@ -101,16 +99,14 @@ def load_weights(
     new_head: bool = False,
     dtype: torch.dtype | str = "auto",
 ) -> PreTrainedModel:
-    """Loads a model whose weights all come from its files, except for a new head.
+    """Loads a model whose weights all come from its files, a folder or a hub id, except for a new head.
 
     Args:
-        config: from `load_config`, for `source`: a folder or a hub id.
         label: how the user named the model, as in "model.name ./bert".
         new_head: whether the task's head may be missing; transformers then draws it, the same at any dtype.
         dtype: "auto" = the config's, else the files'.
 
-    Raises:
-        InputError: as `make_hollow`; files that cannot be read; weights that are missing or of other shapes.
+    Raises InputError: as `make_hollow`; files that cannot be read; weights that are missing or of other shapes.
     """
     former = config.architectures or ()
     renamed = _other_names(make_hollow(auto_class, config, label))
@@ -120,7 +116,7 @@ def load_weights(
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `_check_complete` names them
+            ignore_mismatched_sizes=True,  # named below
             trust_remote_code=False,
             key_mapping=renamed,
         )
@@ -131,7 +127,20 @@ def load_weights(
     lacking = report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]}
     if any("Classification" in kind or "MultipleChoice" in kind for kind in former):
         lacking.add("classifier.weight")  # ModernBERT's output layer for spans has this name, too
-    _check_complete(model, lacking, label, HEADS[auto_class], new_head=new_head)
+    names = [name for name in model.state_dict() if name in lacking]
+    base = model.base_model_prefix
+    backbone = [name for name in names if name.startswith(f"{base}.") or not hasattr(model, base)]
+    if backbone:
+        raise InputError(
+            f"{label}: its files lack {len(backbone)} weights in the shapes that its config.json asks for, first "
+            f"{backbone[0]}: name a folder with all weights, or correct config.json"
+        )
+    if names and not new_head:
+        kind = HEADS[auto_class]
+        raise InputError(
+            f"{label}: has no weights for {', '.join(names[:3])}: it is without a trained {kind} head: name a model "
+            "with one"
+        )
     # in T5 and its like transformers ties an output layer that is not in the files, whatever config.json says
     settings, _ = PreTrainedConfig.get_config_dict(source)
     output = model.get_output_embeddings()
@@ -158,9 +167,9 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
     Raises InputError: no head for the task, or a config that no model can be built from.
     """
     if type(config) not in auto_class._model_mapping:
+        kind = config.model_type
         raise InputError(
-            f"{label}: transformers has no {HEADS[auto_class]} head for model type {config.model_type!r}: name another "
-            "model"
+            f"{label}: transformers has no {HEADS[auto_class]} head for model type {kind!r}: name another model"
         )
     # what a former use of the model asked for
     config.output_attentions = False
@@ -173,79 +182,46 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
         return auto_class.from_config(config, trust_remote_code=False)
 
 
-def _check_complete(model: PreTrainedModel, lacking: set[str], label: str, head: str, *, new_head: bool) -> None:
-    """Raises InputError: the files lack weights of the model's base or, unless it is a `new_head`, of the task's head,
-    or have them in other shapes."""
-    names = [name for name in model.state_dict() if name in lacking]
-    base = model.base_model_prefix
-    backbone = [name for name in names if name.startswith(f"{base}.") or not hasattr(model, base)]
-    if backbone:
-        raise InputError(
-            f"{label}: its files lack {len(backbone)} weights in the shapes that its config.json asks for, first "
-            f"{backbone[0]}: name a folder with all weights, or correct config.json"
-        )
-    if names and not new_head:
-        raise InputError(
-            f"{label}: has no weights for {', '.join(names[:3])}: it is without a trained {head} head: name a model "
-            "with one"
-        )
-
-
-# Trying a model
-
-
-def check_takes_embeddings(model: PreTrainedModel, label: str) -> None:
+def check_takes_embeddings(model: PreTrainedModel, label: str, *, padded_left: bool = False) -> None:
     """Tries the model on a few tokens' embeddings, which some models refuse, or treat otherwise than the ids: Pegasus
-    and Marian scale only embeddings of ids; Longformer and BigBird find the question by the ids of its separators.
-    Leaves the model in evaluation mode.
+    and Marian scale only embeddings of ids; Longformer and BigBird find the question by the ids of its separators; and
+    `padded_left` RoBERTa counts positions of embeddings from the first column. Leaves the model in evaluation mode.
 
     Raises InputError: the model, which the user named by `label`, cannot be trained under perturbation.
     """
-    _check_weights(model, label)
-    ids, inputs = _question_and_text(model)
-    try:
-        with without_flash_attention(model.eval()):
-            output, from_ids = _run_both(model, ids, inputs)
-    except Exception as error:  # its type depends on the model's class
-        raise _unfit(model, label, f"cannot be run on inputs_embeds ({reason(error, 160)})") from error
-    _check_finite(output, label)
-    if not _equal(output, from_ids):
-        raise _unfit(model, label, OTHERWISE)
+    kind = type(model).__name__
+    padding = 2 if padded_left else 0
+    fix = "use a model such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
+    refused = f"{label}: {kind} cannot be run on inputs_embeds, which every perturbation of word embeddings needs"
+    with as_input_error(refused, fix), without_flash_attention(model.eval()), torch.compiler.set_stance("force_eager"):
+        ids, inputs = _question_and_text(model, left=padding)
+        embeddings = model.get_input_embeddings()(ids)
+        output = _logits(model, label, inputs_embeds=embeddings, **inputs)
+        from_ids = _logits(model, label, input_ids=ids, **inputs)
+    otherwise = f"{label}: {kind} computes something else from inputs_embeds than from the same input_ids"
+    for name, values in output.items():
+        begin = 0 if name == "logits" else padding
+        if torch.allclose(values[:, begin:], from_ids[name][:, begin:], rtol=1e-3, atol=1e-3):
+            continue
+        if padded_left:
+            raise InputError(f"{otherwise} with padding on the left: pad on the right")
+        raise InputError(f"{otherwise}, which every perturbation of word embeddings needs: {fix}")
 
 
 def _check_mapped(model: PreTrainedModel, label: str) -> None:
-    """`check_takes_embeddings` with the first layer of each stack, as a mapped model is large, or as a whole if that
-    fails because the model counts its layers."""
+    """Checks only the first layer of each stack, as a mapped model is large, unless that fails because the model counts
+    its layers."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    first = copy.deepcopy(model, dict(tensors))  # shares the weights; a model may change as it runs
+    first = copy.deepcopy(model, tensors)  # shares the weights
     for parent in [*first.modules()]:
         for name, child in parent.named_children():
             if isinstance(child, torch.nn.ModuleList):
                 parent._modules[name] = child[:1]
+    _check_weights(first, label)
     with suppress(InputError):
         check_takes_embeddings(first, label)
         return
-    check_takes_embeddings(copy.deepcopy(model, dict(tensors)), label)
-
-
-def check_same_from_ids(model: PreTrainedModel, *, padded_left: bool = False) -> None:
-    """The last part of `check_takes_embeddings`, for a model that is about to be trained: training shows whatever else
-    is wrong with it. Leaves the model in evaluation mode, and compiles nothing.
-
-    Args:
-        padded_left: whether its windows have padding on the left. RoBERTa counts positions from the first token, but
-            from the first column where it is given embeddings.
-
-    Raises InputError: the model computes something else from embeddings than from their ids.
-    """
-    padding = 2 if padded_left else 0
-    ids, inputs = _question_and_text(model.eval(), left=padding)
-    with torch.compiler.set_stance("force_eager"):
-        same = _equal(*_run_both(model, ids, inputs), first=padding)
-    if not same and padded_left:
-        raise InputError(f"model: {type(model).__name__} {OTHERWISE} with padding on the left: pad on the right")
-    if not same:
-        raise _unfit(model, "model", OTHERWISE)
+    check_takes_embeddings(model, label)
 
 
 def check_answers(model: PreTrainedModel, longest: int, label: str) -> None:
@@ -256,8 +232,7 @@ def check_answers(model: PreTrainedModel, longest: int, label: str) -> None:
     ids, inputs = _question_and_text(model, length=max(5, longest))
     failure = f"{label}: cannot be run on a window of {longest} tokens"
     with as_input_error(failure, "name another model", but=(torch.OutOfMemoryError, MemoryError)):
-        output = _run(model, input_ids=ids, **inputs)
-    _check_finite(output, label)
+        _logits(model, label, input_ids=ids, **inputs)
     _check_weights(model, label)
 
 
@@ -298,34 +273,10 @@ def _question_and_text(model: PreTrainedModel, *, length: int = 5, left: int = 0
 
 
 @torch.no_grad()
-def _run(model: PreTrainedModel, **inputs: Tensor) -> dict[str, Tensor]:
-    """The model's logits, by name."""
+def _logits(model: PreTrainedModel, label: str, **inputs: Tensor) -> dict[str, Tensor]:
+    """By name. Raises InputError: NaN or infinity."""
     output = model(return_dict=True, **inputs)
-    return {name: output[name] for name in ("start_logits", "end_logits", "logits") if name in output}
-
-
-def _run_both(model: PreTrainedModel, ids: Tensor, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """From the embeddings of the ids, and from the ids."""
-    embeddings = model.get_input_embeddings()(ids)
-    return [_run(model, inputs_embeds=embeddings, **inputs), _run(model, input_ids=ids, **inputs)]
-
-
-def _check_finite(logits: dict[str, Tensor], label: str) -> None:
+    logits = {name: output[name] for name in ("start_logits", "end_logits", "logits") if name in output}
     if not all(values.isfinite().all() for values in logits.values()):
         raise InputError(f"{label}: computes NaN or infinity from any text: its weights or config.json are damaged")
-
-
-def _equal(logits: dict[str, Tensor], other: dict[str, Tensor], first: int = 0) -> bool:
-    """Whether logits are the same, to rounding; those of a span from the position `first` on."""
-    for name, values in logits.items():
-        begin = 0 if name == "logits" else first
-        if not torch.allclose(values[:, begin:], other[name][:, begin:], rtol=1e-3, atol=1e-3):
-            return False
-    return True
-
-
-def _unfit(model: PreTrainedModel, label: str, fault: str) -> InputError:
-    return InputError(
-        f"{label}: {type(model).__name__} {fault}, which every perturbation of word embeddings needs: use a model "
-        "such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
-    )
+    return logits

@@ -4,26 +4,21 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
+
+from swep_ds.data.batches import IGNORED
 
 
 class QAOutput(NamedTuple):
-    """The output for N windows, each with K predictions among V choices.
+    """The output for N windows, each with K predictions among V choices: start and end among V = T positions, or K
+    target tokens among V words."""
 
-    Extractive: K = 2 (start, end) and V = T positions; generative: K target tokens and V words.
-
-    nll: [N], -log p(y | e): the mean of a window's K cross-entropies.
-    logits: [N, K, V].
-    shares: [N, K], the weights of a window's predictions; they sum to 1.
-    hidden: h [N, T, hidden], the encoder's last hidden state, or None if it was not requested.
-    layers: the encoder's hidden states after each of its layers, [N, T, hidden] each; empty if not requested.
-    """
-
-    nll: Tensor
-    logits: Tensor
-    shares: Tensor
-    hidden: Tensor | None = None
-    layers: tuple[Tensor, ...] = ()
+    nll: Tensor  # [N], -log p(y | e): the mean of a window's K cross-entropies
+    logits: Tensor  # [N, K, V]
+    shares: Tensor  # [N, K], the weights of a window's predictions; they sum to 1
+    hidden: Tensor | None = None  # h [N, T, hidden], the encoder's last hidden state, if it was requested
+    layers: tuple[Tensor, ...] = ()  # if requested, the encoder's states after each of its layers, [N, T, hidden] each
 
 
 class QAModel(nn.Module):
@@ -42,6 +37,13 @@ class QAModel(nn.Module):
     def embedding_size(self) -> int:
         """d, the width of the word-embedding table (ELECTRA-small: 128, with a hidden width of 256)."""
         return self.model.get_input_embeddings().embedding_dim
+
+
+def answer_nll(logits_NKV: Tensor, target_NK: Tensor) -> Tensor:
+    """The cross-entropies of a window's predictions, [N, K], never in half precision; 0 where a target is IGNORED."""
+    precision = torch.promote_types(logits_NKV.dtype, torch.float32)
+    logits_NVK = logits_NKV.to(precision).transpose(1, 2)
+    return cross_entropy(logits_NVK, target_NK, ignore_index=IGNORED, reduction="none")
 
 
 def symmetric_divergence(first: QAOutput, second: QAOutput) -> Tensor:

@@ -6,14 +6,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
 from swep_ds.common.errors import as_input_error
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.models.backends import given_masks, without_cudnn_attention
 from swep_ds.models.loading import load_trainable
-from swep_ds.models.outputs import QAModel, QAOutput
+from swep_ds.models.outputs import QAModel, QAOutput, answer_nll
 
 
 class Seq2SeqQA(QAModel):
@@ -29,14 +28,12 @@ class Seq2SeqQA(QAModel):
         return self.model.get_encoder().get_input_embeddings()(batch.input_ids)
 
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
-        """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included.
-
-        With h if `hidden`, with the encoder's states after every layer if `layers`.
-        """
+        """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included. With h if
+        `hidden`, with the encoder's states after every layer if `layers`."""
         return self._score(batch, hidden, layers, inputs_embeds=embeddings)
 
     def _score(self, batch: Batch, hidden: bool = False, layers: bool = False, **encoder: Any) -> QAOutput:
-        """`forward`, with `encoder` for the model's encoder: what it reads, or its output."""
+        """`forward`, with `encoder` for the model: what its encoder reads, or that one's output."""
         with given_masks():
             output = self.model(
                 **encoder,
@@ -46,12 +43,8 @@ class Seq2SeqQA(QAModel):
                 output_hidden_states=layers,
                 return_dict=True,
             )
-        precision = torch.promote_types(output.logits.dtype, torch.float32)
-        # at padding the cross-entropy is 0
-        nll_NK = cross_entropy(
-            output.logits.to(precision).transpose(1, 2), batch.target_ids, ignore_index=IGNORED, reduction="none"
-        )
-        real_NK = (batch.target_ids != IGNORED).to(precision)
+        nll_NK = answer_nll(output.logits, batch.target_ids)
+        real_NK = (batch.target_ids != IGNORED).to(nll_NK.dtype)
         shares_NK = real_NK / real_NK.sum(1, keepdim=True).clamp(min=1)  # a window without labels counts as 0
         nll_N = (nll_NK * shares_NK).sum(1)
         h = output.encoder_last_hidden_state if hidden else None
@@ -66,9 +59,8 @@ class GenerativeQA(Seq2SeqQA):
         beams: width of the beam search in `predict`; 1 = greedy.
         max_answer_tokens: upper bound of an answer's length, end of sequence included.
 
-    Raises:
-        InputError: the model's config lacks a token that answers begin or end with, or the model's class cannot shift
-            targets (M2M100, Blenderbot).
+    Raises InputError: the model's config lacks a token that answers begin or end with, or the model's class cannot
+    shift targets (M2M100, Blenderbot).
     """
 
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):

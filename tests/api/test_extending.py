@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -21,7 +21,6 @@ from tests.support.tiny_engine import inputs
 
 
 class ScaledSettings(sd.Settings):
-    draws_noise: ClassVar[bool] = True
     name: Literal["scaled"] = "scaled"
     scale: float = 0.1  # of the noise
     side: Literal[-1, 1] = 1
@@ -98,9 +97,9 @@ class Taken(sd.Method):
 def test_what_is_not_a_method_is_refused():
     with pytest.raises(TypeError, match=r"'swep' is taken by swep_ds\.methods\.settings\.SwepSettings"):
         sd.method("swep")(Taken)
-    with pytest.raises(TypeError, match="with the annotation settings: ITS_SETTINGS"):
+    with pytest.raises(TypeError, match="needs the annotation settings: ITS_SETTINGS"):
         sd.method("bare")(type("Bare", (sd.Method,), {}))
-    with pytest.raises(TypeError, match=r'needs the field name: Literal\["other"\]'):
+    with pytest.raises(TypeError, match=r'with the field name: Literal\["other"\]'):
         sd.method("other")(Scaled)
     with pytest.raises(TypeError, match=r"write @sd\.method"):
         sd.method(Scaled)

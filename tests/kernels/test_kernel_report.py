@@ -77,25 +77,3 @@ def test_what_changes_from_call_to_call_compiles_no_new_kernel():
         parameters = [p for p in kernel.params if p.name in (*KEY, "T", "mask_n", "grad_kl_n")]
         assert parameters
         assert all(p.do_not_specialize for p in parameters)
-
-
-@pytest.mark.slow
-def test_offsets_are_64_bit():
-    """With extents and strides of 32 bits, the only 32-bit product is (number of the tile in its row) * (its width)."""
-    for direction in ("forward", "backward"):
-        _, compiled = aot.compile_kernel(direction, "sm_90", 768)
-        products = re.findall(r"arith\.muli (%\w+), (%\w+) : (?:tensor<[\dx]+x)?i32", compiled.asm["ttir"])
-        assert products
-        assert all(a.startswith("%tile") and b.startswith("%c") for a, b in products), products
-
-
-def test_loops_are_counted_for_each_trip():
-    opcodes = ["MOV", "LDG.E.128", "LDG.E.U8", "MUFU.COS", "BRA", "BRA", "STG.E.64", "EXIT"]
-    code = list(zip(opcodes, [None, None, None, None, 1, None, None, None], strict=True))
-    assert [aot._access(opcode) for opcode, _ in code[1:3]] == [("load", 128), ("load", 8)]
-    assert aot._access("STG.E.64") == ("store", 64)
-    assert aot._access("global_load_dwordx4") == ("load", 128)
-    # a tile is 128 bits a lane and the loop holds one: 5 trips of it, everything else once
-    assert aot._weights(code, 5, 128) == [1, 5, 5, 5, 5, 1, 1, 1]
-    # a body that holds two tiles runs half as often
-    assert aot._weights(code, 6, 64) == [1, 3, 3, 3, 3, 1, 1, 1]

@@ -3,10 +3,16 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
+from swep_ds.kernels import torch_impl, triton_impl
 from swep_ds.kernels.tools import bench
+from swep_ds.kernels.triton_impl import Tile
+from tests.support import perturb_reference as reference
 from tests.support import scripts
 
 TOKENS = "--tokens: must be from 1 to 512, or a multiple of 512; got "
@@ -20,25 +26,19 @@ WIDTH = "--width: must be a multiple of 4 from 4 to 8192; got "
         ("bench_kernels --device cpu --width 30", WIDTH + "30"),
         ("kernel_report --width -4", WIDTH + "-4"),
         ("kernel_report --arch sm_70", "invalid choice: 'sm_70'"),
+        ("bench_kernels", "GPU"),
+        ("tune_kernels", "GPU"),
     ],
 )
 def test_a_bad_argument_is_one_line_and_exit_code_2(command, message):
-    pytest.importorskip("triton")
+    if message == "GPU" and torch.cuda.is_available():
+        pytest.skip("there is one")
     code, printed, complaint = scripts.run(*command.split())
     assert code == 2
     assert printed == ""
     *usage, last = complaint.splitlines()
     assert usage[0].startswith("usage:")
     assert message in last
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("command", ["bench_kernels", "tune_kernels"])
-def test_what_needs_a_gpu_says_so(command):
-    pytest.importorskip("triton")
-    code, _, complaint = scripts.run(command)
-    assert code == 2
-    assert "GPU" in complaint.splitlines()[-1]
 
 
 def test_the_benchmark_on_a_cpu(tmp_path):
@@ -53,36 +53,66 @@ def test_the_benchmark_on_a_cpu(tmp_path):
     assert printed.count("| float32 |") == len(records)
 
 
-def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch):
-    """With invented times: the script needs no GPU to choose and to print."""
-    pytest.importorskip("triton")
-    from swep_ds.kernels import triton_impl
-    from swep_ds.kernels.triton_impl import Tile
+FAST = Tile(8, 64, 2)
+CAPPED = Tile(2, 64, 1, 80)
 
-    tune, shapes = scripts.load("scripts/tune_kernels.py"), []
+
+@pytest.mark.parametrize(("fast", "factor", "chosen"), [(FAST, 0.5, FAST), (CAPPED, 0.5, CAPPED), (FAST, 0.99, None)])
+def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch, fast, factor, chosen):
+    """With invented times: the script needs no GPU to choose, what is worth a change, and to print."""
+    tried = []
+
+    def seconds(call, device):
+        tile = Tile(*(call.keywords[name] for name in ("BLOCK_ROWS", "BLOCK_COLS", "num_warps", "maxnreg")))
+        tried.append(tile)
+        if tile == fast:
+            return (1e-5 * factor,) * 3
+        # without its cap the fast tile must be among the best for its caps to be tried
+        return (0.995e-5 if tile[:3] == fast[:3] else 1e-5,) * 3
+
     monkeypatch.setattr(triton_impl, "target", lambda device: ("sm_90", "nvidia", 32))
-
-    def choose(fast: Tile, factor: float):
-        def seconds(call, device):
-            names = "BLOCK_ROWS", "BLOCK_COLS", "num_warps", "maxnreg"
-            tile = Tile(*(call.keywords[name] for name in names))
-            shapes.append(tile)
-            # without its cap the fast tile must be among the best for its caps to be tried
-            return (1e-5 * (factor if tile == fast else 0.995 if tile[:3] == fast[:3] else 1.0),) * 3
-
-        monkeypatch.setattr(bench, "seconds", seconds)
-        shapes.clear()
-        line = tune.entry("backward", 768, [8, 4], torch.device("cpu"), "a GPU")
-        return eval("{" + line + "\n}", {"Tile": Tile}), line
-
-    for best in (Tile(8, 64, 2), Tile(2, 64, 1, 80)):
-        entry, line = choose(best, 0.5)
-        assert entry == {("sm_90", "backward", 768): best}
+    monkeypatch.setattr(bench, "seconds", seconds)
+    line = scripts.load("scripts/tune_kernels.py").entry("backward", 768, [8, 4], torch.device("cpu"), "a GPU")
+    expected = chosen or triton_impl.default_tile("sm_90", "backward", 768, 32)
+    assert eval("{" + line + "\n}", {"Tile": Tile}) == {("sm_90", "backward", 768): expected}
+    if chosen:
         assert line.endswith("# a GPU: 5.0, 5.0 us, was 10.0, 10.0")
-        # 18 shapes, the default's cap, and 4 caps for 4 of them; each at two numbers of tokens
-        assert len(set(shapes)) <= 18 + 1 + 4 * 4
-        assert len(shapes) == 2 * len(set(shapes))
-    # not worth a change
-    assert choose(Tile(8, 64, 2), 0.99)[0] == {
-        ("sm_90", "backward", 768): triton_impl.default_tile("sm_90", "backward", 768, 32)
-    }
+    # 18 shapes, the default's cap, and 4 caps for 4 of them; each at two numbers of tokens
+    assert len(set(tried)) <= 18 + 1 + 4 * 4
+    assert len(tried) == 2 * len(set(tried))
+
+
+def test_the_naive_baseline_computes_the_same_thing(monkeypatch):
+    batch = bench.inputs(4, 16, 16, torch.float64, "cpu")
+    tensors = [batch[name].detach() for name in ("embeddings", "params", "mask")]
+    eps = np.random.default_rng(0).standard_normal((4, 16, 16))
+    monkeypatch.setattr(torch, "randn_like", lambda x: torch.from_numpy(eps))
+    e, delta, v = (x.numpy() for x in (tensors[0], *tensors[1].chunk(2, -1)))
+    expected = reference.perturb(e, 1 + delta, np.log(0.1) + v, tensors[2].numpy(), eps, 0.1, "learned")
+    for got, want in zip(bench.naive(*tensors, 0.1), expected, strict=True):
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_timed_when_the_results_are_wrong(monkeypatch):
+    bench.check(32, torch.float32, "cpu")
+    right = torch_impl.backward
+
+    def wrong(g, k, e, *rest):
+        grads = right(g, k, e, *rest)
+        return (grads[0] * 1.001, grads[1]) if e.dtype == torch.float32 else grads
+
+    monkeypatch.setattr(torch_impl, "backward", wrong)
+    with pytest.raises(RuntimeError, match="grad_embeddings is wrong at d = 32"):
+        bench.check(32, torch.float32, "cpu")
+
+
+def test_a_graph_is_compared_with_the_faster_copy():
+    def record(implementation, timed, seconds):
+        return {"implementation": implementation, "pass": "forward", "timed": timed, "seconds": seconds}
+
+    copies = {"call, cold": 4.0, "graph, cold": 5.0, "call, warm": 3.0, "graph, warm": 2.0}
+    records = [record("copy", timed, seconds) for timed, seconds in copies.items()]
+    records += [record("fused", timed, 8.0) for timed in copies]
+    records.append({"implementation": "eager", "timed": "graph", "out_of_memory": True})
+    bench.compare_with_copies(records)
+    assert [r.get("share_of_copy") for r in records] == [1.0, 0.8, 1.0, 1.0, 0.5, 0.5, 0.375, 0.25, None]

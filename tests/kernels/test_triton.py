@@ -1,7 +1,7 @@
 """The Triton kernels: on a GPU if there is one, else in Triton's interpreter, which `test_interpreter.py` starts."""
 
 import os
-from itertools import product
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from swep_ds.kernels import MODES, perturb, torch_impl, triton_impl
 from swep_ds.kernels.op import VARIABLE, implementation, perturb_backward_op, perturb_op
 
+HALVES = [(torch.bfloat16, "learned"), (torch.float16, "prior")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ALPHA, SEED, DRAW = 0.1, 2**63 + 12345, 2**31 + 9
 SIGNED_SEED = SEED - 2**64
@@ -49,7 +50,7 @@ def run(module, inputs, grads, mode="learned", seed=SIGNED_SEED, draw=DRAW, **ov
 
 
 def doubles(tensors):
-    return tuple(x.double() if x.is_floating_point() else x for x in tensors)
+    return tuple(x.double() if x is not None and x.is_floating_point() else x for x in tensors)
 
 
 def assert_close(results, exact, low):
@@ -64,7 +65,7 @@ def assert_close(results, exact, low):
         # the hardware's log2 has an absolute error, and a normal of a small radius with it
         reference.assert_accurate(results, exact, low, atol=1e-3)
         for got, want, rough in zip(results, exact, low, strict=True):
-            if want is not None:
+            if want is not None and want.numel():
                 errors = [(x.double() - want).abs().mean() for x in (got, rough, want.to(got.dtype))]
                 assert errors[0] <= 2 * max(errors[1:]) + 2e-6 * want.abs().max()
 
@@ -78,35 +79,55 @@ def assert_same(results, expected):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("mode", "dtype"), [*product(MODES, [torch.float32]), ("learned", torch.bfloat16), ("prior", torch.float16)]
-)
-def test_all_modes_match_float64(mode, dtype):
-    inputs, grads = batch(dtype=dtype)
-    results = run(triton_impl, inputs, grads, mode)
-    exact = run(torch_impl, doubles(inputs), doubles(grads), mode)
-    assert_close(results, exact, run(torch_impl, inputs, grads, mode))
-    live = inputs[2]
+def without_a_mask():
+    (embeddings, params, _, ids), grads = batch(t=3, d=48)
+    return (embeddings, params, None, ids), grads
+
+
+def under_autocast():
+    (embeddings, params, mask, ids), grads = batch()
+    return (embeddings, params.bfloat16(), mask, ids), grads
+
+
+def strided():
+    (embeddings, params, mask, ids), (g, k) = batch(2, 4)
+    wide = torch.zeros(2, 4, 80, device=DEVICE)
+    wide[..., 3:67] = params
+    every_other = torch.stack([ids, ids + 1], dim=1)[:, 0]
+    transposed = embeddings.transpose(1, 2).contiguous().transpose(1, 2)
+    gradients = (g.transpose(0, 2).contiguous().transpose(0, 2), k.T.contiguous().T)
+    return (transposed, wide[..., 3:67], mask.T.contiguous().T, every_other), gradients
+
+
+def with_expanded_gradients():
+    inputs, (g, k) = batch(2, 4)
+    return inputs, (torch.tensor(0.7, device=DEVICE).expand(g.shape), torch.tensor(0.3, device=DEVICE).expand(k.shape))
+
+
+def with_nan_at_padding():
+    (embeddings, params, _, ids), grads = batch(2, 5)
+    live = torch.arange(5, device=DEVICE) < torch.tensor([[2], [0]], device=DEVICE)  # and one sample all padding
+    for tensor in (embeddings, params, *grads):
+        tensor[~live] = float("nan")
+    return (embeddings, params, live.long() * 5, ids), grads
+
+
+CASES = [(batch, mode) for mode in MODES]
+CASES += [(partial(batch, dtype=dtype), mode) for dtype, mode in HALVES]
+CASES += [(partial(batch, *shape), "learned") for shape in ((1, 1, 4), (2, 3, 100), (1, 2, 768), (0, 5), (4, 0))]
+CASES += [(make, "learned") for make in (without_a_mask, under_autocast, strided, with_expanded_gradients)]
+CASES += [(with_nan_at_padding, mode) for mode in ("learned", "additive", "prior")]
+
+
+@pytest.mark.parametrize(("make", "mode"), CASES)
+def test_they_match_float64_and_masked_rows_are_neither_read_nor_written(make, mode):
+    inputs, grads = make()
+    results, low = run(triton_impl, inputs, grads, mode), run(torch_impl, inputs, grads, mode)
+    kinds = [[None if x is None else (x.dtype, x.shape) for x in tensors] for tensors in (results, low)]
+    assert kinds[0] == kinds[1]
+    assert_close(results, run(torch_impl, doubles(inputs), doubles(grads), mode), low)
     for result in results:
-        assert result is None or result[~live].abs().sum() == 0
-
-
-@pytest.mark.parametrize(("n", "t", "d"), [(1, 1, 4), (2, 3, 100), (1, 2, 768)])
-def test_widths(n, t, d):
-    inputs, grads = batch(n, t, d)
-    exact = run(torch_impl, doubles(inputs), doubles(grads))
-    assert_close(run(triton_impl, inputs, grads), exact, run(torch_impl, inputs, grads))
-
-
-def test_no_mask_is_a_mask_of_real_tokens_and_a_batch_may_be_empty():
-    (embeddings, params, mask, ids), grads = batch(t=3, d=48)
-    masked = run(triton_impl, (embeddings, params, torch.ones_like(mask), ids), grads)
-    for got, want in zip(run(triton_impl, (embeddings, params, None, ids), grads), masked, strict=True):
-        assert torch.equal(got, want)
-    for n, t in ((0, 5), (4, 0)):
-        inputs, grads = batch(n, t)
-        for got, want in zip(run(triton_impl, inputs, grads), run(torch_impl, inputs, grads), strict=True):
-            assert got.shape == want.shape
+        assert result is None or inputs[2] is None or result[inputs[2] == 0].abs().sum() == 0
 
 
 def test_noise_does_not_depend_on_the_tile():
@@ -132,44 +153,11 @@ def test_new_draw_new_noise_and_keys_on_the_device(monkeypatch):
         triton_impl._key(1, 2, torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("mode", ["learned", "additive", "prior"])
-def test_masked_rows_are_not_read(mode):
-    (embeddings, params, _, ids), grads = batch(2, 5)
-    live = torch.arange(5, device=DEVICE) < torch.tensor([[2], [0]], device=DEVICE)  # and one sample all padding
-    usual = run(triton_impl, (embeddings, params, live, ids), grads, mode)
-    for tensor in (embeddings, params, *grads):
-        tensor[~live] = float("nan")
-    results = run(triton_impl, (embeddings, params, live.long() * 5, ids), grads, mode)
-    for got, want in zip(results, usual, strict=True):
-        assert (got is None and want is None) or torch.equal(got, want)
-        assert got is None or got[~live].abs().sum() == 0
-
-
 def test_the_gradient_of_a_constant_kl_is_not_read():
     (embeddings, _, mask, ids), (g, k) = batch(1, 3)
     tensors = (embeddings, None, mask, ids, SEED, DRAW, ALPHA, MODES["prior"])
     for module in (triton_impl, torch_impl):
         assert torch.equal(module.backward(g, None, *tensors)[0], module.backward(g, k, *tensors)[0])
-
-
-def test_strides_do_not_matter():
-    (embeddings, params, mask, ids), (g, k) = batch(2, 4)
-    usual = run(triton_impl, (embeddings, params, mask, ids), (g, k))
-    wide = torch.zeros(2, 4, 80, device=DEVICE)
-    wide[..., 3:67] = params
-    every_other = torch.stack([ids, ids + 1], dim=1)[:, 0]
-    strided = (
-        embeddings.transpose(1, 2).contiguous().transpose(1, 2),
-        wide[..., 3:67],
-        mask.T.contiguous().T,
-        every_other,
-    )
-    gradients = (g.transpose(0, 2).contiguous().transpose(0, 2), k.T.contiguous().T)
-    for got, want in zip(run(triton_impl, strided, gradients), usual, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    expanded = (torch.tensor(0.7, device=DEVICE).expand(g.shape), torch.tensor(0.3, device=DEVICE).expand(k.shape))
-    inputs = (embeddings, params, mask, ids)
-    assert_same(run(triton_impl, inputs, expanded), run(triton_impl, inputs, [x.contiguous() for x in expanded]))
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="test_cuda.py does this in real memory")
@@ -185,14 +173,6 @@ def test_offsets_beyond_32_bits(tmp_path):
         storage = torch.from_file(str(tmp_path / f"sparse{number}"), shared=True, size=size, dtype=x.dtype)
         strided.append(torch.as_strided(storage, x.shape, steps).copy_(x))
     assert_same(run(triton_impl, strided[:4], strided[4:]), run(triton_impl, inputs, grads))
-
-
-def test_mixed_dtypes_as_under_autocast():
-    (embeddings, params, mask, ids), grads = batch()
-    mixed = (embeddings, params.bfloat16(), mask, ids)
-    results, low = run(triton_impl, mixed, grads), run(torch_impl, mixed, grads)
-    assert [x.dtype for x in results] == [x.dtype for x in low]
-    assert_close(results, run(torch_impl, doubles(mixed), doubles(grads)), low)
 
 
 def test_perturb_reaches_the_kernels_and_differentiates(monkeypatch):

@@ -20,7 +20,6 @@ CASES = {
     "freelb, projected": ("freelb", {"step_size": 0.15, "radius": 0.2}),
     "freelb": ("freelb", {"step_size": 0.15, "radius": 10.0}),
     "r3f": ("r3f", {"noise_size": 0.3, "divergence_weight": 0.7}),
-    "r3f, normal": ("r3f", {"noise": "normal", "noise_size": 0.1, "divergence_weight": 0.7}),
     "pdr": ("pdr", {"start_size": 0.01, "epsilon": 0.2, "divergence_weight": 3.0}),
     "fgm": ("fgm", {"epsilon": 0.3}),
     "symnoise": ("symnoise", {"noise_alpha": 7.0}),

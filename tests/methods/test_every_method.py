@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
-from swep_ds.methods import METHODS, build
+from swep_ds.methods import METHODS
 from swep_ds.methods.base import Pass
 from swep_ds.methods.objective import Objective
-from swep_ds.models.extractive import ExtractiveQA
 from tests.support import tiny_batches, tiny_models
 from tests.support.tiny_objective import MEASURED, away_from_the_prior, gradients, objective, split, windows
 
@@ -59,18 +57,6 @@ def test_a_window_without_weight_changes_nothing_and_bfloat16_little(method, arc
     batch = windows(architecture, dtype=torch.float32)
     exact = update(module.float(), batch)[0]
     assert update(module.bfloat16(), batch)[0] == pytest.approx(exact, rel=0.03)
-
-
-def test_a_width_is_refused_before_training_or_trained_with():
-    qa = ExtractiveQA(tiny_models.model("bert", hidden_size=6))
-    for method, settings in METHODS.items():
-        if settings.draws_noise:
-            with pytest.raises(InputError, match=rf"^model\.name: its word embeddings are 6 wide, .* {method} draws"):
-                build(settings(), qa.hidden_size, qa.embedding_size)
-        else:
-            module = Objective(qa, build(settings(), qa.hidden_size, qa.embedding_size), seed=1).train()
-            _, trained, _ = update(module, tiny_batches.batch(dtype=torch.float32))
-            assert "qa.model.qa_outputs.weight" in trained
 
 
 def test_a_kl_needs_a_pass_that_trains():

@@ -1,5 +1,6 @@
 """What noise does, against plain loops, NumPy and plain PyTorch; and that measuring it changes nothing."""
 
+from collections import Counter
 from unittest import mock
 
 import hypothesis
@@ -9,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.data.batches import IGNORED, Batch
+from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS, noise_effect
 from swep_ds.methods.base import Method, NoiseKey, Pass, Perturbed
 from swep_ds.methods.objective import Objective
-from tests.support import tiny_batches
+from swep_ds.methods.settings import SwepSettings
+from tests.support import methods_reference, tiny_batches
 from tests.support.methods_reference import shuffled
-from tests.support.perturb_reference import normal
 from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, away_from_the_prior, objective, split, windows
 
 MEASURING = [(method, {}) for method in sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})]
@@ -115,50 +116,22 @@ NAMES = {f"{answer}_nll_{noise}" for answer in ("gold", "guess") for noise in ("
     ("architecture", "noise"), [("bert", "no_eps"), ("electra", "learned"), ("bert", "additive"), ("t5", "fixed_sigma")]
 )
 def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
-    alpha = 0.3
-    settings = {"dropout": 0.3, "noise_dropout": 0.3, "noise": noise, "prior_variance": alpha}
-    module, batch = away_from_the_prior(objective("swep", architecture, **settings)), windows(architecture)
+    settings = {"noise_dropout": 0.3, "noise": noise, "prior_variance": 0.3}
+    module = away_from_the_prior(objective("swep", architecture, dropout=0.3, **settings))
+    batch, expected = windows(architecture), Counter()
     got = module(batch, MEASURED)[2]
-    assert {name for name in got if "_nll_" in name} == NAMES
     module.eval()  # the reference needs no other precaution against dropout
-    e, mask = module.qa.embed(batch), batch.attention_mask
-
-    def logits_and_h(embeddings):
-        if architecture == "t5":
-            decoded = module.qa.model.prepare_decoder_input_ids_from_labels(labels=batch.target_ids)
-            out = module.qa.model(inputs_embeds=embeddings, attention_mask=mask, decoder_input_ids=decoded)
-            return list(out.logits.unbind(1)), out.encoder_last_hidden_state
-        out = module.qa.model(inputs_embeds=embeddings, attention_mask=mask, output_hidden_states=True)
-        return [out.start_logits, out.end_logits], out.hidden_states[-1]
-
-    logits, h = logits_and_h(e)
-    gold = [*batch.target_ids.T] if architecture == "t5" else [batch.start_position, batch.end_position]
-    counted = torch.stack([target != IGNORED for target in gold]).double()
-    guess = [scores.argmax(-1) for scores in logits]
-    net = module.method.noise
-    inner = torch.relu(h @ net.inner.weight.T + net.inner.bias)
-    mean = 0.0 if noise == "additive" else 1.0
-    mu, log_variance = (inner @ net.difference.weight.T + net.difference.bias).chunk(2, -1)
-    mu, log_variance = mean + mu, np.log(alpha) + log_variance
-    if noise == "fixed_sigma":
-        log_variance = torch.zeros_like(mu)
-    eps = torch.from_numpy(normal(SEED, UPDATE, batch.sample_id.numpy(), e.shape[1], e.shape[2])) * (noise != "no_eps")
-    pairs = zip(batch.sample_id.tolist(), (12, 7, 9), strict=True)
-    moved = np.stack([shuffled(SEED, UPDATE, sample_id, length, 12) for sample_id, length in pairs])
-    rows = np.arange(3)[:, None]
-    drawn = {
-        "learned": mu + (log_variance / 2).exp() * eps,
-        "shuffled": mu[rows, moved] + (log_variance / 2).exp()[rows, moved] * eps,
-        "prior": mean + (1.0 if noise == "fixed_sigma" else alpha**0.5) * eps,
-    }
-    for name, z in drawn.items():
-        noisy, _ = logits_and_h((e + z if noise == "additive" else e * z) * mask[:, :, None])
-        for answer, targets in (("gold", gold), ("guess", guess)):
-            pairs = zip(noisy, targets, strict=True)
-            nll = -torch.stack([scores.log_softmax(-1).gather(1, t.clamp(0)[:, None])[:, 0] for scores, t in pairs])
-            expected = ((nll * counted).sum(0) / counted.sum(0)).mean()
-            assert got[f"{answer}_nll_{name}"].item() == pytest.approx(expected.item(), rel=1e-6), (answer, name)
-    assert len({round(got[name].item(), 9) for name in NAMES}) == len(NAMES)
+    for window in methods_reference.windows(module.qa.model, batch, SEED, UPDATE):
+        clean = window.read(window.words())
+        guess = clean.answers.probs.argmax(-1)
+        learned = module.method.noise(clean.states[-1])
+        moved = shuffled(SEED, UPDATE, int(window.batch.sample_id), window.length, 12)
+        for name, parameters in {"learned": learned, "shuffled": learned[:, moved], "prior": 0 * learned}.items():
+            noisy, _ = methods_reference.under_noise(window, SwepSettings(**settings), parameters)
+            expected[f"gold_nll_{name}"] += noisy.nll.item() / 3
+            expected[f"guess_nll_{name}"] -= noisy.answers.log_prob(guess).mean().item() / 3
+    assert {name: got[name].item() for name in got if "_nll_" in name} == pytest.approx(dict(expected), rel=1e-6)
+    assert len({round(value, 9) for value in expected.values()}) == len(NAMES)
 
 
 def test_it_is_a_mean_over_windows_however_they_are_split():

@@ -5,43 +5,34 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support import tiny_batches
-from tests.support.tiny_objective import JOINT, gradients, inputs, objective, running_inputs, split
+from tests.support import methods_reference, tiny_batches
+from tests.support.tiny_objective import JOINT, SEED, gradients, inputs, objective, running_inputs, split
 
 
 def test_r_drop_is_its_equation_with_two_dropout_masks():
-    module, batch = objective("r_drop", dropout=0.2, divergence_weight=0.7), tiny_batches.batch()
+    module, batch = objective("r_drop", dropout=0.2, divergence_weight=0.7), tiny_batches.batch((7,))
     torch.manual_seed(3)
     loss = module(batch, JOINT)[0]
     torch.manual_seed(3)
-    outputs = [module.qa.model(batch.input_ids, batch.attention_mask) for _ in range(2)]
-    expected = 0.0
-    for part, target in (("start_logits", batch.start_position), ("end_logits", batch.end_position)):
-        p, q = (output[part].log_softmax(-1) for output in outputs)
-        for log_probability in (p, q):
-            expected = expected - log_probability.gather(1, target[:, None]).mean() / 4
-        both = (p.exp() * (p - q)).sum(-1) + (q.exp() * (q - p)).sum(-1)
-        expected = expected + 0.7 * both.mean() / 4  # half for the symmetry, half for start and end
+    [window] = methods_reference.windows(module.qa.model, batch, SEED, draw=0)
+    first, second = (window.read(window.words()) for _ in range(2))
+    expected = (first.nll + second.nll) / 2 + 0.7 * methods_reference.both_directions(first, second) / 2
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)  # shares of a window are float32
     got, reference = gradients(module, loss), gradients(module, expected)
     for name, gradient in reference.items():
         assert (got[name] - gradient).norm() <= 1e-6 * gradient.norm() + 1e-12, name
 
 
-@pytest.mark.parametrize(
-    ("method", "settings", "said"),
-    [
-        ("r_drop", {}, "no dropout"),
-        ("r_drop", {"dropout": 0.1}, None),
-        ("r3f", {}, "R3F hardly differs from MLE"),
-        ("r3f", {"noise_size": 0.3}, None),
-    ],
-)
-def test_the_log_says_where_a_method_is_mle(method, settings, said):
-    module = objective(method, **settings)
-    _, _, statistics = module(tiny_batches.batch(), JOINT)
-    remark = module.method.remark({name: float(value) for name, value in statistics.items()}, 0.1)
-    assert said in remark if said else remark is None
+def test_the_log_says_where_a_method_is_mle():
+    for method, change, said in (
+        ("r_drop", {"dropout": 0.1}, "no dropout"),
+        ("r3f", {"noise_size": 0.3}, "R3F hardly differs from MLE"),
+    ):
+        for settings in ({}, change):
+            module = objective(method, **settings)
+            _, _, statistics = module(tiny_batches.batch(), JOINT)
+            remark = module.method.remark({name: float(value) for name, value in statistics.items()}, 0.1)
+            assert remark is None if settings else said in remark
 
 
 def test_r3f_compares_two_dropout_masks_and_lnsr_one():

@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers.utils import import_utils
 
-from swep_ds.methods.ssmba_samples.masked_lm import load_masked_lm
+from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings, Reconstructor
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import load_tokenizer, model_checksum, resolve_model
@@ -125,7 +125,7 @@ CODE_LOADERS = {
     "extractive": lambda name: ExtractiveQA.load(name, activation_checkpointing=False),
     "generative": lambda name: GenerativeQA.load(name, activation_checkpointing=False),
     "saved": load_saved,
-    "masked": lambda name: load_masked_lm(name, torch.device("cpu")),
+    "masked": lambda name: Reconstructor(name, AugmentSettings(), torch.device("cpu")),
 }
 
 

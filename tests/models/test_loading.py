@@ -2,20 +2,8 @@
 
 import pytest
 import torch
+import transformers
 import transformers.models.bert.modeling_bert as bert
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    BigBirdConfig,
-    LongformerConfig,
-    MarianConfig,
-    PegasusConfig,
-    ViTConfig,
-)
 
 from swep_ds.models import loading
 from swep_ds.models.extractive import ExtractiveQA
@@ -27,9 +15,15 @@ from tests.support.bad_input import change_json, refused
 
 @pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ])
 def test_loads_in_float32_or_mapped_as_the_file_has_it(architecture, tmp_path):
-    tiny_models.model(architecture).bfloat16().save_pretrained(tmp_path)
+    plain = tiny_models.model(architecture).bfloat16()
+    plain.save_pretrained(tmp_path)
     for mapped, dtype in ((False, torch.float32), (True, torch.bfloat16)):
-        assert {p.dtype for p in tiny_models.load(tmp_path, mapped=mapped).parameters()} == {dtype}
+        model = tiny_models.load(tmp_path, mapped=mapped).model
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+        assert all(torch.equal(value, plain.get_parameter(name).to(dtype)) for name, value in model.named_parameters())
+        if architecture in tiny_models.SEQ2SEQ:
+            tied = model.lm_head.weight is model.get_input_embeddings().weight
+            assert tied == (architecture not in tiny_models.UNTIED)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "t5", "bart"])
@@ -46,7 +40,7 @@ def test_activation_checkpointing_leaves_the_loss(architecture, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["bert", "distilbert", "modernbert", "bart"])
-def test_only_the_dropout_of_attention_weights_is_set(architecture, tmp_path):
+def test_only_the_dropout_of_attention_weights_is_set_or_refused(architecture, tmp_path):
     model = tiny_models.model(architecture, dropout=0.1)
     model.save_pretrained(tmp_path)
     changed = tiny_models.load(tmp_path, attention_dropout=0.25).model
@@ -55,9 +49,6 @@ def test_only_the_dropout_of_attention_weights_is_set(architecture, tmp_path):
     differing -= {"_name_or_path", "dtype", "architectures"}
     assert differing <= {"attention_probs_dropout_prob", "attention_dropout"}
     assert {after[name] for name in differing} == {0.25}
-
-
-def test_a_model_without_a_dropout_of_only_attention_weights_is_refused(tmp_path):
     tiny_models.model("t5").save_pretrained(tmp_path)
     message = refused(tiny_models.load, tmp_path, attention_dropout=0.0)
     assert message == "model.attention_dropout: t5 has no dropout of only its attention weights: set it to null"
@@ -70,18 +61,18 @@ SMALL_ENCODER = tiny_models.COMMON | {"sep_token_id": 3, "bos_token_id": 1, "eos
 @pytest.mark.parametrize(
     "config",
     [
-        PegasusConfig(**SMALL_SEQ2SEQ),
-        MarianConfig(**SMALL_SEQ2SEQ, decoder_vocab_size=64),
-        BigBirdConfig(**SMALL_ENCODER),
-        LongformerConfig(**SMALL_ENCODER | {"max_position_embeddings": 70}, attention_window=[4, 4]),
+        transformers.PegasusConfig(**SMALL_SEQ2SEQ),
+        transformers.MarianConfig(**SMALL_SEQ2SEQ, decoder_vocab_size=64),
+        transformers.BigBirdConfig(**SMALL_ENCODER),
+        transformers.LongformerConfig(**SMALL_ENCODER | {"max_position_embeddings": 70}, attention_window=[4, 4]),
     ],
     ids=lambda config: config.model_type,
 )
 def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused(config, tmp_path):
     """It would train on other inputs than it is tested on."""
-    auto, qa = AutoModelForQuestionAnswering, ExtractiveQA
+    auto, qa = transformers.AutoModelForQuestionAnswering, ExtractiveQA
     if config.is_encoder_decoder:
-        auto, qa = AutoModelForSeq2SeqLM, GenerativeQA
+        auto, qa = transformers.AutoModelForSeq2SeqLM, GenerativeQA
     torch.manual_seed(0)
     model = auto.from_config(config)
     for parameter in model.parameters():
@@ -105,7 +96,7 @@ def test_a_config_that_makes_no_model(tmp_path):
 
 def test_models_without_a_head_for_the_task(tmp_path):
     for config, loader, said in (
-        (ViTConfig(), ExtractiveQA, "model.name {}: transformers has no question-answering head for model type 'vit':"),
+        (transformers.ViTConfig(), ExtractiveQA, "model.name {}: transformers has no question-answering head for"),
         (tiny_models.config("t5"), ExtractiveQA, "task extractive: {} is a sequence-to-sequence model (t5): set task"),
         (tiny_models.config("bert"), GenerativeQA, "model.name {}: transformers has no sequence-to-sequence head for"),
     ):
@@ -127,8 +118,10 @@ FORMER = {
 def test_a_span_head_has_two_outputs_whatever_the_former_head_had(architecture, former, tmp_path):
     tiny_models.config(architecture).save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", **FORMER[former])
-    kind = AutoModelForTokenClassification if former == "entities" else AutoModelForSequenceClassification
-    classifier = kind.from_config(AutoConfig.from_pretrained(tmp_path))
+    kind = transformers.AutoModelForSequenceClassification
+    if former == "entities":
+        kind = transformers.AutoModelForTokenClassification
+    classifier = kind.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
     classifier.save_pretrained(tmp_path)
     tiny.wordpiece().save_pretrained(tmp_path)
     assert "question-answering head" in refused(load_saved, str(tmp_path))
@@ -151,10 +144,9 @@ DECODERS = ("llama", "qwen2", "qwen3", "nemotron", "mistral", "gpt2", "opt")
 @pytest.mark.parametrize("published", [True, False])
 def test_base_weights_of_a_decoder_load_and_are_exported_under_its_own_names(kind, published, tmp_path):
     """Those of the causal model, which has another prefix than the question-answering class, or of the bare one."""
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2} if kind == "gpt2" else DECODER
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64} if kind == "gpt2" else DECODER
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, vocab_size=64, **{name: sizes[name] for name in sizes if name != "vocab_size"})
-    base = AutoModelForCausalLM.from_config(config)
+    base = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **sizes))
     (base if published else base.base_model).save_pretrained(tmp_path / "base")
     model = tiny_models.load(tmp_path / "base", mapped=published).model
     expected = dict(base.base_model.named_parameters())
@@ -167,17 +159,15 @@ def test_base_weights_of_a_decoder_load_and_are_exported_under_its_own_names(kin
     assert all(torch.equal(again.get_parameter(name), weight) for name, weight in model.named_parameters())
 
 
-def test_outputs_that_a_config_asks_for_are_left_out(tmp_path):
-    """transformers refuses the first at the export, after the training."""
+def test_outputs_that_a_config_asks_for_are_left_out_and_a_model_that_refuses_embeddings_is_refused(
+    tmp_path, monkeypatch
+):
+    """transformers refuses the first output at the export, after the training."""
     tiny_models.model("bert").save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", output_attentions=True, output_hidden_states=True)
     tiny_models.load(tmp_path).model.save_pretrained(tmp_path / "exported")
-    config = AutoConfig.from_pretrained(tmp_path / "exported")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "exported")
     assert (config.output_attentions, config.output_hidden_states) == (False, False)
-
-
-def test_a_model_that_refuses_embeddings(tmp_path, monkeypatch):
-    tiny_models.model("bert").save_pretrained(tmp_path)
     forward = bert.BertForQuestionAnswering.forward
     monkeypatch.setattr(
         bert.BertForQuestionAnswering, "forward", lambda self, input_ids, **rest: forward(self, input_ids, **rest)
@@ -200,11 +190,11 @@ def test_a_model_with_flash_attention_is_tried_without_it(monkeypatch):
     model = tiny_models.model("bert", 0.0)
     model.config._attn_implementation = "flash_attention_2"
     asked = []
-    monkeypatch.setattr(model, "set_attn_implementation", lambda name: asked.append(name) or set_name(name))
 
-    def set_name(name: str) -> None:
+    def choose(name: str) -> None:
+        asked.append(name)
         model.config._attn_implementation = name
 
+    monkeypatch.setattr(model, "set_attn_implementation", choose)
     loading.check_takes_embeddings(model, "model.name bert")
     assert asked == ["eager", "flash_attention_2"]
-    assert model.config._attn_implementation == "flash_attention_2"

@@ -115,21 +115,21 @@ def test_published_checkpoints_of_other_heads_load(kind, tmp_path):
             assert torch.equal(value, published.base_model.get_parameter(name)), name
 
 
-def test_shards_and_files_cut_short(tmp_path):
+def test_pickled_weights_shards_and_files_cut_short(tmp_path):
     model = tiny_models.model("bert")
+
+    def assert_loads(mapped: bool) -> None:
+        loaded = load(tmp_path, mapped=mapped).model
+        assert all(torch.equal(value, model.get_parameter(name)) for name, value in loaded.named_parameters())
+
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    for mapped in (False, True):
+        assert_loads(mapped)
     model.save_pretrained(tmp_path, max_shard_size="8KB")
-    assert all(torch.equal(value, model.get_parameter(name)) for name, value in load(tmp_path).model.named_parameters())
+    assert_loads(mapped=False)
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:100])
     assert refused(load, tmp_path).startswith(f"model.name {tmp_path}: cannot load (")
     shard.unlink()
     assert f"{shard.name}): correct the folder" in refused(load, tmp_path)
-
-
-def test_pickled_weights(tmp_path):
-    model = tiny_models.model("bert")
-    model.config.save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    for mapped in (False, True):
-        loaded = load(tmp_path, mapped=mapped).model
-        assert all(torch.equal(value, model.get_parameter(name)) for name, value in loaded.named_parameters())

@@ -3,7 +3,7 @@
 Without dropout. Shares with the package the settings and the number of the draw that keys the noise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +66,12 @@ class Window(NamedTuple):
             targets = torch.cat([self.batch.start_position, self.batch.end_position])
         answers = Categorical(logits=logits)
         return Reading(-answers.log_prob(targets).mean(), answers, states[1:])
+
+
+def windows(model: PreTrainedModel, batch: Batch, seed: int, draw: int) -> Iterator[Window]:
+    for row in range(len(batch.input_ids)):
+        alone = Batch(*(part[row : row + 1] if isinstance(part, Tensor) else None for part in batch))
+        yield Window(model, alone, seed, draw)
 
 
 def both_directions(first: Reading, second: Reading) -> Tensor:
@@ -143,7 +149,7 @@ def adv_aug(window: Window, settings: Settings, _) -> Tensor:
 
 def r3f(window: Window, settings: Settings, _) -> Tensor:
     e = window.words()
-    noise = window.drawn(normal, e) if settings.noise == "normal" else 2 * window.drawn(uniform, e) - 1
+    noise = 2 * window.drawn(uniform, e) - 1
     clean, noisy = window.read(e), window.read(e + settings.noise_size * window.of_tokens(noise))
     return clean.nll + settings.divergence_weight * both_directions(clean, noisy)
 
@@ -188,13 +194,10 @@ def shuffled(seed: int, draw: int, sample_id: int, length: int, width: int) -> n
     return np.append(np.argsort(philox(counter, (key % 2**32, key >> 32))[2]), np.arange(length, width))
 
 
-def swep(window: Window, settings: Settings, generator: nn.Module) -> Tensor:
-    """Eq. 1-4 of Lee et al. 2021 with half the sum of both KLs between clean and noisy predictions, and Section 5.1's
-    kinds of noise."""
-    e, length, lam, alpha = window.words(), window.length, settings.mle_weight, settings.prior_variance
+def under_noise(window: Window, settings: Settings, parameters: Tensor) -> tuple[Reading, Tensor]:
+    """The reading under noise with these differences from its prior, of Section 5.1's kinds, and the noise's KL."""
+    e, length, alpha = window.words(), window.length, settings.prior_variance
     kind, mean = settings.noise, 0.0 if settings.noise == "additive" else 1.0
-    clean = window.read(e)
-    parameters = generator(clean.states[-1].detach())
     if kind == "shuffled":
         parameters = parameters[:, shuffled(window.seed, window.draw, int(window.batch.sample_id), length, e.shape[1])]
     delta, log_ratio = parameters.chunk(2, -1)
@@ -202,9 +205,14 @@ def swep(window: Window, settings: Settings, generator: nn.Module) -> Tensor:
     sigma = torch.ones_like(delta) if kind == "fixed_sigma" else alpha**0.5 * (log_ratio / 2).exp()
     z = mu if kind == "no_eps" else mu + sigma * window.drawn(normal, e)
     noisy = window.read(window.of_tokens(e + z if kind == "additive" else e * z))
-    prior = Normal(mean, alpha**0.5)
     posterior = Normal(mu, alpha**0.5 if kind == "no_eps" else sigma)
-    kl = kl_divergence(posterior, prior)[0, :length].sum()
+    return noisy, kl_divergence(posterior, Normal(mean, alpha**0.5))[0, :length].sum()
+
+
+def swep(window: Window, settings: Settings, generator: nn.Module) -> Tensor:
+    """Eq. 1-4 of Lee et al. 2021 with half the sum of both KLs between clean and noisy predictions."""
+    lam, clean = settings.mle_weight, window.read(window.words())
+    noisy, kl = under_noise(window, settings, generator(clean.states[-1].detach()))
     if settings.kl_reduction == "mean":  # over the batch's tokens, where all else is over its windows
         kl = kl * window.batch.token_weight.item() / window.batch.weight.item()
     loss = lam * clean.nll + (1 - lam) * (noisy.nll + settings.beta * kl)
@@ -224,8 +232,5 @@ def loss(
         draw: the number of the draw of the pass that draws the noise.
         generator: h to mu - 1 and log(sigma^2 / alpha), for "swep".
     """
-    total = 0.0
-    for row in range(len(batch.input_ids)):
-        alone = Batch(*(part[row : row + 1] if isinstance(part, Tensor) else None for part in batch))
-        total = total + batch.weight[row] * LOSSES[settings.name](Window(model, alone, seed, draw), settings, generator)
-    return total
+    parts = [LOSSES[settings.name](window, settings, generator) for window in windows(model, batch, seed, draw)]
+    return (batch.weight * torch.stack(parts)).sum()

@@ -7,12 +7,10 @@ The ascent is a by-product of the clean pass's backward, which trains the model.
 
 import torch
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction
 from swep_ds.methods.rivals.settings import FgmSettings
 
 
-@method("fgm")
 class Fgm(Method):
     settings: FgmSettings
 

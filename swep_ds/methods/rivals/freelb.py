@@ -9,12 +9,10 @@ The gradient of an ascent step is a by-product of the backward that trains the m
 units (Section 3.3).
 """
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction, norm, uniform
 from swep_ds.methods.rivals.settings import FreelbSettings
 
 
-@method("freelb")
 class Freelb(Method):
     settings: FreelbSettings
 

@@ -6,12 +6,10 @@
 L tokens in the window, R layers of the encoder. Both passes drop the same units, so that the distance is the noise's.
 """
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, gaussian
 from swep_ds.methods.rivals.settings import LnsrSettings
 
 
-@method("lnsr")
 class Lnsr(Method):
     settings: LnsrSettings
 

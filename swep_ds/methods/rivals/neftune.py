@@ -3,12 +3,10 @@
 e~ = e + alpha / sqrt(L d) * u,   u ~ U(-1, 1)^(L x d),   L tokens without padding
 """
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
 from swep_ds.methods.rivals.settings import NeftuneSettings
 
 
-@method("neftune")
 class Neftune(Method):
     settings: NeftuneSettings
 

@@ -10,13 +10,11 @@ dropout and computes only the gradient of the embeddings.
 
 import torch
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, direction, gaussian
 from swep_ds.methods.rivals.settings import PdrSettings
 from swep_ds.models.outputs import symmetric_divergence
 
 
-@method("pdr")
 class Pdr(Method):
     settings: PdrSettings
 

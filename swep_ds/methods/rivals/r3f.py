@@ -1,21 +1,18 @@
 """R3F penalises what small noise on the embeddings changes in the predictions (Aghajanyan et al., ICLR 2021).
 
     loss = nll(e) + lambda (KL(p || q) + KL(q || p)),   p = p(y | e),   q = p(y | e + sigma u)
-    u ~ U(-1, 1)^(L x d) or N(0, I)
+    u ~ U(-1, 1)^(L x d)
 
 Both distributions receive the gradient, and their dropout differs, as in the authors' code. The divergence of a window
 is the mean over its predictions (start and end; the target tokens).
 """
 
-from swep_ds.methods import method
-from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, gaussian, uniform
+from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
 from swep_ds.methods.rivals.settings import R3fSettings
 
-DRAWS = {"uniform": lambda inputs: 2 * uniform(inputs) - 1, "normal": gaussian}
 MIN_SHARE = 1e-6  # share of the nll below which the divergence is called nothing
 
 
-@method("r3f")
 class R3f(Method):
     settings: R3fSettings
 
@@ -25,8 +22,8 @@ class R3f(Method):
 
     def _add(self, inputs: Inputs) -> Perturbed:
         size_NT1 = self.settings.noise_size * inputs.batch.attention_mask[..., None]
-        noise_NTd = DRAWS[self.settings.noise](inputs)
-        return Perturbed(inputs.embeddings + (size_NT1 * noise_NTd).to(inputs.embeddings.dtype))
+        noise_NTd = size_NT1 * (2 * uniform(inputs) - 1)
+        return Perturbed(inputs.embeddings + noise_NTd.to(inputs.embeddings.dtype))
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         added = 2 * self.settings.divergence_weight * means["divergence"]

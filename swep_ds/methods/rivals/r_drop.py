@@ -7,12 +7,10 @@ masks, the control of methods with two passes. The divergence of a window is the
 end; the target tokens).
 """
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Method, Pass
 from swep_ds.methods.rivals.settings import RDropSettings
 
 
-@method("r_drop")
 class RDrop(Method):
     settings: RDropSettings
 

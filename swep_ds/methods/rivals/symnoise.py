@@ -7,12 +7,10 @@ L tokens in the window (padding is not counted), as in NEFTune, whose scale this
 
 import torch
 
-from swep_ds.methods import method
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
 from swep_ds.methods.rivals.settings import SymnoiseSettings
 
 
-@method("symnoise")
 class Symnoise(Method):
     settings: SymnoiseSettings
 

@@ -1,8 +1,7 @@
 """SSMBA's corruption of a text, and how predicted tokens return to it (Ng, Cho, Ghassemi, EMNLP 2020).
 
-A share of the tokens is selected. 80 % of them are masked, 10 % replaced by a random token and 10 % left unchanged; a
-masked language model then predicts all of them, as BERT learned to. (The published code leaves the last 10 % out of the
-prediction.)
+Of the selected tokens 80 % are masked, 10 % replaced by a random token and 10 % left unchanged; a masked language model
+predicts all of them, as BERT learned to. (The published code leaves the last 10 % out of the prediction.)
 
 Predictions are spliced into the ORIGINAL text by character offsets, so all other text keeps every byte: case, accents,
 white space. The tokenizer's own decoder shows how a token reads and whether it takes a space before it, so WordPiece's
@@ -22,13 +21,9 @@ MASKED, RANDOM = 0.8, 0.1  # shares of the selected tokens; the rest is unchange
 
 
 class Vocabulary:
-    """How each token id reads in a text.
-
-    texts: [V] strings, without white space around them.
-    spaced: [V] bool, whether the tokenizer's decoder puts a space before the token.
-    candidates: int64 ids that may be written into a text: no special, added or never trained token, and no part of a
-        character, which reads as nothing.
-    """
+    """How each token id reads in a text: `texts`, without white space around them, and whether the tokenizer's decoder
+    puts a space before them (`spaced`, bool). `candidates` are the ids that may be written into a text: no special,
+    added or never trained token, and no part of a character, which reads as nothing."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         backend = tokenizer.backend_tokenizer
@@ -42,11 +37,8 @@ class Vocabulary:
         barred = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         # spare entries of BERT's vocabularies
         barred |= {token for name, token in ids.items() if re.fullmatch(r"\[unused\d+\]", name)}
-        candidates = [
-            token
-            for token, text in enumerate(self.texts)
-            if token not in barred and text and text.isprintable() and "\ufffd" not in text
-        ]
+        barred |= {token for token, text in enumerate(self.texts) if not text.isprintable() or "\ufffd" in text}
+        candidates = [token for token, text in enumerate(self.texts) if text and token not in barred]
         self.candidates = np.array(candidates, np.int64)
 
 
@@ -59,35 +51,33 @@ class Text:
     starts: np.ndarray  # [T] int64, a token's first character, without white space
     ends: np.ndarray  # [T] int64, the character after its last one, without white space
     # [T] bool, whether a token may be corrupted: not white space, no byte of a character that several tokens share, and
-    # no part of a protected answer
+    # no part of the answer
     eligible: np.ndarray
     answer: tuple[int, int] | None  # its characters [start, end); None for a question
 
     @classmethod
-    def of(cls, text: str, encoding: Encoding, answer: tuple[int, int] | None, *, protected: bool = True) -> "Text":
+    def of(cls, text: str, encoding: Encoding, answer: tuple[int, int] | None) -> "Text":
         tokens = TextTokens.of(encoding, text)
         starts = tokens.starts.astype(np.int64)
         ends = tokens.ends.astype(np.int64)
-        for token, piece in enumerate([text[start:end] for start, end in zip(starts, ends, strict=True)]):
+        for token, (start, end) in enumerate(zip(tokens.starts, tokens.ends, strict=True)):
+            piece = text[start:end]
             starts[token] += len(piece) - len(piece.lstrip())
             ends[token] = starts[token] + len(piece.strip())
         eligible = starts < ends
         shared = starts[1:] < ends[:-1]
         eligible[1:] &= ~shared
         eligible[:-1] &= ~shared
-        if protected and answer is not None:
+        if answer is not None:
             eligible &= (ends <= answer[0]) | (starts >= answer[1])
-        return cls(text, np.array(encoding.ids, np.int64), starts, ends, eligible, answer)
+        return cls(text, tokens.ids.astype(np.int64), starts, ends, eligible, answer)
 
 
 def corrupt(
     ids: np.ndarray, eligible: np.ndarray, share: float, vocabulary: Vocabulary, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Selects tokens, `share` of the eligible ones in expectation, and corrupts them.
-
-    Returns:
-        The corrupted ids [T], the selected positions [S] in ascending order, and for the draw of each selected token a
-        float64 number in [0, 1), [S].
+    """Selects tokens, `share` of the eligible ones in expectation, and corrupts them: ids [T], ascending positions [S],
+    and for the draw of each selected token a float64 number in [0, 1), [S].
     """
     count = int(share * eligible.sum() + rng.random())
     selected = np.sort(rng.choice(np.flatnonzero(eligible), count, replace=False))
@@ -99,7 +89,7 @@ def corrupt(
 
 
 def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary: Vocabulary) -> tuple[str, int]:
-    """Puts the ids `predicted` [S] at ascending `positions` [S].
+    """The text with the ids `predicted` [S] at ascending `positions` [S], and where the answer begins in it.
 
     A token that came back unchanged keeps its spelling. The text between tokens does not change, except:
       - a space is added before a token that begins a word if the replaced token did not (`##ing` -> `cat`), and where
@@ -107,9 +97,6 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
       - the space before a token that continues a word is dropped if the replaced token began one (`cat` -> `##s`);
       - the answer stays a word: the space after it is never dropped, and one is added where a token next to it becomes
         one that would make a word with it ("1204," -> "1204 s").
-
-    Returns:
-        The new text and the character where the answer begins in it, or would begin if none of it was replaced.
     """
     answer_start, answer_end = text.answer or (-1, -2)  # a question: no token is at its answer
     start = max(answer_start, 0)
@@ -147,5 +134,4 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
 
 
 def _one_word(left: str, right: str) -> bool:
-    """Whether two texts side by side would read as one word."""
     return left[-1:].isalnum() and right[:1].isalnum()

@@ -14,14 +14,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, PreTrainedModel
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Padding
 from swep_ds.data.example import Example
 from swep_ds.data.splits import sample_id
 from swep_ds.data.windows import Template, context_windows, plain_backend
 from swep_ds.methods.ssmba_samples.corruption import Text, Vocabulary, corrupt, splice
-from swep_ds.methods.ssmba_samples.masked_lm import draw, load_masked_lm
-from swep_ds.models.hub import longest_window
+from swep_ds.models.folders import load_config
+from swep_ds.models.hub import fit_tokenizer, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.loading import load_weights
+
+PLACES_AT_A_TIME = 256  # with their float64 probabilities over the vocabulary in memory
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,10 @@ class AugmentSettings:
     share: float = 0.25  # the share of tokens that are corrupted
     seed: int = 0
     batch_size: int = 32  # windows per forward pass
-    protect_answer: bool = True  # no token of the answer is corrupted; else samples that lose it are dropped
     repeated_answers: str = "error"  # as data.repeated_answers of the recipe that trains on the samples
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
+class Sample(NamedTuple):
     """One corruption of a question and its context. Positions count the question's tokens, then the context's."""
 
     example: Example
@@ -47,28 +51,8 @@ class Sample:
     ids: np.ndarray  # [T] int64, corrupted
     selected: np.ndarray  # [S] int64, the positions of the tokens to predict, ascending
     uniforms: np.ndarray  # [S] float64 in [0, 1), for the draws
+    original: np.ndarray  # [S] int64, the selected tokens as they were
     predicted: np.ndarray  # [S] int64, which the model fills in
-
-    @property
-    def changed(self) -> np.ndarray:
-        """The positions where the model predicts another token than the original one."""
-        original = np.concatenate([self.question.ids, self.context.ids])[self.selected]
-        return self.selected[self.predicted != original]
-
-    def lost_its_answer(self) -> bool:
-        """Whether a token of the answer changed. The text may still hold it: "in" may have become "inter"."""
-        begin, end = self.example.span
-        in_answer = (self.context.starts < end) & (self.context.ends > begin)
-        positions = self.changed - len(self.question.ids)
-        return bool(in_answer[positions[positions >= 0]].any())
-
-    def texts(self, vocabulary: Vocabulary) -> tuple[str, str, int]:
-        """Question, context, and the answer's first character in it."""
-        asked = len(self.question.ids)
-        split = np.searchsorted(self.selected, asked)
-        question, _ = splice(self.question, self.selected[:split], self.predicted[:split], vocabulary)
-        context, start = splice(self.context, self.selected[split:] - asked, self.predicted[split:], vocabulary)
-        return question, context, start
 
 
 class Row(NamedTuple):
@@ -81,16 +65,48 @@ class Row(NamedTuple):
     types: np.ndarray  # [T] int8
 
 
-class Reconstructor:
-    """Makes samples of questions with one model, on one rank.
+@torch.no_grad()
+def draw(
+    model: PreTrainedModel,
+    inputs: dict[str, Tensor],
+    places: tuple[Tensor, Tensor],
+    uniforms: Tensor,
+    candidates: Tensor,
+) -> Tensor:
+    """Tokens [S] drawn from the softmax over the ids `candidates` at S places (rows, positions) of the inputs [N, T],
+    by inversion of its distribution in float64 at `uniforms` [S] in [0, 1)."""
+    # the output layer gets only the places: on all [N, T] it would cost as much as a small encoder, and its logits
+    # would take most of the memory
+    with model.get_output_embeddings().register_forward_pre_hook(lambda _, hidden: (hidden[0][places],)):
+        logits = model(**inputs, return_dict=True).logits
+    if logits.dim() == 3:  # MobileBERT multiplies by the layer's weights itself, past the hook
+        logits = logits[places]
+    drawn = []
+    for part, u in zip(logits.split(PLACES_AT_A_TIME), uniforms.split(PLACES_AT_A_TIME), strict=True):
+        cumulated = part[:, candidates].double().softmax(-1).cumsum(-1)
+        reached = u[:, None] * cumulated[:, -1:]
+        drawn.append(candidates[torch.searchsorted(cumulated, reached, right=True)[:, 0]])
+    return torch.cat(drawn)
 
-    Raises InputError: `model_name` is no masked language model.
+
+class Reconstructor:
+    """Makes samples of questions with one model, a hub id or a local folder, on one rank.
+
+    Raises InputError: it cannot be loaded, or has no mask token or no trained head.
     """
 
     def __init__(self, model_name: str, settings: AugmentSettings, device: torch.device):
         self.settings = settings
         self.device = device
-        self.model, tokenizer = load_masked_lm(model_name, device)
+        tokenizer = load_tokenizer(model_name, "--model")
+        label = f"--model {model_name}"
+        if tokenizer.mask_token_id is None:
+            raise InputError(f"{label}: its tokenizer has no mask token: name a model such as bert-base-uncased")
+        source = resolve_model(model_name, "--model")
+        config = load_config(source, "--model")
+        model = load_weights(AutoModelForMaskedLM, config, source, label, dtype=torch.float32)
+        fit_tokenizer(tokenizer, model, label)
+        self.model = model.eval().to(device)
         self.vocabulary = Vocabulary(tokenizer)
         self.backend = plain_backend(tokenizer)
         self.padding = Padding.of(tokenizer)
@@ -98,16 +114,33 @@ class Reconstructor:
         self.room = longest_window(tokenizer, self.model) - self.template.specials
 
     def __call__(self, examples: Sequence[Example]) -> tuple[list[dict[str, Any]], Counter]:
-        """The samples of the questions as articles of a SQuAD document, and counts: of samples by fate, and over all of
-        them of "tokens", those "corrupted", and those "changed" in the end."""
+        """The samples of the questions as articles of a SQuAD document, and counts: of samples "kept" and "dropped",
+        and over all of them of "tokens", those "corrupted", and those "changed" in the end."""
         samples = list(self._corrupted(examples))
         self._predict(samples)
         counts: Counter = Counter()
-        seen: set[tuple[str, str, str]] = set()
+        seen = {(example.id, example.question, example.context) for example in examples}
         articles = []
         for title, group in itertools.groupby(samples, key=lambda sample: sample.example.article):
-            paragraphs = [self._paragraph(sample, seen, counts) for sample in group]
-            articles.append({"title": title, "paragraphs": [paragraph for paragraph in paragraphs if paragraph]})
+            paragraphs = []
+            for sample in group:
+                example = sample.example
+                question, context, start = self._texts(sample)
+                counts["tokens"] += len(sample.ids)
+                counts["corrupted"] += len(sample.selected)
+                counts["changed"] += int((sample.predicted != sample.original).sum())
+                text = (example.id, question, context)
+                if text in seen:
+                    counts["dropped"] += 1
+                    continue
+                counts["kept"] += 1
+                seen.add(text)
+                answer = example.context[slice(*example.span)]
+                assert context[start : start + len(answer)] == answer, (example.id, sample.number)
+                answers = [{"text": answer, "answer_start": start}]
+                qa = {"id": sample_id(example.id, sample.number), "question": question, "answers": answers}
+                paragraphs.append({"context": context, "qas": [qa]})
+            articles.append({"title": title, "paragraphs": paragraphs})
         return articles, counts
 
     def _corrupted(self, examples: Sequence[Example]) -> Iterator[Sample]:
@@ -116,46 +149,41 @@ class Reconstructor:
         for example, in_question, in_context in zip(examples, questions, contexts, strict=True):
             question = Text.of(example.question, in_question, None)
             question.eligible[self.room // 2 :] = False  # what `_rows` cuts
-            context = Text.of(example.context, in_context, example.span, protected=self.settings.protect_answer)
+            context = Text.of(example.context, in_context, example.span)
             ids = np.concatenate([question.ids, context.ids])
             eligible = np.concatenate([question.eligible, context.eligible])
             for number in range(self.settings.samples):
                 key = hashlib.sha256(json.dumps([self.settings.seed, example.id, number]).encode()).digest()
                 rng = np.random.default_rng(int.from_bytes(key, "big"))
                 corruption = corrupt(ids, eligible, self.settings.share, self.vocabulary, rng)
-                yield Sample(example, question, context, number, *corruption, predicted=np.empty_like(corruption[1]))
+                original = ids[corruption[1]]
+                yield Sample(example, question, context, number, *corruption, original, np.empty_like(original))
 
     def _predict(self, samples: Sequence[Sample]) -> None:
         """Predicts each selected token once, in the window that owns it."""
         rows = [row for sample in samples for row in self._rows(sample)]
         rows.sort(key=lambda row: -len(row.ids))  # little padding, and memory peaks at once
-        candidates = torch.from_numpy(self.vocabulary.candidates).to(self.device)
         for at in range(0, len(rows), self.settings.batch_size):
             batch = rows[at : at + self.settings.batch_size]
             counts = [len(row.owned) for row in batch]
             columns = {"input_ids": [row.ids for row in batch], "token_type_ids": [row.types for row in batch]}
             inputs = self.padding.inputs(columns, len(batch[0].ids))
-            places = [
-                np.repeat(np.arange(len(batch)), counts),
-                np.concatenate([row.positions for row in batch]),
-                np.concatenate([row.sample.uniforms[row.owned] for row in batch]),
-            ]
-            drawn = draw(
-                self.model,
-                {name: value.to(self.device) for name, value in inputs.items()},
-                *(torch.from_numpy(place).to(self.device) for place in places),
-                candidates,
-            )
+            inputs = {name: value.to(self.device) for name, value in inputs.items()}
+            windows = np.repeat(np.arange(len(batch)), counts)
+            positions = np.concatenate([row.positions for row in batch])
+            uniforms = np.concatenate([row.sample.uniforms[row.owned] for row in batch])
+            arrays = (windows, positions, uniforms, self.vocabulary.candidates)
+            windows, positions, uniforms, candidates = (torch.from_numpy(array).to(self.device) for array in arrays)
+            drawn = draw(self.model, inputs, (windows, positions), uniforms, candidates)
             for row, tokens in zip(batch, drawn.cpu().split(counts), strict=True):
                 row.sample.predicted[row.owned] = tokens.numpy()
 
     def _rows(self, sample: Sample) -> Iterator[Row]:
         """The windows of a sample that predict a token. All begin with the question, cut to half of the room; a context
         token belongs to the window that gives it the most context, and the question's tokens to the first."""
-        template = self.template
         asked = len(sample.question.ids)
-        shown = min(asked, self.room // 2)
-        left = self.room - shown
+        question = sample.ids[: min(asked, self.room // 2)]
+        left = self.room - len(question)
         places = sample.selected - asked
         for window in context_windows(len(sample.context.ids), left, max(1, left // 2)):
             is_owned = (places >= window.own_begin) & (places < window.own_end)
@@ -164,40 +192,21 @@ class Reconstructor:
             owned = np.flatnonzero(is_owned)
             if len(owned) == 0:
                 continue
-            in_question = len(template.prefix) + sample.selected[owned]
-            in_context = template.context_begin(shown) + places[owned] - window.begin
-            question = sample.ids[:shown]
+            in_question = len(self.template.prefix) + sample.selected[owned]
+            in_context = self.template.context_begin(len(question)) + places[owned] - window.begin
             context = sample.ids[asked + window.begin : asked + window.end]
             yield Row(
                 sample,
                 owned,
-                ids=template.input_ids(question, context),
-                types=template.type_ids(len(question), len(context)),
+                ids=self.template.input_ids(question, context),
+                types=self.template.type_ids(len(question), len(context)),
                 positions=np.where(places[owned] < 0, in_question, in_context),
             )
 
-    def _paragraph(self, sample: Sample, seen: set[tuple[str, str, str]], counts: Counter) -> dict[str, Any] | None:
-        """The sample's paragraph; None where it is dropped."""
-        example = sample.example
-        question, context, start = sample.texts(self.vocabulary)
-        text = (example.id, question, context)
-        if sample.lost_its_answer():
-            fate = "lost"
-        elif text == (example.id, example.question, example.context):
-            fate = "unchanged"
-        elif text in seen:
-            fate = "repeated"
-        else:
-            fate = "kept"
-            seen.add(text)
-        counts["tokens"] += len(sample.ids)
-        counts["corrupted"] += len(sample.selected)
-        counts["changed"] += len(sample.changed)
-        counts[fate] += 1
-        if fate != "kept":
-            return None
-        answer = example.context[slice(*example.span)]
-        assert context[start : start + len(answer)] == answer, (example.id, sample.number)
-        answers = [{"text": answer, "answer_start": start}]
-        qa = {"id": sample_id(example.id, sample.number), "question": question, "answers": answers}
-        return {"context": context, "qas": [qa]}
+    def _texts(self, sample: Sample) -> tuple[str, str, int]:
+        """Question, context, and the answer's first character in it, with the predicted tokens."""
+        asked = len(sample.question.ids)
+        at = np.searchsorted(sample.selected, asked)
+        question, _ = splice(sample.question, sample.selected[:at], sample.predicted[:at], self.vocabulary)
+        context, start = splice(sample.context, sample.selected[at:] - asked, sample.predicted[at:], self.vocabulary)
+        return question, context, start

@@ -11,7 +11,7 @@ import pytest
 from swep_ds.commands import augment as command
 from swep_ds.common.console import Console
 from swep_ds.data.readers import read_examples
-from swep_ds.methods.ssmba_samples.augment import _read, augment
+from swep_ds.methods.ssmba_samples.augment import augment, read_answerable
 from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings
 from swep_ds.ranks.group import process_group
 from tests.support import bad_input, tiny, tiny_masked_lm
@@ -38,21 +38,19 @@ def test_a_mistake_in_an_option_is_one_line(monkeypatch, option, value, said):
 
 
 @pytest.mark.parametrize(("choice", "spans"), [("first", [(0, 3), (4, 7)]), ("drop", [(4, 7)])])
-def test_repeated_answers_are_settled_and_counted_and_questions_limited(tmp_path, capsys, choice, spans):
+def test_repeated_answers_are_settled_and_counted(tmp_path, capsys, choice, spans):
     rows = [{"question": "Who?", "context": "Ann Bob Ann", "answer": answer} for answer in ("Ann", "Bob")]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    settings = AugmentSettings(repeated_answers=choice)
-    examples = _read(str(tmp_path / "rows.json"), None, settings, Console())
+    examples = read_answerable(str(tmp_path / "rows.json"), choice, Console())
     assert [example.span for example in examples] == spans
     said = f"1 questions have an answer that occurs several times in its context (--repeated_answers {choice})"
     assert said in " ".join(capsys.readouterr().out.split())
-    assert _read(str(tmp_path / "rows.json"), 1, settings, Console()) == examples[:1]
 
 
 def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(squad(5)))
     with process_group():
-        said = bad_input.refused(augment, str(tmp_path / "train.json"), "./no", tmp_path / "o", AugmentSettings(), None)
+        said = bad_input.refused(augment, str(tmp_path / "train.json"), "./no", tmp_path / "o", AugmentSettings())
     assert "--model ./no: " in said
     assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
 
@@ -89,10 +87,9 @@ def test_a_killed_run_resumes_to_the_file_of_two_ranks_which_is_training_data(tm
     assert len(list((tmp_path / "one.json.chunks").glob("0*.json"))) == 2
     assert not (tmp_path / "one.json").exists()
 
-    other = run_script(AUGMENT, *arguments(tmp_path, "one.json"), "--seed", "1", "--unprotect_answer", check=False)
+    other = run_script(AUGMENT, *arguments(tmp_path, "one.json"), "--seed", "1", check=False)
     assert other.returncode == 2
-    assert "seed 0 " in (said := error_line(other.stderr))
-    assert "protect_answer True " in said
+    assert "seed 0 " in error_line(other.stderr)
     resumed = run_script(AUGMENT, *arguments(tmp_path, "one.json")).stdout
     assert "2 of 3 chunks are done" in resumed
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
@@ -103,8 +100,7 @@ def test_a_killed_run_resumes_to_the_file_of_two_ranks_which_is_training_data(tm
     assert {sample.id.rpartition("-ssmba")[0] for sample in samples} == {example.id for example in originals}
     document = json.loads((tmp_path / "two.json").read_text(encoding="utf-8"))["ssmba"]
     assert document["kept"] == len(samples)
-    assert document["protect_answer"]
-    dropped = document.get("unchanged", 0) + document.get("repeated", 0)
-    assert len(samples) + dropped == 8 * QUESTIONS
-    assert f"kept {len(samples)} of {8 * QUESTIONS} samples of {QUESTIONS} questions, dropped {dropped}: " in resumed
+    dropped = 8 * QUESTIONS - len(samples)
+    assert document.get("dropped", 0) == dropped
+    assert f"kept {len(samples)} samples of {QUESTIONS} questions, dropped {dropped} that" in resumed
     assert "RANK" not in os.environ

@@ -69,9 +69,6 @@ def bare(text: str) -> str:
     return "".join(text.split())
 
 
-# Vocabularies
-
-
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
 def test_no_special_or_added_token_may_be_written(kind):
     tokenizer = tiny.TOKENIZERS[kind].__wrapped__()  # a new one, to add a token to
@@ -89,9 +86,6 @@ def test_no_unused_token_or_part_of_a_character_may_be_written():
         assert ids[token] not in vocabulary.candidates
 
 
-# Which tokens may be corrupted
-
-
 def test_tokens_of_the_answer_white_space_and_bytes_of_a_character_are_not_eligible():
     text = "it was founded in 1204 by abbot"
     for span in ((18, 22), (19, 20)):  # the token 1204, and a character in it
@@ -101,9 +95,6 @@ def test_tokens_of_the_answer_white_space_and_bytes_of_a_character_are_not_eligi
     tokens = tokenised("exact byte_bpe", "a “b”  \n c d")
     assert set(np.array(shown(tokens))[tokens.eligible]) == {*"abcd"}
     assert set(np.array(shown(tokens))[~tokens.eligible]) == {"“", "”", ""}
-
-
-# Corruption
 
 
 def test_shares_of_corrupted_masked_replaced_and_kept_tokens():
@@ -194,21 +185,16 @@ WORD_PIECES = [
     ("It WAS  founded", [("WAS", "not")], "It not  founded"),  # a word for a word: its spaces stay
     ("It WAS  founded", [("WAS", "was")], "It WAS  founded"),  # came back: as it was written
     ("Was founded", [("founded", "##s")], "Wass"),  # goes on with the word before
-    ("Was\n\nfounded", [("Was", "##s")], "s\n\nfounded"),
     ("opened, again", [(",", "too")], "opened too again"),  # a word in place of a mark that touched the word
     ("opened again", [("again", ".")], "opened."),
     ("north-nice", [("-", "and")], "north and nice"),  # else one word
     ("north-nice", [("-", "(")], "north(nice"),
-    ("(in 1204)", [("in", "was")], "(was 1204)"),
     ("(in 1204)", [("(", "the")], "the in 1204)"),
-    ("north-nice", [("-", "and"), ("nice", "old")], "north and old"),
     ("north-nice", [("-", "and"), ("nice", "##s")], "north ands"),
     ("the nice\u0301 welt", [("nice\u0301", "old")], "the old welt"),  # the accent is the word's
     ("The welt", [("e", "old")], "The w oldlt"),  # a word within a word
-    ("The welt", [("e", "##s")], "The wslt"),
 ]
 BYTE_LEVEL = [
-    ("It was the", [("was", "Ġnot")], "It not the"),
     ("It was the", [("was", "'s")], "It's the"),
     ("It's the", [("'s", "Ġwas")], "It was the"),
     ("It was the", [("It", "Ġmonastery")], "monastery was the"),  # no space at the beginning
@@ -217,9 +203,7 @@ BYTE_LEVEL = [
 SPLICES = [("wordpiece", *case) for case in WORD_PIECES]
 SPLICES += [("byte_bpe", *case) for case in BYTE_LEVEL]
 SPLICES += [
-    ("wordpiece", "in 1204 by abbot", [("by", "##s")], "in 1204 s abbot"),
-    ("wordpiece", "in 1204 by abbot", [("by", ".")], "in 1204 . abbot"),
-    ("wordpiece", "in 1204 by abbot", [("in", "##s"), ("by", "too")], "s 1204 too abbot"),
+    ("wordpiece", "in 1204 by abbot", [("in", "##s"), ("by", ".")], "s 1204 . abbot"),
     ("wordpiece", "in 1204, by", [(",", "##s")], "in 1204 s by"),
     ("byte_bpe", "(1204)", [("(", "\u0120the"), (")", "s")], "the 1204 s"),
 ]
