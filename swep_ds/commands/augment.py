@@ -5,8 +5,9 @@
         --set data.train=train-v1.1.json --set data.augmented=train-ssmba.json --set data.eval.squad=dev-v1.1.json
 
 SSMBA (Ng et al., EMNLP 2020): a share of the tokens of question and context is corrupted and predicted again; the
-answer does not change. Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks share the questions. To
-resume after a stop, run the command again.
+answer does not change. With --unprotect_answer its tokens are corrupted like all others, as SSMBA was published, and
+samples that lose it are dropped and counted. Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the ranks
+share the questions. To resume after a stop, run the command again.
 """
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
@@ -22,6 +23,8 @@ def augment() -> None:
     parser.add_argument("--output", required=True, type=path_of("--output"), metavar="FILE.json", help=text)
     parser.add_argument("--samples", type=at_least(1), default=8, help="samples per question")
     parser.add_argument("--share", type=float, default=0.25, help="share of the tokens to corrupt")
+    text = "corrupt the answer as well; drop samples that lose it"
+    parser.add_argument("--unprotect_answer", action="store_true", help=text)
     parser.add_argument("--seed", type=at_least(0), default=0, help="seed of the samples")
     parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank")
     text = "as data.repeated_answers of the recipe that trains on the samples"
@@ -41,6 +44,7 @@ def augment() -> None:
         share=arguments.share,
         seed=arguments.seed,
         batch_size=arguments.batch_size,
+        protect_answer=not arguments.unprotect_answer,
         repeated_answers=arguments.repeated_answers,
     )
     with process_group():

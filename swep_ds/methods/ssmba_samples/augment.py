@@ -62,7 +62,7 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
     if counts is not None:
         console.print(
             f"kept {counts['kept']} samples of {len(examples)} questions, dropped {counts['dropped']} that came back as"
-            " the original or as another sample",
+            f" the original or as another sample, and {counts['lost']} that lost their answer",
             f"{counts['corrupted'] / max(counts['tokens'], 1):.1%} of the tokens were corrupted, "
             f"{counts['changed'] / max(counts['corrupted'], 1):.1%} of those came back as another token",
             f"written to {output}",

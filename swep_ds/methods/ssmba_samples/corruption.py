@@ -51,12 +51,12 @@ class Text:
     starts: np.ndarray  # [T] int64, a token's first character, without white space
     ends: np.ndarray  # [T] int64, the character after its last one, without white space
     # [T] bool, whether a token may be corrupted: not white space, no byte of a character that several tokens share, and
-    # no part of the answer
+    # no part of a protected answer
     eligible: np.ndarray
     answer: tuple[int, int] | None  # its characters [start, end); None for a question
 
     @classmethod
-    def of(cls, text: str, encoding: Encoding, answer: tuple[int, int] | None) -> "Text":
+    def of(cls, text: str, encoding: Encoding, answer: tuple[int, int] | None, *, protected: bool) -> "Text":
         tokens = TextTokens.of(encoding, text)
         starts = tokens.starts.astype(np.int64)
         ends = tokens.ends.astype(np.int64)
@@ -68,7 +68,7 @@ class Text:
         shared = starts[1:] < ends[:-1]
         eligible[1:] &= ~shared
         eligible[:-1] &= ~shared
-        if answer is not None:
+        if protected and answer is not None:
             eligible &= (ends <= answer[0]) | (starts >= answer[1])
         return cls(text, tokens.ids.astype(np.int64), starts, ends, eligible, answer)
 

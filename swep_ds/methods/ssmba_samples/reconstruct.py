@@ -38,6 +38,7 @@ class AugmentSettings:
     share: float = 0.25  # the share of tokens that are corrupted
     seed: int = 0
     batch_size: int = 32  # windows per forward pass
+    protect_answer: bool = True  # no token of the answer is corrupted; else samples that lose it are dropped
     repeated_answers: str = "error"  # as data.repeated_answers of the recipe that trains on the samples
 
 
@@ -114,8 +115,8 @@ class Reconstructor:
         self.room = longest_window(tokenizer, self.model) - self.template.specials
 
     def __call__(self, examples: Sequence[Example]) -> tuple[list[dict[str, Any]], Counter]:
-        """The samples of the questions as articles of a SQuAD document, and counts: of samples "kept" and "dropped",
-        and over all of them of "tokens", those "corrupted", and those "changed" in the end."""
+        """The samples of the questions as articles of a SQuAD document, and counts: of samples "kept", "lost" (without
+        their answer) and "dropped", and over all of them of "tokens", those "corrupted" and those "changed"."""
         samples = list(self._corrupted(examples))
         self._predict(samples)
         counts: Counter = Counter()
@@ -130,6 +131,9 @@ class Reconstructor:
                 counts["corrupted"] += len(sample.selected)
                 counts["changed"] += int((sample.predicted != sample.original).sum())
                 text = (example.id, question, context)
+                if self._lost_its_answer(sample):
+                    counts["lost"] += 1
+                    continue
                 if text in seen:
                     counts["dropped"] += 1
                     continue
@@ -147,9 +151,9 @@ class Reconstructor:
         questions = self.backend.encode_batch([e.question for e in examples], add_special_tokens=False)
         contexts = self.backend.encode_batch([e.context for e in examples], add_special_tokens=False)
         for example, in_question, in_context in zip(examples, questions, contexts, strict=True):
-            question = Text.of(example.question, in_question, None)
+            question = Text.of(example.question, in_question, None, protected=False)
             question.eligible[self.room // 2 :] = False  # what `_rows` cuts
-            context = Text.of(example.context, in_context, example.span)
+            context = Text.of(example.context, in_context, example.span, protected=self.settings.protect_answer)
             ids = np.concatenate([question.ids, context.ids])
             eligible = np.concatenate([question.eligible, context.eligible])
             for number in range(self.settings.samples):
@@ -202,6 +206,14 @@ class Reconstructor:
                 types=self.template.type_ids(len(question), len(context)),
                 positions=np.where(places[owned] < 0, in_question, in_context),
             )
+
+    @staticmethod
+    def _lost_its_answer(sample: Sample) -> bool:
+        """Whether a token of the answer changed. The text may still hold it: "in" may have become "inter"."""
+        begin, end = sample.example.span
+        in_answer = (sample.context.starts < end) & (sample.context.ends > begin)
+        changed = sample.selected[sample.predicted != sample.original] - len(sample.question.ids)
+        return bool(in_answer[changed[changed >= 0]].any())
 
     def _texts(self, sample: Sample) -> tuple[str, str, int]:
         """Question, context, and the answer's first character in it, with the predicted tokens."""

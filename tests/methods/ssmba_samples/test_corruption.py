@@ -58,7 +58,7 @@ VOCABULARIES = {kind: Vocabulary(make()) for kind, make in (tiny.TOKENIZERS | EX
 
 def tokenised(kind: str, text: str, kept: tuple[int, int] | None = None) -> Text:
     backend = plain_backend((tiny.TOKENIZERS | EXACT)[kind]())
-    return Text.of(text, backend.encode(text, add_special_tokens=False), kept)
+    return Text.of(text, backend.encode(text, add_special_tokens=False), kept, protected=True)
 
 
 def shown(tokens) -> list[str]:

@@ -129,9 +129,10 @@ def read(articles: list[dict], tmp_path) -> list[Example]:
     return read_examples(str(tmp_path / "samples.json"), training=True)  # which checks every offset
 
 
+@pytest.mark.parametrize("protect", [True, False])
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
-def test_samples_of_all_kinds_of_tokenizers(models, kind, tmp_path):
-    made = reconstructor(models, kind)
+def test_samples_of_all_kinds_of_tokenizers(models, kind, protect, tmp_path):
+    made = reconstructor(models, kind, protect_answer=protect)
     articles, counts = made(EXAMPLES)
     assert [article["title"] for article in articles] == ["first", "second", "third"]
     samples = read(articles, tmp_path)  # an answer that were not at its offset would be refused
@@ -144,15 +145,20 @@ def test_samples_of_all_kinds_of_tokenizers(models, kind, tmp_path):
     everything = [f"{example.id}-ssmba{number}" for example in EXAMPLES for number in range(8)]
     ids = [sample.id for sample in samples]
     assert ids == [name for name in everything if name in set(ids)]  # in their order
-    assert len(ids) == counts["kept"] == 40 - counts["dropped"]
+    assert len(ids) == counts["kept"] == 40 - counts["dropped"] - counts["lost"]
     assert len({(s.id.partition("-")[0], s.question, s.context) for s in samples}) == len(samples)
-    tokens, eligible = 0, 0
+    tokens, eligible, lost = 0, 0, 0
     for sample in made._corrupted(EXAMPLES):
         tokens += len(sample.ids)
         eligible += int(sample.question.eligible.sum() + sample.context.eligible.sum())
         begin, end = sample.example.span
-        in_answer = (sample.context.starts < end) & (sample.context.ends > begin)
-        assert not sample.context.eligible[in_answer].any()
+        in_answer = np.flatnonzero((sample.context.starts < end) & (sample.context.ends > begin))
+        assert sample.context.eligible[in_answer].any() != protect
+        made._predict([sample])
+        changed = sample.selected[sample.predicted != sample.original]
+        lost += bool(set(in_answer + len(sample.question.ids)) & set(changed))
+    assert counts["lost"] == lost
+    assert (lost == 0) == protect
     assert counts["tokens"] == tokens
     # a quarter of what may be corrupted, to rounding: 40 samples, each off by 0.5 tokens at most on average
     assert counts["corrupted"] == pytest.approx(0.25 * eligible, abs=20)
