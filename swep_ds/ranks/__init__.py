@@ -7,8 +7,7 @@ scripts need `environment.py`, which imports neither, before.
 from typing import Any
 
 _NAMES = {"process_group", "wait_long", "free_port", "rank", "world_size", "is_main", "device", "host", "progress"}
-_NAMES |= {"quiet", "step_listeners", "watch_stalls", "synchronize", "gather", "on_all_ranks", "from_rank0"}
-_NAMES |= {"local_rank_zero_first"}
+_NAMES |= {"quiet", "step_listeners", "synchronize", "gather", "on_all_ranks", "from_rank0", "local_rank_zero_first"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,11 +2,8 @@
 
 Every rank keeps float32 weights and Adam's moments in flat tensors: at ZeRO-0 whole parameters, at ZeRO-1 and 2 a
 piece of all parameters laid end to end, at ZeRO-3 a piece of each parameter. `cut_pieces` says which elements of each
-parameter a rank keeps, in the files and in the engine; what overlaps is copied. Half-precision weights are then made
-from the float32 ones, as after any update. The files are mapped into memory: a rank reads only what it keeps.
-
-DeepSpeed's universal checkpoints would write the whole state to disk a second time, and fail with a bare assertion
-between ZeRO-2 and ZeRO-3.
+parameter a rank keeps, in the files and in the engine; what overlaps is copied. The files are mapped into memory: a
+rank reads only what it keeps. DeepSpeed's universal checkpoints would write the whole state to disk a second time.
 """
 
 import math
@@ -50,7 +47,7 @@ def cut_pieces(
     world_size: int,
     sizes: Sequence[int],
 ) -> Pieces:
-    """A rank's piece of each parameter; parameters of which it keeps nothing are left out.
+    """A rank's piece of each parameter of which it keeps any.
 
     Args:
         shapes: for every flat tensor, the parameters' shapes by name, in order.
@@ -135,8 +132,7 @@ def files_by_rank(names: Iterable[str], end: str) -> list[str]:
 def _saved_pieces(
     stage: int, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> tuple[list[Pieces], Any]:
-    """What every rank saved, and Adam's step count; at ZeRO-0 one file, the model's, holds it all. `names` are the
-    parameters' in the optimizer's order."""
+    """What every rank saved, and Adam's step count; at ZeRO-0 one file, the model's, holds it all."""
     if stage == 0:
         shapes = [{name: model["module"][name].shape} for name in names]
         weights = [[model["module"][name] for name in names]]
@@ -165,8 +161,7 @@ def _saved_pieces(
 def convert(engine, tag: Path, manifest: Manifest) -> None:
     """Loads a checkpoint of another layout into DeepSpeed's engine around the same model.
 
-    Weights, moments, step counts, schedule and loss scale are then as if the engine had made the updates itself. Not
-    collective; `refresh_weights` follows when all ranks are done.
+    Not collective; `refresh_weights` follows when all ranks are done.
 
     Raises InputError: in bf16 from or to ZeRO-0, or elements of a parameter are missing.
     """

@@ -1,23 +1,21 @@
 """DeepSpeed's engine around an objective, with the recipe's optimizer and schedule.
 
-What DeepSpeed 0.19 needs beyond that is here: the end of fp16's loss scale, and the checkpoint writer; in `groups.py`,
-the parameter groups; and in `foreach.py`, a step of few operations.
+What DeepSpeed 0.19 needs beyond that is in `checkpoints.py` (the writer), `groups.py` (the parameter groups) and
+`foreach.py` (a step of few operations).
 """
 
 import logging
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
-from swep_ds.common.errors import NOT_OF_THE_INPUT, InputError, TrainingDiverged, as_input_error
+from swep_ds.common.errors import NOT_OF_THE_INPUT, as_input_error
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
@@ -26,7 +24,6 @@ from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.foreach import use_foreach
 from swep_ds.training.groups import watch_norms
-from swep_ds.training.metrics import DIVERGED
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import shard
 
@@ -40,8 +37,9 @@ class Engine:
     With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention.
 
     Attributes:
-        deepspeed: DeepSpeed's engine. Checkpoints read and write its state.
+        deepspeed: DeepSpeed's engine. Checkpoints read and write its state. `step`, `train`, `eval`, `destroy` are its.
         module: the objective.
+        optimizer: DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself.
         parts: from `Objective.parts`.
         stage: the ZeRO stage.
         coalesces: whether gradients are reduced once an update, and `step` is called only then (`run_update`).
@@ -49,7 +47,12 @@ class Engine:
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
         self.deepspeed = engine
+        self.step = engine.step
+        self.train = engine.train
+        self.eval = engine.eval
+        self.destroy = engine.destroy
         self.module = engine.module
+        self.optimizer = engine.optimizer
         self.parts = self.module.parts(train.execution)
         self.stage = engine.zero_optimization_stage()
         self.coalesces = train.coalesce_grad_reduction and self.stage >= 2  # below, gradients are reduced once anyway
@@ -58,11 +61,10 @@ class Engine:
         self._precision = train.precision
         use_foreach(engine)
         self._norms = watch_norms(engine, self.module, train.max_grad_norm)
-        writer = Writer(engine)
-        engine.checkpoint_engine = writer
+        engine.checkpoint_engine = Writer()
         # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
         engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
-        engine._copy_recovery_script = partial(writer.attempt, engine._copy_recovery_script)
+        engine._copy_recovery_script = lambda folder: None  # a full disk there would raise on one rank only
 
     def __call__(self, batch: Batch, step: MicroStep | None = None) -> Any:
         """`Objective.forward`: a micro-step's loss, or predictions."""
@@ -72,33 +74,6 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         with self._kernels():
             self.deepspeed.backward(loss)
-
-    def step(self) -> None:
-        """Ends a micro-step; the last one of an update changes the weights.
-
-        Raises:
-            TrainingDiverged: fp16's loss scale cannot be lowered any further.
-        """
-        try:
-            self.deepspeed.step()
-        except Exception as error:
-            if "loss scale already at minimum" not in str(error):
-                raise
-            raise TrainingDiverged(f"every fp16 gradient overflows, at the smallest loss scale: {DIVERGED}") from None
-
-    def train(self) -> None:
-        self.deepspeed.train()
-
-    def eval(self) -> None:
-        self.deepspeed.eval()
-
-    def destroy(self) -> None:
-        self.deepspeed.destroy()
-
-    @property
-    def optimizer(self):
-        """DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself."""
-        return self.deepspeed.optimizer
 
     @property
     def learning_rate(self) -> float:
@@ -142,17 +117,10 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         config: from `complete_ds_config`.
         updates: optimizer steps of the whole run; with linear decay the learning rate reaches 0 after the last.
 
-    Raises:
-        InputError: DeepSpeed refuses a setting; on all ranks.
+    Raises InputError: DeepSpeed refuses a setting; on all ranks.
     """
     config = dict(config)
     stage = zero_stage(config)
-    to_disk = config.get("zero_optimization", {}).get("offload_param", {}).get("device") == "nvme"
-    if to_disk and not AsyncIOBuilder().is_compatible():
-        raise InputError(
-            "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
-            "built here: install libaio's headers (Debian: libaio-dev), or use --ds_config zero3_offload"
-        )
     if stage == 3:
         with _refusals():
             shard(objective, config)

@@ -16,13 +16,12 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.pipeline.saved import load_saved, validation_half
 from swep_ds.ranks.group import process_group
-from swep_ds.training.average import WeightAverage, last_k, newest_share
+from swep_ds.training.average import WeightAverage, newest_share
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
-from tests.support.bad_input import refused
 
 UPDATES = 6
 DECAY, LAST = 0.6, 0.5
@@ -50,8 +49,7 @@ def test_the_recursion_is_the_definition(kind):
         if share:
             mean = value if share == 1 else mean + share * (value - mean)
     torch.testing.assert_close(mean, plain_mean(kind, weights), rtol=1e-12, atol=1e-12)
-    said = refused(last_k, TrainSection(average="last_k", average_last=0.1), 8)
-    assert said.startswith("train.average_last 0.1: that is 1 of 8 update(s), and a mean needs 2: ")
+    assert newest_share(TrainSection(average="last_k", average_last=0.01), 8, 8) == 1
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +91,7 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
     recipe = Recipe.load(str(folder / "recipe.yaml"), [f"train.{name}={value}" for name, value in settings.items()])
     job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, stage, **zero)))
     engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
-    average = WeightAverage.of(engine, recipe.train, UPDATES)
+    average = WeightAverage(engine, recipe.train, UPDATES)
     half, seen = precision == "bf16", []
     batches = iter(job.batches[update] for update in range(UPDATES))
     for update in range(UPDATES):

@@ -125,7 +125,6 @@ PUBLIC = {
         "offload_param": {"device": "none", "nvme_path": "/local_nvme", "pin_memory": False},
         "sub_group_size": 1e9,
         "reduce_bucket_size": "auto",
-        "cpu_offload": False,
     },
     **dict.fromkeys(("train_batch_size", "gradient_accumulation_steps", "gradient_clipping"), "auto"),
     "steps_per_print": 1e5,
@@ -140,7 +139,6 @@ def test_a_public_config_needs_no_change(tmp_path):
     config = resolve(write(tmp_path, PUBLIC))
     assert not {"amp", "disable_allgather", "elasticity", "_comment", "//"} & config.keys()
     assert config["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
-    assert "cpu_offload" not in config["zero_optimization"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -166,7 +164,6 @@ ADAFACTOR = {"optimizer": "adafactor"}
     ("config", "train", "part"),
     [
         ("{", {}, "not JSON"),
-        ([1], {}, "a ds_config is a JSON object"),
         ('{"zero_optimization": {"stage": 2, "stage": 3}}', {}, "'stage' is given twice"),
         # what DeepSpeed would ignore or read otherwise
         ({"gradient_cliping": 1.0}, {}, "gradient_cliping is not a field of a ds_config that is of use here; did you "),
@@ -175,7 +172,6 @@ ADAFACTOR = {"optimizer": "adafactor"}
             {},
             "DeepSpeedZeroConfig overlap_com Extra inputs are not permitted",
         ),
-        ({"optimizer": "AdamW"}, {}, 'optimizer is "AdamW": write it as a JSON object'),
         (zero(stage=7), {}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
         # what contradicts the recipe
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed never scales fp16"),
@@ -194,7 +190,6 @@ ADAFACTOR = {"optimizer": "adafactor"}
         (zero(stage=1, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-1"),
         (zero(stage=2, offload_optimizer={"pin_memory": True}), {}, 'names no device and would do nothing: give it "d'),
         (zero(stage=2, offload_optimizer={"device": "nvme"}), {}, "on disk DeepSpeed computes other updates than"),
-        (zero(stage=2, cpu_offload=True), {}, 'write "offload_optimizer": {"device": "cpu"} instead'),
         (zero(stage=1, load_from_fp32_weights=False), {"precision": "bf16"}, "would resume from rounded weights"),
         (
             zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 0.5}),
