@@ -1,7 +1,4 @@
-"""The device that computes, according to DeepSpeed's accelerator. Nothing else in the package asks PyTorch.
-
-PyTorch may see a GPU that a run does not use: with `DS_ACCELERATOR=cpu` its memory would read 0.
-"""
+"""The device that computes, according to DeepSpeed: PyTorch may see a GPU that a run does not use."""
 
 import os
 import platform
@@ -38,10 +35,8 @@ def has_tf32() -> bool:
 
 
 def emulates(dtype: torch.dtype) -> bool:
-    """Whether the CPU computes and has no instructions for `dtype`; False where PyTorch does not know its instructions.
-
-    In bfloat16 a product of matrices then took 3 times (AVX-512) to 50 times (AVX2) as long as in float32.
-    """
+    """Whether the CPU computes and has, as far as PyTorch knows, no instructions for `dtype`: in bfloat16 a product of
+    matrices then took 3 times (AVX-512) to 50 times (AVX2) as long as in float32."""
     if on_gpu():
         return False
     capabilities = torch.cpu.get_capabilities()

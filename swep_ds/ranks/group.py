@@ -43,7 +43,6 @@ FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"
 T = TypeVar("T")
 _hosts: list[str] = []  # by rank
 _heartbeat: heartbeat.Heartbeat | None = None  # None: there is one rank
-step_listeners: list[Callable[[str], None]] = []  # called with each step of `progress`
 
 
 @contextmanager
@@ -226,8 +225,6 @@ def progress(step: str) -> None:
     """Notes that this rank begins a step, for reports of deaths and stalls."""
     if _heartbeat:
         _heartbeat.progress(step)
-    for listener in step_listeners:
-        listener(step)
 
 
 def synchronize() -> None:

@@ -1,11 +1,8 @@
 """A connection from every rank to rank 0: when a rank dies, all others end within seconds, and one line names it.
 
-`deepspeed` and `torchrun` end the ranks of a node and `srun` those of a job, but on several nodes without Slurm the
-others would wait for hours, and no launcher says which rank died first.
-
-The kernel closes a dead process's sockets, however it died, and no busy one's; of a vanished machine TCP keep-alive
-notices it within 15 s (`PROBES`). The main threads may wait in a collective, so this module's thread ends the process
-itself (`os._exit`). Nothing is sent while all goes well.
+On several nodes without Slurm no launcher does, and none says which rank died first. The kernel closes a dead process's
+sockets, but no busy one's; of a vanished machine TCP keep-alive tells within 15 s (`PROBES`). The main threads may wait
+in a collective, so this module's thread ends the process itself (`os._exit`). Nothing is sent while all goes well.
 """
 
 import json
@@ -60,8 +57,7 @@ def _watched(peer: socket.socket) -> Connection:
     peer.setblocking(True)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in PROBES.items():
-        if hasattr(socket, name):  # Linux has all of them
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return Connection(peer.detach())
 
 
@@ -121,8 +117,7 @@ class Heartbeat:
             message = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             self._reports |= self._rank == 1  # on behalf of rank 0's machine
-            here = f"rank {self._rank} was in {self.step}"
-            self._end_all(f"{self._names[rank]} died; {here}", EXIT_LOST)
+            self._end_all(f"{self._names[rank]} died; rank {self._rank} was in {self.step}", EXIT_LOST)
         if "end" in message:
             self._end_all(message["end"], message["code"])
         self._parted.add(rank)

@@ -19,12 +19,8 @@ from swep_ds.common.errors import InputError
 def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[str, str]]:
     """For each of `jobs` simultaneous runs, the environment variables that give it its devices or its share of threads.
 
-    Args:
-        ranks: processes of each run, each with a device. Slurm (None) assigns devices by itself.
-        sharing: how many runs may share a device.
-
-    Raises:
-        InputError: there are fewer devices than processes.
+    A run has `ranks` processes, each with a device, which so many runs are `sharing`. Slurm (None) assigns devices by
+    itself. Raises InputError: there are fewer devices than processes.
     """
     if ranks is None:
         return [{}] * jobs
@@ -77,10 +73,7 @@ def free_port() -> int:
 
 
 def become_launcher(ranks: int, script: Path, more: Sequence[str] = ()) -> NoReturn:
-    """Replaces this process by DeepSpeed's launcher, which starts `script` with this program's options and `more`.
-
-    Raises InputError: there are fewer devices than ranks.
-    """
+    """Replaces this process by DeepSpeed's launcher, which starts `script` with this program's options and `more`."""
     option = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     option.add_argument("--ranks")
     _, options = option.parse_known_args(sys.argv[1:])

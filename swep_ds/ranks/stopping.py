@@ -24,7 +24,7 @@ RESUMES = "the same command, with --resume auto, resumes from there"
 
 
 class StopRequest:
-    """The signals that this process got in the training loop; `request` is the only instance."""
+    """The signals that this process got in the training loop."""
 
     def __init__(self):
         self.allowed = False  # whether signals are requests: in a script whose run can be resumed
@@ -46,12 +46,8 @@ request = StopRequest()
 
 
 class StopVote:
-    """At the end of each update every rank casts its vote, and reads the result of an update earlier.
-
-    So no rank waits: votes travel over gloo, from memory to memory, while the next update computes.
-
-    Raises InputError: the ranks cannot reach each other over gloo.
-    """
+    """At the end of each update every rank casts its vote, and reads the result of an update earlier: votes travel over
+    gloo while the next update computes. Raises InputError: the ranks cannot reach each other over gloo."""
 
     def __init__(self):
         self._group = ranks.on_all_ranks(_over_gloo) if ranks.world_size() > 1 else None

@@ -76,10 +76,8 @@ def find_fault(folder: Path) -> str | None:
 
 
 def check_shared(folder: Path) -> None:
-    """Raises InputError on every rank if one cannot write into `folder`, or does not see rank 0's files. Collective.
-
-    At ZeRO 1 to 3 every rank writes its part of a checkpoint, and every start reads one on all ranks.
-    """
+    """Raises InputError on every rank if one cannot write its parts of checkpoints into `folder`, or does not see those
+    of rank 0. Collective."""
     for rank, fault in enumerate(ranks.gather(find_fault(folder))):
         if fault is not None:
             raise InputError(

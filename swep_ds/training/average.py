@@ -62,10 +62,8 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The engine has the mean as its weights inside, and its own again, to the last bit, outside. Collective.
-
-        An exception leaves the mean in the engine: putting the weights back is collective.
-        """
+        """The engine has the mean as its weights inside, and its own again, to the last bit, outside. Collective, so an
+        exception leaves the mean in the engine."""
         self._swap()
         yield
         self._swap()

@@ -1,8 +1,5 @@
-"""The files of a run's checkpoints: their names and the manifest `complete.json`.
-
-The manifest lists every file of a checkpoint with its size: one that is missing or cut off is damage. It also holds
-what a run must share with the checkpoint to resume from it, such as the names and shapes of the weights.
-"""
+"""The files of a run's checkpoints: their names and the manifest `complete.json`, which lists every file with its size
+(one that is missing or cut off is damage), and what a run must share with the checkpoint to resume from it."""
 
 import logging
 from dataclasses import dataclass, field

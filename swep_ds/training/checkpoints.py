@@ -2,11 +2,8 @@
 
 A checkpoint is a folder `update-<n>` into which DeepSpeed writes a part for every rank. It counts once rank 0 has added
 the manifest `complete.json`, after all ranks were done; then `latest` moves to it by an atomic rename. A folder without
-the manifest is an interrupted write: it is ignored, and deleted with the next checkpoint.
-
-A run resumes with the same global batch, data, method and precision. On the same ranks and ZeRO stage it is then
-bit-identical to an uninterrupted one, on GPUs if it has `train.deterministic`. On others the state is converted
-(`training.conversion`) and losses agree to rounding, but dropout masks, drawn from (seed, update, rank), differ.
+the manifest is an interrupted write: it is ignored, and deleted with the next checkpoint. docs/runs.md says when a run
+that resumes is bit-identical to an uninterrupted one.
 """
 
 import json
@@ -113,10 +110,8 @@ class Checkpoints:
                 _delete(tag)
 
     def best(self) -> int | None:
-        """The update of the best checkpoint in this folder: by F1, then EM, then the earlier one. Collective.
-
-        None if no checkpoint here has a score; those of the run from which this one resumed do not count.
-        """
+        """The update of the best checkpoint in this folder: by F1, then EM, then the earlier one; None if none has a
+        score. Collective."""
         return ranks.from_rank0(lambda: self._best(self._updates()))
 
     def _best(self, updates: Iterable[int]) -> int | None:
@@ -164,11 +159,8 @@ def _delete(tag: Path) -> None:
 
 
 class Writer(TorchCheckpointEngine):
-    """Writes and reads an engine's files.
-
-    A write that fails raises nothing until `finish`: DeepSpeed's saving has collectives, in which the other ranks would
-    wait for one whose disk is full. After a failed write nothing more is written.
-    """
+    """Writes and reads an engine's files. A write that fails raises nothing until `finish`, and nothing more follows:
+    DeepSpeed's saving has collectives, in which the other ranks would wait for one whose disk is full."""
 
     def __init__(self):
         super().__init__()

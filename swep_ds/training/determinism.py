@@ -1,8 +1,7 @@
 """`train.deterministic`: on a GPU, equal runs on the same devices and versions have equal numbers, to the last bit.
 
 Without it some kernels add up in an order that changes from call to call: the backward passes of attention and of
-indexing, by atomic additions, and matrix products, because cuBLAS chooses their workspace while they run. The Triton
-kernels of this package use no atomics.
+indexing, by atomic additions, and matrix products, because cuBLAS chooses their workspace while they run.
 """
 
 import os

@@ -5,7 +5,8 @@ What DeepSpeed 0.19 needs beyond that is in `checkpoints.py` (the writer), `grou
 """
 
 import logging
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -59,6 +60,9 @@ class Engine:
         if self.coalesces:
             engine.set_gradient_accumulation_boundary(True)
         self._precision = train.precision
+        self._products = nullcontext
+        if train.precision == "tf32":
+            self._products = partial(float32_products, "tf32")
         use_foreach(engine)
         self._norms = watch_norms(engine, self.module, train.max_grad_norm)
         engine.checkpoint_engine = Writer()
@@ -66,13 +70,15 @@ class Engine:
         engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
         engine._copy_recovery_script = lambda folder: None  # a full disk there would raise on one rank only
 
+    @without_cudnn_attention()
     def __call__(self, batch: Batch, step: MicroStep | None = None) -> Any:
         """`Objective.forward`: a micro-step's loss, or predictions."""
-        with self._kernels():
+        with self._products():
             return self.deepspeed(batch, step)
 
+    @without_cudnn_attention()
     def backward(self, loss: Tensor) -> None:
-        with self._kernels():
+        with self._products():
             self.deepspeed.backward(loss)
 
     @property
@@ -102,13 +108,6 @@ class Engine:
         weights = (getattr(parameter, "ds_tensor", parameter) for parameter in self.module.parameters())
         return all(weight.isfinite().all() for weight in weights)
 
-    def _kernels(self) -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(without_cudnn_attention())
-        if self._precision == "tf32":
-            stack.enter_context(float32_products("tf32"))
-        return stack
-
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:
     """Builds the engine. A method's own parameters, if it has any, are the optimizer's second group.
@@ -127,11 +126,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     if stage == 0 and objective.method.max_grad_norm is not None:
         config["gradient_clipping"] = 0.0  # `GroupNorms` clips
     groups = objective.parameter_groups()
-    optimizer = None
-    if "optimizer" not in config:
-        optimizer = _optimizer(groups, train)
-        if "offload_optimizer" in config.get("zero_optimization", {}):
-            config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
+    if "offload_optimizer" in config.get("zero_optimization", {}):
+        config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
     if stage == 0 and config["bf16"]["enabled"] and ranks.is_main():
         log.warning("bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time: use --ds_config zero1")
 
@@ -140,7 +136,11 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
 
     with _refusals():
         engine, *_ = deepspeed.initialize(
-            model=objective, model_parameters=groups, optimizer=optimizer, lr_scheduler=schedule, config=config
+            model=objective,
+            model_parameters=groups,
+            optimizer=_optimizer(groups, train),
+            lr_scheduler=schedule,
+            config=config,
         )
     return Engine(engine, train)
 

@@ -30,12 +30,9 @@ def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | 
 
 
 class GroupNorms:
-    """The norm of each group's gradient in the latest update, before clipping.
+    """The norm of each group's gradient in the latest update, before clipping; none may be left if fp16 skipped it.
 
-    An update that fp16 skips may leave no norms; those of the update before stay unread.
-
-    Args:
-        limits: clips each group by its norm; 0 = no clipping. None = DeepSpeed clips.
+    With `limits` each group is clipped by its norm, to its limit; 0 = no clipping. None = DeepSpeed clips.
     """
 
     def __init__(self, engine, limits: tuple[float, float] | None):

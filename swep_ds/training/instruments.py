@@ -20,13 +20,8 @@ from swep_ds.training.tracking import Tracker
 
 
 class Instruments:
-    """For every update `begin` and `add`; for one that is logged or saved `report`.
-
-    Statistics and norms stay on the device until they are reported: keeping one waits for nothing.
-
-    Args:
-        before: the state that the run continues from.
-    """
+    """For every update `begin` and `add`; for one that is logged or saved `report`. Statistics and norms stay on the
+    device until then: keeping one waits for nothing."""
 
     def __init__(
         self, engine: Engine, batches: TrainingBatches, settings: TrainSection, tracker: Tracker, before: TrainState
@@ -57,11 +52,8 @@ class Instruments:
     ) -> tuple[TrainState, Score | None]:
         """Reads all ranks' numbers, checks them, validates, and writes a line of metrics and one of health. Collective.
 
-        Returns:
-            The state with the run's seconds so far, of which validation is not a part; and the score.
-
-        Raises:
-            TrainingDiverged: on all ranks; the loss or a gradient is not finite, or a weight that is to be saved.
+        Returns the state with the run's seconds so far, of which validation is not a part; and the score. Raises
+        TrainingDiverged on all ranks: the loss or a gradient is not finite, or a weight that is to be saved.
         """
         means = self._read(saves)
         ranks.synchronize()

@@ -98,14 +98,9 @@ def run_update(
     """One update of any method: for each micro-batch and each of its passes forward, backward, step.
 
     The engine's step changes weights only after the update's last backward. With `train.coalesce_grad_reduction` it is
-    called only then, after the reduction of all gradients.
+    called only then, after the reduction of all gradients. `phase` is entered with the name of each phase.
 
-    Args:
-        parts: from `Objective.parts`.
-        phase: entered with the name of each phase, such as `Stopwatch.phase`.
-
-    Returns:
-        The statistics of each micro-batch (`Objective.loss`), with its "loss".
+    Returns the statistics of each micro-batch (`Objective.loss`), with its "loss".
     """
     statistics = []
     with engine.deepspeed.coalesce_grad_reduction() if engine.coalesces else nullcontext():

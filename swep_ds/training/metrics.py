@@ -1,7 +1,6 @@
 """A rank's clock, memory and sums of losses.
 
-Collectives make all ranks' updates equally long. A slow rank shows where it waits for no other: in its data, and in its
-forward passes, but not at ZeRO-3, where these wait for the other ranks' weights.
+Collectives make all ranks' updates equally long: a slow rank shows in its data and, below ZeRO-3, its forward passes.
 """
 
 import resource

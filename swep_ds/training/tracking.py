@@ -1,8 +1,5 @@
 """What a run reports while it trains: a progress bar (lines where there is no terminal), metrics.jsonl, health.jsonl,
-and Weights & Biases, if `tracking.to` says so.
-
-Only rank 0 writes; on other ranks a tracker does nothing. wandb may fail at any time: the training continues.
-"""
+and Weights & Biases, if `tracking.to` says so. wandb may fail at any time: the training continues."""
 
 import json
 import logging
@@ -10,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, RunExit, reason
@@ -28,13 +25,11 @@ SHOWN += ("mu", "sigma", "validation_f1", "learning_rate", "samples_per_second")
 
 
 class Tracker:
-    """Context manager around the training loop; `finish` follows at the end of the run.
+    """Context manager around the training loop; `finish` follows at the end of the run. Active only on rank 0.
 
     Args:
         config: settings of the run, for wandb.
         folder: the run's folder; its `metrics.jsonl` and `health.jsonl` are first cut back to `before`.
-        updates: of the whole run.
-        active: true on rank 0.
 
     Raises InputError: at a run's first start wandb cannot start.
     """
@@ -54,8 +49,8 @@ class Tracker:
             return
         self.updates = updates
         self.wandb = _start_wandb(settings, method, config, folder, before.updates)
-        self.metrics = Lines(folder / "metrics.jsonl", before)
-        self.health = Lines(folder / "health.jsonl", before)
+        self.metrics = _open_lines(folder / "metrics.jsonl", before)
+        self.health = _open_lines(folder / "health.jsonl", before)
         self.console = Console()
         self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0)
         self.remark: str | None = None  # the method's, as long as it holds
@@ -68,8 +63,9 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         if self.active:
             self.progress.stop()
-            self.metrics.close()
-            self.health.close()
+            for file in (self.metrics, self.health):
+                with suppress(OSError):  # `_write` has warned
+                    file.close()
             if kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
                 self._tell(lambda run: run.finish(exit_code=1))
 
@@ -86,7 +82,7 @@ class Tracker:
             "seconds": done.seconds,
             "peak_memory_bytes": peak_memory_bytes(),
         }
-        self.metrics.write(line)
+        self._write(self.metrics, line)
         self.progress.update(done.updates, "  ".join(f"{name} {line[name]:.4g}" for name in SHOWN if name in line))
         if remark and not self.remark:
             self.console.print(f"note: {remark}", style="yellow")
@@ -98,7 +94,15 @@ class Tracker:
     def log_health(self, update: int, line: dict[str, list]) -> None:
         """Writes a line with every rank's numbers."""
         if self.active:
-            self.health.write({"update": update, **line})
+            self._write(self.health, {"update": update, **line})
+
+    def _write(self, file: TextIO, line: dict[str, Any]) -> None:
+        """Writes a line. A full disk delays lines, and ends no run."""
+        try:
+            file.write(json.dumps(line) + "\n")
+            file.flush()  # a buffer that could not be written is written with the next line
+        except OSError as error:
+            log.warning("%s: lines are missing until it can be written again (%s)", file.name, error.strerror)
 
     def summary(self, scores: Scores) -> None:
         """Sends wandb the scores after training."""
@@ -121,24 +125,11 @@ class Tracker:
             self.wandb = None
 
 
-class Lines:
-    """A file of JSON lines, first cut back to the updates that are done. A full disk delays lines, and ends no run."""
-
-    def __init__(self, path: Path, before: TrainState):
-        kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["update"] <= before.updates]
-        write_atomically(path, "".join(kept))
-        self.file = path.open("a", encoding="utf-8")
-
-    def write(self, line: dict[str, Any]) -> None:
-        try:
-            self.file.write(json.dumps(line) + "\n")
-            self.file.flush()  # a buffer that could not be written is written with the next line
-        except OSError as error:
-            log.warning("%s: lines are missing until it can be written again (%s)", self.file.name, error.strerror)
-
-    def close(self) -> None:
-        with suppress(OSError):  # `write` has warned
-            self.file.close()
+def _open_lines(path: Path, before: TrainState) -> TextIO:
+    """A file of JSON lines, cut back to the updates that are done."""
+    kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["update"] <= before.updates]
+    write_atomically(path, "".join(kept))
+    return path.open("a", encoding="utf-8")
 
 
 def _shown(page: str | None, tables: Mapping[str, Table]) -> dict[str, Any]:

@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 
 import swep_ds.pipeline.run  # noqa: F401 (before the ranks are forked)
-from swep_ds import ranks
 from swep_ds.commands import train
 from swep_ds.commands.cli import main
-from swep_ds.ranks import heartbeat, writing
+from swep_ds.ranks import group, heartbeat, writing
 from tests.support.ports import free_port
 
 MAX_SECONDS = 600  # s, of a run
@@ -33,13 +32,14 @@ def become(rank: int, asked: dict, folder: Path, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     faults = asked.get("faults", {}).get(str(rank), [])
 
-    def meet(step: str) -> None:
+    def meet(step: str, progress=group.progress) -> None:
+        progress(step)
         if faults and step == faults[0]:
             name = faults[1]
             faults.clear()
             os.kill(os.getpid(), signal.Signals[name])
 
-    ranks.step_listeners.append(meet)
+    group.progress = meet
     sys.argv = ["train.py", "--recipe", str(folder / "recipe.yaml")]
     sys.argv += ["--ds_config", str(folder / "zero2.json")]
     sys.argv += ["--output_dir", str(folder / asked["output_dir"].format(rank=rank))]

@@ -40,15 +40,9 @@ def test_every_shipped_config_resolves(path):
 
 def test_autos_are_filled(tmp_path):
     sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-    params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
-    config = {
-        "train_batch_size": "auto",
-        "optimizer": {"type": "AdamW", "params": params | {"torch_adam": True}},
-        "zero_optimization": {"stage": 3} | dict.fromkeys(sizes, "auto"),
-    }
+    config = {"train_batch_size": "auto", "zero_optimization": {"stage": 3} | dict.fromkeys(sizes, "auto")}
     config = resolve(write(tmp_path, config))
-    expected = {"lr": 2e-4, "betas": [0.8, 0.98], "eps": 1e-6, "weight_decay": 0.01, "torch_adam": True}
-    assert config["optimizer"]["params"] == expected
+    assert (config["train_micro_batch_size_per_gpu"], config["gradient_clipping"]) == (4, 0.5)
     # hidden size 16, by the formulas of transformers' integration
     assert [config["zero_optimization"][name] for name in sizes] == [256, 230, 160]
 
@@ -68,7 +62,6 @@ def test_values_that_agree_are_not_a_fault(tmp_path):
         "gradient_accumulation_steps": 3,
         "gradient_clipping": 0.5,
         "bf16": {"enabled": False},
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.0002, "betas": [0.8, 0.98], "weight_decay": 1e-2}},
     }
     for micro_steps in (1, 2):  # `split` has one for each pass
         for present in (config, {}):
@@ -85,15 +78,11 @@ DISAGREEMENTS = {
     "gradient_accumulation_steps": (1, "train.gradient_accumulation_steps", 3),
     "gradient_clipping": (1.0, "train.max_grad_norm", 0.5),
     "bf16.enabled": (True, "train.precision", False),
-    "optimizer.params.lr": (0.001, "train.learning_rate", 0.0002),
-    "optimizer.params.betas": ([0.9, 0.98], "train.adam_betas", [0.8, 0.98]),
-    "optimizer.params.eps": (1e-8, "train.adam_epsilon", 1e-6),
-    "optimizer.params.weight_decay": (0, "train.weight_decay", 0.01),
 }
 
 
 def test_all_disagreements_in_one_error_name_both_sides(tmp_path):
-    config = {"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}}
+    config = {"zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}}
     for field, (value, _, _) in DISAGREEMENTS.items():
         *blocks, name = field.split(".")
         place = config
@@ -116,7 +105,6 @@ def test_a_precision_that_needs_a_gpu_is_the_recipes_fault(tmp_path):
 PUBLIC = {
     "fp16": {"enabled": "auto", "auto_cast": False, "loss_scale": 0, "initial_scale_power": 16},
     "amp": {"enabled": "auto", "opt_level": "auto"},
-    "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
     "_comment": "for 8 GPUs",
     "//": {"enabled": True},
     "zero_optimization": {
@@ -177,11 +165,7 @@ ADAFACTOR = {"optimizer": "adafactor"}
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed never scales fp16"),
         (zero(stage=3), ADAFACTOR, "flat pieces"),
         ({}, ADAFACTOR | {"precision": "bf16"}, "flat pieces"),
-        ({"optimizer": {"type": "AdamW"}}, ADAFACTOR, "optimizer: the recipe's train.optimizer is adafactor"),
         (zero(stage=3), {"compile": True}, "train.compile: ZeRO-3 gathers weights"),
-        ({"optimizer": {"type": "Lamb"}}, {}, 'optimizer.type = "Lamb": the recipe trains with "AdamW": name it'),
-        ({"optimizer": {"type": "AdamW"}}, {"precision": "bf16"}, "in bf16 it keeps all weights in one tensor"),
-        ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, {}, "makes another optimizer than the recipe"),
         ({"torch_autocast": {"dtype": "float16"}}, {"precision": "autocast"}, "torch_autocast.dtype"),
         ({"torch_autocast": {"enabled": True}}, {}, "torch_autocast.enabled"),
         # what DeepSpeed refuses, or would do wrong or not at all without a word
@@ -205,7 +189,6 @@ def test_what_is_refused_says_why(tmp_path, config, train, part):
 
 def test_what_is_accepted(tmp_path):
     assert resolve(write(tmp_path, zero(stage=1)), precision="fp16", on_cpu=False)["fp16"]["enabled"] is True
-    assert "optimizer" not in resolve(write(tmp_path, {}), **ADAFACTOR)
     assert resolve(write(tmp_path, zero(stage=2)), compile=True)
     assert resolve(write(tmp_path, zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 1.0})))
     block = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 1000}
@@ -250,7 +233,6 @@ def build(tmp_path, config: dict) -> Engine:
     [
         (zero(stage=2, allgather_bucket_size=3), "allgather_bucket_size must be a multiple"),
         (zero(stage=1, compute_grad_norm=False), "requires gradient_clipping=0"),
-        ({"optimizer": {"type": "AdamW", "params": {"torch_adam": True, "weight_deca": 0.1}}}, "'weight_deca'"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -276,7 +258,7 @@ def test_fields_that_are_right_train(group, tmp_path):
     fields = {"stage": 3, "reduce_bucket_size": 1e4, "overlap_comm": True, "contiguous_gradients": True}
     fields |= {"sub_group_size": 1e9, "stage3_max_live_parameters": 1e9}
     config = {"zero_optimization": fields, "steps_per_print": 1000, "zero_allow_untested_optimizer": True}
-    config |= {"communication_data_type": "fp32", "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    config["communication_data_type"] = "fp32"
     engine = build(tmp_path, config)
     engine.train()
     engine_update(engine, "split")(batch(dtype=torch.float32), 0)

@@ -12,7 +12,7 @@ import pytest
 from swep_ds.common.errors import Stopped
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.settings import TrackingSection
-from swep_ds.training.tracking import Lines, Tracker
+from swep_ds.training.tracking import Tracker
 from tests.support.bad_input import refused
 
 NEW, LINE = TrainState(), TrainState(updates=1, windows=8, tokens=80, seconds=2.0)
@@ -22,25 +22,6 @@ TABLES = {"scores": (["data set", "F1", "questions"], [["test", 60.0, 9], ["out-
 
 def updates(path) -> list[int]:
     return [json.loads(line)["update"] for line in path.read_text().splitlines()]
-
-
-def test_lines_of_updates_that_are_not_done_are_cut_and_a_full_disk_delays_lines(tmp_path, caplog):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"update": update}) + "\n" for update in (1, 2, 3, 4)) + '{"upd')
-    lines = Lines(path, TrainState(updates=2))
-    assert updates(path) == [1, 2]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
-    try:
-        for update in (3, 4):
-            lines.write({"update": update})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert updates(path) == [1, 2]
-    lines.write({"update": 5})
-    lines.close()
-    assert updates(path) == [1, 2, 3, 4, 5]
-    assert "lines are missing until it can be written again (File too large)" in caplog.text
 
 
 def tracker(to: str, folder: Path, updates: int = 10, before: TrainState = NEW) -> Tracker:
@@ -56,6 +37,24 @@ def whole_run(to: str, folder: Path) -> Tracker:
         opened.summary(SCORES)
     opened.finish("<p>report</p>", TABLES)
     return opened
+
+
+def test_lines_of_updates_that_are_not_done_are_cut_and_a_full_disk_delays_lines(tmp_path, caplog):
+    path = tmp_path / "health.jsonl"
+    path.write_text("".join(json.dumps({"update": update}) + "\n" for update in (1, 2, 3, 4)) + '{"upd')
+    with tracker("off", tmp_path, before=TrainState(updates=2)) as opened:
+        assert updates(path) == [1, 2]
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
+        try:
+            for update in (3, 4):
+                opened.log_health(update, {})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert updates(path) == [1, 2]
+        opened.log_health(5, {})
+    assert updates(path) == [1, 2, 3, 4, 5]
+    assert "lines are missing until it can be written again (File too large)" in caplog.text
 
 
 def test_a_remark_is_shown_whenever_it_begins_to_hold(tmp_path, capsys):
