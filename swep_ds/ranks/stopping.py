@@ -17,8 +17,8 @@ from swep_ds import ranks
 from swep_ds.common.errors import RunExit, as_input_error
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
-# The `deepspeed` command forwards the signals that it gets. In a process group that is signalled as a whole its ranks
-# have had them by then: a second signal within this time counts as the same request
+# A second signal within this time counts as the same request: the `deepspeed` command forwards those that ranks have
+# had, too, where a process group is signalled as a whole
 REPEAT_SECONDS = 1.0
 RESUMES = "the same command, with --resume auto, resumes from there"
 
