@@ -111,6 +111,7 @@ def test_ranks_say_once_where_they_have_been_for_long(ranks):
         assert re.fullmatch(rf"warning: rank {rank} \(north\) has been in {step} for \d+ s\n", warning)
     for process in ranks.processes:
         process.stdin.close()  # ends it
+        process.stdin = None
     assert ranks.ended() == ([0] * 4, [""] * 4)
 
 
