@@ -59,5 +59,5 @@ def machine() -> str:
     if not on_gpu():
         cores = os.cpu_count() or 1
         memory = psutil.virtual_memory().total / 2**30
-        return f"CPU {platform.machine()}, {cores} {'core' if cores == 1 else 'cores'}, {memory:.0f} GiB"
+        return f"CPU {platform.machine()}, {cores} cores, {memory:.0f} GiB"
     return f"{device_count()} x {product_name()}, {total_memory()[0] / 2**30:.0f} GiB each"

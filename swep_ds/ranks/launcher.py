@@ -32,21 +32,18 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
     count = accelerator.device_count()
     groups = count // ranks
     if jobs > groups * sharing:
-        shared = f" for {sharing} runs each" if sharing > 1 else ""
         raise InputError(
-            f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices{shared}: lower one of them"
+            f"{jobs} run(s) of {ranks} rank(s) at a time, {sharing} to a device: there are {count} devices: lower one"
         )
     variable = accelerator.visible_devices_envs()[0]
     devices = [str(number) for number in range(count)]
     if given := os.environ.get(variable):
         devices = [name.strip() for name in given.split(",")]
+    shared = threads if sharing > 1 else {}
     chosen = []
     for job in range(jobs):
         first = job % groups * ranks
-        environment = {variable: ",".join(devices[first : first + ranks])}
-        if sharing > 1:
-            environment |= threads
-        chosen.append(environment)
+        chosen.append(shared | {variable: ",".join(devices[first : first + ranks])})
     return chosen
 
 

@@ -80,7 +80,9 @@ def test_ranks_become_the_launcher_of_the_script_with_the_same_options(gpus, mon
 
 
 def test_ranks_that_cannot_be_started(gpus, monkeypatch):
-    with pytest.raises(InputError, match=r"9 run\(s\) of 1 rank\(s\) at a time: there are 4 devices for 2 runs each: "):
+    with pytest.raises(
+        InputError, match=r"9 run\(s\) of 1 rank\(s\) at a time, 2 to a device: there are 4 devices: lower "
+    ):
         environments(9, 1, sharing=2)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "2")
