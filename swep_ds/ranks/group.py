@@ -207,7 +207,6 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is rank 0."""
     return rank() == 0
 
 
@@ -217,7 +216,6 @@ def device() -> torch.device:
 
 
 def host(rank: int) -> str:
-    """The name of the machine that a rank runs on."""
     return _hosts[rank]
 
 

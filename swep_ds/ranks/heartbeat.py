@@ -77,13 +77,12 @@ class Heartbeat:
         self._names = names
         self._peers = peers
         self._reports = reports
-        self._parted: set[int] = set()  # peers that have said goodbye
+        self._parted: set[int] = set()  # peers that are done
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="heartbeat")
         self._thread.start()
 
     def progress(self, step: str) -> None:
-        """Notes that this rank begins a step."""
         self.step = step
         self._step_began = time.monotonic()
 

@@ -32,7 +32,6 @@ class StopRequest:
         self._came_at = 0.0
 
     def take(self, number: int, _) -> None:
-        """The handler of the signals."""
         now = time.monotonic()
         if not self.number:
             self.number = number
