@@ -96,7 +96,7 @@ def cases() -> dict[str, list[Start]]:
     first = {"pretrain.train": "quickstart:encyclopedia", "pretrain.max_train_examples": 42, "pretrain.max_updates": 3}
     named["pretrain"] = [Start(first)]
     for ranks in (1, 2):
-        settings = {"train.max_updates": 80, "train.log_every": 3}
+        settings = {"train.max_updates": 80, "train.log_every": 1}  # a stop adds a line where none would be
         named[f"stopped-on{ranks}"] = [Start(settings, 2, ranks, stops=stops) for stops in (True, False)]
     settings = {"train.max_updates": 9, "train.checkpoint_every": 3, "train.keep_checkpoints": 9}
     halved = {"train.micro_batch_size": 8}  # the same global batch on one rank

@@ -81,9 +81,8 @@ def train(
     from swep_ds.pipeline.run import run
     from swep_ds.ranks.accelerator import device_count
     from swep_ds.ranks.group import process_group
-    from swep_ds.training.determinism import deterministic_restored
 
     folder = user_path(os.fspath(output_dir), "output_dir")
-    with torch.random.fork_rng(range(device_count())), deterministic_restored(), process_group():
+    with torch.random.fork_rng(range(device_count())), process_group():
         run(whole, str(ds_config), folder, str(resume), write_report)
     return Run(folder)

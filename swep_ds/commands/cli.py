@@ -92,7 +92,7 @@ def launch(ranks: int | None, name: str, *options: str) -> None:
     """
     if ranks is None:
         return
-    if read_launch().master_addr:
+    if read_launch():
         raise InputError("--ranks: a launcher has already started this process: leave out one of the two")
     if ranks > 1:
         from swep_ds.ranks.launcher import become_launcher  # imports PyTorch, for seconds

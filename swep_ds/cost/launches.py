@@ -93,7 +93,7 @@ def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
     """The `Launches.totals` of an update that is not logged, as the training loop makes it."""
     engine.train()
     parts = engine.module.parts(execution)
-    meter = Meter(1, {})
+    meter = Meter()
 
     def update(number: int, phase: Callable) -> None:
         statistics = run_update(engine, iter([batch]), 1, MicroStep(number), parts, phase)

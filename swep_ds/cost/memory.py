@@ -54,13 +54,12 @@ def model_states(
         config: from `resolve_ds_config`; the optimizer is PyTorch's AdamW or transformers' Adafactor.
         averaged: elements of the model's parameters if `train.average` keeps their mean, else 0.
 
-    Raises:
-        InputError: the config offloads to disk, or takes an optimizer of DeepSpeed's.
+    Raises InputError: the config offloads to disk.
     """
     zero = DeepSpeedZeroConfig(**config["zero_optimization"])
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
-    if "nvme" in offload or "optimizer" in config:
-        raise InputError("--plan knows neither offload to disk nor DeepSpeed's own optimizers: leave --ds_config out")
+    if "nvme" in offload:
+        raise InputError("--plan does not know offload to disk: leave --ds_config out")
     model = _Model(shapes, zero, train, world_size, averaged)
     if zero.stage == 0:
         return model.stage_0()

@@ -107,7 +107,7 @@ class Swep(Method):
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         """Says where the noise is nearly its prior, judged by its KL, which bounds what it tells about the answer."""
-        if "kl_per_window" not in means or progress < 0.1:  # it starts there
+        if "span_nats" not in means or progress < 0.1:  # it starts there
             return None
         kl = means["kl_per_window"]
         span = means["span_nats"]

@@ -34,7 +34,6 @@ from swep_ds.pipeline.examples import input_checksums, load_examples, warn_of_kn
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
-from swep_ds.training.average import last_k
 from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.determinism import set_deterministic
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
@@ -108,8 +107,6 @@ def prepare(
 
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
-    if recipe.train.average == "last_k":
-        last_k(recipe.train, batches.updates)  # checks the number
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,

@@ -45,7 +45,7 @@ from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.metrics import peak_memory_bytes
-from swep_ds.training.tracking import Table, Tracker, check_service
+from swep_ds.training.tracking import Table, Tracker
 
 log = logging.getLogger(__name__)
 MakeReport = Callable[[Path], tuple[str, Mapping[str, Table]]]  # from a run's folder: the page, and its tables by name
@@ -95,8 +95,6 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
 def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], Recipe]:
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
     tags = ranks.from_rank0(lambda: folder.take(recipe, resume))
-    if not tags:
-        ranks.from_rank0(lambda: check_service(recipe.tracking))
     began = ranks.from_rank0(lambda: folder.read_batch(tags))
     split = recipe
     if began:
@@ -149,10 +147,11 @@ def _run_stage(
         _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")
     with _engine(recipe, prepared) as engine:
-        average = WeightAverage.of(engine, recipe.train, updates)
+        average = None
         main = Outcome(recipe, folder)
         outcomes = [main]
-        if average:
+        if recipe.train.average != "none":
+            average = WeightAverage(engine, recipe.train, updates)
             main = Outcome(recipe, folder, average.applied, recipe.train.average)
             plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), kind=UNAVERAGED)
             outcomes = [plain, main]
@@ -162,8 +161,7 @@ def _run_stage(
             setup,
             layout,
             asdict(GlobalBatch.of(recipe, prepared.batches.global_batch)),
-            recipe.train.on_checkpoint_failure,
-            average=average,
+            average,
         )
         before = checkpoints.load(engine.deepspeed, tags[0]) if tags else TrainState()
         # last, so that a start that is refused leaves the folder as it was

@@ -1,14 +1,10 @@
-"""The ranks of a run: `from swep_ds import ranks`, then `ranks.rank()`, `ranks.gather(value)` and so on.
-
-The names below are those of `group.py`, which is imported at the first use: PyTorch and DeepSpeed take seconds, and
-scripts need `environment.py`, which imports neither, before.
-"""
+"""The ranks of a run: `from swep_ds import ranks`, then `ranks.rank()`, `ranks.gather(value)` and so on, from
+`group.py`. That is imported at the first use, as PyTorch and DeepSpeed take seconds."""
 
 from typing import Any
 
 _NAMES = {"process_group", "wait_long", "free_port", "rank", "world_size", "is_main", "device", "host", "progress"}
-_NAMES |= {"quiet", "step_listeners", "watch_stalls", "synchronize", "gather", "on_all_ranks", "from_rank0"}
-_NAMES |= {"local_rank_zero_first"}
+_NAMES |= {"quiet", "synchronize", "gather", "on_all_ranks", "from_rank0", "local_rank_zero_first"}
 
 
 def __getattr__(name: str) -> Any:

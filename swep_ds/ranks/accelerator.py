@@ -1,7 +1,4 @@
-"""The device that computes, according to DeepSpeed's accelerator. Nothing else in the package asks PyTorch.
-
-PyTorch may see a GPU that a run does not use: with `DS_ACCELERATOR=cpu` its memory would read 0.
-"""
+"""The device that computes, according to DeepSpeed: PyTorch may see a GPU that a run does not use."""
 
 import os
 import platform
@@ -38,11 +35,8 @@ def has_tf32() -> bool:
 
 
 def emulates(dtype: torch.dtype) -> bool:
-    """Whether the CPU computes and has no instructions for `dtype`; False where PyTorch does not know its instructions.
-
-    A product of matrices in bfloat16 then takes 3 times (AVX-512) to 50 times (AVX2) as long as in float32. ARM's
-    processors were not measured.
-    """
+    """Whether the CPU computes and has, as far as PyTorch knows, no instructions for `dtype`: in bfloat16 a product of
+    matrices then took 3 times (AVX-512) to 50 times (AVX2) as long as in float32."""
     if on_gpu():
         return False
     capabilities = torch.cpu.get_capabilities()
@@ -65,5 +59,5 @@ def machine() -> str:
     if not on_gpu():
         cores = os.cpu_count() or 1
         memory = psutil.virtual_memory().total / 2**30
-        return f"CPU {platform.machine()}, {cores} {'core' if cores == 1 else 'cores'}, {memory:.0f} GiB"
+        return f"CPU {platform.machine()}, {cores} cores, {memory:.0f} GiB"
     return f"{device_count()} x {product_name()}, {total_memory()[0] / 2**30:.0f} GiB each"

@@ -1,84 +1,44 @@
-"""How this process was started: the variables of `deepspeed`, `torchrun` or `srun`, or none for one process.
-
-A variable that makes no sense is an `InputError` that names it, before anything waits for another rank.
-"""
+"""How this process was started: the variables of `deepspeed`, `torchrun` or `srun`, or none for one process."""
 
 import os
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError, RunExit
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-MAX_PORT = 65535
 
 
 class LaunchError(InputError):
     """This process cannot be a rank, and may be the only one that knows: every process reports it."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How this process was started."""
+def read_launch(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The `VARIABLES` as a launcher set them; empty for one process without a launcher.
 
-    rank: int
-    local_rank: int  # among the ranks of its node
-    world_size: int
-    master_addr: str | None  # None: one process without a launcher
-    master_port: int | None
-
-    def variables(self, port: int) -> dict[str, str]:
-        """The variables that PyTorch and DeepSpeed read; `port` is for one process without a launcher."""
-        return {
-            "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": str(self.world_size),
-            "MASTER_ADDR": self.master_addr or "127.0.0.1",
-            "MASTER_PORT": str(self.master_port or port),
-            "SWEP_DS_LOCAL_ID": str(self.local_rank),
-        }
-
-
-def read_launch(env: Mapping[str, str] | None = None) -> Launch:
-    """How this process was started, by `env` or its own environment.
-
-    Raises:
-        LaunchError: some variables are missing, are not numbers, are out of range, or contradict each other.
+    Raises LaunchError: some are missing, or Slurm does not tell the first host.
     """
-    env = os.environ if env is None else env
-    if "RANK" not in env and _number(env, "SLURM_STEP_NUM_TASKS", 1, default=1) > 1:
-        return _of_slurm(env)
-    if "RANK" in env or "WORLD_SIZE" in env:
-        return _of_launcher(env)
-    return Launch(0, 0, 1, None, None)
-
-
-def _of_launcher(env: Mapping[str, str]) -> Launch:
-    """As `deepspeed` and `torchrun` set it, or a user by hand."""
+    if "RANK" not in env and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        # spread, as jobs that share a node have close numbers
+        port = 20000 + (7919 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])) % 12000
+        return {
+            "RANK": env["SLURM_PROCID"],
+            "LOCAL_RANK": env["SLURM_LOCALID"],
+            "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
+            "MASTER_ADDR": env.get("MASTER_ADDR") or _first_host(env),
+            "MASTER_PORT": env.get("MASTER_PORT", str(port)),
+        }
+    if "RANK" not in env and "WORLD_SIZE" not in env:
+        return {}
     missing = [name for name in VARIABLES if name not in env]
     if missing:
         raise LaunchError(
             f"the environment has some of the launcher's variables but not {', '.join(missing)}: start with "
             "`deepspeed`, `torchrun` or `srun`, or unset RANK and WORLD_SIZE for one process"
         )
-    world = _number(env, "WORLD_SIZE", 1)
-    rank = _number(env, "RANK", 0, world - 1)
-    local = _number(env, "LOCAL_RANK", 0, world - 1)
-    return Launch(rank, local, world, env["MASTER_ADDR"], _number(env, "MASTER_PORT", 1, MAX_PORT))
-
-
-def _of_slurm(env: Mapping[str, str]) -> Launch:
-    world = _number(env, "SLURM_STEP_NUM_TASKS", 1)
-    rank = _number(env, "SLURM_PROCID", 0, world - 1)
-    local = _number(env, "SLURM_LOCALID", 0, world - 1)
-    # spread, as jobs that share a node have close numbers
-    number = 7919 * _number(env, "SLURM_JOB_ID", 0) + _number(env, "SLURM_STEP_ID", 0)
-    port = _number(env, "MASTER_PORT", 1, MAX_PORT, default=20000 + number % 12000)
-    address = env.get("MASTER_ADDR") or _first_host(env)
-    return Launch(rank, local, world, address, port)
+    return {name: env[name] for name in VARIABLES}
 
 
 def _first_host(env: Mapping[str, str]) -> str:
@@ -90,21 +50,6 @@ def _first_host(env: Mapping[str, str]) -> str:
     except (OSError, subprocess.CalledProcessError) as error:
         raise LaunchError(f"{' '.join(command)} failed ({error}): export MASTER_ADDR in the job script") from None
     return listed.split()[0]
-
-
-def _number(
-    env: Mapping[str, str], name: str, least: int, most: int | None = None, *, default: int | None = None
-) -> int:
-    """A whole number from `least` to `most`."""
-    text = env.get(name)
-    if text is None and default is not None:
-        return default
-    if text is None:
-        raise LaunchError(f"environment variable {name} is not set: start with `deepspeed`, `torchrun` or `srun`")
-    if text.isdecimal() and int(text) >= least and (most is None or int(text) <= most):
-        return int(text)
-    limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-    raise LaunchError(f"environment variable {name}={text!r} must be a whole number {limits}: correct it or unset it")
 
 
 def is_first_on_node() -> bool:

@@ -1,10 +1,6 @@
 """The process group: ranks started by `deepspeed`, `torchrun`, `srun` or plain `python` join it and end cleanly.
 
-Notable (DeepSpeed 0.19):
-- On CPU, `init_distributed` would compile a shared-memory operator (40 s) that leaves 69 MB per rank in /dev/shm
-  for good. It is switched off; gloo does the work.
-- DeepSpeed's collectives time out after 10 minutes. Ranks may wait longer, while one prepares data: see `wait_long`.
-- Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit.
+Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit.
 """
 
 import logging
@@ -15,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -32,18 +28,21 @@ from torch.distributed import distributed_c10d
 from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError, RunExit, Stopped, as_input_error, denied
 from swep_ds.ranks import accelerator, heartbeat
-from swep_ds.ranks.environment import Launch, LaunchError, is_first_on_node, read_launch, report
+from swep_ds.ranks.environment import LaunchError, is_first_on_node, read_launch, report
 from swep_ds.ranks.launcher import free_port
 
 JOIN = timedelta(minutes=10)  # for all ranks to start
 QUIET_SECONDS = 20.0  # until a wait for the others is reported
 MAX_WAIT = timedelta(hours=6)  # for live ranks; the heartbeat notices dead ones
 ALONE_SECONDS = 30.0  # for the other ranks to reach a common end
+# set by `train.deterministic`: PyTorch refuses a value of the first one that is not deterministic, and transformers
+# reads the other for `model.attention: flash_attention_2`
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"
 
 T = TypeVar("T")
 _hosts: list[str] = []  # by rank
 _heartbeat: heartbeat.Heartbeat | None = None  # None: there is one rank
-step_listeners: list[Callable[[str], None]] = []  # called with each step of `progress`
 
 
 @contextmanager
@@ -56,24 +55,19 @@ def process_group() -> Iterator[None]:
         InputError: the process cannot be a rank, or the ranks cannot reach each other.
         RunExit: from the block, which must raise it on every rank (`on_all_ranks`).
     """
-    if dist.is_initialized():
-        raise InputError(
-            "torch.distributed: this process has a process group already, which a run would destroy at its end: "
-            "destroy it before, or start the run in a process of its own"
-        )
-    with _named_rank() as launch, quiet(), _restored():
-        _join(launch)
+    if dist.is_initialized():  # a run would destroy it at its end
+        raise InputError("torch.distributed has a process group already: start the run in a process of its own")
+    with _restored(), quiet():
+        _join()
         try:
             _connect()
             yield
             _leave()
-        except (RunExit, SystemExit) as end:
-            if isinstance(end, SystemExit):  # a plug-in's: its code 0 would look like a finished run
-                end = InputError(f"sys.exit({end.code!r}) was called during the run: remove it from the plug-in's code")
+        except RunExit as end:
             if world_size() > 1:
                 report(end)  # before the launcher sees one rank end and kills the others
             _leave(end)
-            raise end
+            raise
         except BaseException as error:
             if _heartbeat:
                 _heartbeat.fail(error)
@@ -85,72 +79,69 @@ def process_group() -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """Inside, libraries log only errors and show no progress bars."""
     logger = logging.getLogger("DeepSpeed")
-    level = logger.level
-    verbosity = transformers.logging.get_verbosity()
-    bars = transformers.logging.is_progress_bar_enabled()
-    datasets_bars = not datasets.are_progress_bars_disabled()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as afterwards:
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         # a single rank's barrier has no device_id, and takes the device that `_join` has set
         warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")
+        afterwards.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)
+        afterwards.callback(transformers.logging.set_verbosity, transformers.logging.get_verbosity())
         transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        datasets.disable_progress_bars()
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
-            transformers.logging.set_verbosity(verbosity)
-            if bars:
-                transformers.logging.enable_progress_bar()
-            if datasets_bars:
-                datasets.enable_progress_bars()
+        for library in (transformers.logging, datasets.utils.logging):
+            if library.is_progress_bar_enabled():
+                afterwards.callback(library.enable_progress_bar)
+                library.disable_progress_bar()
+        yield
 
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Takes back what PyTorch, DeepSpeed and this module change in the process: another group may follow."""
+    """Sets the launcher's variables that are missing. Afterwards they are gone again, as children would inherit them,
+    and so is what PyTorch, DeepSpeed and `train.deterministic` change in the process: another group may follow."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    variables = read_launch() or alone | {"MASTER_PORT": str(free_port())}
+    variables["SWEP_DS_LOCAL_ID"] = variables["LOCAL_RANK"]
+    changed = (*variables, CUBLAS, FLASH_ATTENTION)
+    before = {name: os.environ[name] for name in changed if name in os.environ}
+    if "RANK" not in before and accelerator.device_count() == 1:
+        variables["LOCAL_RANK"] = "0"  # with --gpus-per-task=1 every task sees one device, its own
+    os.environ |= variables
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
     linear = torch.nn.functional.linear
     hook = sys.excepthook  # a group's begins each line of a traceback with the rank
     try:
         yield
     finally:
+        for name in changed:
+            os.environ.pop(name, None)
+        os.environ |= before
+        if is_deterministic != torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(is_deterministic)
         torch.nn.functional.linear = linear  # ZeRO-3 puts its own in place
         sys.excepthook = hook
         groups._WORLD_GROUP = None
 
 
-@contextmanager
-def _named_rank() -> Iterator[Launch]:
-    """Sets the launcher's variables that are missing, and removes them again: children would inherit them."""
-    launch = read_launch()
-    variables = launch.variables(free_port())
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ |= variables
-    if "RANK" not in before and accelerator.device_count() == 1:
-        os.environ["LOCAL_RANK"] = "0"  # with --gpus-per-task=1 every task sees one device, its own
-    try:
-        yield launch
-    finally:
-        for name in variables:
-            os.environ.pop(name, None)
-        os.environ |= before
-
-
-def _join(launch: Launch) -> None:
-    if launch.world_size > 1:
+def _join() -> None:
+    world = os.environ["WORLD_SIZE"]
+    if world != "1":
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a rank has sockets to all others
     backend = get_accelerator().communication_backend_name()
     if get_accelerator().device_name() == "cpu":
+        # it would be compiled for 40 s, and leave 69 MB per rank in /dev/shm for good
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo"
     else:
-        _take_device(launch)
+        local = int(os.environ["LOCAL_RANK"])
+        devices = get_accelerator().device_count()
+        if local >= devices:
+            fix = "start fewer ranks" if devices else "for a run on the CPU set DS_ACCELERATOR=cpu"
+            raise LaunchError(f"rank {os.environ['RANK']} wants device {local} of a node with {devices}: {fix}")
+        get_accelerator().set_device(local)
     place = f"MASTER_ADDR {os.environ['MASTER_ADDR']}, MASTER_PORT {os.environ['MASTER_PORT']}"
     minutes = JOIN.total_seconds() / 60
-    said = f"waiting for all {launch.world_size} ranks to reach {place}, {minutes:.0f} minutes at most"
+    said = f"waiting for all {world} ranks to reach {place}, {minutes:.0f} minutes at most"
     waits = threading.Timer(QUIET_SECONDS, say_on_stderr, (said,))
     waits.daemon = True
     if is_first_on_node():
@@ -164,17 +155,8 @@ def _join(launch: Launch) -> None:
     wait_long()
 
 
-def _take_device(launch: Launch) -> None:
-    local = int(os.environ["LOCAL_RANK"])
-    devices = get_accelerator().device_count()
-    if local >= devices:
-        fix = "start fewer ranks" if devices else "for a run on the CPU set DS_ACCELERATOR=cpu"
-        raise LaunchError(f"rank {launch.rank} wants device {local} of a node with {devices}: {fix}")
-    get_accelerator().set_device(local)
-
-
 def wait_long() -> None:
-    """Lets the collectives of all existing groups wait for `MAX_WAIT`."""
+    """Lets the collectives of all existing groups wait for `MAX_WAIT`, as one rank may prepare data for an hour."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(MAX_WAIT, group)
 
@@ -225,7 +207,6 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is rank 0."""
     return rank() == 0
 
 
@@ -235,22 +216,13 @@ def device() -> torch.device:
 
 
 def host(rank: int) -> str:
-    """The name of the machine that a rank runs on."""
     return _hosts[rank]
 
 
 def progress(step: str) -> None:
-    """Notes that this rank begins a step, for reports of deaths and stalls. All ranks take the same steps."""
+    """Notes that this rank begins a step, for reports of deaths and stalls."""
     if _heartbeat:
         _heartbeat.progress(step)
-    for listener in step_listeners:
-        listener(step)
-
-
-def watch_stalls(seconds: float) -> None:
-    """From now on rank 0 names the ranks that are behind when it has not taken a step for `seconds`."""
-    if _heartbeat:
-        _heartbeat.watch(seconds)
 
 
 def synchronize() -> None:
@@ -268,8 +240,7 @@ def gather(value: T) -> list[T]:
 
 def on_all_ranks(step: Callable[[], T]) -> T:
     """Runs `step` on every rank; raises InputError on all if any raises that or PermissionError. Collective."""
-    value = None
-    fault = None
+    value = fault = None
     try:
         value = step()
     except InputError as error:

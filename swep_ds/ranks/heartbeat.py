@@ -1,14 +1,8 @@
 """A connection from every rank to rank 0: when a rank dies, all others end within seconds, and one line names it.
 
-`deepspeed` and `torchrun` end the ranks of a node and `srun` those of a job, but on several nodes without Slurm the
-others would wait for hours, and no launcher says which rank died first.
-
-Notable:
-- The kernel closes a dead process's sockets, however it died, and rank 0 reads the end of the stream at once. A busy
-  process closes nothing: there are no false alarms.
-- A vanished machine closes no socket; TCP keep-alive notices within 15 s (`PROBES`).
-- The main threads may wait in a collective for hours, so this module's thread ends the process itself (`os._exit`).
-- Nothing is sent while all goes well. Only if rank 0 makes no progress does it ask the others where they are.
+On several nodes without Slurm no launcher does, and none says which rank died first. The kernel closes a dead process's
+sockets, but no busy one's; of a vanished machine TCP keep-alive tells within 15 s (`PROBES`). The main threads may wait
+in a collective, so this module's thread ends the process itself (`os._exit`). Nothing is sent while all goes well.
 """
 
 import json
@@ -19,9 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -31,9 +24,8 @@ from swep_ds.common.errors import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_LOST, print
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": 15_000}  # s, s, times, ms
 CONNECT_SECONDS = 60.0
 CAUSE_SECONDS = 1.0  # before an exception is reported: the death that may have caused it is reported first
-ANSWER_SECONDS = 5.0  # for a live rank to say where it is
 LEAVE_SECONDS = 10.0  # for the other end to answer a rank that ends
-SHOWN = 8  # ranks that a message names
+STALL_SECONDS = 600.0  # in one step, until a rank says so
 
 
 def listen(world_size: int) -> socket.socket:
@@ -65,8 +57,7 @@ def _watched(peer: socket.socket) -> Connection:
     peer.setblocking(True)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in PROBES.items():
-        if hasattr(socket, name):  # Linux has all of them
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return Connection(peer.detach())
 
 
@@ -80,30 +71,20 @@ class Heartbeat:
     """
 
     def __init__(self, rank: int, names: Sequence[str], peers: dict[int, Connection], *, reports: bool):
-        self.position = (0, "set-up")  # number of steps taken, and the last one; all ranks take the same steps
+        self.step = "set-up"
+        self._step_began = math.inf  # until the first step; inf again once it was said that the step takes long
         self._rank = rank
         self._names = names
         self._peers = peers
         self._reports = reports
-        self._parted: set[int] = set()  # peers that have said goodbye
+        self._parted: set[int] = set()  # peers that are done
         self._ending = threading.Lock()
-        self._stall_seconds = math.inf
-        self._moved_at = 0.0  # when rank 0 took its last step
-        self._asked = False  # the other ranks, where they are
-        self._answers: dict[int, tuple[int, str]] = {}  # position by rank
         self._thread = threading.Thread(target=self._serve, daemon=True, name="heartbeat")
         self._thread.start()
 
     def progress(self, step: str) -> None:
-        """Notes that this rank begins a step."""
-        self.position = (self.position[0] + 1, step)
-        self._moved_at = time.monotonic()
-        self._asked = False
-
-    def watch(self, seconds: float) -> None:
-        """From now on rank 0 names the ranks that are behind, once, whenever it has not moved for `seconds`."""
-        self._moved_at = time.monotonic()
-        self._stall_seconds = seconds
+        self.step = step
+        self._step_began = time.monotonic()
 
     def fail(self, error: BaseException) -> NoReturn:
         """Ends all ranks after an exception on this one, whose traceback is printed here."""
@@ -113,7 +94,7 @@ class Heartbeat:
         with suppress(OSError):  # such as a full disk behind stderr
             traceback.print_exception(error)
         text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        self._end_all(f"{self._names[self._rank]} ended with {text} in {self.position[1]}", EXIT_FAULT)
+        self._end_all(f"{self._names[self._rank]} ended with {text} in {self.step}", EXIT_FAULT)
 
     def close(self) -> None:
         """Ends the heartbeat. Collective, after a barrier: from then on no rank misses another."""
@@ -125,24 +106,20 @@ class Heartbeat:
             ranks = {connection: rank for rank, connection in self._peers.items() if rank not in self._parted}
             for connection in wait(list(ranks), timeout=0.5):
                 self._read(ranks[connection], connection)
-            if self._rank == 0:
-                self._look_for_stall(time.monotonic() - self._moved_at)
+            seconds = time.monotonic() - self._step_began
+            if seconds > STALL_SECONDS:
+                self._step_began = math.inf
+                say_on_stderr(f"warning: {self._names[self._rank]} has been in {self.step} for {seconds:.0f} s")
 
     def _read(self, rank: int, connection: Connection) -> None:
         try:
             message = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             self._reports |= self._rank == 1  # on behalf of rank 0's machine
-            here = f"rank {self._rank} was in {self.position[1]}"
-            self._end_all(f"{self._names[rank]} died; {here}", EXIT_LOST)
+            self._end_all(f"{self._names[rank]} died; rank {self._rank} was in {self.step}", EXIT_LOST)
         if "end" in message:
             self._end_all(message["end"], message["code"])
-        elif "goodbye" in message:
-            self._parted.add(rank)
-        elif "where" in message:
-            self._send(at=self.position)
-        elif "at" in message:
-            self._answers[rank] = tuple(message["at"])
+        self._parted.add(rank)
 
     def _send(self, **message: Any) -> None:
         for connection in self._peers.values():
@@ -161,35 +138,3 @@ class Heartbeat:
             sys.stderr.flush()
         finally:
             os._exit(code)
-
-    def _look_for_stall(self, seconds: float) -> None:
-        """`seconds`: since rank 0's last step."""
-        if seconds > self._stall_seconds and not self._asked:
-            self._asked = True
-            self._answers = {}
-            self._send(where=True)
-            answered = threading.Timer(ANSWER_SECONDS, self._report_stall, (self.position, seconds))
-            answered.daemon = True
-            answered.start()
-
-    def _report_stall(self, position: tuple[int, str], seconds: float) -> None:
-        if position != self.position:
-            return
-        positions = {0: position, **self._answers}
-        silent = [name for rank, name in enumerate(self._names) if rank not in positions]
-        first = min(positions.values())
-        behind = [self._names[rank] for rank in sorted(positions) if positions[rank][0] == first[0]]
-        if silent:
-            said = f"no answer from {', '.join(silent[:SHOWN])}; rank 0 is in {position[1]}"
-        else:
-            said = f"{', '.join(behind[:SHOWN])} still in {first[1]}"
-        say_on_stderr(f"warning: no progress for {seconds + ANSWER_SECONDS:.0f} s: {said}")
-
-
-def ranks_of(numbers: Iterable[int]) -> str:
-    """Names ranks, as in "ranks 0-4, 6"."""
-    pairs = enumerate(sorted(numbers))
-    runs = [[number for _, number in run] for _, run in groupby(pairs, key=lambda pair: pair[1] - pair[0])]
-    plural = len(runs) > 1 or len(runs[0]) > 1
-    listed = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"{'ranks' if plural else 'rank'} {listed}"

@@ -19,12 +19,8 @@ from swep_ds.common.errors import InputError
 def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[str, str]]:
     """For each of `jobs` simultaneous runs, the environment variables that give it its devices or its share of threads.
 
-    Args:
-        ranks: processes of each run, each with a device. Slurm (None) assigns devices by itself.
-        sharing: how many runs may share a device.
-
-    Raises:
-        InputError: there are fewer devices than processes.
+    A run has `ranks` processes, each with a device, which so many runs are `sharing`. Slurm (None) assigns devices by
+    itself. Raises InputError: there are fewer devices than processes.
     """
     if ranks is None:
         return [{}] * jobs
@@ -36,21 +32,18 @@ def environments(jobs: int, ranks: int | None, sharing: int = 1) -> list[dict[st
     count = accelerator.device_count()
     groups = count // ranks
     if jobs > groups * sharing:
-        shared = f" for {sharing} runs each" if sharing > 1 else ""
         raise InputError(
-            f"{jobs} run(s) of {ranks} rank(s) at a time: there are {count} devices{shared}: lower one of them"
+            f"{jobs} run(s) of {ranks} rank(s) at a time, {sharing} to a device: there are {count} devices: lower one"
         )
     variable = accelerator.visible_devices_envs()[0]
     devices = [str(number) for number in range(count)]
     if given := os.environ.get(variable):
         devices = [name.strip() for name in given.split(",")]
+    shared = threads if sharing > 1 else {}
     chosen = []
     for job in range(jobs):
         first = job % groups * ranks
-        environment = {variable: ",".join(devices[first : first + ranks])}
-        if sharing > 1:
-            environment |= threads
-        chosen.append(environment)
+        chosen.append(shared | {variable: ",".join(devices[first : first + ranks])})
     return chosen
 
 
@@ -77,10 +70,7 @@ def free_port() -> int:
 
 
 def become_launcher(ranks: int, script: Path, more: Sequence[str] = ()) -> NoReturn:
-    """Replaces this process by DeepSpeed's launcher, which starts `script` with this program's options and `more`.
-
-    Raises InputError: there are fewer devices than ranks.
-    """
+    """Replaces this process by DeepSpeed's launcher, which starts `script` with this program's options and `more`."""
     option = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     option.add_argument("--ranks")
     _, options = option.parse_known_args(sys.argv[1:])

@@ -17,14 +17,14 @@ from swep_ds import ranks
 from swep_ds.common.errors import RunExit, as_input_error
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
-# The `deepspeed` command forwards the signals that it gets. In a process group that is signalled as a whole its ranks
-# have had them by then: a second signal within this time counts as the same request
+# A second signal within this time counts as the same request: the `deepspeed` command forwards those that ranks have
+# had, too, where a process group is signalled as a whole
 REPEAT_SECONDS = 1.0
 RESUMES = "the same command, with --resume auto, resumes from there"
 
 
 class StopRequest:
-    """The signals that this process got in the training loop; `request` is the only instance."""
+    """The signals that this process got in the training loop."""
 
     def __init__(self):
         self.allowed = False  # whether signals are requests: in a script whose run can be resumed
@@ -32,7 +32,6 @@ class StopRequest:
         self._came_at = 0.0
 
     def take(self, number: int, _) -> None:
-        """The handler of the signals."""
         now = time.monotonic()
         if not self.number:
             self.number = number
@@ -46,12 +45,8 @@ request = StopRequest()
 
 
 class StopVote:
-    """At the end of each update every rank casts its vote, and reads the result of an update earlier.
-
-    So no rank waits: votes travel over gloo, from memory to memory, while the next update computes.
-
-    Raises InputError: the ranks cannot reach each other over gloo.
-    """
+    """At the end of each update every rank casts its vote, and reads the result of an update earlier: votes travel over
+    gloo while the next update computes. Raises InputError: the ranks cannot reach each other over gloo."""
 
     def __init__(self):
         self._group = ranks.on_all_ranks(_over_gloo) if ranks.world_size() > 1 else None

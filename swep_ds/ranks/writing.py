@@ -51,10 +51,10 @@ def find_fault(folder: Path) -> str | None:
 
     Collective. Every rank writes a file and looks for rank 0's; all files and new folders are removed again.
     """
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     token = ranks.gather(secrets.token_hex(8))[0]
     rank_0_file = folder / f".preflight-{token}-0"
     this_file = folder / f".preflight-{token}-{ranks.rank()}"
-    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     fault = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,27 +62,22 @@ def find_fault(folder: Path) -> str | None:
     except OSError as error:
         fault = f"not writable ({error.strerror})"
     rank_0_writes = ranks.gather(fault)[0] is None
-    if rank_0_writes and fault is None:
-        deadline = time.monotonic() + SHARED_SECONDS
-        while not rank_0_file.exists() and fault is None:
-            if time.monotonic() > deadline:
-                fault = "not shared (a file that rank 0 wrote there cannot be seen)"
-            time.sleep(0.05)
+    deadline = time.monotonic() + SHARED_SECONDS
+    while rank_0_writes and fault is None and not rank_0_file.exists():
+        if time.monotonic() > deadline:
+            fault = "not shared (a file that rank 0 wrote there cannot be seen)"
+        time.sleep(0.05)
     ranks.gather(None)  # all have looked
-    with suppress(OSError):  # the folder is not writable
+    with suppress(OSError):  # the folder is not writable, or another rank's file is still there
         this_file.unlink(missing_ok=True)
-    ranks.gather(None)  # all files are gone
-    for path in new_folders:
-        with suppress(OSError):  # another rank was faster
+        for path in new_folders:
             path.rmdir()
     return fault
 
 
 def check_shared(folder: Path) -> None:
-    """Raises InputError on every rank if one cannot write into `folder`, or does not see rank 0's files. Collective.
-
-    At ZeRO 1 to 3 every rank writes its part of a checkpoint, and every start reads one on all ranks.
-    """
+    """Raises InputError on every rank if one cannot write its parts of checkpoints into `folder`, or does not see those
+    of rank 0. Collective."""
     for rank, fault in enumerate(ranks.gather(find_fault(folder))):
         if fault is not None:
             raise InputError(

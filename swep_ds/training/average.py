@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
-from swep_ds.common.errors import InputError
 from swep_ds.training.checkpoint_files import Manifest
 from swep_ds.training.conversion import WEIGHTS, Piece, copy_pieces, engine_pieces, read_state, refresh_weights
 from swep_ds.training.settings import TrainSection
@@ -30,42 +29,25 @@ EXPORTED = "qa."  # begins the names of the model's parameters in the engine's m
 FILE = "average_rank_"  # begins the names of its files in a checkpoint
 
 
-def last_k(train: TrainSection, updates: int) -> int:
-    """The number of updates over which `average: last_k` takes the mean. Raises InputError: fewer than two."""
-    count = round(train.average_last * updates)
-    if count < 2:
-        raise InputError(
-            f"train.average_last {train.average_last:g}: that is {count} of {updates} update(s), and a mean needs 2: "
-            "raise it, or set train.average to none"
-        )
-    return count
-
-
 def newest_share(train: TrainSection, updates: int, update: int) -> float:
     """The share of the weights after `update` (from 1) in the mean; 0 before the mean begins, 1 where it does."""
     if train.average == "ema":
         return (1 - train.average_decay) / (1 - train.average_decay**update)
-    counted = update - updates + last_k(train, updates)
+    last = max(1, round(train.average_last * updates))
+    counted = update - updates + last
     if counted <= 0:
         return 0.0
     return 1 / counted
 
 
 class WeightAverage:
-    """What a rank keeps of the mean over an `Engine`, in a run of so many `updates`."""
+    """What a rank keeps of the mean over an `Engine`, in a run of so many `updates`, if the settings ask for a mean."""
 
     def __init__(self, engine, train: TrainSection, updates: int):
         self._engine = engine
         self._train = train
         self._updates = updates
         self._means: list[Tensor] = []  # in the order of `_pieces`; none before the mean begins
-
-    @classmethod
-    def of(cls, engine, train: TrainSection, updates: int) -> "WeightAverage | None":
-        """The mean that the settings ask for; None if they ask for none."""
-        if train.average == "none":
-            return None
-        return cls(engine, train, updates)
 
     def add(self, update: int) -> None:
         """Adds the weights after `update`, which counts from 1."""
@@ -80,10 +62,8 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The engine has the mean as its weights inside, and its own again, to the last bit, outside. Collective.
-
-        An exception leaves the mean in the engine: putting the weights back is collective.
-        """
+        """The engine has the mean as its weights inside, and its own again, to the last bit, outside. Collective, so an
+        exception leaves the mean in the engine."""
         self._swap()
         yield
         self._swap()

@@ -1,11 +1,7 @@
-"""The files of a run's checkpoints: their names and the manifest `complete.json`.
-
-The manifest lists every file of a checkpoint with its size: one that is missing or cut off is damage. It also holds
-what a run must share with the checkpoint to resume from it, such as the names and shapes of the weights.
-"""
+"""The files of a run's checkpoints: their names and the manifest `complete.json`, which lists every file with its size
+(one that is missing or cut off is damage), and what a run must share with the checkpoint to resume from it."""
 
 import logging
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from swep_ds.evaluation.results import Score
 
 MANIFEST = "complete.json"
 LATEST = "latest"
+FOLDERS = "update-" + "[0-9]" * 8  # a pattern: the checkpoints' names, but not `update-00000012-backup`
 FIX = "delete that folder to resume from an earlier one, or start a new run with another --output_dir"
 log = logging.getLogger(__name__)
 
@@ -30,7 +27,6 @@ class TrainState:
     windows: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    unlogged: dict[str, Any] = field(default_factory=dict)  # `Meter.state` of the updates since the last logged line
     method: dict[str, float] = field(default_factory=dict)  # `Method.state`
 
 
@@ -49,17 +45,9 @@ def checkpoint_name(update: int) -> str:
     return f"update-{update:08d}"
 
 
-def checkpoint_number(name: str) -> int | None:
-    """The update in a checkpoint's name; None if the name is not exactly one, such as `update-00000012-backup`."""
-    number = re.fullmatch(r"update-([0-9]{8,})", name)
-    return int(number[1]) if number else None
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """All folders of completed checkpoints from oldest to newest, damaged ones included."""
-    tags = [file.parent for file in folder.glob(f"update-*/{MANIFEST}")]
-    numbered = [tag for tag in tags if checkpoint_number(tag.name) is not None]
-    return sorted(numbered, key=lambda tag: checkpoint_number(tag.name))
+    return sorted(file.parent for file in folder.glob(f"{FOLDERS}/{MANIFEST}"))
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
@@ -74,11 +62,10 @@ def find_checkpoints(folder: Path) -> list[Path]:
     for tag in sorted(tags, key=lambda tag: tag.name != latest):  # stable: the others stay newest first
         try:
             read_manifest(tag)
+            return [tag]
         except InputError as error:
             log.warning("%s", error)
             fault = error
-        else:
-            return [tag]
     if fault is not None:
         raise fault
     return []

@@ -2,23 +2,18 @@
 
 A checkpoint is a folder `update-<n>` into which DeepSpeed writes a part for every rank. It counts once rank 0 has added
 the manifest `complete.json`, after all ranks were done; then `latest` moves to it by an atomic rename. A folder without
-the manifest is an interrupted write: it is ignored, and deleted with the next checkpoint. A run that looks for its own
-checkpoints skips damaged ones.
-
-A run resumes with the same global batch, data, method and precision. On the same ranks and ZeRO stage it is then
-bit-identical to an uninterrupted one, on GPUs if it has `train.deterministic`. On others the state is converted
-(`training.conversion`) and losses agree to rounding, but dropout masks, drawn from (seed, update, rank), differ.
+the manifest is an interrupted write: it is ignored, and deleted with the next checkpoint. docs/runs.md says when a run
+that resumes is bit-identical to an uninterrupted one.
 """
 
 import json
-import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
@@ -31,18 +26,16 @@ from swep_ds.evaluation.results import Score
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoint_files import (
+    FOLDERS,
     LATEST,
     MANIFEST,
     Manifest,
     TrainState,
     checkpoint_name,
-    checkpoint_number,
     list_checkpoints,
     read_manifest,
 )
 from swep_ds.training.conversion import convert, read_state, refresh_weights
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -54,21 +47,19 @@ class Checkpoints:
     setup: dict[str, Any]  # flat settings that a run must share with a checkpoint to resume from it
     layout: dict[str, Any]  # how DeepSpeed spreads the state over its files; another layout is converted
     batch: dict[str, int]  # `pipeline.folder.GlobalBatch`, for runs in other folders that resume from here
-    on_failure: Literal["stop", "continue"] = "stop"  # when a write fails
-    scores: dict[int, Score] = field(default_factory=dict)  # by update
     average: WeightAverage | None = None  # is saved and loaded with the engine
+    scores: dict[int, Score] = field(default_factory=dict)  # by update
 
     def tag(self, update: int) -> Path:
         return self.folder / checkpoint_name(update)
 
-    def save(self, engine, done: TrainState, score: Score | None = None) -> bool:
+    def save(self, engine, done: TrainState, score: Score | None = None) -> None:
         """Saves the engine, moves `latest` and deletes old checkpoints. Collective.
 
         The newest `keep` stay and, for each of them, the best one up to it, so that a run that resumes from any of them
-        finds its best so far. If a write fails, the unfinished checkpoint is deleted and all others stay.
+        finds its best so far.
 
-        Returns whether the checkpoint is complete. Raises WriteFailed on every rank if a write fails and `on_failure`
-        is "stop".
+        Raises WriteFailed on every rank: then the unfinished checkpoint is deleted, and all others stay.
         """
         tag = self.tag(done.updates)
         if score is not None:
@@ -79,21 +70,8 @@ class Checkpoints:
             if ranks.is_main():
                 with suppress(OSError):
                     _delete(tag)
-            message = f"the checkpoint of update {done.updates} is lost, earlier ones stay: {error}"
-            if self.on_failure == "stop":
-                raise WriteFailed(f"{message}: fix that, or set train.on_checkpoint_failure to continue") from None
-            if ranks.is_main():
-                log.warning("%s", message)
-            return False
-        try:
-            write_on_rank0(lambda: self._prune(done), self.folder)
-        except WriteFailed as error:
-            message = f"the checkpoint of update {done.updates} is saved, but older ones cannot be deleted: {error}"
-            if self.on_failure == "stop":
-                raise WriteFailed(message) from None
-            if ranks.is_main():
-                log.warning("%s", message)
-        return True
+            raise WriteFailed(f"the checkpoint of update {done.updates} is lost, earlier ones stay: {error}") from None
+        write_on_rank0(lambda: self._prune(done), self.folder)
 
     def _write(self, engine, tag: Path, done: TrainState) -> None:
         def write() -> dict[str, int]:
@@ -102,22 +80,21 @@ class Checkpoints:
                 self.average.save(tag)
             return engine.checkpoint_engine.finish()
 
-        def complete() -> None:
-            manifest = {
-                "done": asdict(done),
-                "setup": self.setup,
-                "layout": self.layout,
-                "batch": self.batch,
-                "scores": self.scores,
-                "files": dict(sorted(files.items())),
-            }
-            write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
-            write_atomically(self.folder / LATEST, tag.name)
+        def clear() -> None:
+            _delete(tag)  # what an interrupted write or an abandoned branch left there
+            tag.mkdir(parents=True)
 
-        write_on_rank0(lambda: _delete(tag), tag)  # what an interrupted write or an abandoned branch left there
+        write_on_rank0(clear, tag)
         files: dict[str, int] = {}
         for written in ranks.gather(write_on_all_ranks(write, tag)):
             files |= written
+        parts = {"setup": self.setup, "layout": self.layout, "batch": self.batch, "scores": self.scores}
+        manifest = {"done": asdict(done), **parts, "files": dict(sorted(files.items()))}
+
+        def complete() -> None:
+            write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
+            write_atomically(self.folder / LATEST, tag.name)
+
         write_on_rank0(complete, tag)
 
     def _prune(self, done: TrainState) -> None:
@@ -127,18 +104,14 @@ class Checkpoints:
         kept = set(newest)
         for last in newest:
             kept.add(self._best(update for update in updates if update <= last))
-        for update in updates:
-            if update not in kept:
-                _delete(self.tag(update))
-        for entry in self.folder.iterdir():
-            if checkpoint_number(entry.name) is not None and not (entry / MANIFEST).exists():
-                _delete(entry)  # a start was killed while it wrote or deleted it
+        names = {checkpoint_name(update) for update in kept - {None}}
+        for tag in self.folder.glob(FOLDERS):  # also what a start left that was killed while it wrote or deleted it
+            if tag.name not in names:
+                _delete(tag)
 
     def best(self) -> int | None:
-        """The update of the best checkpoint in this folder: by F1, then EM, then the earlier one. Collective.
-
-        None if no checkpoint here has a score; those of the run from which this one resumed do not count.
-        """
+        """The update of the best checkpoint in this folder: by F1, then EM, then the earlier one; None if none has a
+        score. Collective."""
         return ranks.from_rank0(lambda: self._best(self._updates()))
 
     def _best(self, updates: Iterable[int]) -> int | None:
@@ -147,14 +120,22 @@ class Checkpoints:
 
     def _updates(self) -> list[int]:
         """The updates of the complete checkpoints."""
-        return [checkpoint_number(tag.name) for tag in list_checkpoints(self.folder)]
+        return [int(tag.name.removeprefix("update-")) for tag in list_checkpoints(self.folder)]
 
     def load(self, engine, tag: Path) -> TrainState:
         """Loads a complete checkpoint. Collective.
 
         Raises InputError on every rank: it is damaged, or was saved under settings from which this run cannot resume.
         """
-        manifest = ranks.on_all_ranks(lambda: self._read_fitting(tag))
+
+        def read_fitting() -> Manifest:
+            manifest = read_manifest(tag)
+            if differing := differences(manifest.setup, self.setup, most=5):
+                fix = "start with the same settings, or start a new run with another --output_dir"
+                raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
+            return manifest
+
+        manifest = ranks.on_all_ranks(read_fitting)
         # at ZeRO-0 rank 0 writes the whole state, however many ranks there are
         is_whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
         if is_whole or manifest.layout == self.layout:
@@ -167,13 +148,6 @@ class Checkpoints:
         self.scores = manifest.scores | self.scores
         return manifest.done
 
-    def _read_fitting(self, tag: Path) -> Manifest:
-        manifest = read_manifest(tag)
-        if differing := differences(manifest.setup, self.setup, most=5):
-            fix = "start with the same settings, or start a new run with another --output_dir"
-            raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
-        return manifest
-
 
 def _delete(tag: Path) -> None:
     """Deletes a checkpoint, if there is one; of a link only the link. Raises OSError: a file is there."""
@@ -185,14 +159,11 @@ def _delete(tag: Path) -> None:
 
 
 class Writer(TorchCheckpointEngine):
-    """Writes and reads an engine's files.
+    """Writes and reads an engine's files. A write that fails raises nothing until `finish`, and nothing more follows:
+    DeepSpeed's saving has collectives, in which the other ranks would wait for one whose disk is full."""
 
-    A write that fails raises nothing until `finish`: DeepSpeed's saving has collectives, in which the other ranks would
-    wait for one whose disk is full. After a failed write nothing more is written.
-    """
-
-    def __init__(self, engine):
-        super().__init__(engine._config)
+    def __init__(self):
+        super().__init__()
         self._fault: OSError | None = None
         self._written: dict[str, int] = {}
 
@@ -206,27 +177,12 @@ class Writer(TorchCheckpointEngine):
             raise fault
         return written
 
-    def attempt(self, step: Callable[..., None], *arguments) -> None:
-        """Runs a step, unless one has failed before."""
-        if self._fault is None:
-            try:
-                step(*arguments)
-            except OSError as error:
-                self._fault = error
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        self.attempt(os.makedirs, path, 0o777, exist_ok)
-
     def save(self, state_dict: dict[str, Any], path: str) -> None:
-        self.attempt(self._save, state_dict, path)
-
-    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
-        return read_state(Path(path), mapped=False)
-
-    def _save(self, state: dict[str, Any], path: str) -> None:
+        if self._fault is not None:
+            return
         try:
             with open(path, "wb") as file:
-                torch.save(state, file)
+                torch.save(state_dict, file)
                 file.flush()
                 os.fsync(file.fileno())  # the manifest must not survive a power cut without it
                 self._written[Path(path).name] = file.tell()
@@ -234,4 +190,7 @@ class Writer(TorchCheckpointEngine):
             cause = error if isinstance(error, OSError) else error.__context__  # PyTorch hides it
             if not isinstance(cause, OSError):
                 raise
-            raise OSError(cause.errno, cause.strerror, path) from None
+            self._fault = OSError(cause.errno, cause.strerror, path)
+
+    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
+        return read_state(Path(path), mapped=False)

@@ -2,11 +2,8 @@
 
 Every rank keeps float32 weights and Adam's moments in flat tensors: at ZeRO-0 whole parameters, at ZeRO-1 and 2 a
 piece of all parameters laid end to end, at ZeRO-3 a piece of each parameter. `cut_pieces` says which elements of each
-parameter a rank keeps, in the files and in the engine; what overlaps is copied. Half-precision weights are then made
-from the float32 ones, as after any update. The files are mapped into memory: a rank reads only what it keeps.
-
-DeepSpeed's universal checkpoints would write the whole state to disk a second time, and fail with a bare assertion
-between ZeRO-2 and ZeRO-3.
+parameter a rank keeps, in the files and in the engine; what overlaps is copied. The files are mapped into memory: a
+rank reads only what it keeps. DeepSpeed's universal checkpoints would write the whole state to disk a second time.
 """
 
 import math
@@ -50,7 +47,7 @@ def cut_pieces(
     world_size: int,
     sizes: Sequence[int],
 ) -> Pieces:
-    """A rank's piece of each parameter; parameters of which it keeps nothing are left out.
+    """A rank's piece of each parameter of which it keeps any.
 
     Args:
         shapes: for every flat tensor, the parameters' shapes by name, in order.
@@ -82,10 +79,7 @@ def cut_pieces(
 
 
 def copy_pieces(saved: Sequence[Pieces], kept: Pieces, tag: Path) -> None:
-    """Fills `kept` from the pieces of all ranks that wrote the checkpoint `tag`.
-
-    Raises InputError: elements of a parameter are in none of the pieces.
-    """
+    """Fills `kept` from the pieces of all ranks that wrote checkpoint `tag`. Raises InputError: some are missing."""
     for name, target in kept.items():
         wanted = len(target.values[WEIGHTS])
         filled = 0
@@ -117,10 +111,8 @@ def _enumeration_member(kind: type[Enum], name: str) -> Enum:
 
 
 def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
-    """What DeepSpeed saved in a file, in CPU memory or, if `mapped`, read from the file when it is used.
-
-    Raises UnpicklingError: there is more than tensors, plain values and a few classes of DeepSpeed. No code is run.
-    """
+    """What DeepSpeed saved in a file, in CPU memory or, if `mapped`, read from the file when it is used. Raises
+    UnpicklingError: there is more than tensors, plain values and a few classes of DeepSpeed. No code is run."""
     known = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (_enumeration_member, "builtins.getattr")]
     with torch.serialization.safe_globals(known):
         return torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
@@ -134,9 +126,8 @@ def files_by_rank(names: Iterable[str], end: str) -> list[str]:
 
 def _saved_pieces(
     stage: int, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], names: Sequence[str]
-) -> tuple[list[Pieces], Any]:
-    """What every rank saved, and Adam's step count; at ZeRO-0 one file, the model's, holds it all. `names` are the
-    parameters' in the optimizer's order."""
+) -> tuple[list[Pieces], Tensor | None]:
+    """What every rank saved, and Adam's step count; at ZeRO-0 one file, the model's, holds it all."""
     if stage == 0:
         shapes = [{name: model["module"][name].shape} for name in names]
         weights = [[model["module"][name] for name in names]]
@@ -163,13 +154,8 @@ def _saved_pieces(
 
 
 def convert(engine, tag: Path, manifest: Manifest) -> None:
-    """Loads a checkpoint of another layout into DeepSpeed's engine around the same model.
-
-    Weights, moments, step counts, schedule and loss scale are then as if the engine had made the updates itself. Not
-    collective; `refresh_weights` follows when all ranks are done.
-
-    Raises InputError: in bf16 from or to ZeRO-0, or elements of a parameter are missing.
-    """
+    """Loads a checkpoint of another layout into DeepSpeed's engine around its model. `refresh_weights` follows when
+    all ranks are done. Raises InputError: in bf16 from or to ZeRO-0, or elements of a parameter are missing."""
     stage = manifest.layout["zero_stage"]
     engine_stage = engine.zero_optimization_stage()
     if 0 in (stage, engine_stage) and engine.bfloat16_enabled():
@@ -236,17 +222,15 @@ def engine_pieces(engine, *, moments: bool = False) -> Pieces:
     return cut_pieces(stage, shapes, values, dist.get_rank(ranks), dist.get_world_size(ranks), sizes)
 
 
-def set_steps(engine, step: Any) -> None:
+def set_steps(engine, step: Tensor | None) -> None:
     """Sets Adam's step counts; if `step` is None, as before the first finite gradient, empties Adam's state."""
     fused = engine.basic_optimizer.defaults.get("fused")  # fused Adam counts on the weights' device
     for flat in _engine_flats(engine):
         state = engine.basic_optimizer.state[flat]
         if step is None:
             state.clear()
-        elif torch.is_tensor(step):  # a copy for each flat tensor, as Adam counts in place
+        else:  # a copy for each flat tensor, as Adam counts in place
             state["step"] = step.to(flat.device if fused else "cpu", copy=True)
-        else:
-            state["step"] = step
 
 
 def refresh_weights(engine) -> None:

@@ -1,23 +1,22 @@
 """DeepSpeed's engine around an objective, with the recipe's optimizer and schedule.
 
-What DeepSpeed 0.19 needs beyond that is here: the end of fp16's loss scale, and the checkpoint writer; in `groups.py`,
-the parameter groups; and in `foreach.py`, a step of few operations.
+What DeepSpeed 0.19 needs beyond that is in `checkpoints.py` (the writer), `groups.py` (the parameter groups) and
+`foreach.py` (a step of few operations).
 """
 
 import logging
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
-from swep_ds.common.errors import NOT_OF_THE_INPUT, InputError, TrainingDiverged, as_input_error
+from swep_ds.common.errors import NOT_OF_THE_INPUT, as_input_error
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
@@ -26,7 +25,6 @@ from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.foreach import use_foreach
 from swep_ds.training.groups import watch_norms
-from swep_ds.training.metrics import DIVERGED
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import shard
 
@@ -40,8 +38,9 @@ class Engine:
     With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention.
 
     Attributes:
-        deepspeed: DeepSpeed's engine. Checkpoints read and write its state.
+        deepspeed: DeepSpeed's engine. Checkpoints read and write its state. `step`, `train`, `eval`, `destroy` are its.
         module: the objective.
+        optimizer: DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself.
         parts: from `Objective.parts`.
         stage: the ZeRO stage.
         coalesces: whether gradients are reduced once an update, and `step` is called only then (`run_update`).
@@ -49,56 +48,38 @@ class Engine:
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
         self.deepspeed = engine
+        self.step = engine.step
+        self.train = engine.train
+        self.eval = engine.eval
+        self.destroy = engine.destroy
         self.module = engine.module
+        self.optimizer = engine.optimizer
         self.parts = self.module.parts(train.execution)
         self.stage = engine.zero_optimization_stage()
         self.coalesces = train.coalesce_grad_reduction and self.stage >= 2  # below, gradients are reduced once anyway
         if self.coalesces:
             engine.set_gradient_accumulation_boundary(True)
         self._precision = train.precision
+        self._products = nullcontext
+        if train.precision == "tf32":
+            self._products = partial(float32_products, "tf32")
         use_foreach(engine)
         self._norms = watch_norms(engine, self.module, train.max_grad_norm)
-        writer = Writer(engine)
-        engine.checkpoint_engine = writer
+        engine.checkpoint_engine = Writer()
         # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
         engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
-        engine._copy_recovery_script = partial(writer.attempt, engine._copy_recovery_script)
+        engine._copy_recovery_script = lambda folder: None  # a full disk there would raise on one rank only
 
+    @without_cudnn_attention()
     def __call__(self, batch: Batch, step: MicroStep | None = None) -> Any:
         """`Objective.forward`: a micro-step's loss, or predictions."""
-        with self._kernels():
+        with self._products():
             return self.deepspeed(batch, step)
 
+    @without_cudnn_attention()
     def backward(self, loss: Tensor) -> None:
-        with self._kernels():
+        with self._products():
             self.deepspeed.backward(loss)
-
-    def step(self) -> None:
-        """Ends a micro-step; the last one of an update changes the weights.
-
-        Raises:
-            TrainingDiverged: fp16's loss scale cannot be lowered any further.
-        """
-        try:
-            self.deepspeed.step()
-        except Exception as error:
-            if "loss scale already at minimum" not in str(error):
-                raise
-            raise TrainingDiverged(f"every fp16 gradient overflows, at the smallest loss scale: {DIVERGED}") from None
-
-    def train(self) -> None:
-        self.deepspeed.train()
-
-    def eval(self) -> None:
-        self.deepspeed.eval()
-
-    def destroy(self) -> None:
-        self.deepspeed.destroy()
-
-    @property
-    def optimizer(self):
-        """DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself."""
-        return self.deepspeed.optimizer
 
     @property
     def learning_rate(self) -> float:
@@ -127,13 +108,6 @@ class Engine:
         weights = (getattr(parameter, "ds_tensor", parameter) for parameter in self.module.parameters())
         return all(weight.isfinite().all() for weight in weights)
 
-    def _kernels(self) -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(without_cudnn_attention())
-        if self._precision == "tf32":
-            stack.enter_context(float32_products("tf32"))
-        return stack
-
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:
     """Builds the engine. A method's own parameters, if it has any, are the optimizer's second group.
@@ -142,28 +116,18 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         config: from `complete_ds_config`.
         updates: optimizer steps of the whole run; with linear decay the learning rate reaches 0 after the last.
 
-    Raises:
-        InputError: DeepSpeed refuses a setting; on all ranks.
+    Raises InputError: DeepSpeed refuses a setting; on all ranks.
     """
     config = dict(config)
     stage = zero_stage(config)
-    to_disk = config.get("zero_optimization", {}).get("offload_param", {}).get("device") == "nvme"
-    if to_disk and not AsyncIOBuilder().is_compatible():
-        raise InputError(
-            "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
-            "built here: install libaio's headers (Debian: libaio-dev), or use --ds_config zero3_offload"
-        )
     if stage == 3:
         with _refusals():
             shard(objective, config)
     if stage == 0 and objective.method.max_grad_norm is not None:
         config["gradient_clipping"] = 0.0  # `GroupNorms` clips
     groups = objective.parameter_groups()
-    optimizer = None
-    if "optimizer" not in config:
-        optimizer = _optimizer(groups, train)
-        if "offload_optimizer" in config.get("zero_optimization", {}):
-            config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
+    if "offload_optimizer" in config.get("zero_optimization", {}):
+        config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
     if stage == 0 and config["bf16"]["enabled"] and ranks.is_main():
         log.warning("bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time: use --ds_config zero1")
 
@@ -172,7 +136,11 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
 
     with _refusals():
         engine, *_ = deepspeed.initialize(
-            model=objective, model_parameters=groups, optimizer=optimizer, lr_scheduler=schedule, config=config
+            model=objective,
+            model_parameters=groups,
+            optimizer=_optimizer(groups, train),
+            lr_scheduler=schedule,
+            config=config,
         )
     return Engine(engine, train)
 

@@ -1,8 +1,5 @@
-"""DeepSpeed's loops over the gradients of an optimizer step, as one operation each.
-
-With its own loops an update of BERT-base gives a GPU more operations in its step than in its forward and backward
-(`swep_ds/cost/launches.py` counts them). The results are equal to the last bit.
-"""
+"""DeepSpeed's loops over the gradients of an optimizer step, as one operation each (`swep_ds/cost/launches.py` counts
+them), with results that are equal to the last bit."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

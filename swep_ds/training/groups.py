@@ -1,12 +1,9 @@
-"""The optimizer's two parameter groups, the model's and the method's own, and the norms of their gradients.
+"""The norms of the gradients of the optimizer's two parameter groups, the model's and the method's own.
 
-`method.noise_learning_rate` is the learning rate of the second group. With `method.noise_max_grad_norm` each group is
-clipped by its own norm. Without, DeepSpeed clips both by the norm of the whole gradient.
-
-DeepSpeed 0.19 knows one norm for all groups:
-- ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer (at ZeRO-3 a group may have several), combine them,
-  and scale one flat tensor after the other. `GroupNorms` notes the norms, and scales each by its group's.
-- At ZeRO-0 DeepSpeed's clipping is switched off, and a hook right before the optimizer's step clips.
+With `method.noise_max_grad_norm` each group is clipped by its own norm; without, by that of the whole gradient, the
+only one that DeepSpeed 0.19 knows. ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer (at ZeRO-3 a group
+may have several), combine them, and scale one flat tensor after the other: `GroupNorms` notes the norms, and scales
+each by its group's. At ZeRO-0 a hook right before the optimizer's step clips.
 """
 
 import math
@@ -25,8 +22,7 @@ MODEL, METHOD = 0, 1  # the groups' numbers
 
 
 def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | None":
-    """None if the method has no parameters, or where DeepSpeed clips without a norm for each group. `max_norm` is
-    `train.max_grad_norm`; 0 = no clipping."""
+    """None if the method has no parameters, or where DeepSpeed clips without a norm for each group."""
     limit = objective.method.max_grad_norm
     if len(objective.parameter_groups()) == 1 or (limit is None and engine.zero_optimization_stage() == 0):
         return None
@@ -34,12 +30,9 @@ def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | 
 
 
 class GroupNorms:
-    """The norm of each group's gradient in the latest update, before clipping.
+    """The norm of each group's gradient in the latest update, before clipping; none may be left if fp16 skipped it.
 
-    An update that fp16 skips may leave no norms; those of the update before stay unread.
-
-    Args:
-        limits: clips each group by its norm; 0 = no clipping. None = DeepSpeed clips.
+    With `limits` each group is clipped by its norm, to its limit; 0 = no clipping. None = DeepSpeed clips.
     """
 
     def __init__(self, engine, limits: tuple[float, float] | None):
@@ -63,8 +56,7 @@ class GroupNorms:
             engine.optimizer.unscale_and_clip_grads = self._clip_part if stage < 3 else self._clip_sub_group
 
     def method_norm(self) -> float:
-        """The gradient norm of the method's parameters; infinite if it is not finite or not computed, or after an
-        overflow."""
+        """The gradient norm of the method's parameters; infinite if not computed, or after an overflow."""
         if not self._norms or getattr(self._optimizer, "overflow", False):
             return math.inf
         return float(self._norm(METHOD)) / self._scale

@@ -1,28 +1,27 @@
-"""All that a run measures while it trains, from its clock to the log."""
+"""All that a run measures while it trains: mean losses, gradient norms and each rank's health, up to the log."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from swep_ds import ranks
+from swep_ds.common.errors import TrainingDiverged
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.evaluation.results import Score
 from swep_ds.training.checkpoint_files import TrainState
 from swep_ds.training.engine import Engine
-from swep_ds.training.metrics import Meter, Stopwatch, check_finite, first_not_finite
+from swep_ds.training.metrics import NUMBERS, Meter, Stopwatch
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.tracking import Tracker
 
 
 class Instruments:
-    """For every update `begin` and `add`; for one that is logged or saved `report`.
-
-    Args:
-        before: the state that the run continues from.
-    """
+    """For every update `begin` and `add`; for one that is logged or saved `report`. Statistics and norms stay on the
+    device until then: keeping one waits for nothing."""
 
     def __init__(
         self, engine: Engine, batches: TrainingBatches, settings: TrainSection, tracker: Tracker, before: TrainState
@@ -31,8 +30,8 @@ class Instruments:
         self._engine = engine
         self._tracker = tracker
         self._updates = batches.updates
-        self._meter = Meter(batches.accumulation, before.unlogged)
-        self._norms: dict[int, Tensor | float] = {}  # by update, on the device: keeping one waits for nothing
+        self._meter = Meter()  # since the last line
+        self._norms: dict[int, Tensor | float] = {}  # by update
         self._skips_overflow = settings.precision == "fp16"  # an infinite norm is then no fault
 
     def begin(self, update: int) -> None:
@@ -49,48 +48,61 @@ class Instruments:
         self._meter.add(statistics)
 
     def report(
-        self, state: TrainState, logs: bool, saves: bool, validate: Callable[[], Score] | None
+        self, state: TrainState, saves: bool, validate: Callable[[], Score] | None
     ) -> tuple[TrainState, Score | None]:
-        """Reads all ranks' numbers, checks them, validates and logs. Collective.
+        """Reads all ranks' numbers, checks them, validates, and writes a line of metrics and one of health. Collective.
 
-        Returns:
-            The state with the run's seconds so far, of which validation is not a part; and the score.
-
-        Raises:
-            TrainingDiverged: on all ranks; the loss or a gradient is not finite, or a weight that is to be saved.
+        Returns the state with the run's seconds so far, of which validation is not a part; and the score. Raises
+        TrainingDiverged on all ranks: the loss or a gradient is not finite, or a weight that is to be saved.
         """
-        self._read(logs, saves)
+        means = self._read(saves)
+        ranks.synchronize()
         state = replace(state, seconds=self.watch.seconds)
         score = None
         if validate:
             with self.watch.paused():
                 score = validate()
-        if logs:
-            self._log(state, score)
-        return state, score
-
-    def _read(self, logs: bool, saves: bool) -> None:
-        is_finite = not saves or self._engine.has_finite_weights()
-        means, health = self._meter.read(self.watch.read(), is_finite)
-        means |= {"learning_rate": self._rate} | self._engine.read()
-        if logs:
-            self._tracker.log_health(self._update, health)
-        check_finite(self._update, means, health["not_finite"], first_not_finite(self._norms))
-        self._norms.clear()
-        # JSON has no infinity, which is the norm of an update that fp16 skipped
-        self._means = {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
-        ranks.synchronize()
-
-    def _log(self, state: TrainState, score: Score | None) -> None:
-        """Writes what was read as a line of metrics.jsonl, and begins new means."""
-        means = dict(self._means)
-        if score is not None:
             means["validation_exact_match"] = score["exact_match"]
             means["validation_f1"] = score["f1"]
-        remark = self._engine.module.method.remark(means, self._update / self._updates)
-        self._tracker.log(state, means, remark)
-        self._meter.empty()
+        self._tracker.log(state, means, self._engine.module.method.remark(means, self._update / self._updates))
+        return state, score
 
-    def unlogged(self) -> dict[str, Any]:
-        """What no line has yet, for a run that resumes here. Collective."""
-        return self._meter.state()
+    def _read(self, saves: bool) -> dict[str, float]:
+        """The means over all ranks since the last line, and the numbers of this update."""
+        is_finite = not saves or self._engine.has_finite_weights()
+        names = sorted(self._meter.sums)
+        sums = torch.stack([self._meter.sums[name] for name in names])
+        mine = torch.cat([sums, sums.new_tensor([*self.watch.read(), is_finite])])
+        gathered = mine.new_empty(ranks.world_size() * len(mine))
+        dist.all_gather_into_tensor(gathered, mine)
+        columns = gathered.view(-1, len(mine)).T.tolist()  # of each number its values by rank
+        by_name = dict(zip([*names, *NUMBERS, "finite"], columns, strict=True))
+        means = {name: sum(by_name[name]) / ranks.world_size() / self._meter.counts[name] for name in names}
+        means |= {"learning_rate": self._rate} | self._engine.read()
+        health = {name: [float(f"{value:.4g}") for value in by_name[name]] for name in NUMBERS}
+        losses = zip(by_name["loss"], by_name["finite"], strict=True)
+        faulty = [rank for rank, (loss, finite) in enumerate(losses) if not (finite and math.isfinite(loss))]
+        self._tracker.log_health(self._update, {**health, "not_finite": faulty})
+        self._check_finite(means, faulty)
+        self._norms.clear()
+        self._meter = Meter()
+        # JSON has no infinity, which is the norm of an update that fp16 skipped
+        return {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
+
+    def _check_finite(self, means: dict[str, float], faulty: Sequence[int]) -> None:
+        """Raises TrainingDiverged if the loss or a weight of the `faulty` ranks is not finite, or a gradient."""
+        where = ""
+        if self._norms:
+            norms = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in self._norms.values()]
+            finite = torch.stack(norms).isfinite().tolist()
+            if not all(finite):
+                where = f", the gradient not finite first in update {list(self._norms)[finite.index(False)]}"
+        if not where and not faulty:
+            return
+        if 0 < len(faulty) < ranks.world_size():
+            where += f", not finite on rank {faulty[0]}, host {ranks.host(faulty[0])}"
+        raise TrainingDiverged(
+            f"loss, gradient or weights are not finite numbers by update {self._update} (loss {means['loss']}, "
+            f"gradient norm {means.get('grad_norm', 'not known')}{where}): lower train.learning_rate, raise "
+            "train.warmup_fraction, or avoid fp16; earlier checkpoints stay"
+        )

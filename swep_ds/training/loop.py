@@ -17,7 +17,6 @@ from swep_ds.evaluation.results import Score
 from swep_ds.methods.base import Method, MicroStep, PassState
 from swep_ds.ranks.environment import note_checkpoint
 from swep_ds.ranks.stopping import RESUMES, request, stop_vote
-from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import Engine
 from swep_ds.training.instruments import Instruments
@@ -45,13 +44,12 @@ def train(
     Raises:
         TrainingDiverged: on all ranks; a loss, gradient or weight is not finite when an update is logged or saved.
         Stopped: on all ranks, after a checkpoint; a signal asked any rank to stop.
-        WriteFailed: a checkpoint cannot be written, and train.on_checkpoint_failure is stop.
+        WriteFailed: on all ranks; a checkpoint cannot be written.
     """
     instruments = Instruments(engine, batches, settings, tracker, before)
     if before.updates:
         engine.module.method.load(before.method)
     engine.train()
-    ranks.watch_stalls(settings.stall_seconds)
     state = before
     ahead = prefetch(batches, before.updates * batches.accumulation, ranks.device())
     with stop_vote() as vote, closing(ahead) as micro_batches:
@@ -60,39 +58,33 @@ def train(
             number = update + 1
             due = number % settings.checkpoint_every == 0 or number == batches.updates
             logs = number % settings.log_every == 0 or due or update == 0
-            _train_update(engine, batches, micro_batches, update, instruments, checkpoints.average, measure=logs)
+            step = MicroStep(update, update / batches.updates, measure=logs, compare=update % COMPARED_EVERY == 0)
+            seed_dropout(batches.seed, update)
+            instruments.begin(number)
+            phase = instruments.watch.phase
+            statistics = run_update(engine, micro_batches, batches.accumulation, step, engine.parts, phase)
+            instruments.add(statistics)
+            observe(engine.module.method, statistics)
+            if checkpoints.average:
+                checkpoints.average.add(number)
             state = _count(state, batches, update)
             signal = vote.asked()
             saves = due or signal != 0
             if logs or saves:
-                state, score = instruments.report(state, logs, saves, validate if due else None)
+                state, score = instruments.report(state, saves, validate if due else None)
             if saves:
-                saved = _save(checkpoints, engine, state, instruments, score)
+                with instruments.watch.phase("checkpoint"):
+                    done = replace(state, method=engine.module.method.state())
+                    checkpoints.save(engine.deepspeed, done, score)
+                if ranks.is_main():
+                    note_checkpoint(number)
                 signal = signal or max(ranks.gather(request.number))  # no second save for what came since the vote
             if signal:
-                raise _stopped(signal, state, batches.updates, saved)
+                raise Stopped(
+                    f"on request ({Signals(signal).name}) after update {number} of {batches.updates}; its checkpoint "
+                    f"is saved, and {RESUMES}"
+                )
     return state
-
-
-def _train_update(
-    engine: Engine,
-    batches: TrainingBatches,
-    micro_batches: Iterator[Batch],
-    update: int,
-    instruments: Instruments,
-    average: WeightAverage | None,
-    *,
-    measure: bool,
-) -> None:
-    step = MicroStep(update, update / batches.updates, measure=measure, compare=update % COMPARED_EVERY == 0)
-    seed_dropout(batches.seed, update)
-    instruments.begin(update + 1)
-    phase = instruments.watch.phase
-    statistics = run_update(engine, micro_batches, batches.accumulation, step, engine.parts, phase)
-    instruments.add(statistics)
-    observe(engine.module.method, statistics)
-    if average:
-        average.add(update + 1)
 
 
 def run_update(
@@ -106,14 +98,9 @@ def run_update(
     """One update of any method: for each micro-batch and each of its passes forward, backward, step.
 
     The engine's step changes weights only after the update's last backward. With `train.coalesce_grad_reduction` it is
-    called only then, after the reduction of all gradients.
+    called only then, after the reduction of all gradients. `phase` is entered with the name of each phase.
 
-    Args:
-        parts: from `Objective.parts`.
-        phase: entered with the name of each phase, such as `Stopwatch.phase`.
-
-    Returns:
-        The statistics of each micro-batch (`Objective.loss`), with its "loss".
+    Returns the statistics of each micro-batch (`Objective.loss`), with its "loss".
     """
     statistics = []
     with engine.deepspeed.coalesce_grad_reduction() if engine.coalesces else nullcontext():
@@ -155,23 +142,4 @@ def seed_dropout(seed: int, update: int) -> None:
 def _count(state: TrainState, batches: TrainingBatches, update: int) -> TrainState:
     rows = batches.windows(update)
     tokens = state.tokens + int(batches.lengths[rows].sum())
-    return replace(state, updates=update + 1, windows=state.windows + len(rows), tokens=tokens, unlogged={})
-
-
-def _save(
-    checkpoints: Checkpoints, engine: Engine, state: TrainState, instruments: Instruments, score: Score | None
-) -> bool:
-    """Whether the checkpoint is complete. Collective."""
-    with instruments.watch.phase("checkpoint"):
-        done = replace(state, unlogged=instruments.unlogged(), method=engine.module.method.state())
-        saved = checkpoints.save(engine.deepspeed, done, score)
-    if saved and ranks.is_main():
-        note_checkpoint(state.updates)
-    return saved
-
-
-def _stopped(signal: int, state: TrainState, updates: int, saved: bool) -> Stopped:
-    kept = "its checkpoint is saved" if saved else "earlier checkpoints stay"
-    return Stopped(
-        f"on request ({Signals(signal).name}) after update {state.updates} of {updates}; {kept}, and {RESUMES}"
-    )
+    return replace(state, updates=update + 1, windows=state.windows + len(rows), tokens=tokens)

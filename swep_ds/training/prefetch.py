@@ -1,12 +1,10 @@
-"""Prepares the next batches while the device works on the present one.
-
-A thread does it: a batch is little work, most of it outside Python, and a process forked from a rank would inherit the
-locks and sockets of DeepSpeed's threads.
-"""
+"""Prepares the next batches while the device works on the present one, in a thread: a process forked from a rank would
+inherit the locks and sockets of DeepSpeed's threads."""
 
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -28,10 +26,10 @@ def prefetch(batches: TrainingBatches, first: int, device: torch.device) -> Iter
             batch = Batch(*(field.pin_memory() if isinstance(field, Tensor) else field for field in batch))
         return batch
 
+    steps = iter(range(first, len(batches)))
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
-        ready = deque(thread.submit(make, step) for step in range(first, min(first + AHEAD, len(batches))))
-        for following in range(first + AHEAD, len(batches) + AHEAD):
+        ready = deque(thread.submit(make, step) for step in islice(steps, AHEAD))
+        while ready:
             batch = ready.popleft().result()
-            if following < len(batches):
-                ready.append(thread.submit(make, following))
+            ready.extend(thread.submit(make, step) for step in islice(steps, 1))
             yield batch.to(device)

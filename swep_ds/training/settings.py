@@ -43,8 +43,6 @@ class TrainSection(Section):
     log_every: Many = 10  # updates between two logged lines
     checkpoint_every: Many = 1000  # updates between two checkpoints
     keep_checkpoints: Count = 2  # how many of the newest are kept
-    stall_seconds: float = Field(600, gt=0, le=1_000_000)  # without progress, until rank 0 names the ranks behind
-    on_checkpoint_failure: Literal["stop", "continue"] = "stop"  # when one cannot be written; earlier ones stay
     average: Literal["none", "ema", "last_k"] = "none"  # which mean of the weights is tested and exported
     average_decay: float = Field(0.99, gt=0, lt=1)  # ema: per update; the mean is about 1 / (1 - decay) updates old
     average_last: float = Field(0.25, gt=0, le=1)  # last_k: k as a share of all updates
@@ -55,20 +53,19 @@ class TrainSection(Section):
         for name, kind in AVERAGED_BY.items():
             default = type(self).model_fields[name].default
             if self.average != kind and getattr(self, name) != default:
-                faults.append(
-                    f"{name}: is a setting of average {kind}, and train.average is {self.average}: set that to {kind}, "
-                    f"or leave {name} at {default}"
+                said = (
+                    f"{name}: is a setting of average {kind}, and train.average is {self.average}: set that to {kind}"
                 )
+                faults.append(said)
         if faults:
             raise FieldFault(*faults)
         return self
 
 
 class TrackingSection(Section):
-    # where metrics and scores go besides the run's folder: wandb (offline: without a network; tables and the report,
-    # too), or tensorboard (files in the run's folder)
-    to: Literal["off", "wandb", "wandb_offline", "tensorboard"] = "off"
-    project: str = "swep-ds"  # the project in that service
+    # where metrics, scores, tables and the report go besides the run's folder (offline: without a network)
+    to: Literal["off", "wandb", "wandb_offline"] = "off"
+    project: str = "swep-ds"  # the project in wandb
     group: str | None = None  # the group of runs in wandb; a sweep sets its own name
 
     @field_validator("to", mode="before")

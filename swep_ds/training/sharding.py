@@ -20,9 +20,6 @@ def shard(module: nn.Module, config: dict[str, Any]) -> None:
     The values are rank 0's. The parameters pass one by one through a buffer of the largest one's size, so weights that
     are mapped from files (`load_trainable`) are never all in memory; by itself `deepspeed.initialize` would make each
     rank write into its mapping. Collective.
-
-    Args:
-        config: from `complete_ds_config`, of stage 3.
     """
     [dtype] = [half for name, half in HALVES.items() if config[name]["enabled"]] or [torch.float32]
     first, *_ = parameters = list(module.parameters())
@@ -46,11 +43,8 @@ def full_weights(engine, model: nn.Module, *, masters: bool) -> Iterator[tuple[s
     Collective: all ranks iterate together. At ZeRO-3 only one weight at a time is whole.
 
     Args:
-        engine: an `Engine`.
-        model: part of its module.
+        engine: an `Engine`; `model` is part of its module.
         masters: whether to yield the optimizer's float32 weights, of which a half-precision module's are roundings.
-            Not for DeepSpeed's fused optimizers at stage 0, which keep them flat: `ds_config` refuses those where
-            these weights are needed.
     """
     stage = engine.stage
     master = {}

@@ -1,17 +1,13 @@
 """What a run reports while it trains: a progress bar (lines where there is no terminal), metrics.jsonl, health.jsonl,
-and Weights & Biases or TensorBoard, as `tracking.to` says.
-
-Only rank 0 writes; on other ranks a tracker does nothing. A service may fail at any time: the training continues.
-"""
+and Weights & Biases, if `tracking.to` says so. wandb may fail at any time: the training continues."""
 
 import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, RunExit, reason
@@ -29,15 +25,13 @@ SHOWN += ("mu", "sigma", "validation_f1", "learning_rate", "samples_per_second")
 
 
 class Tracker:
-    """Context manager around the training loop; `finish` follows at the end of the run.
+    """Context manager around the training loop; `finish` follows at the end of the run. Active only on rank 0.
 
     Args:
-        config: settings of the run, for the service.
+        config: settings of the run, for wandb.
         folder: the run's folder; its `metrics.jsonl` and `health.jsonl` are first cut back to `before`.
-        updates: of the whole run.
-        active: true on rank 0.
 
-    Raises InputError: at a run's first start the service cannot start.
+    Raises InputError: at a run's first start wandb cannot start.
     """
 
     def __init__(
@@ -54,10 +48,9 @@ class Tracker:
         if not active:
             return
         self.updates = updates
-        self.to = settings.to
-        self.service = _start_service(settings, method, config, folder, before.updates)
-        self.metrics = Lines(folder / "metrics.jsonl", before)
-        self.health = Lines(folder / "health.jsonl", before)
+        self.wandb = _start_wandb(settings, method, config, folder, before.updates)
+        self.metrics = _open_lines(folder / "metrics.jsonl", before)
+        self.health = _open_lines(folder / "health.jsonl", before)
         self.console = Console()
         self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0)
         self.remark: str | None = None  # the method's, as long as it holds
@@ -70,8 +63,9 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         if self.active:
             self.progress.stop()
-            self.metrics.close()
-            self.health.close()
+            for file in (self.metrics, self.health):
+                with suppress(OSError):  # `_write` has warned
+                    file.close()
             if kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
                 self._tell(lambda run: run.finish(exit_code=1))
 
@@ -88,7 +82,7 @@ class Tracker:
             "seconds": done.seconds,
             "peak_memory_bytes": peak_memory_bytes(),
         }
-        self.metrics.write(line)
+        self._write(self.metrics, line)
         self.progress.update(done.updates, "  ".join(f"{name} {line[name]:.4g}" for name in SHOWN if name in line))
         if remark and not self.remark:
             self.console.print(f"note: {remark}", style="yellow")
@@ -100,75 +94,42 @@ class Tracker:
     def log_health(self, update: int, line: dict[str, list]) -> None:
         """Writes a line with every rank's numbers."""
         if self.active:
-            self.health.write({"update": update, **line})
+            self._write(self.health, {"update": update, **line})
+
+    def _write(self, file: TextIO, line: dict[str, Any]) -> None:
+        """Writes a line. A full disk delays lines, and ends no run."""
+        try:
+            file.write(json.dumps(line) + "\n")
+            file.flush()  # a buffer that could not be written is written with the next line
+        except OSError as error:
+            log.warning("%s: lines are missing until it can be written again (%s)", file.name, error.strerror)
 
     def summary(self, scores: Scores) -> None:
-        """Sends the scores after training to the service."""
+        """Sends wandb the scores after training."""
         values = {f"{name}/{key}": value for name, score in scores.items() for key, value in score.items()}
         self._tell(lambda run: run.summary.update(values))
 
     def finish(self, page: str | None = None, tables: Mapping[str, Table] | None = None) -> None:
         """Ends the tracking of a finished run; sends wandb its report, an HTML document, and tables by name."""
-        if self.active and self.to != "tensorboard":
-            self._tell(lambda run: run.log(_shown(page, tables or {})))
+        self._tell(lambda run: run.log(_shown(page, tables or {})))
         self._tell(lambda run: run.finish(exit_code=0))
 
     def _tell(self, send: Callable[[Any], None]) -> None:
-        """Sends something to the service, if there is one. After a failure nothing more is sent."""
-        if not (self.active and self.service):
+        """Sends something to wandb, if it is on. After a failure nothing more is sent."""
+        if not (self.active and self.wandb):
             return
         try:
-            send(self.service)
+            send(self.wandb)
         except Exception as error:  # wandb raises anything
-            log.warning("%s failed (%s): the run continues without it", self.to, reason(error))
-            self.service = None
+            log.warning("wandb failed (%s): the run continues without it", reason(error))
+            self.wandb = None
 
 
-class Lines:
-    """A file of JSON lines, first cut back to the updates that are done. A full disk delays lines, and ends no run."""
-
-    def __init__(self, path: Path, before: TrainState):
-        kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["update"] <= before.updates]
-        write_atomically(path, "".join(kept))
-        self.file = path.open("a", encoding="utf-8")
-        self.warned = False
-
-    def write(self, line: dict[str, Any]) -> None:
-        try:
-            self.file.write(json.dumps(line) + "\n")
-            self.file.flush()  # a buffer that could not be written is written with the next line
-        except OSError as error:
-            if not self.warned:
-                log.warning("%s: lines are missing until it can be written again (%s)", self.file.name, error.strerror)
-            self.warned = True
-
-    def close(self) -> None:
-        with suppress(OSError):  # `write` has warned
-            self.file.close()
-
-
-class TensorBoard:
-    """Has the methods of wandb's run, and writes event files to the run's folder `tensorboard/`."""
-
-    def __init__(self, folder: Path, updates: int):
-        from torch.utils.tensorboard import SummaryWriter
-
-        # what an earlier start logged of updates that are made again is dropped
-        self.writer = SummaryWriter(folder / "tensorboard", purge_step=updates + 1)
-        self.step = updates
-        self.summary = self
-
-    def log(self, line: dict[str, Any], step: int) -> None:
-        self.step = step
-        for name, value in line.items():
-            if isinstance(value, int | float):
-                self.writer.add_scalar(name, value, step)
-
-    def update(self, values: dict[str, Any]) -> None:
-        self.log(values, self.step)
-
-    def finish(self, exit_code: int) -> None:
-        self.writer.close()
+def _open_lines(path: Path, before: TrainState) -> TextIO:
+    """A file of JSON lines, cut back to the updates that are done."""
+    kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["update"] <= before.updates]
+    write_atomically(path, "".join(kept))
+    return path.open("a", encoding="utf-8")
 
 
 def _shown(page: str | None, tables: Mapping[str, Table]) -> dict[str, Any]:
@@ -185,22 +146,13 @@ def _shown(page: str | None, tables: Mapping[str, Table]) -> dict[str, Any]:
     return shown
 
 
-def check_service(settings: TrackingSection) -> None:
-    """Raises InputError if the service's package is not installed; call it before the work."""
-    package = settings.to.removesuffix("_offline")
-    if package != "off" and not find_spec(package):
-        raise InputError(f"tracking.to: {package} is not installed: pip install {package}, or set it to off")
-
-
-def _start_service(settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int) -> Any:
-    """wandb's run, a `TensorBoard`, or None. A new run ends if wandb cannot start; one that resumes goes on."""
+def _start_wandb(settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int) -> Any:
+    """wandb's run, or None. A new run ends if wandb cannot start; one that resumes goes on."""
     if settings.to == "off":
         return None
     id_file = folder / "wandb_id"  # a resumed run continues under its id
     is_new = not id_file.is_file()
     try:
-        if settings.to == "tensorboard":
-            return TensorBoard(folder, updates)
         import wandb
 
         run = wandb.init(
@@ -217,7 +169,7 @@ def _start_service(settings: TrackingSection, method: str, config: dict[str, Any
         )
     except Exception as error:  # a broken installation and an absent server raise anything
         if is_new and updates == 0:
-            fix = "log in to it or repair its installation, or set it to wandb_offline or off"
+            fix = "install it or log in to it, or set it to wandb_offline or off"
             raise InputError(f"tracking.to: {settings.to} cannot start ({reason(error)}): {fix}") from None
         log.warning("%s cannot start (%s): the run continues without it", settings.to, reason(error))
         return None

@@ -122,7 +122,7 @@ def test_what_two_ranks_send_and_read(tmp_path):
             # a weight that its neighbour in the backward uses again is not gathered twice; parts are padded
             assert sent[name] == pytest.approx(times * whole, rel=0.05 if stage == 3 else 1e-3), (case, name)
     assert set(figures["loop"]["between"]) <= KNOWN
-    assert "metrics.py" in figures["loop"]["logged"]
+    assert "instruments.py" in figures["loop"]["logged"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -61,7 +61,7 @@ def test_zero_3_pads_every_parameter_and_offload_moves_states_to_the_host():
     part = 500 + 50 + 5
     assert held(state) == (0, 0, 0)
     assert state.host == (2 + 12 + 4 + 2) * part  # weights, copy and moments, its gradient, the gradients on their way
-    assert "neither offload to disk" in refused(states, 3, offload="nvme")
+    assert "does not know offload to disk" in refused(states, 3, offload="nvme")
 
 
 def test_the_mean_of_the_model_s_weights_is_beside_the_float32_copy():

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swep_ds.common.errors import InputError
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import OVERFLOWS_IN_FP16, Prepared, load_model, prepare
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.run import _peak, _report, _take
+from swep_ds.pipeline.run import _peak, _report
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from swep_ds.training.checkpoints import TrainState
@@ -60,16 +59,6 @@ def test_a_precision_that_the_processor_emulates_is_warned_of(precision, emulate
     job(folder, f"train.precision={precision}")
     warned = "train.precision bf16: this processor has no instructions for bf16" in caplog.text
     assert warned == (emulated and precision == "bf16")
-
-
-def test_a_service_that_is_not_installed_is_refused_before_the_folder_is_claimed(tmp_path, monkeypatch):
-    monkeypatch.setattr("swep_ds.training.tracking.find_spec", lambda _: None)
-    tree = {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {}}}
-    recipe, path = Recipe.model_validate(tree | {"tracking": {"to": "tensorboard"}}), tmp_path / "run"
-    said = r"^tracking\.to: tensorboard is not installed: pip install tensorboard, or set it to off$"
-    with process_group(), RunFolder(path) as folder, pytest.raises(InputError, match=said):
-        _take(folder, recipe, "auto")
-    assert not path.exists()
 
 
 def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, caplog):

@@ -1,24 +1,16 @@
 """One answer to which device computes, for the whole package: that of DeepSpeed's accelerator."""
 
-import re
 from types import ModuleType
 
 import psutil
 import pytest
 import torch
 
-from swep_ds.cost import candidates as benchmark
 from swep_ds.cost.plan import GIB, Devices
 from swep_ds.ranks import accelerator
 from swep_ds.training import metrics
-from tests.support.tiny_run import ROOT
 
-# what PyTorch sees, whether or not it is what computes
-QUESTIONS = (
-    r"torch\.(cuda|xpu|accelerator)\."
-    r"(is_available|device_count|current_device|get_device_name|get_device_properties|mem_get_info|synchronize"
-    r"|(max_)?memory_(allocated|reserved)|reset_peak_memory_stats|current_accelerator)\b"
-)
+MEMORY = psutil.virtual_memory().total
 
 
 class Gpus:
@@ -28,13 +20,6 @@ class Gpus:
     device_count = staticmethod(lambda: 2)
     total_memory = staticmethod(lambda number=0: (80 - number) * GIB)
     max_memory_allocated = staticmethod(lambda: 123)
-
-
-def test_nothing_else_in_the_package_asks_pytorch():
-    files = [file for file in (ROOT / "swep_ds").rglob("*.py") if file.name != "accelerator.py"]
-    assert len(files) > 50
-    asked = {file.name: match[0] for file in files if (match := re.search(QUESTIONS, file.read_text()))}
-    assert not asked
 
 
 def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
@@ -48,14 +33,22 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
     assert not accelerator.has_tf32()
     assert (accelerator.device_count(), accelerator.total_memory(), accelerator.product_name()) == (0, [], None)
     assert metrics.peak_memory_bytes() > 2**20
-    assert Devices.parse("") == Devices(1, psutil.virtual_memory().total, False, psutil.virtual_memory().total)
+    assert Devices.parse("") == Devices(1, MEMORY, False, MEMORY)
 
-    def build():
-        weights = torch.nn.Linear(100, 100)
-        return lambda batch, number: weights(torch.ones(50, 100)).sum()
 
-    _, peak = benchmark.measure_memory(build, None)
-    assert peak >= 4 * 101 * 100 + 4 * 50 * 100
+def test_a_gpu_that_deepspeed_uses_is(monkeypatch):
+    monkeypatch.setattr(accelerator, "get_accelerator", Gpus)
+    monkeypatch.setattr(metrics, "get_accelerator", Gpus)
+    vendor = ModuleType("vendor")
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: vendor)
+    assert accelerator.product_name() == "cuda"
+    vendor.get_device_name = lambda: "NVIDIA H200"
+    assert accelerator.product_name() == "NVIDIA H200"
+    assert accelerator.on_gpu()
+    assert not accelerator.emulates(torch.bfloat16)
+    assert accelerator.total_memory() == [80 * GIB, 79 * GIB]
+    assert Devices.parse("") == Devices(2, 79 * GIB, True, MEMORY)
+    assert metrics.peak_memory_bytes() == 123
 
 
 @pytest.mark.parametrize(
@@ -68,25 +61,6 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
     ],
 )
 def test_half_precision_is_emulated_by_a_cpu_without_instructions_for_it(monkeypatch, capabilities, emulated):
-    names = {name for names in accelerator.INSTRUCTIONS.values() for name in names}
-    if torch.cpu.get_capabilities()["architecture"] == "x86_64":  # PyTorch knows them by these names
-        assert names - {"bf16", "fp16_arith"} <= set(torch.cpu.get_capabilities())
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert (accelerator.emulates(torch.bfloat16), accelerator.emulates(torch.float16)) == emulated
     assert not accelerator.emulates(torch.float32)
-    monkeypatch.setattr(accelerator, "get_accelerator", Gpus)
-    assert not accelerator.emulates(torch.bfloat16)
-
-
-def test_a_gpu_that_deepspeed_uses_is(monkeypatch):
-    monkeypatch.setattr(accelerator, "get_accelerator", Gpus)
-    monkeypatch.setattr(metrics, "get_accelerator", Gpus)
-    vendor = ModuleType("vendor")
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: vendor)
-    assert accelerator.product_name() == "cuda"
-    vendor.get_device_name = lambda: "NVIDIA H200"
-    assert accelerator.product_name() == "NVIDIA H200"
-    assert accelerator.on_gpu()
-    assert accelerator.total_memory() == [80 * GIB, 79 * GIB]
-    assert Devices.parse("") == Devices(2, 79 * GIB, True, psutil.virtual_memory().total)
-    assert metrics.peak_memory_bytes() == 123

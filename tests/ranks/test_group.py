@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from swep_ds.common.errors import InputError
-from swep_ds.ranks.environment import LaunchError
 from swep_ds.ranks.group import process_group
 from tests.support.fork_server import HANGS, run_script
 from tests.support.ports import free_port
@@ -81,11 +80,20 @@ def test_one_rank_that_is_missing_or_fails_ends_all(tmp_path):
         assert "Traceback" not in said[0]
 
 
+def refused(said: str) -> None:
+    with pytest.raises(InputError, match=said), process_group():
+        pytest.fail("joined it")
+
+
+def start_as(monkeypatch, **variables: str) -> None:
+    for name, value in ({"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"} | variables).items():
+        monkeypatch.setenv(name, value)
+
+
 def test_a_process_group_of_the_caller_is_refused_and_stays():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(InputError, match="has a process group already"), process_group():
-            pytest.fail("joined it")
+        refused("has a process group already")
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()
@@ -101,25 +109,12 @@ def test_a_rank_without_a_device_says_so(monkeypatch, devices, fix):
         communication_backend_name = staticmethod(lambda: "gloo")
 
     monkeypatch.setattr("swep_ds.ranks.group.get_accelerator", Gpus)
-    of_rank = {"RANK": "3", "LOCAL_RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    for name, value in of_rank.items():
-        monkeypatch.setenv(name, value)
-    said = rf"^rank 3 wants device 2 of a node with {devices}: {fix}$"
-    with pytest.raises(LaunchError, match=said), process_group():
-        pytest.fail("joined it")
+    start_as(monkeypatch, RANK="3", LOCAL_RANK="2", WORLD_SIZE="4")
+    refused(rf"^rank 3 wants device 2 of a node with {devices}: {fix}$")
 
 
 def test_a_port_that_another_run_listens_on_is_named(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])
-        of_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        for name, value in of_rank.items():
-            monkeypatch.setenv(name, value)
-        said = rf"MASTER_PORT {port}: the ranks cannot form a process group .*address already in use.* another port"
-        with pytest.raises(InputError, match=said), process_group():
-            pytest.fail("joined it")
-
-
-def test_a_plug_in_that_exits_does_not_look_like_a_finished_run():
-    with pytest.raises(InputError, match=r"^sys.exit\(0\) was called during the run: "), process_group():
-        sys.exit(0)
+        start_as(monkeypatch, RANK="0", WORLD_SIZE="1", MASTER_PORT=port)
+        refused(rf"MASTER_PORT {port}: the ranks cannot form a process group .*address already in use.* another port")

@@ -11,18 +11,17 @@ from pathlib import Path
 import pytest
 
 from swep_ds.common.errors import EXIT_INTERRUPTED, EXIT_LOST
-from swep_ds.ranks.heartbeat import PROBES, accept, connect, listen, ranks_of
+from swep_ds.ranks.heartbeat import PROBES, accept, connect, listen
 from tests.support.fork_server import HANGS, ROOT
 
 HOSTS = ("north", "north", "south", "south")
-# Called as: rank file-of-the-port; then takes orders from standard input, and says when it has taken one
+# Called as: rank file-of-the-port; then runs lines from standard input, and says when it has run one
 RANK = f"""
-import os, sys, threading, time
+import sys, threading, time
 from pathlib import Path
 from swep_ds.ranks import heartbeat
 rank, file, hosts = int(sys.argv[1]), Path(sys.argv[2]), {HOSTS!r}
 names = [f"rank {{rank}} ({{host}})" for rank, host in enumerate(hosts)]
-heartbeat.ANSWER_SECONDS = 1.0
 if rank == 0:
     listener = heartbeat.listen(4)
     file.with_suffix(".new").write_text(str(listener.getsockname()[1]))
@@ -34,29 +33,12 @@ else:
     peers = heartbeat.connect(rank, "localhost", int(file.read_text()))
 beat = heartbeat.Heartbeat(rank, names, peers, reports=rank in (0, 2))
 print("here", flush=True)
-for order in sys.stdin:
-    order, _, what = order.strip().partition(" ")
-    if order == "progress":
-        beat.progress(what)
-    elif order == "watch":
-        beat.watch(float(what))
-    elif order == "cause":
-        heartbeat.CAUSE_SECONDS = float(what)
-    print("taken", flush=True)
-    if order == "raise":
-        threading.Thread(target=beat.fail, args=(ValueError(what),)).start()
-    elif order == "interrupt":
-        threading.Thread(target=beat.fail, args=(KeyboardInterrupt(),)).start()
-    elif order == "busy":  # holds the interpreter's lock
-        sys.setswitchinterval(1000)
-        end = time.monotonic() + float(what)
-        while time.monotonic() < end:
-            pass
-        sys.setswitchinterval(0.005)
-    elif order == "end":
-        beat.close()
-        sys.exit()
-time.sleep(3600)  # in a collective, as it were
+def fail(error):
+    threading.Thread(target=beat.fail, args=(error,)).start()
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+beat.close()
 """
 
 
@@ -73,18 +55,18 @@ class Ranks:
         for process in self.processes:
             assert process.stdout.readline() == "here\n"
 
-    def tell(self, order: str, *ranks: int) -> None:
-        """Returns when they have taken the order."""
+    def tell(self, line: str, *ranks: int) -> None:
+        """Returns when they have run the line."""
         for rank in ranks or range(4):
-            self.processes[rank].stdin.write(f"{order}\n")
+            self.processes[rank].stdin.write(f"{line}\n")
             self.processes[rank].stdin.flush()
         for rank in ranks or range(4):
-            assert self.processes[rank].stdout.readline() == "taken\n"
+            assert self.processes[rank].stdout.readline() == "done\n"
 
-    def end(self) -> tuple[list[int], list[str]]:
-        """Exit codes and what the ranks said on stderr. Those that nothing ends sleep for an hour: none is left."""
-        said = [process.communicate(timeout=HANGS)[1] for process in self.processes]
-        return [process.returncode for process in self.processes], said
+    def ended(self) -> tuple[list[int], list[str]]:
+        """Exit codes and what the ranks said on stderr."""
+        said = [process.stderr.read() for process in self.processes]
+        return [process.wait(HANGS) for process in self.processes], said
 
 
 @pytest.fixture
@@ -104,39 +86,33 @@ def ranks(tmp_path):
     ],
 )
 def test_a_killed_rank_is_named_once_on_each_machine_and_all_end(ranks, killed, tellers):
-    ranks.tell("progress update 41, backward")
+    ranks.tell("beat.progress('update 41, backward')")
     if killed == 3:  # an exception that the death caused is not reported
-        ranks.tell("cause 3600", 1)
-        ranks.tell("raise connection closed by peer", 1)
+        ranks.tell("heartbeat.CAUSE_SECONDS = 3600; fail(ValueError('connection closed by peer'))", 1)
     ranks.processes[killed].kill()
-    codes, said = ranks.end()
+    codes, said = ranks.ended()
     assert codes == [-signal.SIGKILL if rank == killed else EXIT_LOST for rank in range(4)]
     lines = {rank: f"error: {text} was in update 41, backward\n" for rank, text in tellers.items()}
     assert said == [lines.get(rank, "") for rank in range(4)]
 
 
 def test_ctrl_c_on_one_rank_ends_all_without_a_traceback(ranks):
-    ranks.tell("interrupt", 3)
-    codes, said = ranks.end()
+    ranks.tell("fail(KeyboardInterrupt())", 3)
+    codes, said = ranks.ended()
     assert codes == [EXIT_INTERRUPTED] * 4
     assert said == ["stopped: by SIGINT to rank 3 (south)\n", "", "stopped: by SIGINT to rank 3 (south)\n", ""]
 
 
-def test_a_stall_names_once_who_is_behind_or_gives_no_answer_and_a_busy_rank_is_no_death(ranks):
-    def report() -> str:
-        return re.sub(r"\d+ s", "N s", ranks.processes[0].stderr.readline())
-
-    ranks.tell("busy 2", 2)
-    ranks.tell("progress update 5, data")
-    ranks.tell("progress update 5, step", 0, 2, 3)
-    ranks.tell("watch 1", 0)
-    assert report() == "warning: no progress for N s: rank 1 (north) still in update 5, data\n"
-    ranks.processes[2].send_signal(signal.SIGSTOP)
-    ranks.tell("progress update 6, data", 0)
-    assert report() == "warning: no progress for N s: no answer from rank 2 (south); rank 0 is in update 6, data\n"
-    ranks.processes[2].send_signal(signal.SIGCONT)
-    ranks.tell("end")
-    assert ranks.end() == ([0] * 4, [""] * 4)
+def test_ranks_say_once_where_they_have_been_for_long(ranks):
+    ranks.tell("heartbeat.STALL_SECONDS = 1")
+    for rank, step in ((1, "update 5, data"), (0, "update 5, step")):
+        ranks.tell(f"beat.progress({step!r})", rank)
+        warning = ranks.processes[rank].stderr.readline()
+        assert re.fullmatch(rf"warning: rank {rank} \(north\) has been in {step} for \d+ s\n", warning)
+    for process in ranks.processes:
+        process.stdin.close()  # ends it
+        process.stdin = None
+    assert ranks.ended() == ([0] * 4, [""] * 4)
 
 
 def test_the_kernel_notices_a_vanished_machine_within_15_seconds():
@@ -150,9 +126,3 @@ def test_the_kernel_notices_a_vanished_machine_within_15_seconds():
             for name, value in PROBES.items():
                 assert watched.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
         connection.close()
-
-
-def test_ranks_are_listed_by_runs():
-    assert ranks_of([3]) == "rank 3"
-    assert ranks_of([9, 0, 2, 3, 4]) == "ranks 0, 2-4, 9"
-    assert ranks_of([5, 7]) == "ranks 5, 7"

@@ -4,7 +4,6 @@ Ranks are real processes, forked from one that has imported everything (`forked_
 """
 
 import json
-import math
 import re
 import signal
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.support.tiny_run import assert_same, complete, ds_config, metrics, pr
 
 pytestmark = pytest.mark.slow
 
-UPDATES, EVERY = 10, 4  # logged after updates 1, 4, 8, 10
+UPDATES, EVERY = 10, 3  # logged after updates 1, 3, 6, 9, 10
 SET = [f"train.max_updates={UPDATES}", f"train.log_every={EVERY}", "train.micro_batch_size=4"]
 SET += ["train.average=ema", "train.average_decay=0.8", "method.kl_target=1000"]  # what else a checkpoint must hold
 KILLED = -signal.SIGKILL
@@ -33,7 +32,7 @@ RUNS = [
     on(2, "stop", "stopped", {1: ["update 5, backward", "SIGINT"]}),
     on(2, "kill", "stopped", {0: ["export", "SIGKILL"]}),
     on(2, "finish", "stopped"),
-    on(2, "halted", "halted", {1: ["update 5, backward", "SIGSTOP"]}, set=[*SET, "train.stall_seconds=3"]),
+    on(2, "halted", "halted", {1: ["update 5, backward", "SIGSTOP"]}),
     on(2, "apart", "apart{rank}"),
     on(2, "in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, set=[*SET, "train.checkpoint_every=4"]),
 ]
@@ -66,29 +65,26 @@ def test_a_run_that_is_stopped_and_then_loses_a_rank_becomes_the_whole_one(ended
     [error] = [line for line in ended["kill"]["said"][1].splitlines() if line.startswith("error: ")]
     assert re.match(r"error: rank 0 \(.*\) died; rank 1 was in ", error)
     run = folder / "stopped"
-    assert [line["update"] for line in metrics(run)] == [1, 4, 8, 10]  # the stop lies between two of them
+    assert [line["update"] for line in metrics(run)] == [1, 3, 6, 9, 10]
     assert_same(run, folder / "whole")
     assert complete(run) == [6, 10]
     lines = [json.loads(line) for line in (run / "health.jsonl").read_text().splitlines()]
-    assert [line["update"] for line in lines] == [1, 4, 8, 10]
-    for line in lines:
-        assert line["not_finite"] == []
-        for name in ("step_seconds", "data_seconds", "forward_seconds", "memory_mib"):
-            assert len(line[name]) == 2
-            assert all(map(math.isfinite, line[name]))
+    assert [line["update"] for line in lines] == [1, 3, 6, 9, 10]
+    assert all(len(line["forward_seconds"]) == 2 and line["not_finite"] == [] for line in lines)
 
 
 def test_a_request_during_a_checkpoint_needs_no_other_one(ended, folder):
     assert ended["in save"]["codes"] == [75, 75]
     assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in ended["in save"]["said"][0]
     assert complete(folder / "in-save") == [4]
+    assert [line["update"] for line in metrics(folder / "in-save")] == [1, 3, 4]
 
 
-def test_a_halted_rank_is_named_and_its_death_ends_the_others(ended):
+def test_ranks_that_wait_for_a_halted_one_say_so_and_its_death_ends_them(ended):
     result = ended["halted"]
     assert result["codes"] == [EXIT_LOST, KILLED]
-    warning, error = (line for line in result["said"][0].splitlines() if line.startswith(("warning: no", "error: ")))
-    assert re.match(r"warning: no progress for \d+ s: no answer from rank 1 \(.*\); rank 0 is in update 5, ", warning)
+    warning, error = (line for line in result["said"][0].splitlines() if line.startswith(("warning: rank", "error: ")))
+    assert re.match(r"warning: rank 0 \(.*\) has been in update 5, \w+ for \d+ s$", warning)
     assert re.match(r"error: rank 1 \(.*\) died; rank 0 was in update 5, ", error)
 
 

@@ -1,4 +1,4 @@
-"""A fault in writing, on whichever rank, as one exception on all of them, and as an exit code."""
+"""A fault in writing, on whichever rank, as one exception on all of them."""
 
 import os
 import pickle
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 from safetensors import SafetensorError
 
-from swep_ds.commands import cli as command
 from swep_ds.common.errors import InputError, RunExit, WriteFailed
 from swep_ds.ranks import writing
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
@@ -28,25 +27,26 @@ def fail(error: Exception):
     return step
 
 
-def test_file_reason_rank_and_host_in_one_line(monkeypatch):
-    on_rank(monkeypatch, 3, [None, None])
-    for error, said in (
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
         (OSError(28, "No space left on device", "run/a.pt"), "cannot write run/a.pt: No space left on device"),
         (SafetensorError("Error: I/O error:\nfull"), "cannot write run: Error: I/O error: full"),
-    ):
-        with pytest.raises(WriteFailed) as caught:
-            write_on_all_ranks(fail(error), Path("run"))
-        assert str(caught.value) == f"{said} (on rank 3, host {os.uname().nodename})"
+    ],
+)
+def test_file_reason_rank_and_host_in_one_line(monkeypatch, error, said):
+    on_rank(monkeypatch, 3, [None, None])
+    with pytest.raises(WriteFailed) as caught:
+        write_on_all_ranks(fail(error), Path("run"))
+    assert str(caught.value) == f"{said} (on rank 3, host {os.uname().nodename})"
 
 
-def test_the_fault_of_any_rank_is_raised_on_every_rank_as_it_is(monkeypatch):
-    for fault in (WriteFailed("cannot write x"), InputError("tracking.to: x")):
-        on_rank(monkeypatch, 1, [fault])
+@pytest.mark.parametrize("fault", [WriteFailed("cannot write x"), InputError("tracking.to: x")])
+def test_the_fault_of_any_rank_is_raised_on_every_rank_as_it_is(monkeypatch, fault):
+    for rank, others, step in ((1, [fault], None), (0, [None], fail(fault))):
+        on_rank(monkeypatch, rank, others)
         with pytest.raises(type(fault), match=f"^{fault}$"):
-            write_on_all_ranks(None, Path("run"))
-        on_rank(monkeypatch, 0, [None])
-        with pytest.raises(type(fault), match=f"^{fault}$"):
-            write_on_all_ranks(fail(fault), Path("run"))
+            write_on_all_ranks(step, Path("run"))
     with pytest.raises(KeyError):  # a fault of the program
         write_on_all_ranks(fail(KeyError("x")), Path("run"))
 
@@ -57,10 +57,3 @@ def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
         value = write_on_rank0(lambda: (tmp_path / "file").write_text("x"), tmp_path)
         assert value == (1 if rank == 0 else None)
         assert (tmp_path / "file").exists() == (rank == 0)
-
-
-def test_a_script_ends_with_a_fault_and_one_line(capsys):
-    with pytest.raises(SystemExit) as ended:
-        command.main(fail(WriteFailed("cannot write x")))
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == "error: cannot write x\n"

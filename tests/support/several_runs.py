@@ -30,6 +30,7 @@ from swep_ds import ranks
 from swep_ds.common.errors import InputError, WriteFailed
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
+from swep_ds.ranks import group
 from swep_ds.training.checkpoints import Checkpoints
 
 FILE_BYTES = swep_ds.pipeline.export.FILE_BYTES
@@ -40,8 +41,9 @@ class Stopped(Exception):
     pass
 
 
-def meet_faults(asked: dict, step: str) -> None:
-    """What a run meets at a step, as `ranks.progress` names it."""
+def meet_faults(asked: dict, step: str, progress=group.progress) -> None:
+    """What a run meets at a step, in the place of `ranks.progress`."""
+    progress(step)
     set_room(UNLIMITED[0])
     stop = asked.get("stop_after")
     if stop and step in (f"update {stop}, checkpoint", f"update {stop + 1}, data"):
@@ -81,7 +83,7 @@ def make(asked: dict) -> None:
     recipe = Recipe.load(asked["recipe"], overrides)
     swep_ds.pipeline.export.FILE_BYTES = asked.get("file_bytes", FILE_BYTES)
     load = load_and_save if asked.get("saves_first") else Checkpoints.load
-    ranks.step_listeners[:] = [partial(meet_faults, asked)]
+    group.progress = partial(meet_faults, asked)
     try:
         with mock.patch.object(Checkpoints, "load", load):
             run(recipe, asked["ds_config"], Path(asked["output_dir"]), asked.get("resume", "auto"))

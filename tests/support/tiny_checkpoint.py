@@ -27,7 +27,7 @@ def write_checkpoint(folder: Path, update: int) -> Path:
     tag = folder / checkpoint_name(update)
     tag.mkdir(parents=True)
     (tag / "state.pt").write_bytes(state())
-    done = {"updates": update, "windows": 8 * update, "tokens": 80 * update, "seconds": 1.5, "unlogged": {}}
+    done = {"updates": update, "windows": 8 * update, "tokens": 80 * update, "seconds": 1.5}
     content = {"done": done, "setup": {}, "layout": LAYOUT, "batch": BATCH, "scores": {}}
     (tag / MANIFEST).write_text(json.dumps(content | {"files": {"state.pt": len(state())}}))
     return tag

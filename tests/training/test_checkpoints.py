@@ -1,4 +1,4 @@
-"""Which checkpoints are kept and which is the best, over any history of scores."""
+"""Which checkpoints are kept, found and the best, over any history of scores; and damage is one line."""
 
 import os
 import shutil
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from swep_ds.common.errors import WriteFailed
 from swep_ds.ranks import writing
 from swep_ds.training import checkpoints
+from swep_ds.training.checkpoint_files import FIX, find_checkpoints, read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState, Writer
 from tests.support.bad_input import refused
-from tests.support.tiny_checkpoint import BATCH, LAYOUT, state
+from tests.support.tiny_checkpoint import BATCH, LAYOUT, change_manifest, state, write_checkpoint
 
 
 class Engine:
@@ -25,12 +26,10 @@ class Engine:
         self.checkpoint_engine = SimpleNamespace(finish=lambda: {"state.pt": len(state())})
 
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
-        (Path(folder) / tag).mkdir(parents=True)
         (Path(folder) / tag / "state.pt").write_bytes(state())
 
-    def load_checkpoint(self, folder: str, tag: str) -> tuple[str, dict]:
+    def load_checkpoint(self, folder: str, tag: str) -> None:
         self.loaded = Path(folder) / tag
-        return str(self.loaded), {}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,8 +43,8 @@ def one_rank():
         yield
 
 
-def open_in(folder: Path, keep: int, on_failure: str = "stop") -> Checkpoints:
-    return Checkpoints(folder, keep, {}, LAYOUT, BATCH, on_failure)
+def open_in(folder: Path, keep: int) -> Checkpoints:
+    return Checkpoints(folder, keep, {}, LAYOUT, BATCH)
 
 
 def score(f1: float, exact_match: float = 0.0) -> dict:
@@ -62,7 +61,7 @@ def best_of(scores: list[dict]) -> int:
     return ranked[0] + 1
 
 
-few = st.integers(0, 3).map(float)  # so that there are ties
+# Written and deleted
 
 
 def test_only_what_a_killed_start_left_is_deleted_and_nothing_foreign(tmp_path):
@@ -90,6 +89,9 @@ def test_only_what_a_killed_start_left_is_deleted_and_nothing_foreign(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+few = st.integers(0, 3).map(float)  # so that there are ties
+
+
 @settings(max_examples=10)
 @given(scores=st.lists(st.builds(score, few, few), min_size=1, max_size=9), keep=st.integers(1, 3), data=st.data())
 def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
@@ -103,8 +105,7 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
     # a run that resumes from any of the newest finds the best and the scores so far
     from_update = data.draw(st.sampled_from(newest))
     again = open_in(folder, keep)
-    tag = again.tag(from_update)
-    assert again.load(engine, tag) == TrainState(from_update)
+    assert again.load(engine, again.tag(from_update)) == TrainState(from_update)
     assert again.scores == dict(enumerate(scores[:from_update], 1))
     for update in range(from_update + 1, len(scores) + 1):
         again.save(engine, TrainState(update), scores[update - 1])
@@ -125,16 +126,14 @@ def test_scores_of_another_runs_checkpoints_are_known_but_not_chosen(tmp_path):
     assert mine.best() is None
     mine.save(engine, TrainState(5), score(60))
     assert mine.best() == 5
-    mine.save(engine, TrainState(6))
-    assert present(mine.folder) == [5, 6]
-    assert mine.scores == {1: score(70), 2: score(90), 3: score(50), 5: score(60)}
+    mine.setup = {"updates": 20}
+    said = refused(mine.load, engine, mine.tag(5))
+    assert "does not fit this start (updates None there, 20 here): start with the same" in said
 
 
-@pytest.mark.parametrize(("file", "on_failure"), [("complete.json", "stop"), ("latest", "continue")])
-def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(
-    tmp_path, monkeypatch, caplog, file, on_failure
-):
-    mine, engine, write = open_in(tmp_path, 1, on_failure), Engine(), checkpoints.write_atomically
+@pytest.mark.parametrize("file", ["complete.json", "latest"])
+def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(tmp_path, monkeypatch, file):
+    mine, engine, write = open_in(tmp_path, 1), Engine(), checkpoints.write_atomically
     mine.save(engine, TrainState(1))
 
     def write_or_fail(path: Path, text: str) -> None:
@@ -143,16 +142,8 @@ def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(
         write(path, text)
 
     monkeypatch.setattr(checkpoints, "write_atomically", write_or_fail)
-    if on_failure == "stop":
-        with pytest.raises(WriteFailed) as caught:
-            mine.save(engine, TrainState(2))
-        said = str(caught.value)
-    else:
+    with pytest.raises(WriteFailed, match=rf"/{file}: No space left on device \(on rank 0, host "):
         mine.save(engine, TrainState(2))
-        said = caplog.text
-    assert "the checkpoint of update 2 is lost, earlier ones stay: cannot write" in said
-    assert f"/{file}: No space left on device (on rank 0, host " in said
-    assert present(tmp_path) == [1]
     assert sorted(f.name for f in tmp_path.iterdir()) == ["latest", "update-00000001"]
     assert (tmp_path / "latest").read_text() == "update-00000001"
     monkeypatch.undo()
@@ -160,31 +151,72 @@ def test_without_room_for_what_completes_a_checkpoint_the_earlier_one_stays(
     assert present(tmp_path) == [2]
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
-    mine, engine = open_in(tmp_path, 1), Engine()
-    mine.setup = {"updates": 10, "seed": 0}
-    mine.save(engine, TrainState(1))
-    mine.setup = {"updates": 20, "seed": 0}
-    said = refused(mine.load, engine, mine.tag(1))
-    assert "does not fit this start (updates 10 there, 20 here): start with the same" in said
-
-
 def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path, monkeypatch):
     synced, sync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size) or sync(file))
-    config = SimpleNamespace(checkpoint_config={"checkpoint_serialization": True})
-    writer = Writer(SimpleNamespace(_config=config))
-    writer.makedirs(str(tmp_path / "a"))
-    writer.save({"x": torch.ones(1000)}, str(tmp_path / "a" / "state.pt"))
-    assert writer.finish() == {"state.pt": (tmp_path / "a" / "state.pt").stat().st_size}
+    writer, file = Writer(), tmp_path / "state.pt"
+    writer.save({"x": torch.ones(1000)}, str(file))
+    assert writer.finish() == {"state.pt": file.stat().st_size}
     assert writer.finish() == {}
-    assert torch.load(tmp_path / "a" / "state.pt")["x"].tolist() == [1] * 1000
-    assert synced == [(tmp_path / "a" / "state.pt").stat().st_size]
+    assert torch.load(file)["x"].tolist() == [1] * 1000
+    assert synced == [file.stat().st_size]
     writer.save({}, str(tmp_path / "missing" / "two.pt"))
     writer.save({}, str(tmp_path / "three.pt"))
-    writer.makedirs(str(tmp_path / "b"))
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*two\.pt'"):
         writer.finish()
-    assert [f.name for f in tmp_path.iterdir()] == ["a"]
+    assert [*tmp_path.iterdir()] == [file]
     writer.save({}, str(tmp_path / "three.pt"))
     assert list(writer.finish()) == ["three.pt"]
+
+
+# Found and read
+
+
+@pytest.fixture
+def tags(tmp_path) -> list[Path]:
+    return [write_checkpoint(tmp_path, update) for update in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("state.pt", "12345", ": the checkpoint is damaged (state.pt has 5 of "),
+        ("state.pt", None, ": the checkpoint is damaged (state.pt has 0 of "),
+        ("complete.json", '{"done": {"updates": 2}}', "/complete.json: another version wrote this checkpoint ("),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_for_an_older_one_unless_it_is_named(tags, caplog, file, content, why):
+    (tags[1] / file).unlink()
+    if content is not None:
+        (tags[1] / file).write_text(content)
+    assert find_checkpoints(tags[0].parent) == tags[:1]
+    [record] = caplog.records
+    said = record.getMessage()
+    assert said.startswith(f"{tags[1]}{why}")
+    assert said.endswith(FIX)
+    assert refused(read_manifest, tags[1]) == said
+    (tags[0] / "state.pt").unlink()
+    assert refused(find_checkpoints, tags[0].parent).startswith(f"{tags[0]}: the checkpoint is damaged")
+
+
+def test_what_latest_names_comes_first_and_copies_do_not_count(tags):
+    folder = tags[0].parent
+    tags[1].rename(tags[1].with_name("update-00000002-backup"))
+    tags[1] = write_checkpoint(folder, 10_000_000)
+    assert find_checkpoints(folder) == tags[1:]
+    for latest, found in ((tags[0].name, tags[:1]), ("update-00000009", tags[1:])):
+        (folder / "latest").write_text(latest)
+        assert find_checkpoints(folder) == found
+    (tags[1] / "complete.json").unlink()
+    assert find_checkpoints(folder) == tags[:1]
+    assert "not a complete checkpoint: name one such as checkpoints/update-" in refused(read_manifest, tags[1])
+    assert find_checkpoints(folder / "none") == []
+
+
+def test_what_a_run_writes_is_read_as_it_was(tags):
+    scores = {2: {"f1": 90.0, "exact_match": 1 / 3, "total": 10}}
+    change_manifest(tags[1], lambda content: content.update(scores=scores))
+    change_manifest(tags[1], lambda content: content["done"].update(unlogged={}))  # of an earlier version
+    manifest = read_manifest(tags[1])
+    assert (manifest.done.seconds, manifest.scores) == (1.5, scores)
+    assert isinstance(manifest.scores[2]["total"], int)

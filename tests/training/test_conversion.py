@@ -97,18 +97,19 @@ def test_every_element_of_every_parameter_is_converted(sizes, source, target, cu
                 assert torch.equal(piece.values[kind], factor * right)
 
 
-def test_a_layout_that_does_not_hold_everything_or_bf16_of_zero0_is_refused():
+def test_a_layout_that_does_not_hold_everything_is_refused():
     whole = {"a": torch.ones(7), "b": torch.ones(5)}
     saved = spread(3, whole, [["a", "b"]], 2)
     said = refused(copy_pieces, saved[:1], spread(1, whole, [["a", "b"]], 1)[0], Path("tag"))
     assert said.startswith("tag: the checkpoint has 4 of 7 elements of a: resume on the number of")
-    for stage, engine_stage, fix in ((0, 2, "0"), (3, 0, "1, 2 or 3")):
-        engine = SimpleNamespace(
-            zero_optimization_stage=lambda stage=engine_stage: stage, bfloat16_enabled=lambda: True
-        )
-        said = refused(convert, engine, Path("tag"), SimpleNamespace(layout={"zero_stage": stage}))
-        assert "in bf16 the state of ZeRO-0 has another form" in said
-        assert said.endswith(f"use a ds_config of stage {fix}")
+
+
+@pytest.mark.parametrize(("stage", "engine_stage", "fix"), [(0, 2, "0"), (3, 0, "1, 2 or 3")])
+def test_bf16_of_zero0_is_refused(stage, engine_stage, fix):
+    engine = SimpleNamespace(zero_optimization_stage=lambda: engine_stage, bfloat16_enabled=lambda: True)
+    said = refused(convert, engine, Path("tag"), SimpleNamespace(layout={"zero_stage": stage}))
+    assert "in bf16 the state of ZeRO-0 has another form" in said
+    assert said.endswith(f"use a ds_config of stage {fix}")
 
 
 @pytest.mark.parametrize("fused", [True, None])
@@ -131,28 +132,19 @@ def test_files_are_in_the_order_of_ranks():
     assert files_by_rank(names, "model_states.pt") == names[1:2]
 
 
-class Call:
-    """Pickled as a call of a function."""
-
-    def __init__(self, function, *arguments):
-        self.function, self.arguments = function, arguments
-
-    def __reduce__(self):
-        return self.function, self.arguments
-
-
 def test_enumerations_are_read_however_python_pickled_them_and_code_is_refused_and_not_run(tmp_path):
-    def saved(*call) -> Path:
-        torch.save({"stage": Call(*call)}, tmp_path / "states.pt")
-        return tmp_path / "states.pt"
+    def read(function, *arguments):
+        """What is read where this call was pickled."""
+        call = type("Call", (), {"__reduce__": lambda self: (function, arguments)})
+        torch.save(call(), tmp_path / "states.pt")
+        return read_state(tmp_path / "states.pt")
 
-    # as Python 3.11.2 does
-    assert read_state(saved(getattr, ZeroStageEnum, "weights")) == {"stage": ZeroStageEnum.weights}
+    assert read(getattr, ZeroStageEnum, "weights") == ZeroStageEnum.weights  # as Python 3.11.2 does
     with pytest.raises(UnpicklingError, match=r"mkdir"):
-        read_state(saved(os.mkdir, str(tmp_path / "ran")))
+        read(os.mkdir, str(tmp_path / "ran"))
     assert not (tmp_path / "ran").exists()
     with pytest.raises(UnpicklingError, match="getattr of"):
-        read_state(saved(getattr, LossScaler, "backward"))
+        read(getattr, LossScaler, "backward")
 
 
 def test_models_of_as_many_weights_are_distinguished():
@@ -261,15 +253,10 @@ def test_there_and_back_every_bit_of_the_state_is_the_same(folder, rank):
 
 
 @pytest.mark.slow
-def test_the_global_batch_is_kept(folder):
-    said = f"{folder / 'both'} began with a global batch of 6, which is kept"
-    assert said in (folder / "said-1").read_text()
+def test_the_global_batch_is_kept_and_ranks_without_a_window_wait_for_nobody(folder):
+    assert f"{folder / 'both'} began with a global batch of 6, which is kept" in (folder / "said-1").read_text()
     assert "which is kept" not in (folder / "said-2").read_text()
     assert "gradient_accumulation_steps: 1\n" in (folder / "both" / "recipe.yaml").read_text()
-
-
-@pytest.mark.slow
-def test_ranks_without_a_window_wait_for_nobody(folder):
     two, single = folder / "uneven-2", folder / "uneven-1"
     assert len(losses(two)) == 2  # updates, each with fewer windows than the ranks' micro-batches could take
     assert losses(two) == pytest.approx(losses(single), rel=1e-5)

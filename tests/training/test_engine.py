@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from deepspeed.accelerator import get_accelerator
 from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering, get_linear_schedule_with_warmup
 
@@ -24,7 +23,6 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from tests.support import methods_reference
 from tests.support.engine_runs import train_runs, weights
-from tests.support.tiny_engine import engine_losses
 from tests.support.tiny_objective import split
 from tests.support.tiny_run import ROOT, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare, squad
 
@@ -126,19 +124,9 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
     else:
         for config in ("zero2_offload", "zero3_offload"):
             add(f"controlled-{config}", ROOT / "ds_configs" / f"{config}.json", **VARIANTS["controlled"])
-        add("controlled-ds_adam", deepspeeds_own_adam(folder), **VARIANTS["controlled"])
         add("zero3-bf16", zero[3], **VARIANTS["controlled"] | {"train.precision": "bf16"})
         add("zero3-autocast", zero[3], **VARIANTS["controlled"] | {"train.precision": "autocast"})
     return listed
-
-
-def deepspeeds_own_adam(folder: Path) -> Path:
-    """`torch_adam` compiles nothing."""
-    config = json.loads((ROOT / "ds_configs" / "zero2.json").read_text())
-    autos = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
-    config["optimizer"] = {"type": "AdamW", "params": autos | {"torch_adam": True}}
-    (folder / "zero2-adam.json").write_text(json.dumps(config))
-    return folder / "zero2-adam.json"
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +252,7 @@ SAME = ("nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "span_nats", 
 
 
 def test_statistics_do_not_depend_on_the_split(finished, reference):
+    assert any(line["words_changed"] for line in metrics(reference))
     for name, world_size in (("zero3-accumulation", 2), ("zero2-accumulation", 2), ("zero0-accumulation", 1)):
         for mine, other in zip(metrics(finished[name, world_size]), metrics(reference), strict=True):
             compared = [key for key in other if "_nll_" in key]  # what the noise does
@@ -271,17 +260,11 @@ def test_statistics_do_not_depend_on_the_split(finished, reference):
             for key in (*SAME, "learning_rate", *compared):
                 # 3e-5 is what two runs' weights may differ by, and mu's mean is a small sum of large terms
                 assert mine[key] == pytest.approx(other[key], rel=1e-4, abs=3e-5), key
+            assert mine["words_changed"] == pytest.approx(other["words_changed"], abs=0.03)  # a tie may fall either way
 
 
-def test_changed_words_are_the_same_at_every_stage(finished):
-    runs_of_swep = [finished["zero0-split", 2], finished["zero3-joint", 2]]
-    shares = [[line["words_changed"] for line in metrics(run)] for run in runs_of_swep]
-    np.testing.assert_allclose(*shares, atol=0.03)  # a tie may fall either way
-    assert max(shares[0]) > 0
-
-
-def test_each_group_has_its_norm_and_its_rate_and_is_clipped_alike_by_every_optimizer(finished, controlled):
-    for name in ("zero2_offload", "zero3_offload", "ds_adam"):
+def test_each_group_has_its_norm_and_its_rate_and_is_clipped_alike_at_every_stage(finished, controlled):
+    for name in ("zero2_offload", "zero3_offload"):
         assert_same_training(finished[f"controlled-{name}", 1], controlled)
     whole = metrics(finished["controlled-zero0", 2])
     for name in ("controlled-zero0", "controlled-zero2", "controlled"):
@@ -359,11 +342,3 @@ def test_mle_is_plain_fine_tuning_step_for_step(finished, plain_fine_tuning, sta
     expected, rates = plain_fine_tuning
     assert_same_training(run, expected)
     assert [line["learning_rate"] for line in metrics(run)] == pytest.approx(rates)
-
-
-def test_an_update_does_not_wait_for_the_device(monkeypatch):
-    waits = []
-    monkeypatch.setattr(type(get_accelerator()), "synchronize", lambda *_: waits.append(1))
-    with process_group():
-        engine_losses("swep")
-    assert waits == []

@@ -1,7 +1,7 @@
 """What the loop does around an update: keys dropout, measures the noise, notices a gradient that is not finite."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -28,11 +28,8 @@ def overflowing(engine) -> Iterator[None]:
             gradient.view(-1)[0] = torch.inf
         return gradient
 
-    hook = parameter.register_hook(spoil)
-    try:
-        yield
-    finally:
-        hook.remove()
+    parameter.register_hook(spoil)
+    yield
 
 
 def test_dropout_differs_by_seed_update_and_rank_and_repeats(monkeypatch):
@@ -57,16 +54,20 @@ def test_what_the_noise_does_is_measured_at_every_20th_update_from_the_first_on(
     assert [line["update"] for line in lines if "gold_nll_learned" in line] == [1, 21, 41]
 
 
+def diverged(folder, stage: int, said: str, *settings: str, inside=nullcontext) -> list[int]:
+    """The updates that a run saves until it ends with what it `said`."""
+    recipe = Recipe.load(str(tiny_run.prepare(folder)), ["method.name=mle", *settings])
+    config, saves = tiny_run.ds_config(folder, stage), Saves()
+    with process_group(), pytest.raises(TrainingDiverged, match=said):
+        train_here(recipe, config, folder, saves, logs=False, inside=inside)
+    return saves.updates
+
+
 @pytest.mark.parametrize(("stage", "precision"), [(0, "bf16"), (2, "bf16"), (3, "fp32")])
 def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after_it(tmp_path, caplog, stage, precision):
     settings = [f"train.precision={precision}", "train.log_every=100", "train.checkpoint_every=2"]
-    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "train.max_updates=6", "method.name=mle"])
-    saves = Saves()
-    message = f"by update 4 .*, the gradient not finite first in update {FAULTY}"
-    config = tiny_run.ds_config(tmp_path, stage)
-    with process_group(), pytest.raises(TrainingDiverged, match=message):
-        train_here(recipe, config, tmp_path, saves, logs=False, inside=overflowing)
-    assert saves.updates == [2]
+    said = f"by update 4 .*, the gradient not finite first in update {FAULTY}"
+    assert diverged(tmp_path, stage, said, *settings, "train.max_updates=6", inside=overflowing) == [2]
     warning = "bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time"
     assert (warning in caplog.text and "use --ds_config zero1" in caplog.text) == (stage == 0)
 
@@ -74,10 +75,5 @@ def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_weights_that_an_update_breaks_are_not_saved(tmp_path, stage):
     """At ZeRO-2 the norm of the gradient is finite, and says nothing of the weights."""
-    settings = ["method.name=mle", "train.weight_decay=1e300", "train.max_updates=3", "train.checkpoint_every=1"]
-    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "train.warmup_fraction=0"])
-    saves = Saves()
-    config = tiny_run.ds_config(tmp_path, stage)
-    with process_group(), pytest.raises(TrainingDiverged, match="by update 1 "):
-        train_here(recipe, config, tmp_path, saves, logs=False)
-    assert saves.updates == []
+    settings = ["train.weight_decay=1e300", "train.max_updates=3", "train.checkpoint_every=1"]
+    assert diverged(tmp_path, stage, "by update 1 ", *settings, "train.warmup_fraction=0") == []

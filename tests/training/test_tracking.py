@@ -5,14 +5,14 @@ import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import pytest
 
 from swep_ds.common.errors import Stopped
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.settings import TrackingSection
-from swep_ds.training.tracking import Lines, Tracker
+from swep_ds.training.tracking import Tracker
 from tests.support.bad_input import refused
 
 NEW, LINE = TrainState(), TrainState(updates=1, windows=8, tokens=80, seconds=2.0)
@@ -22,25 +22,6 @@ TABLES = {"scores": (["data set", "F1", "questions"], [["test", 60.0, 9], ["out-
 
 def updates(path) -> list[int]:
     return [json.loads(line)["update"] for line in path.read_text().splitlines()]
-
-
-def test_lines_of_updates_that_are_not_done_are_cut_and_a_full_disk_delays_lines(tmp_path, caplog):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"update": update}) + "\n" for update in (1, 2, 3, 4)) + '{"upd')
-    lines = Lines(path, TrainState(updates=2))
-    assert updates(path) == [1, 2]
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
-    try:
-        for update in (3, 4):
-            lines.write({"update": update})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert updates(path) == [1, 2]
-    lines.write({"update": 5})
-    lines.close()
-    assert updates(path) == [1, 2, 3, 4, 5]
-    assert caplog.text.count("lines are missing until it can be written again (File too large)") == 1
 
 
 def tracker(to: str, folder: Path, updates: int = 10, before: TrainState = NEW) -> Tracker:
@@ -58,6 +39,24 @@ def whole_run(to: str, folder: Path) -> Tracker:
     return opened
 
 
+def test_lines_of_updates_that_are_not_done_are_cut_and_a_full_disk_delays_lines(tmp_path, caplog):
+    path = tmp_path / "health.jsonl"
+    path.write_text("".join(json.dumps({"update": update}) + "\n" for update in (1, 2, 3, 4)) + '{"upd')
+    with tracker("off", tmp_path, before=TrainState(updates=2)) as opened:
+        assert updates(path) == [1, 2]
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
+        try:
+            for update in (3, 4):
+                opened.log_health(update, {})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert updates(path) == [1, 2]
+        opened.log_health(5, {})
+    assert updates(path) == [1, 2, 3, 4, 5]
+    assert "lines are missing until it can be written again (File too large)" in caplog.text
+
+
 def test_a_remark_is_shown_whenever_it_begins_to_hold(tmp_path, capsys):
     with tracker("off", tmp_path) as opened:
         for update, remark in enumerate((None, "KL 1", "KL 2", None, "KL 3"), 1):
@@ -66,58 +65,31 @@ def test_a_remark_is_shown_whenever_it_begins_to_hold(tmp_path, capsys):
     assert notes == ["note: KL 1", "note: KL 3"]
 
 
-class Fake:
-    """A module `wandb` and the run that it starts; `at_start` and `later` are how they fail."""
-
-    def __init__(self, at_start: Exception | None = None, later: Exception | None = None):
-        self.at_start, self.later, self.started, self.calls = at_start, later, [], []
-        self.summary = SimpleNamespace(update=self.noting("summary"))
-        self.log, self.finish = self.noting("log"), self.noting("finish")
-
-    def noting(self, name: str):
-        def call(*values, **named):
-            self.calls.append((name, values, named))
-            if self.later:
-                raise self.later
-
-        return call
-
-    def init(self, **settings):
-        self.started.append(settings)
-        self.id = settings["id"]
-        if self.at_start:
-            raise self.at_start
-        return self
-
-    @staticmethod
-    def Table(columns, data):
-        """wandb refuses text in a column of numbers; None may be in any."""
-        for column in zip(*data, strict=True):
-            if len({isinstance(cell, str) for cell in column if cell is not None}) > 1:
-                raise TypeError("Data row contained incompatible types")
-        return columns, data
-
-    Html = staticmethod(lambda page, inject: page)
+def table(columns: list[str], data: list[list]) -> tuple:
+    """wandb refuses text in a column of numbers; None may be in any."""
+    for column in zip(*data, strict=True):
+        if len({isinstance(cell, str) for cell in column if cell is not None}) > 1:
+            raise TypeError("Data row contained incompatible types")
+    return columns, data
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    def make(*faults) -> Fake:
-        fake = Fake(*faults)
-        monkeypatch.setitem(sys.modules, "wandb", fake)
-        return fake
+def wandb(monkeypatch) -> MagicMock:
+    """A module `wandb`, which starts one `run`."""
+    module = MagicMock(Table=table, Html=lambda page, inject: page)
+    module.run = module.init.return_value
+    module.run.id = "the run's"
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
 
-    return make
 
-
-def test_wandb_gets_the_group_the_method_and_all_results_of_a_run(tmp_path, fake):
-    wandb = fake()
+def test_wandb_gets_the_group_the_method_and_all_results_of_a_run(tmp_path, wandb):
     whole_run("wandb", tmp_path)
-    [start] = wandb.started
+    start = wandb.init.call_args.kwargs
     expected = {"mode": "online", "project": "swep-ds", "group": "a sweep", "job_type": "prior_aug"}
     expected |= {"tags": ["prior_aug"], "dir": str(tmp_path), "config": {"seed": 7}}
     assert {name: start[name] for name in expected} == expected
-    (_, [line], step), (_, [summary], _), (_, [shown], _), (_, _, end) = wandb.calls
+    (_, [line], step), (_, [summary], _), (_, [shown], _), (_, _, end) = wandb.run.method_calls
     assert (line["loss"], step) == (1.0, {"step": 1})
     assert summary == {"test/exact_match": 50.0, "test/f1": 60.0, "test/total": 2}
     columns, [tested, [*mean, blank]] = TABLES["scores"]
@@ -125,33 +97,28 @@ def test_wandb_gets_the_group_the_method_and_all_results_of_a_run(tmp_path, fake
     assert shown == {"scores": (columns, [tested, [*mean, None]]), "report": "<p>report</p>"}
     assert end == {"exit_code": 0}
     whole_run("wandb", tmp_path)
-    assert wandb.started[1]["id"] == start["id"]  # a resumed run continues under the same id
+    assert wandb.init.call_args.kwargs["id"] == "the run's"  # a resumed run continues under its id
 
 
-def test_a_service_that_fails_ends_a_new_run_only_at_its_start_and_no_resumed_one(tmp_path, fake, caplog):
-    wandb = fake(None, RuntimeError("the service\nis gone"))
+def test_wandb_ends_a_new_run_only_if_it_fails_at_its_start_and_no_resumed_one(tmp_path, wandb, caplog):
+    wandb.run.log.side_effect = RuntimeError("the service\nis gone")
     whole_run("wandb_offline", tmp_path / "later")
-    assert [name for name, *_ in wandb.calls] == ["log"]
+    assert len(wandb.run.method_calls) == 1
     assert caplog.text.count("failed (RuntimeError: the service is gone): the run continues without it") == 1
     assert updates(tmp_path / "later" / "metrics.jsonl") == [1]
-    wandb = fake(ConnectionError("refused"))
-    assert refused(whole_run, "wandb", tmp_path).startswith("tracking.to: wandb cannot start (refused): log in to it")
-    assert len(wandb.started) == 1
-    assert tracker("wandb", tmp_path, before=TrainState(updates=3)).service is None
+    wandb.init.side_effect = ConnectionError("refused")
+    assert refused(whole_run, "wandb", tmp_path).startswith("tracking.to: wandb cannot start (refused): install ")
+    assert tracker("wandb", tmp_path, before=TrainState(updates=3)).wandb is None
     (tmp_path / "wandb_id").write_text("known")
-    assert whole_run("wandb", tmp_path).service is None
+    assert whole_run("wandb", tmp_path).wandb is None
     assert caplog.text.count("cannot start (refused): the run continues without it") == 2
     assert updates(tmp_path / "metrics.jsonl") == [1]
-    wandb = fake()
-    assert tracker("wandb", tmp_path).service
-    assert wandb.started[0]["id"] == "known"
 
 
-@pytest.mark.parametrize(("error", "codes"), [(None, []), (Stopped(), [1]), (ZeroDivisionError(), [])])
-def test_wandb_is_not_waited_for_while_other_ranks_wait_for_word_of_an_exception(tmp_path, fake, error, codes):
-    wandb = fake()
+@pytest.mark.parametrize(("error", "ends"), [(None, 0), (Stopped(), 1), (ZeroDivisionError(), 0)])
+def test_wandb_is_not_waited_for_while_other_ranks_wait_for_word_of_an_exception(tmp_path, wandb, error, ends):
     tracker("wandb_offline", tmp_path).__exit__(error and type(error), error, None)
-    assert [named["exit_code"] for name, _, named in wandb.calls if name == "finish"] == codes
+    assert wandb.run.finish.call_args_list == [call(exit_code=1)] * ends
 
 
 @pytest.mark.slow
@@ -164,19 +131,3 @@ def test_offline_wandb_writes_files_and_connects_to_nobody(tmp_path, monkeypatch
     [page] = (tmp_path / "wandb").glob("offline-run-*/files/media/html/*.html")
     assert page.read_text() == "<p>report</p>"
     assert len(list((tmp_path / "wandb").glob("offline-run-*/files/media/table/scores*.json"))) == 1
-
-
-def test_tensorboard_gets_numbers_and_drops_those_of_updates_made_again(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    with tracker("tensorboard", tmp_path, 3) as opened:
-        for update, loss in ((1, 3.0), (2, 9.0)):
-            opened.log(replace(LINE, updates=update), {"loss": loss}, None)
-    with tracker("tensorboard", tmp_path, 3, replace(LINE, updates=1)) as opened:  # killed after update 2
-        for update, loss in ((2, 2.0), (3, 1.0)):
-            opened.log(replace(LINE, updates=update), {"loss": loss}, None)
-        opened.summary(SCORES)
-    opened.finish("<p>report</p>", TABLES)
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 3.0), (2, 2.0), (3, 1.0)]
-    assert [event.value for event in events.Scalars("test/f1")] == [60.0]
