@@ -98,9 +98,6 @@ def test_a_resumed_training_is_the_whole_one_and_needs_the_same_method(variant, 
         assert torch.equal(mine, other)
     with pytest.raises(InputError, match="another method than swep"):
         trainer(tmp_path, "swep").train(resume_from_checkpoint=str(checkpoint))
-    (checkpoint / sd.hf.METHOD_FILE).unlink()
-    with pytest.raises(InputError, match="without a method"):
-        trainer(tmp_path, "swep").train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_what_is_saved_and_evaluated_is_the_bare_model(tmp_path):
@@ -110,18 +107,12 @@ def test_what_is_saved_and_evaluated_is_the_bare_model(tmp_path):
     saved = load_file(tmp_path / f"checkpoint-{UPDATES}" / "model.safetensors")
     assert saved.keys() == before.keys()
     assert not torch.equal(saved["qa_outputs.weight"], before["qa_outputs.weight"])
-    loaded, report = AutoModelForQuestionAnswering.from_pretrained(
-        tmp_path / f"checkpoint-{UPDATES}", output_loading_info=True
-    )
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    given = {name: torch.tensor([value]) for name, value in rows("bert")[0].items() if name != "sample_id"}
-    with torch.no_grad():
-        torch.testing.assert_close(loaded.eval()(**given).loss, run.model.eval()(**given).loss)
-    measured = run.evaluate(rows("bert")[:3])["eval_loss"]
+    loaded = AutoModelForQuestionAnswering.from_pretrained(tmp_path / f"checkpoint-{UPDATES}").eval()
     given = {name: value for name, value in inputs(batches("bert")[0]).items() if name != "sample_id"}
     with torch.no_grad():
-        assert measured == pytest.approx(run.model.eval()(**given).loss.item(), rel=1e-5)
+        loss = loaded(**given).loss.item()
+        assert run.model.eval()(**given).loss.item() == pytest.approx(loss, rel=1e-5)
+    assert run.evaluate(rows("bert")[:3])["eval_loss"] == pytest.approx(loss, rel=1e-5)
     generator = load_file(tmp_path / f"checkpoint-{UPDATES}" / sd.hf.METHOD_FILE)
     assert "objective.method.noise.inner.weight" in generator
     groups = run.optimizer.param_groups

@@ -1,5 +1,6 @@
 """The scorers of SQuAD v1.1, v2.0 and MLQA: cases worked out by hand, and the rules written down a second time."""
 
+import math
 import re
 import string
 import sys
@@ -118,13 +119,14 @@ def test_squad_v2(accepted, data):
             expected = 100 * sum(by_hand[i][number] for i in ids) / len(ids)
             assert scores[part + name] == pytest.approx(expected)
     tied = {id_: data.draw(st.sampled_from([-1.0, 2.0])) for id_ in accepted}
-    reachable = scorer.best_thresholds(predictions, accepted, tied, -99.0, reachable=True)
+    reachable = scorer.best_thresholds(predictions, accepted, tied, reachable=True)
     official = scorer.best_thresholds(predictions, accepted, odds)
     for number, name in enumerate(METRICS):
         values = {id_: pair[number] for id_, pair in by_hand.items()}
         # the scorer takes an unanswerable question for lost if its prediction is not "", even if it normalises to that
         values |= {id_: float(not predictions[id_]) for id_ in declined}
-        sums = {t: declined_by_hand(t, values, accepted, tied) for t in (-99.0, -1.0, 2.0)}
+        none = math.nextafter(min(tied.values()), -math.inf)
+        sums = {t: declined_by_hand(t, values, accepted, tied) for t in (none, -1.0, 2.0)}
         assert reachable[f"best_{name}"] == pytest.approx(100 * max(sums.values()) / len(accepted))
         assert sums[reachable[f"best_{name}_threshold"]] == pytest.approx(max(sums.values()))
         sums = {t: declined_by_hand(t, values, accepted, odds) for t in (-99.0, *odds.values())}
