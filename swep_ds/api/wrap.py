@@ -70,7 +70,6 @@ class Robust(nn.Module):
         self.accumulation = accumulation
         self._labels = TARGET if isinstance(qa, Seq2SeqQA) else SPAN
         self._checked = False
-        self._warned = False
         self._left_padding_error: InputError | None = None  # why the model takes no batch with padding on the left
         self._begin(0)
 
@@ -118,9 +117,6 @@ class Robust(nn.Module):
             return self.model(**inputs)
         if not self._checked:
             self._check()
-        if not (self.model.training or self._warned) and torch.is_grad_enabled():
-            self._warned = True
-            log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
         if self._left_padding_error and bool((_mask(inputs)[:, 0] == 0).any()):
             raise self._left_padding_error
         if self.updates is not None and self.update >= self.updates:
@@ -140,6 +136,8 @@ class Robust(nn.Module):
     @torch.compiler.disable
     def _check(self) -> None:
         """Looks at the model where it trains first: on its device, under the loop's autocast."""
+        if not self.model.training:
+            log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
         base = _base(self.model)
         if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3 shards them
             with without_dropout(base):

@@ -11,7 +11,7 @@ which XLNet has at its end, or at a decoder's first token, which is the question
 special token. A window's null score is the sum of both logits there; that of a question is the lowest of its windows
 (BERT for SQuAD v2.0). Its probability counts together with those of the spans.
 
-Shapes: B windows of at most T tokens; N starts of a window with M ends each, P = N * M pairs; K = `n_best`.
+Shapes: B windows of at most T tokens; their N best starts with M ends within reach, P = N * M pairs; K = `n_best`.
 """
 
 import math
@@ -71,34 +71,26 @@ def window_candidates(
     Logits are float32, and -inf where no span may start or end.
     """
     count, width = start_score_BT.shape
-    best = settings.n_best
-    if best < width:
-        # from left to right: equal pairs are then in the order of ties
-        start_BN = np.sort(_top(start_score_BT, best))
-        end_BN = np.sort(_top(end_score_BT, best))
-        start_score_BN = np.take_along_axis(start_score_BT, start_BN, axis=1)
-        end_score_BNM = np.take_along_axis(end_score_BT, end_BN, axis=1)[:, None]
-        end_BNM = np.broadcast_to(end_BN[:, None], (count, best, best))
-    else:  # all starts: only the ends within their reach are looked at
-        reach = min(settings.max_answer_tokens, width)
-        start_BN = np.broadcast_to(np.arange(width), (count, width))
-        start_score_BN = start_score_BT
-        padded = np.pad(end_score_BT, ((0, 0), (0, reach - 1)), constant_values=NEVER)
-        end_score_BNM = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=1)
-        end_BNM = start_BN[:, :, None] + np.arange(reach)
-
-    score_BNM = start_score_BN[:, :, None] + end_score_BNM
-    length_BNM = end_BNM - start_BN[:, :, None]  # less one
-    allowed_BNM = (length_BNM >= 0) & (length_BNM < settings.max_answer_tokens)
-    score_BP = np.where(allowed_BNM, score_BNM, NEVER).reshape(count, -1)
+    reach = min(settings.max_answer_tokens, width)
+    best = min(settings.n_best, width)
+    start_BN = np.sort(_top(start_score_BT, best))  # from left to right: equal pairs are then in the order of ties
+    end_BN = _top(end_score_BT, best)
+    best_ends_BT = np.full_like(end_score_BT, NEVER)
+    np.put_along_axis(best_ends_BT, end_BN, np.take_along_axis(end_score_BT, end_BN, axis=1), axis=1)
+    padded = np.pad(best_ends_BT, ((0, 0), (0, reach - 1)), constant_values=NEVER)
+    within_reach_BTM = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=1)
+    end_score_BNM = within_reach_BTM[np.arange(count)[:, None], start_BN]
+    score_BP = np.take_along_axis(start_score_BT, start_BN, axis=1)[:, :, None] + end_score_BNM
+    score_BP = score_BP.reshape(count, -1)
     if best_only:
         pair_BK = score_BP.argmax(axis=1)[:, None]  # the first of equal ones
     else:
-        pair_BK = _top(score_BP, min(best, score_BP.shape[1]))
-    window, k = np.nonzero(np.take_along_axis(score_BP, pair_BK, axis=1) > -np.inf)
+        pair_BK = _top(score_BP, min(settings.n_best, score_BP.shape[1]))
+    window, k = np.nonzero(np.take_along_axis(score_BP, pair_BK, axis=1) > NEVER)
     pair = pair_BK[window, k]
-    start, end = np.divmod(pair, end_BNM.shape[2])
-    return window, score_BP[window, pair], start_BN[window, start], end_BNM[window, start, end]
+    number, length = np.divmod(pair, reach)
+    start = start_BN[window, number]
+    return window, score_BP[window, pair], start, start + length
 
 
 def log_normaliser(start_score_BT: np.ndarray, end_score_BT: np.ndarray, max_answer_tokens: int) -> np.ndarray:

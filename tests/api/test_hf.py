@@ -59,30 +59,28 @@ def test_losses_are_the_engines(variant, architecture, accumulation, expected, t
     assert losses(run) == pytest.approx(expected[variant, architecture, accumulation], rel=1e-5)
 
 
+def lines(folder: Path, variant, count: int, windows: int, calls: int, **changes) -> list[dict]:
+    """What two updates log, of `calls` micro-batches of so many `windows`, from the first `count` rows."""
+    changes |= {"per_device_train_batch_size": windows, "gradient_accumulation_steps": calls, "max_steps": 2}
+    run = trainer(folder, variant, **changes)
+    run.train_dataset = run.train_dataset[:count]
+    run.train()
+    return [line for line in run.state.log_history if "loss" in line]
+
+
 def test_micro_batches_of_unequal_sizes_add_up_to_the_whole_batch(tmp_path):
     method = sd.Swep(beta=1e-2, kl_reduction="mean", initialisation="default")
-
-    def train(windows: int, calls: int) -> list[float]:
-        changes = {"per_device_train_batch_size": windows, "gradient_accumulation_steps": calls, "max_steps": 2}
-        run = trainer(tmp_path, method, **changes)
-        run.train_dataset = run.train_dataset[:7]
-        run.train()
-        return losses(run)
-
-    assert train(4, 2) == pytest.approx(train(7, 1), rel=1e-5)  # an epoch: micro-batches of 4 and 3, or one of 7
+    # an epoch: micro-batches of 4 and 3, or one of 7
+    parts, whole = ([line["loss"] for line in lines(tmp_path, method, 7, *size)] for size in ((4, 2), (7, 1)))
+    assert parts == pytest.approx(whole, rel=1e-5)
 
 
 def test_the_parts_of_the_loss_are_logged_as_means_over_updates_of_any_size(tmp_path):
-    run = trainer(tmp_path, "swep", accumulation=2)
-    run.train()
-    for line in run.state.log_history[:UPDATES]:
+    for line in lines(tmp_path, "swep", 12, 3, 2):
         total = 0.5 * line["nll_clean"] + 0.5 * (line["nll_noisy"] + line["beta"] * line["kl_per_window"])
         assert line["loss"] == pytest.approx(total, rel=1e-5)
-    changes = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2, "logging_steps": 2, "max_steps": 2}
-    run = trainer(tmp_path, "mle", **changes | {"learning_rate": 0.0})
-    run.train_dataset = run.train_dataset[:10]  # updates of 4 micro-batches and of 1
-    run.train()
-    [line] = [line for line in run.state.log_history if "loss" in line]
+    # updates of 4 micro-batches and of 1
+    [line] = lines(tmp_path, "mle", 10, 2, 4, logging_steps=2, learning_rate=0.0)
     assert line["nll_clean"] == pytest.approx(line["loss"], rel=1e-5)
 
 

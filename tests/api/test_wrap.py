@@ -95,7 +95,7 @@ def test_in_evaluation_it_is_the_bare_model_which_is_not_to_be_trained(caplog):
     assert torch.equal(mine.start_logits, plain.start_logits)
     assert torch.equal(mine.loss, plain.loss)
     assert caplog.messages == []
-    robust.training = True  # as after from_pretrained
+    robust = sd.wrap(model, sd.Swep())  # in evaluation mode, as after from_pretrained
     for _ in range(2):
         robust(**given)
     said = "the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned"
