@@ -47,6 +47,9 @@ class Reply:
     confidence: float | None = None
 
 
+NO_ANSWER = Reply("", 0.0, None)
+
+
 class QuestionAnswerer:
     """A question-answering model, extractive or generative, on this process's device.
 
@@ -142,14 +145,14 @@ class QuestionAnswerer:
 
     def _replies(self, example: Example, answers: Sequence[Answer], null: Answer | None) -> list[Reply]:
         """Best first, after the decision whether to decline."""
-        candidates = with_null(answers, null, self._saved.null_threshold) or [Reply("", 0.0, None)]
+        candidates = with_null(answers, null, self._saved.null_threshold) or [NO_ANSWER]
         confidence = candidates[0].probability
         if self.calibrated:
             [confidence] = self._saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
         first, *others = map(_reply, candidates)
         if confidence >= self.min_confidence or not first.text:
             return [replace(first, confidence=confidence), *others]
-        declined = Reply("", 0.0, None) if null is None else _reply(null)
+        declined = _reply(null or NO_ANSWER)
         return [replace(declined, confidence=confidence), first, *(reply for reply in others if reply.text)]
 
 

@@ -17,7 +17,6 @@ import torch
 from accelerate.utils import convert_to_fp32
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from swep_ds.api.wrap import Robust, RobustOutput, check_offered, check_trained_dtypes
 from swep_ds.common.errors import InputError
@@ -25,15 +24,6 @@ from swep_ds.methods.settings import Settings
 
 METHOD_FILE = "method.safetensors"  # in a checkpoint: the state of the wrapper, without the model's
 PREFIX = "objective.qa.model."  # prefix of the model's weights in the wrapper's state
-
-
-class _EndUpdate(TrainerCallback):
-    def __init__(self, trainer: "RobustMixin"):
-        self.trainer = trainer
-
-    def on_step_end(self, args, state, control, **kwargs) -> None:
-        self.trainer.robust.end_update()
-        self.trainer._updates += 1
 
 
 class RobustMixin:
@@ -65,12 +55,11 @@ class RobustMixin:
             if is_set:
                 raise InputError(f"method {method.name} does not go with {fault}")
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
-        self.add_callback(_EndUpdate(self))
 
     def _prepare_for_training(self, max_steps: int, *args, **kwargs) -> Any:
         bare = self.model
         if self.robust is None or self.robust.model is not bare:
-            self.robust = Robust(bare, self.method, self.args.seed, max_steps, accumulation=None)
+            self.robust = Robust(bare, self.method, self.args.seed, max_steps)
         if not self.is_deepspeed_enabled:  # DeepSpeed keeps float32 copies
             check_trained_dtypes(self.robust)
         self.robust.updates = max_steps
@@ -117,6 +106,7 @@ class RobustMixin:
         samples, items = super().get_batch_samples(*args, **kwargs)
         if samples:  # none at the end of data whose length is not known
             self.robust.begin_update(samples)
+            self._updates += 1
         return samples, items
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs) -> Any:

@@ -51,7 +51,7 @@ class Robust(nn.Module):
         update: the number of the current update, from 0; keys the noise.
     """
 
-    def __init__(self, model: nn.Module, settings: Settings, seed: int, updates: int | None, accumulation: int | None):
+    def __init__(self, model: nn.Module, settings: Settings, seed: int, updates: int | None):
         super().__init__()
         check_offered(settings)
         qa = _interface(model)
@@ -67,7 +67,6 @@ class Robust(nn.Module):
             )
         self.objective = Objective(qa, method, seed)
         self.updates = updates
-        self.accumulation = accumulation
         self._labels = TARGET if isinstance(qa, Seq2SeqQA) else SPAN
         self._checked = False
         self._left_padding_error: InputError | None = None  # why the model takes no batch with padding on the left
@@ -75,7 +74,7 @@ class Robust(nn.Module):
 
     def _begin(self, update: int) -> None:
         self.update = update
-        self._calls = 0  # in this update
+        self._calls_left = 1  # in this update
         self._watched: list[Tensor] = []
         self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
 
@@ -121,17 +120,27 @@ class Robust(nn.Module):
             raise self._left_padding_error
         if self.updates is not None and self.update >= self.updates:
             raise InputError(
-                f"updates {self.updates}: all of them are done: give wrap the number of optimizer steps, and as "
-                f"accumulation (now {self.accumulation}) the calls per step"
+                f"updates {self.updates}: all of them are done: give wrap the number of training calls, or call "
+                "begin_update before each optimizer step"
             )
         progress = self.update / self.updates if self.updates else 0.0
         loss, _, metrics = self.objective(self._batch(inputs), MicroStep(self.update, progress))
         if self.method.watches:
             self._watched.append(metrics[self.method.watches].double())
-        self._calls += 1
-        if self.accumulation is not None and self._calls >= self.accumulation:
-            self.end_update()
+        self._calls_left -= 1
+        if self._calls_left == 0:
+            self._end_update()
         return RobustOutput(loss, metrics)
+
+    def _end_update(self) -> None:
+        """Moves to the next update's noise. The method gets the mean of what it watches over all ranks."""
+        if self._watched:
+            mean = torch.stack(self._watched).mean()
+            if dist.is_initialized():
+                dist.all_reduce(mean)
+                mean = mean / dist.get_world_size()
+            self.method.observe(mean)
+        self._begin(self.update + 1)
 
     @torch.compiler.disable
     def _check(self) -> None:
@@ -149,36 +158,21 @@ class Robust(nn.Module):
         self._checked = True
 
     def begin_update(self, micro_batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """Makes the coming update's loss the mean over all of its windows, for micro-batches of unequal sizes: the
-        losses of the calls, divided by `len(micro_batches)` and averaged over ranks, add up to it. Collective.
+        """Makes the coming calls one update, with one noise, whose loss is the mean over all of its windows: the losses
+        of the calls, divided by `len(micro_batches)` and averaged over ranks, add up to it. Collective.
 
         Args:
-            micro_batches: the inputs of all calls of the update on this rank, on its device; on every rank as many.
+            micro_batches: the inputs of all of these calls on this rank, on its device; on every rank as many.
 
-        Raises InputError: an input is unknown, or the micro-batches are not as many as `accumulation`.
+        Raises InputError: an input is unknown.
         """
-        if not micro_batches or self.accumulation not in (None, len(micro_batches)):
-            raise InputError(
-                f"micro_batches: there are {len(micro_batches)}, and accumulation is {self.accumulation}: give the "
-                "inputs of each call of the update, and wrap accumulation=None if the number of calls differs"
-            )
+        self._calls_left = len(micro_batches)
         counts = torch.stack([self._counts(inputs).sum(1) for inputs in micro_batches]).sum(0)
         ranks = 1
         if dist.is_initialized():
             dist.all_reduce(counts)
             ranks = dist.get_world_size()
         self._shares = ranks * len(micro_batches) / counts.clamp(min=1)
-
-    def end_update(self) -> None:
-        """Moves to the next update's noise. `forward` calls it after `accumulation` calls, unless that is None.
-        Collective where the method watches a statistic (`kl_target`): it gets the mean over all ranks."""
-        if self._watched:
-            mean = torch.stack(self._watched).mean()
-            if dist.is_initialized():
-                dist.all_reduce(mean)
-                mean = mean / dist.get_world_size()
-            self.method.observe(mean)
-        self._begin(self.update + 1)
 
     def get_extra_state(self) -> Tensor:
         """The update's number and what the method learned by `observe`, float64."""
@@ -231,9 +225,7 @@ class Robust(nn.Module):
         )
 
 
-def wrap(
-    model: nn.Module, method: Settings, *, seed: int = 0, updates: int | None = None, accumulation: int | None = 1
-) -> Robust:
+def wrap(model: nn.Module, method: Settings, *, seed: int = 0, updates: int | None = None) -> Robust:
     """Wraps a question-answering model for a custom training loop, Accelerate or Lightning.
 
         robust = sd.wrap(model, sd.Swep(beta=1e-4), seed=0)
@@ -245,15 +237,14 @@ def wrap(
             sequence-to-sequence model, on its device and in its dtype. It is not copied: `model` itself is trained.
         method: the settings of a method, such as `sd.Swep(...)`.
         seed: draws the method's weights and its noise.
-        updates: optimizer steps of the whole training, for methods whose weights change with the progress; training
-            calls after them are refused.
-        accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
+        updates: of the whole training, for methods whose weights change with the progress; more are refused. A training
+            call is an update, or as many as `begin_update` gets.
 
     Raises:
         InputError: the model, its weights' dtype, the method or these arguments do not go together.
         TypeError: the method's passes are not as `Method.passes` says.
     """
-    robust = Robust(model, method, seed, updates, accumulation)
+    robust = Robust(model, method, seed, updates)
     check_trained_dtypes(robust)
     return robust
 
