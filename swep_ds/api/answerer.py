@@ -34,8 +34,8 @@ QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to a question, as `Answer` in evaluation/spans.py. `text` is "" if the model
-    declines, or if `min_confidence` made it decline; that of a model that never declines has no score."""
+    """An answer to a question, as `Answer` in evaluation/spans.py. `text` is "" if the model declines, or if
+    `min_confidence` made it decline; that of a model that never declines has no score."""
 
     text: str
     probability: float
