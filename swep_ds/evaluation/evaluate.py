@@ -135,11 +135,10 @@ class Evaluation:
 
     def predict(self, predict: Predict, test: EvalSet) -> Predictions:
         """The best answers to each question, none declined, on every rank. Collective."""
-        declines = self.null_threshold is not None
         if self.windows.task == "generative":
             decoder = GeneratedAnswers(test.examples, self.tokenizer)
         else:
-            decoder = SpanDecoder(test.examples, self.spans, null=declines)
+            decoder = SpanDecoder(test.examples, self.spans, null=self.null_threshold is not None)
         decode(predict, decoder, test.features.dataset, Padding.of(self.tokenizer), self.batch_size)
         n_best = {}
         nulls = {}

@@ -10,22 +10,15 @@ from transformers import AutoModelForQuestionAnswering, Trainer, TrainingArgumen
 
 import swep_ds as sd
 from swep_ds.common.errors import InputError
-from swep_ds.ranks.group import process_group
 from tests.support import tiny_models
 from tests.support.fork_server import ROOT, run_script
-from tests.support.tiny_engine import ON_RANKS, RATE, SEED, UPDATES, batches, engine_losses, inputs, settings
+from tests.support.tiny_engine import ON_RANKS, RATE, SEED, UPDATES, batches, expected_losses, inputs, settings
 
 CASES = [("swep-linear", "bert", 1), ("r_drop", "bert", 1), ("swep", "t5", 1), ("swep-held", "bert", 2)]
 
 
 class RobustTrainer(sd.hf.RobustMixin, Trainer):
     pass
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[tuple, list[float]]:
-    with process_group():
-        return {case: engine_losses(*case) for case in CASES}
 
 
 def rows(architecture: str, accumulation: int = 1) -> list[dict]:
@@ -53,10 +46,10 @@ def losses(trained: Trainer) -> list[float]:
 
 
 @pytest.mark.parametrize(("variant", "architecture", "accumulation"), CASES, ids=str)
-def test_losses_are_the_engines(variant, architecture, accumulation, expected, tmp_path):
+def test_losses_are_the_engines(variant, architecture, accumulation, tmp_path):
     run = trainer(tmp_path, variant, architecture, accumulation)
     run.train()
-    assert losses(run) == pytest.approx(expected[variant, architecture, accumulation], rel=1e-5)
+    assert losses(run) == pytest.approx(expected_losses(variant, architecture, accumulation), rel=1e-5)
 
 
 def lines(folder: Path, variant, count: int, windows: int, calls: int, **changes) -> list[dict]:

@@ -8,19 +8,12 @@ from transformers import AutoModel, PegasusConfig, PegasusForConditionalGenerati
 
 import swep_ds as sd
 from swep_ds.common.errors import InputError
-from swep_ds.ranks.group import process_group
 from tests.support import tiny_batches, tiny_models
-from tests.support.tiny_engine import RATE, SEED, UPDATES, VARIANTS, batches, engine_losses, inputs, settings
+from tests.support.tiny_engine import RATE, SEED, UPDATES, VARIANTS, batches, expected_losses, inputs, settings
 
 CASES = [(variant, "bert", 1) for variant in VARIANTS]
 CASES += [("swep", "t5", 1), ("prior_aug", "bart", 1), ("swep", "electra", 2), ("swep-held", "bert", 2)]
 CASES += [("swep", "modernbert", 1)]
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[tuple, list[float]]:
-    with process_group():
-        return {case: engine_losses(*case) for case in CASES}
 
 
 def plain_loop(robust, data, accumulation: int) -> list[float]:
@@ -43,11 +36,11 @@ def plain_loop(robust, data, accumulation: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("variant", "architecture", "accumulation"), CASES, ids=str)
-def test_losses_are_the_engines(variant, architecture, accumulation, expected):
+def test_losses_are_the_engines(variant, architecture, accumulation):
     model = tiny_models.model(architecture).train()
     robust = sd.wrap(model, settings(variant), seed=SEED, updates=UPDATES)
     losses = plain_loop(robust, batches(architecture, accumulation), accumulation)
-    assert losses == pytest.approx(expected[variant, architecture, accumulation], rel=1e-5)
+    assert losses == pytest.approx(expected_losses(variant, architecture, accumulation), rel=1e-5)
     assert len(set(losses)) == UPDATES
 
 
