@@ -119,10 +119,7 @@ class Robust(nn.Module):
         if self._left_padding_error and bool((_mask(inputs)[:, 0] == 0).any()):
             raise self._left_padding_error
         if self.updates is not None and self.update >= self.updates:
-            raise InputError(
-                f"updates {self.updates}: all of them are done: give wrap the number of training calls, or call "
-                "begin_update before each optimizer step"
-            )
+            raise InputError(f"updates {self.updates}: all are done: give wrap the calls, or those of begin_update")
         progress = self.update / self.updates if self.updates else 0.0
         loss, _, metrics = self.objective(self._batch(inputs), MicroStep(self.update, progress))
         if self.method.watches:
@@ -275,8 +272,8 @@ def check_trained_dtypes(robust: Robust) -> None:
     for name, parameter in robust.model.named_parameters():
         if parameter.requires_grad and parameter.dtype == torch.float16 and not hasattr(parameter, "ds_id"):
             raise InputError(
-                f"model: float16 weights cannot be trained (such as {name}); from_pretrained takes the dtype from the "
-                "files: load it with dtype=torch.float32, and give the loop fp16 or bf16 for the computation"
+                f"model: float16 weights cannot be trained (such as {name}), and files may have them: load it with "
+                "dtype=torch.float32, and give the loop fp16 or bf16 for the computation"
             )
 
 
@@ -284,13 +281,10 @@ def check_offered(settings: Settings) -> None:
     """Raises InputError: these are not settings of a method that one backward in an update computes."""
     if not isinstance(settings, Settings):
         raise InputError(f"method {settings!r}: is not the settings of a method: give some, such as sd.Swep(beta=1e-4)")
-    if settings.needs_gradient:
+    if settings.needs_gradient or settings.name == "ssmba":
         raise InputError(
-            f"method {settings.name}: it needs the gradient of one pass for the next, and this loop has one backward: "
-            "train with sd.train, or use adv_aug or pdr"
+            f"method {settings.name}: it takes several backward passes in an update, or augmented data: use sd.train"
         )
-    if settings.name == "ssmba":
-        raise InputError("method ssmba: it changes only the data: use sd.train with data.augmented, or wrap with mle")
     if getattr(settings, "noise_max_grad_norm", None) is not None:
         raise InputError(
             "method.noise_max_grad_norm: this loop clips the gradients: leave it at None, and clip those of "

@@ -203,7 +203,7 @@ def test_what_does_not_go_with_a_loop_is_refused():
     batch = inputs(tiny_batches.batch((12, 7), dtype=torch.float32))
     robust = sd.wrap(model.train(), sd.Swep(beta_schedule="linear_to_zero"), updates=1)
     robust(**batch)
-    with pytest.raises(InputError, match=r"^updates 1: all of them are done: .* call begin_update before each "):
+    with pytest.raises(InputError, match=r"^updates 1: all are done: "):
         robust(**batch)
     # a model that treats embeddings otherwise than ids
     tiny = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
