@@ -119,7 +119,7 @@ class Robust(nn.Module):
         if self._left_padding_error and bool((_mask(inputs)[:, 0] == 0).any()):
             raise self._left_padding_error
         if self.updates is not None and self.update >= self.updates:
-            raise InputError(f"updates {self.updates}: all are done: give wrap the calls, or those of begin_update")
+            raise InputError(f"updates {self.updates}: all are done: give wrap the number of calls, or begin_updates")
         progress = self.update / self.updates if self.updates else 0.0
         loss, _, metrics = self.objective(self._batch(inputs), MicroStep(self.update, progress))
         if self.method.watches:
