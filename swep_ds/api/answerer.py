@@ -1,9 +1,7 @@
 """Answers questions about texts of any length, one or many, with a model of the hub or of a folder.
 
-A text is cut into windows as the model's run cut them (`data/windows.py`), the windows of many questions are batched by
-length, and the answers of all windows of a question compete (`evaluation/spans.py`, `evaluation/generated.py`). In an
-extractive model every allowed span competes, so the n best are exact. An evaluation pairs only the best starts and
-ends.
+Texts are cut and answers compete as in an evaluation, but in an extractive model every allowed span does, so the n best
+are exact. An evaluation pairs only the best starts and ends.
 """
 
 import itertools
@@ -25,7 +23,7 @@ from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibrator import N_BEST, features
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import decode_alone
-from swep_ds.evaluation.spans import Answer, Null, SpanDecoder, with_null
+from swep_ds.evaluation.spans import Answer, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
 
@@ -36,24 +34,20 @@ QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to a question. `text` is "" if the model declines, or if `min_confidence` made it decline.
-
-    probability: of a span, its share among all spans and, if the model may decline, no answer; of a generated answer,
-        the product of its tokens' probabilities.
-    score: start logit + end logit, or the log probability of a generated answer. None for a "" that has none: the
-        model never declines, or its logits are not numbers.
-    start, end: characters [start, end) of the context; None for "" and for generated answers.
-    confidence: the probability that the best answer is exactly right, only in the first reply. The model's calibrator
-        gives it, else it is `probability`. Where `min_confidence` withholds an answer, that is the second reply, and
-        the confidence is its own.
-    """
+    """An answer to a question, as `Answer` in evaluation/spans.py. `text` is "" if the model declines, or if
+    `min_confidence` made it decline; that of a model that never declines has no score."""
 
     text: str
     probability: float
     score: float | None
-    start: int | None = None
+    start: int | None = None  # characters [start, end) of the context; None for "" and for generated answers
     end: int | None = None
+    # that the best answer is exactly right, by the calibrator or else its probability; only in the first reply. Where
+    # `min_confidence` withholds an answer, that is the second reply, and the confidence is its own
     confidence: float | None = None
+
+
+NO_ANSWER = Reply("", 0.0, None)
 
 
 class QuestionAnswerer:
@@ -67,9 +61,7 @@ class QuestionAnswerer:
             Another than its own leaves out its calibrator, which was fitted with that.
         min_confidence: a question is declined where the best answer's confidence is lower.
 
-    Raises:
-        InputError: `min_confidence` is no probability; or the model cannot be loaded, has no trained head, or is
-            neither extractive nor generative.
+    Raises InputError: `min_confidence` is no probability, or the model cannot be loaded or has no trained head.
     """
 
     def __init__(
@@ -100,18 +92,22 @@ class QuestionAnswerer:
     def __call__(self, question: str, context: str, n_best: int = 1) -> list[Reply]:
         """The `n_best` best answers to a question about a text, best first; "" is first where the model declines.
 
-        Raises:
-            InputError: question or text are empty; or a generative model is to give several answers.
+        Raises InputError: question or text are empty; or a generative model is to give several answers.
         """
         [replies] = self.answer([(question, context)], n_best)
         return replies
 
     def answer(self, questions: Iterable[tuple[str, str]], n_best: int = 1) -> Iterator[list[Reply]]:
         """As `__call__` for each (question, context), in order, `QUESTIONS_AT_A_TIME` together."""
-        examples = (_example(number, *asked) for number, asked in enumerate(questions, 1))
-        while chunk := list(itertools.islice(examples, QUESTIONS_AT_A_TIME)):
-            self.check(chunk, n_best)
-            yield from self.answer_together(chunk, n_best)
+        numbered = enumerate(questions, 1)
+        while chunk := list(itertools.islice(numbered, QUESTIONS_AT_A_TIME)):
+            examples = []
+            for number, (question, context) in chunk:
+                if is_blank(question) or is_blank(context):
+                    raise InputError(f"question {number}: it or its text is empty: give at least one word of each")
+                examples.append(Example(str(number), question, context, (), None, context))
+            self.check(examples, n_best)
+            yield from self.answer_together(examples, n_best)
 
     def check(self, examples: Sequence[Example], n_best: int) -> None:
         """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
@@ -132,9 +128,7 @@ class QuestionAnswerer:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
         else:
             exact = replace(saved.spans, n_best=max(saved.windows.max_length, count))
-            null = saved.null_threshold is not None
-            # with only the best there are no others to sort
-            decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
+            decoder = SpanDecoder(examples, exact, best_only=count == 1, null=saved.null_threshold is not None)
         windows, questions_cut = windows_to_answer(examples, self._cutter)
         if questions_cut:
             log.warning(
@@ -143,31 +137,24 @@ class QuestionAnswerer:
                 len(examples),
                 saved.windows.max_query_length,
             )
-        decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size, ranks.device())
+        decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size)
         answers = decoder.n_best(count)
-        nulls = decoder.nulls() if saved.null_threshold is not None else {}
+        nulls = decoder.nulls()
         for example in examples:
             yield self._replies(example, answers[example.id], nulls.get(example.id))[:n_best]
 
-    def _replies(self, example: Example, answers: Sequence[Answer], null: Null | None) -> list[Reply]:
+    def _replies(self, example: Example, answers: Sequence[Answer], null: Answer | None) -> list[Reply]:
         """Best first, after the decision whether to decline."""
-        candidates = with_null(answers, null, self._saved.null_threshold) or [Reply("", 0.0, None)]
+        candidates = with_null(answers, null, self._saved.null_threshold) or [NO_ANSWER]
         confidence = candidates[0].probability
         if self.calibrated:
             [confidence] = self._saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
         first, *others = map(_reply, candidates)
         if confidence >= self.min_confidence or not first.text:
             return [replace(first, confidence=confidence), *others]
-        declined = Reply("", 0.0, None) if null is None else _reply(null)
+        declined = _reply(null or NO_ANSWER)
         return [replace(declined, confidence=confidence), first, *(reply for reply in others if reply.text)]
 
 
-def _example(number: int, question: str, context: str) -> Example:
-    for name, text in (("question", question), ("text", context)):
-        if is_blank(text):
-            raise InputError(f"question {number}: the {name} is empty: give at least one word")
-    return Example(str(number), question, context, (), None, context)
-
-
-def _reply(answer: Answer | Null | Reply) -> Reply:
+def _reply(answer: Answer | Reply) -> Reply:
     return Reply(answer.text, answer.probability, answer.score, answer.start, answer.end)

@@ -4,12 +4,10 @@
 
     trainer = RobustTrainer(model=model, args=args, train_dataset=data, method=sd.Swep(beta=1e-4))
 
-Notable:
-- `trainer.model` stays the bare model: evaluation, saving, the hub and PEFT work on it. Only what the Trainer prepares
-  for training, DDP's or DeepSpeed's module, is the wrapped model, so that the noise generator's parameters are in the
-  optimizer and in all that the ranks reduce.
-- The update's number is the Trainer's `global_step`, so that gradient accumulation and resuming need no counting.
-- The loss of an update is the mean over its windows on all ranks, also where micro-batches differ in size.
+`trainer.model` stays the bare model: evaluation, saving, the hub and PEFT work on it. Only what the Trainer prepares to
+train, DDP's or DeepSpeed's module, is the wrapped model, so that the noise generator's parameters are in the optimizer
+and in all that the ranks reduce. The loss of an update is the mean over its windows on all ranks, also where
+micro-batches differ in size.
 """
 
 from pathlib import Path
@@ -19,7 +17,6 @@ import torch
 from accelerate.utils import convert_to_fp32
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from swep_ds.api.wrap import Robust, RobustOutput, check_offered, check_trained_dtypes
 from swep_ds.common.errors import InputError
@@ -29,15 +26,6 @@ METHOD_FILE = "method.safetensors"  # in a checkpoint: the state of the wrapper,
 PREFIX = "objective.qa.model."  # prefix of the model's weights in the wrapper's state
 
 
-class _EndUpdate(TrainerCallback):
-    def __init__(self, trainer: "RobustMixin"):
-        self.trainer = trainer
-
-    def on_step_end(self, args, state, control, **kwargs) -> None:
-        self.trainer.robust.end_update()
-        self.trainer._updates += 1
-
-
 class RobustMixin:
     """Trains with a method instead of the model's own loss. Stands before `Trainer` in a class's bases.
 
@@ -45,12 +33,8 @@ class RobustMixin:
     without one a hash of each window's tokens does. What the method measures ("nll_clean", "kl_per_window" ...) is
     logged with the loss, as means over the updates since the last line.
 
-    Args:
-        method: the settings of a method, such as `sd.Swep(...)`.
-
-    Raises:
-        InputError: at the start, no settings of a method, or arguments that do not go with it; in `train`, as
-            `sd.wrap`.
+    Raises InputError: at the start, no settings of a method, or arguments that do not go with it; in `train`, as
+    `sd.wrap`.
     """
 
     def __init__(self, *args, method: Settings, **kwargs):
@@ -58,8 +42,6 @@ class RobustMixin:
         super().__init__(*args, **kwargs)
         self.method = method
         self.robust = None
-        self._sums: dict[str, Tensor] = {}  # of what the method measures, over the updates since the last log
-        self._updates = 0  # in these sums
         given = self.args
         refused = {
             "several GPUs in one process: start a process for each, with torchrun or deepspeed": given.n_gpu > 1,
@@ -73,18 +55,17 @@ class RobustMixin:
             if is_set:
                 raise InputError(f"method {method.name} does not go with {fault}")
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
-        self.add_callback(_EndUpdate(self))
 
     def _prepare_for_training(self, max_steps: int, *args, **kwargs) -> Any:
         bare = self.model
         if self.robust is None or self.robust.model is not bare:
-            self.robust = Robust(bare, self.method, self.args.seed, max_steps, accumulation=None)
+            self.robust = Robust(bare, self.method, self.args.seed, max_steps)
         if not self.is_deepspeed_enabled:  # DeepSpeed keeps float32 copies
             check_trained_dtypes(self.robust)
         self.robust.updates = max_steps
         self.robust.update = 0
-        self._sums = {}
-        self._updates = 0
+        self._sums: dict[str, Tensor] = {}  # of what the method measures, over the updates since the last log
+        self._updates = 0  # in these sums
         if self.model_wrapped is bare:
             self.model_wrapped = self.robust
         self.model = self.robust
@@ -98,25 +79,22 @@ class RobustMixin:
 
         Raises InputError: the given optimizer lacks these parameters, or DeepSpeed's has one learning rate.
         """
-        given = self.optimizer is not None
+        given = self.optimizer
         optimizer = super().create_optimizer(model)
         mine = {id(parameter) for parameter in self.robust.method.parameters()}
         rate = self.robust.method.learning_rate
-        if not isinstance(optimizer, torch.optim.Optimizer):  # Accelerate's place-holder
-            if rate is not None:
-                raise InputError(
-                    "method.noise_learning_rate: DeepSpeed's configuration has an optimizer, which has one learning "
-                    "rate: take `optimizer` out of it, or set noise_learning_rate to None"
-                )
-            return optimizer
-        if given:
-            held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            if not held >= mine:
+        if isinstance(given, torch.optim.Optimizer):
+            if not mine <= {id(parameter) for group in given.param_groups for parameter in group["params"]}:
                 raise InputError(
                     f"optimizers: the given one lacks the parameters of method {self.method.name}: give "
                     "optimizer_cls_and_kwargs instead"
                 )
         elif rate is not None:
+            if given is not None:  # Accelerate's place-holder
+                raise InputError(
+                    "method.noise_learning_rate: DeepSpeed's configuration has an optimizer, which has one learning "
+                    "rate: take `optimizer` out of it, or set noise_learning_rate to None"
+                )
             for group in [*optimizer.param_groups]:
                 moved = [parameter for parameter in group["params"] if id(parameter) in mine]
                 group["params"] = [parameter for parameter in group["params"] if id(parameter) not in mine]
@@ -128,18 +106,15 @@ class RobustMixin:
         samples, items = super().get_batch_samples(*args, **kwargs)
         if samples:  # none at the end of data whose length is not known
             self.robust.begin_update(samples)
+            self._updates += 1
         return samples, items
-
-    def training_step(self, *args, **kwargs) -> Tensor:
-        self.robust.update = self.state.global_step
-        return super().training_step(*args, **kwargs)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs) -> Any:
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
         if isinstance(outputs, RobustOutput):
             for name, value in outputs.metrics.items():
-                share = value.double() / self.current_gradient_accumulation_steps
-                self._sums[name] = self._sums.get(name, 0) + share
+                mean = value.double() / self.current_gradient_accumulation_steps
+                self._sums[name] = self._sums.get(name, 0) + mean
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args, **kwargs) -> Any:
@@ -172,25 +147,17 @@ class RobustMixin:
             save_file(self._state(), Path(output_dir, METHOD_FILE))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        state = self._read_state(checkpoint) if checkpoint else {}
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if state:
+        if checkpoint:
+            file = Path(checkpoint, METHOD_FILE)
+            state = load_file(file)
+            expected = self._state()
+            if state.keys() != expected.keys() or len(state["_extra_state"]) != len(expected["_extra_state"]):
+                raise InputError(
+                    f"{file}: belongs to another method than {self.method.name}: use that method, or another checkpoint"
+                )
             self.robust.set_extra_state(state.pop("_extra_state"))
             self.robust.load_state_dict(state, strict=False)
-
-    def _read_state(self, checkpoint: str) -> dict[str, Tensor]:
-        file = Path(checkpoint, METHOD_FILE)
-        if not file.is_file():
-            raise InputError(
-                f"{checkpoint}: has no {METHOD_FILE}: it was saved without a method, so training cannot resume"
-            )
-        state = load_file(file)
-        expected = self._state()
-        if state.keys() != expected.keys() or len(state["_extra_state"]) != len(expected["_extra_state"]):
-            raise InputError(
-                f"{file}: belongs to another method than {self.method.name}: use that method, or another checkpoint"
-            )
-        return state
+        super()._load_optimizer_and_scheduler(checkpoint)
 
     def _state(self) -> dict[str, Tensor]:
         if self.is_deepspeed_enabled:  # which saves the weights

@@ -12,19 +12,13 @@ from swep_ds.pipeline.recipe import Recipe
 
 
 class Run:
-    """The folder of a run. Nothing is kept in memory: each attribute reads its file.
-
-    Attributes:
-        path: the folder.
-        model_dir: the exported model, which `from_pretrained` loads, with its tokenizer.
-        report: the page `report.html`.
-    """
+    """The folder of a run. Nothing is kept in memory: each attribute reads its file."""
 
     def __init__(self, path: Path | str):
         self.path = user_path(os.fspath(path), "run")
         self._folder = RunFolder(self.path)
-        self.model_dir = self._folder.model
-        self.report = self._folder.report
+        self.model_dir = self._folder.model  # which `from_pretrained` loads, with its tokenizer
+        self.report = self._folder.report  # a page
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -42,7 +36,6 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """The resolved recipe."""
         return self._folder.read_recipe()
 
 

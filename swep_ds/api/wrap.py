@@ -31,35 +31,27 @@ log = logging.getLogger(__name__)
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator
 SPAN = ("start_positions", "end_positions")
 TARGET = ("labels",)
-TAKES = ("input_ids", "attention_mask", "token_type_ids", "sample_id", *SPAN, *TARGET)
 
 
 @dataclass
 class RobustOutput(ModelOutput):
-    """The output of a `Robust` module in training.
-
-    loss: 0-dim, the method's; call `backward` on it.
-    metrics: 0-dim, detached: "nll_clean", "nll_noisy", "kl_per_window" (nats) ..., as a run logs them.
-    """
+    """In training: the method's loss, 0-dim, and detached 0-dim metrics: "nll_clean", "kl_per_window" (nats) ..."""
 
     loss: Tensor | None = None
     metrics: dict[str, Tensor] | None = None
 
 
 class Robust(nn.Module):
-    """A question-answering model with a method around it. In training `forward` gives the method's loss; in evaluation
-    it is the bare model's.
+    """What `wrap` returns. In training `forward` gives the method's loss; in evaluation it is the bare model's.
 
     Give all of its `parameter_groups` to the optimizer. `state_dict` holds what an exact continuation needs. Save the
     bare model from `model`.
 
     Attributes:
-        model: the model that was wrapped, itself.
-        method: has the noise generator of SWEP as `method.noise`.
         update: the number of the current update, from 0; keys the noise.
     """
 
-    def __init__(self, model: nn.Module, settings: Settings, seed: int, updates: int | None, accumulation: int | None):
+    def __init__(self, model: nn.Module, settings: Settings, seed: int, updates: int | None):
         super().__init__()
         check_offered(settings)
         qa = _interface(model)
@@ -75,24 +67,25 @@ class Robust(nn.Module):
             )
         self.objective = Objective(qa, method, seed)
         self.updates = updates
-        self.accumulation = accumulation
+        self._labels = TARGET if isinstance(qa, Seq2SeqQA) else SPAN
         self._checked = False
-        self._warned = False
         self._left_padding_error: InputError | None = None  # why the model takes no batch with padding on the left
         self._begin(0)
 
     def _begin(self, update: int) -> None:
         self.update = update
-        self._calls = 0  # in this update
+        self._calls_left = 1  # in this update
         self._watched: list[Tensor] = []
         self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
 
     @property
     def model(self) -> nn.Module:
+        """The model that was wrapped, itself."""
         return self.objective.qa.model
 
     @property
     def method(self) -> Method:
+        """Has the noise generator of SWEP as `method.noise`."""
         return self.objective.method
 
     @property
@@ -107,52 +100,50 @@ class Robust(nn.Module):
     # torch.compile takes a module's numbers for constants: it would compile anew for each `update`
     @torch.compiler.disable(recursive=False)
     def forward(self, **inputs):
-        """
-        Args:
-            inputs: as the model takes them: input_ids [N, T] int64; attention_mask [N, T], by default ones;
-                token_type_ids [N, T] for models that take them. To train also start_positions and end_positions [N],
-                or for a sequence-to-sequence model labels [N, K] with -100 at padding; and sample_id [N] int64,
-                which keys the noise: by default a hash of the window's tokens, which no shuffling, batching or padding
-                changes.
+        """In training a `RobustOutput`, whose loss is the mean over the call's windows, or after `begin_update` the
+        call's part of the mean over the update's windows; in evaluation what the model returns.
 
-        Returns:
-            In training a `RobustOutput`. The loss is the mean over the call's windows, or after `begin_update` the
-            call's part of the mean over the update's windows. A window does not count if either position is outside
-            of the batch's width. In evaluation what the model returns.
+        Inputs are as the model takes them: input_ids [N, T] int64, attention_mask, token_type_ids; to train also
+        start_positions and end_positions [N], or for a sequence-to-sequence model labels [N, K] with -100 at padding;
+        and sample_id [N] int64, which keys the noise: by default `sample_ids`. A window does not count if either
+        position is outside of the batch's width.
 
-        Raises:
-            InputError: in training, an input is unknown or missing; the model computes something else from embeddings
-                than from their ids; or there are more than `updates` updates.
+        Raises InputError: in training, an input is unknown; the model computes something else from embeddings than from
+        their ids; or there are more than `updates` updates.
         """
         if not self.training:
             inputs.pop("sample_id", None)
             return self.model(**inputs)
         if not self._checked:
             self._check()
-        if not (self.model.training or self._warned) and torch.is_grad_enabled():
-            self._warned = True
-            log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
-        mask = inputs.get("attention_mask")
-        if self._left_padding_error and mask is not None and bool((mask[:, 0] == 0).any()):
+        if self._left_padding_error and bool((_mask(inputs)[:, 0] == 0).any()):
             raise self._left_padding_error
-        batch = _batch(inputs, self._is_generative, self._shares)
         if self.updates is not None and self.update >= self.updates:
-            raise InputError(
-                f"updates {self.updates}: all of them are done: give wrap the number of optimizer steps, and as "
-                f"accumulation (now {self.accumulation}) the calls per step"
-            )
+            raise InputError(f"updates {self.updates}: all are done: give wrap the number of calls, or begin_updates")
         progress = self.update / self.updates if self.updates else 0.0
-        loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
+        loss, _, metrics = self.objective(self._batch(inputs), MicroStep(self.update, progress))
         if self.method.watches:
             self._watched.append(metrics[self.method.watches].double())
-        self._calls += 1
-        if self._calls == self.accumulation:
-            self.end_update()
+        self._calls_left -= 1
+        if self._calls_left == 0:
+            self._end_update()
         return RobustOutput(loss, metrics)
+
+    def _end_update(self) -> None:
+        """Moves to the next update's noise. The method gets the mean of what it watches over all ranks."""
+        if self._watched:
+            mean = torch.stack(self._watched).mean()
+            if dist.is_initialized():
+                dist.all_reduce(mean)
+                mean = mean / dist.get_world_size()
+            self.method.observe(mean)
+        self._begin(self.update + 1)
 
     @torch.compiler.disable
     def _check(self) -> None:
         """Looks at the model where it trains first: on its device, under the loop's autocast."""
+        if not self.model.training:
+            log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
         base = _base(self.model)
         if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3 shards them
             with without_dropout(base):
@@ -163,47 +154,22 @@ class Robust(nn.Module):
                     self._left_padding_error = fault
         self._checked = True
 
-    @property
-    def _is_generative(self) -> bool:
-        return isinstance(self.objective.qa, Seq2SeqQA)
-
     def begin_update(self, micro_batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """Makes the coming update's loss the mean over all of its windows, for micro-batches of unequal sizes.
-
-        The losses of the calls, divided by `len(micro_batches)` and averaged over ranks, then add up to the loss of
-        the whole batch, as in the engine. Without it each call has the same weight. Collective.
+        """Makes the coming calls one update, with one noise, whose loss is the mean over all of its windows: the losses
+        of the calls, divided by `len(micro_batches)` and averaged over ranks, add up to it. Collective.
 
         Args:
-            micro_batches: the inputs of all calls of the update on this rank, on its device; on every rank as many.
+            micro_batches: the inputs of all of these calls on this rank, on its device; on every rank as many.
 
-        Raises:
-            InputError: an input is unknown or missing; or the micro-batches are not as many as `accumulation`.
+        Raises InputError: an input is unknown.
         """
-        if not micro_batches or self.accumulation not in (None, len(micro_batches)):
-            raise InputError(
-                f"micro_batches: there are {len(micro_batches)}, and accumulation is {self.accumulation}: give the "
-                "inputs of each call of the update, and wrap accumulation=None if the number of calls differs"
-            )
-        parts = [torch.stack(_counts(inputs, self._is_generative)).sum(1) for inputs in micro_batches]
-        counts = torch.stack(parts).sum(0)
+        self._calls_left = len(micro_batches)
+        counts = torch.stack([self._counts(inputs).sum(1) for inputs in micro_batches]).sum(0)
         ranks = 1
         if dist.is_initialized():
             dist.all_reduce(counts)
             ranks = dist.get_world_size()
         self._shares = ranks * len(micro_batches) / counts.clamp(min=1)
-
-    def end_update(self) -> None:
-        """Moves to the next update's noise. `forward` calls it after `accumulation` calls, unless that is None.
-
-        Collective where the method watches a statistic (`kl_target`): it gets the mean over all ranks.
-        """
-        if self._watched:
-            mean = torch.stack(self._watched).mean()
-            if dist.is_initialized():
-                dist.all_reduce(mean)
-                mean = mean / dist.get_world_size()
-            self.method.observe(mean)
-        self._begin(self.update + 1)
 
     def get_extra_state(self) -> Tensor:
         """The update's number and what the method learned by `observe`, float64."""
@@ -216,34 +182,66 @@ class Robust(nn.Module):
         self.method.load(dict(zip(sorted(self.method.state()), values, strict=True)))
         self._begin(int(update))
 
+    def _counts(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Windows and tokens of each row that count in the loss, [2, N] int64: 1 and its tokens, or 0 and 0."""
+        takes = ("input_ids", "attention_mask", "token_type_ids", "sample_id", *self._labels)
+        if unknown := [name for name in inputs if name not in takes]:
+            raise InputError(
+                f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: leave them out"
+            )
+        if self._labels == TARGET:
+            windows_N = (inputs["labels"] != IGNORED).any(1).long()
+        else:
+            ids = inputs["input_ids"]
+            windows_N = ids.new_ones(len(ids))
+            for positions_N in (inputs[name].view(-1) for name in SPAN):
+                windows_N = windows_N * ((positions_N >= 0) & (positions_N < ids.shape[1]))
+        return torch.stack([windows_N, windows_N * _mask(inputs).sum(1)])
 
-def wrap(
-    model: nn.Module, method: Settings, *, seed: int = 0, updates: int | None = None, accumulation: int | None = 1
-) -> Robust:
+    def _batch(self, inputs: Mapping[str, Tensor]) -> Batch:
+        counts_2N = self._counts(inputs)
+        shares = self._shares
+        if shares is None:  # equal ones, which add up to 1 over the batch
+            shares = 1 / counts_2N.sum(1).clamp(min=1)
+        ids = inputs["input_ids"]
+        mask = _mask(inputs)
+        if self._labels == TARGET:
+            targets = {"target_ids": inputs["labels"]}
+        else:
+            start, end = (inputs[name].view(-1).clamp(0, ids.shape[1] - 1) for name in SPAN)
+            targets = {"start_position": start, "end_position": end}
+        sample_id = inputs.get("sample_id")
+        return Batch(
+            ids,
+            mask,
+            inputs.get("token_type_ids"),
+            sample_id=sample_ids(ids, mask) if sample_id is None else sample_id.view(-1),
+            weight=counts_2N[0] * shares[0],
+            token_weight=counts_2N[0] * shares[1],
+            **targets,
+        )
+
+
+def wrap(model: nn.Module, method: Settings, *, seed: int = 0, updates: int | None = None) -> Robust:
     """Wraps a question-answering model for a custom training loop, Accelerate or Lightning.
 
         robust = sd.wrap(model, sd.Swep(beta=1e-4), seed=0)
         optimizer = torch.optim.AdamW(robust.parameter_groups(), lr=3e-5)
         loss = robust(**batch).loss
 
-    The model is not copied: what is trained is `model` itself.
-
     Args:
         model: a transformers model, or PEFT's around it, with a head for spans (`*ForQuestionAnswering`) or a
-            sequence-to-sequence model, on its device and in its dtype.
+            sequence-to-sequence model, on its device and in its dtype. It is not copied: `model` itself is trained.
         method: the settings of a method, such as `sd.Swep(...)`.
         seed: draws the method's weights and its noise.
-        updates: optimizer steps of the whole training, for methods whose weights change with the progress; training
-            calls after them are refused.
-        accumulation: training calls of `forward` in each update; None = the loop calls `end_update` after each step.
+        updates: of the whole training, for methods whose weights change with the progress; more are refused. A training
+            call is an update, or as many as `begin_update` gets.
 
     Raises:
         InputError: the model, its weights' dtype, the method or these arguments do not go together.
         TypeError: the method's passes are not as `Method.passes` says.
     """
-    if accumulation is not None and accumulation < 1:
-        raise InputError(f"accumulation {accumulation}: give at least 1, or None")
-    robust = Robust(model, method, seed, updates, accumulation)
+    robust = Robust(model, method, seed, updates)
     check_trained_dtypes(robust)
     return robust
 
@@ -274,8 +272,8 @@ def check_trained_dtypes(robust: Robust) -> None:
     for name, parameter in robust.model.named_parameters():
         if parameter.requires_grad and parameter.dtype == torch.float16 and not hasattr(parameter, "ds_id"):
             raise InputError(
-                f"model: float16 weights cannot be trained (such as {name}); from_pretrained takes the dtype from the "
-                "files: load it with dtype=torch.float32, and give the loop fp16 or bf16 for the computation"
+                f"model: float16 weights cannot be trained (such as {name}), and files may have them: load it with "
+                "dtype=torch.float32, and give the loop fp16 or bf16 for the computation"
             )
 
 
@@ -283,13 +281,10 @@ def check_offered(settings: Settings) -> None:
     """Raises InputError: these are not settings of a method that one backward in an update computes."""
     if not isinstance(settings, Settings):
         raise InputError(f"method {settings!r}: is not the settings of a method: give some, such as sd.Swep(beta=1e-4)")
-    if settings.needs_gradient:
+    if settings.needs_gradient or settings.name == "ssmba":
         raise InputError(
-            f"method {settings.name}: it needs the gradient of one pass for the next, and this loop has one backward: "
-            "train with sd.train, or use adv_aug or pdr"
+            f"method {settings.name}: it takes several backward passes in an update, or augmented data: use sd.train"
         )
-    if settings.name == "ssmba":
-        raise InputError("method ssmba: it changes only the data: use sd.train with data.augmented, or wrap with mle")
     if getattr(settings, "noise_max_grad_norm", None) is not None:
         raise InputError(
             "method.noise_max_grad_norm: this loop clips the gradients: leave it at None, and clip those of "
@@ -304,56 +299,13 @@ def _depends_on_progress(method: Method) -> bool:
     return any(weights(progress) != weights(0.0) for progress in (0.25, 0.5, 0.75, 0.999))
 
 
-def _counts(inputs: Mapping[str, Tensor], generative: bool) -> tuple[Tensor, Tensor]:
-    """Windows and tokens of each row that count in the loss, [N] int64 each: 1 and its tokens, or 0 and 0."""
-    labels = TARGET if generative else SPAN
-    takes = [name for name in TAKES if name not in (SPAN if generative else TARGET)]
-    if unknown := [name for name in inputs if name not in takes]:
-        raise InputError(f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: leave them out")
-    if missing := [name for name in ("input_ids", *labels) if inputs.get(name) is None]:
-        raise InputError(f"inputs: {', '.join(missing)} must be given to train")
-    ids = inputs["input_ids"]
-    windows_N = ids.new_ones(len(ids))
-    if generative:
-        windows_N = (inputs["labels"] != IGNORED).any(1).long()
-    else:
-        for positions_N in (inputs[name].view(-1) for name in SPAN):
-            windows_N = windows_N * ((positions_N >= 0) & (positions_N < ids.shape[1]))
-    return windows_N, windows_N * _mask(inputs).sum(1)
-
-
 def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
     mask = inputs.get("attention_mask")
     return torch.ones_like(inputs["input_ids"]) if mask is None else mask.long()
 
 
-def _batch(inputs: Mapping[str, Tensor], generative: bool, shares: Tensor | None) -> Batch:
-    """`shares`: of a window and of a token in the loss; None = equal ones, which add up to 1 over the batch."""
-    windows_N, tokens_N = _counts(inputs, generative)
-    if shares is None:
-        shares = 1 / torch.stack([windows_N.sum(), tokens_N.sum()]).clamp(min=1)
-    ids = inputs["input_ids"]
-    mask = _mask(inputs)
-    last = ids.shape[1] - 1
-    if generative:
-        targets = {"target_ids": inputs["labels"]}
-    else:
-        start, end = (inputs[name].view(-1).clamp(0, last) for name in SPAN)
-        targets = {"start_position": start, "end_position": end}
-    sample_id = inputs.get("sample_id")
-    return Batch(
-        ids,
-        mask,
-        inputs.get("token_type_ids"),
-        sample_id=sample_ids(ids, mask) if sample_id is None else sample_id.view(-1),
-        weight=windows_N * shares[0],
-        token_weight=windows_N * shares[1],
-        **targets,
-    )
-
-
 def sample_ids(ids_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """A hash of each window's tokens, [N] int64 from 0 to 2^32 - 1; padding on either side does not change it.
+    """A hash of each window's tokens, [N] int64 from 0 to 2^32 - 1; no shuffling, batching or padding changes it.
 
     sum_k (token_k + 1) * MULTIPLIER^(k + 1) mod 2^64 over the window's tokens; its upper half is taken.
     """

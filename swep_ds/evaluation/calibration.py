@@ -21,19 +21,14 @@ CHANGES = CALIBRATION[1:]  # whose change by a calibrator has an interval
 
 
 def calibration(confidence: Sequence[float], exact_match: Sequence[float]) -> dict[str, float]:
-    """Three scores of N >= 1 questions, in percent.
+    """Three scores of N >= 1 questions, in percent, from their confidences and exact matches (0 or 1).
 
-    Args:
-        confidence: N probabilities.
-        exact_match: N times 0 or 1, in the same order.
-
-    Returns:
-        "ece": expected calibration error: the mean over questions of |mean confidence - mean exact match| of their bin.
-        The `ECE_BINS` bins hold equally many questions, give or take one (Nguyen and O'Connor, EMNLP 2015).
-        "aurc": area under the risk-coverage curve: the mean over n = 1 ... N of the share of wrong answers among the n
-        most confident ones (Geifman and El-Yaniv, NeurIPS 2017).
-        "coverage_at_80": the largest share n / N at which 80 % of the n most confident answers are right; 0 if there is
-        none (Kamath et al., ACL 2020).
+    "ece": expected calibration error: the mean over questions of |mean confidence - mean exact match| of their bin. The
+    `ECE_BINS` bins hold equally many questions, give or take one (Nguyen and O'Connor, EMNLP 2015).
+    "aurc": area under the risk-coverage curve: the mean over n = 1 ... N of the share of wrong answers among the n most
+    confident ones (Geifman and El-Yaniv, NeurIPS 2017).
+    "coverage_at_80": the largest share n / N at which 80 % of the n most confident answers are right; 0 if there is
+    none (Kamath et al., ACL 2020).
     """
     confidence_N, right_N = ordered(confidence, exact_match)
     gaps = [abs((confidence_N[rows] - right_N[rows]).sum()) for rows in bins(len(right_N))]
@@ -56,17 +51,12 @@ def _percent(share: float) -> float:
 def calibrated_scores(
     softmax: Sequence[float], calibrated: Sequence[float], exact_match: Sequence[float], clusters: Sequence[int]
 ) -> dict[str, float]:
-    """What a calibrator changes on N >= 1 questions, in percent and points.
+    """What a calibrator changes on N >= 1 questions, from the confidences without it and with it: `CALIBRATED`, in
+    percent, and for `CHANGES` "<name>_change_low" and "_high", in points.
 
-    Args:
-        softmax, calibrated: the confidences without it and with it.
-        exact_match: N times 0 or 1.
-        clusters: N numbers from 0; questions of one cluster are drawn together.
-
-    Returns:
-        `CALIBRATED`, and for `CHANGES` "<name>_change_low" and "_high": the `LEVEL` % interval of the score with the
-        calibrator less that without, by a paired percentile bootstrap over clusters (`RESAMPLES`, seed 0), if there are
-        `MIN_CLUSTERS` effective ones. The ECE has none: few questions a bin bias it, and resampling does so again.
+    These are the `LEVEL` % interval of the score with the calibrator less that without, by a paired percentile
+    bootstrap over `clusters` (N numbers from 0; `RESAMPLES`, seed 0), if there are `MIN_CLUSTERS` effective ones. The
+    ECE has none: few questions a bin bias it, and resampling does so again.
     """
     scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
     cluster_N = np.asarray(clusters)

@@ -3,9 +3,8 @@
 It is fitted to questions that the model was not trained on and whose scores are not reported. Three kinds compete:
   - softmax: the answer's probability as it is;
   - temperature: its log odds divided by one number, sigmoid(log odds / T), which keeps the order of the questions;
-  - features: a logistic regression on the probabilities of the five best answers and on the lengths of question, text
-    and answer, as Kamath, Jia and Liang (ACL 2020) have it with a random forest, and on the probability of the answer's
-    text, wherever it stands.
+  - features: a logistic regression on the probabilities of the five best answers and of the answer's text, wherever it
+    stands, and on the lengths of question, text and answer (as Kamath, Jia and Liang, ACL 2020, but for the forest).
 The kind with the lowest cross-validated log loss is fitted to all questions. Questions of a cluster
 (`data.splits.clusters`) are left out together. All is deterministic.
 
@@ -13,7 +12,7 @@ Shapes: N questions, F features, P weights that are fitted.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ from swep_ds.data.answers import normalize_answer
 from swep_ds.data.example import Example
 
 if TYPE_CHECKING:  # it imports PyTorch, which readers of results need not
-    from swep_ds.evaluation.spans import Answer, Null
+    from swep_ds.evaluation.spans import Answer
 
 N_BEST = 5  # answers to a question that are kept, and that features are made of
 FEATURES = ("log_odds", "text_log_odds", *(f"probability_{n}" for n in range(2, N_BEST + 1)))
@@ -52,11 +51,13 @@ class Calibrator(Section):
 
     def __str__(self) -> str:
         losses = ", ".join(f"{kind} {loss:.4f}" for kind, loss in self.log_loss.items())
-        chosen = f"by {self.kind}, on {self.questions} questions (cross-validated log loss: {losses})"
-        return f"confidences are calibrated {chosen}"
+        return (
+            f"confidences are calibrated by {self.kind}, on {self.questions} questions (cross-validated log loss: "
+            f"{losses})"
+        )
 
 
-def features(example: Example, answers: Sequence["Answer | Null"]) -> list[float]:
+def features(example: Example, answers: Sequence["Answer"]) -> list[float]:
     """The F features of a question, from the answer that is given and the next best; none has probability 0."""
     answers = answers[:N_BEST]
     probabilities = [answer.probability for answer in answers] + [0.0] * (N_BEST - len(answers))
@@ -76,10 +77,9 @@ def _log_odds(probability: float) -> float:
     return math.log(kept / (1 - kept))
 
 
-def fit(features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Sequence[Hashable]) -> Calibrator | str:
+def fit(features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Sequence[int]) -> Calibrator | str:
     """The calibrator of the kind with the lowest cross-validated log loss, the simplest of equals; or a sentence that
-    says that questions or texts are too few. `right_N` is whether the exact match is 1, `clusters_N` are as
-    `data.splits.clusters` has them."""
+    says that questions or texts are too few. `right_N` is whether the exact match is 1."""
     right_N = np.asarray(right_N, dtype=float)
     right = int(right_N.sum())
     wrong = len(right_N) - right
@@ -90,14 +90,21 @@ def fit(features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Se
             f"too few to calibrate them, which takes {MIN_OF_EACH} of each and {FOLDS} texts"
         )
     fold_N = _folds(clusters_N)
-    log_loss = {kind: _cross_validated(kind, features_NF, right_N, fold_N) for kind in KINDS}
+    log_loss = {}
+    for kind in KINDS:
+        loss_N = np.empty(len(right_N))
+        for fold in range(FOLDS):
+            left = fold_N == fold
+            intercept, weights_F = _fit(kind, features_NF[~left], right_N[~left])
+            loss_N[left] = _log_losses(intercept + features_NF[left] @ weights_F, right_N[left])
+        log_loss[kind] = float(loss_N.mean())
     kind = min(KINDS, key=log_loss.__getitem__)
     intercept, weights_F = _fit(kind, features_NF, right_N)
     weights = {name: float(weight) for name, weight in zip(FEATURES, weights_F, strict=True) if weight}
     return Calibrator(kind=kind, intercept=intercept, weights=weights, log_loss=log_loss, questions=len(right_N))
 
 
-def _folds(clusters_N: Sequence[Hashable]) -> np.ndarray:
+def _folds(clusters_N: Sequence[int]) -> np.ndarray:
     """The fold of each question [N]: clusters in random order, each to the fold with the fewest questions so far."""
     _, cluster_N, sizes = np.unique(list(map(str, clusters_N)), return_inverse=True, return_counts=True)
     folds = np.empty(len(sizes), int)
@@ -106,16 +113,6 @@ def _folds(clusters_N: Sequence[Hashable]) -> np.ndarray:
         folds[cluster] = filled.argmin()
         filled[folds[cluster]] += sizes[cluster]
     return folds[cluster_N]
-
-
-def _cross_validated(kind: str, features_NF: np.ndarray, right_N: np.ndarray, fold_N: np.ndarray) -> float:
-    """The mean log loss over the questions, each scored by the fit to the other folds."""
-    loss_N = np.empty(len(right_N))
-    for fold in range(FOLDS):
-        left = fold_N == fold
-        intercept, weights_F = _fit(kind, features_NF[~left], right_N[~left])
-        loss_N[left] = _log_losses(intercept + features_NF[left] @ weights_F, right_N[left])
-    return float(loss_N.mean())
 
 
 def _log_losses(logit_N: np.ndarray, right_N: np.ndarray) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Evaluates a model on any number of data sets: windows, predictions, scores, files."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +23,7 @@ from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.predict import Predict, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.evaluation.spans import Answer, Null, SpanDecoder, SpanSettings, with_null
+from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, with_null
 from swep_ds.ranks.writing import write_on_rank0
 
 CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
@@ -40,7 +39,6 @@ class EvalSet:
 
     @property
     def golds(self) -> dict[str, tuple[str, ...]]:
-        """Accepted answers by question id."""
         return {example.id: example.answers for example in self.examples}
 
 
@@ -49,17 +47,15 @@ class Predictions:
     """By question id, in the order of the examples: the `N_BEST` best answers and, if the model may decline, the null
     answer."""
 
-    n_best: dict[str, list[Answer | Null]]
-    nulls: dict[str, Null]
+    n_best: dict[str, list[Answer]]
+    nulls: dict[str, Answer]
 
     @property
     def texts(self) -> dict[str, str]:
-        """The best answer's text; "" without one."""
         return {id_: answers[0].text if answers else "" for id_, answers in self.n_best.items()}
 
     @property
     def confidences(self) -> dict[str, float]:
-        """The best answer's probability; 0 without one."""
         return {id_: answers[0].probability if answers else 0.0 for id_, answers in self.n_best.items()}
 
     @property
@@ -78,7 +74,7 @@ class Predictions:
         return np.array([features(example, self.n_best[example.id]) for example in examples])
 
 
-def _fields(answer: Answer | Null) -> dict[str, Any]:
+def _fields(answer: Answer) -> dict[str, Any]:
     fields = {"text": answer.text, "probability": answer.probability, "score": answer.score}
     if answer.start is not None:
         fields |= {"start": answer.start, "end": answer.end}
@@ -107,26 +103,24 @@ class Evaluation:
         return [EvalSet(name, tests[name], build(tests[name], self.tokenizer, self.windows)) for name in tests]
 
     def run(self, predict: Predict, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
-        """Scores by data set, in order, on every rank; rank 0 writes `predictions/`, `confidence/`, `n_best/`, of a
-        model that may decline a question `null_odds/`, and with a calibrator `calibrated/`. Collective.
+        """Scores by data set, in order, on every rank; rank 0 writes the folders `BY_TEST`. Collective.
 
-        Raises:
-            WriteFailed: on all ranks.
+        Raises WriteFailed: on all ranks.
         """
         scores: Scores = {}
         for test in tests:
+            windows = test.features
             cut = ""
-            if test.features.questions_cut:
-                cut = f", {test.features.questions_cut} questions cut"
-            say(f"evaluating {test.name}: {len(test.examples)} questions in {len(test.features.dataset)} windows{cut}")
-            scorer = self.scorer(test.name)
+            if windows.questions_cut:
+                cut = f", {windows.questions_cut} questions cut"
+            say(f"evaluating {test.name}: {windows.examples} questions in {len(windows.dataset)} windows{cut}")
             predictions = self.predict(predict, test)
             given = predictions.declining(self.null_threshold)
             n_best = {id_: [_fields(answer) for answer in answers] for id_, answers in given.n_best.items()}
             contents = {"predictions": given.texts, "confidence": given.confidences, "n_best": n_best}
             right = self._right(given, test)
             softmax = list(given.confidences.values())
-            score = scorer.score(given.texts, test.golds) | calibration(softmax, right)
+            score = self.scorer(test.name).score(given.texts, test.golds) | calibration(softmax, right)
             if self.calibrator:
                 sure = self.calibrator.confidence(given.features(test.examples)).tolist()
                 score |= calibrated_scores(softmax, sure, right, clusters(test.examples))
@@ -134,18 +128,17 @@ class Evaluation:
             if predictions.nulls:
                 contents["null_odds"] = predictions.odds
                 if not all(test.golds.values()):
-                    score |= scorer.best_thresholds(predictions.texts, test.golds, predictions.odds)
+                    score |= self._best_thresholds(predictions, test)
             scores[test.name] = score
             write_on_rank0(partial(write_predictions, folder, test.name, contents), folder)
         return scores
 
     def predict(self, predict: Predict, test: EvalSet) -> Predictions:
         """The best answers to each question, none declined, on every rank. Collective."""
-        declines = self.null_threshold is not None
         if self.windows.task == "generative":
             decoder = GeneratedAnswers(test.examples, self.tokenizer)
         else:
-            decoder = SpanDecoder(test.examples, self.spans, null=declines)
+            decoder = SpanDecoder(test.examples, self.spans, null=self.null_threshold is not None)
         decode(predict, decoder, test.features.dataset, Padding.of(self.tokenizer), self.batch_size)
         n_best = {}
         nulls = {}
@@ -158,15 +151,16 @@ class Evaluation:
     def score(self, predictions: Predictions, test: EvalSet) -> Score:
         """EM and F1 of what `predict` gave; at the threshold with the best F1 if the model may decline."""
         if predictions.nulls:
-            predictions = predictions.declining(self._best_threshold(predictions, test))
+            best = self._best_thresholds(predictions, test, reachable=True)
+            predictions = predictions.declining(best["best_f1_threshold"])
         return self.scorer(test.name).score(predictions.texts, test.golds)
 
     def with_threshold(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
         """The evaluation at the threshold with the best F1 on `test`, half of a data set; and why."""
         if all(test.golds.values()):
             return self, f"half of {test.name}, which could choose another, has no question without an answer"
-        threshold = self._best_threshold(predictions, test)
-        return replace(self, null_threshold=threshold), f"the best by F1 on half of {test.name}"
+        best = self._best_thresholds(predictions, test, reachable=True)
+        return replace(self, null_threshold=best["best_f1_threshold"]), f"the best by F1 on half of {test.name}"
 
     def with_calibrator(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
         """The evaluation with a calibrator fitted to these answers, if there are enough; and a line for the log."""
@@ -179,8 +173,6 @@ class Evaluation:
         """The exact match of each question."""
         return [em for em, _ in self.scorer(test.name).by_question(predictions.texts, test.golds).values()]
 
-    def _best_threshold(self, predictions: Predictions, test: EvalSet) -> float:
-        below = math.nextafter(min(predictions.odds.values()), -math.inf)
+    def _best_thresholds(self, predictions: Predictions, test: EvalSet, *, reachable: bool = False) -> dict[str, float]:
         scorer = self.scorer(test.name)
-        best = scorer.best_thresholds(predictions.texts, test.golds, predictions.odds, below, reachable=True)
-        return best["best_f1_threshold"]
+        return scorer.best_thresholds(predictions.texts, test.golds, predictions.odds, reachable=reachable)

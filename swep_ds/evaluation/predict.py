@@ -21,15 +21,11 @@ Decoder = SpanDecoder | GeneratedAnswers
 
 @torch.no_grad()
 def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int) -> None:
-    """Runs this rank's share of the windows through the model and adds the outputs to the decoder. Collective.
+    """Runs this rank's share of the windows of the decoder's examples through a model in evaluation mode, `batch_size`
+    at a time, and adds the outputs to the decoder. Collective.
 
     All ranks make the same number of calls, as ZeRO-3 requires: a rank without windows left repeats the first one and
     drops the result.
-
-    Args:
-        predict: `predict` of a model in evaluation mode.
-        features: the windows of the decoder's examples (`build_features`).
-        batch_size: windows per rank and call.
     """
     batches = _batches(features, batch_size, ranks.rank(), ranks.world_size())
     calls = max(ranks.gather(len(batches)))
@@ -46,13 +42,11 @@ def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, paddi
 
 
 @torch.no_grad()
-def decode_alone(
-    predict: Predict, decoder: Decoder, windows: pa.Table, padding: Padding, batch_size: int, device: torch.device
-) -> None:
+def decode_alone(predict: Predict, decoder: Decoder, windows: pa.Table, padding: Padding, batch_size: int) -> None:
     """As `decode`, in a process that need not be a rank."""
     for rows in _batches(windows, batch_size, rank=0, world_size=1):
         columns = read_columns(windows, rows)
-        decoder.add(columns, *predict(_batch(columns, padding).to(device)))
+        decoder.add(columns, *predict(_batch(columns, padding).to(ranks.device())))
 
 
 def read_columns(windows: datasets.Dataset | pa.Table, rows: np.ndarray) -> Columns:

@@ -52,13 +52,6 @@ class DataSetScore(SetScore):
     no_answer_exact_match: float | None = None
     no_answer_total: int | None = None
 
-    @property
-    def coverage_change(self) -> tuple[float, float] | None:
-        """The interval of what the calibrator changes in coverage at 80 % accuracy, in points."""
-        if "coverage_at_80_change_low" not in self.model_extra:
-            return None
-        return self.coverage_at_80_change_low, self.coverage_at_80_change_high
-
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -129,8 +122,8 @@ def versions() -> dict[str, str]:
 
 
 def provenance() -> dict[str, str]:
-    """When ("date", UTC), where ("machine") and with which code ("commit") the results are made. There is no "commit"
-    where git does not know this package; it ends in "-dirty" where tracked files were changed."""
+    """When ("date", UTC), where ("machine") and with which code ("commit", unless git does not know this package; ends
+    in "-dirty" where tracked files were changed) the results are made."""
     from swep_ds.ranks import accelerator  # imports DeepSpeed, for seconds, which readers of results need not
 
     made = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": accelerator.machine()}
@@ -147,10 +140,8 @@ def _git(*arguments: str) -> str:
 
 
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
-    """Unweighted means over all data sets but the first, the source domain, of every score that all of them have.
-
-    None if there are fewer than two others: the mean of one repeats it.
-    """
+    """Unweighted means over all data sets but the first, the source domain, of every score that all of them have. None
+    if there are fewer than two others: the mean of one repeats it."""
     shifted = list(scores.values())[1:]
     if len(shifted) < 2:
         return None
@@ -162,8 +153,8 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
 
 
 def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any]]) -> None:
-    """`<kind>/<name>.json` of each kind of content, by question id. `predictions/` is what official scorers read. Kinds
-    of `BY_TEST` without content lose the file that an earlier test left."""
+    """`<kind>/<name>.json` of each kind of content, by question id; official scorers read `predictions/`. Kinds of
+    `BY_TEST` without content lose the file that an earlier test left."""
     for kind in BY_TEST:
         file = folder / kind / f"{name}.json"
         if kind in contents:
@@ -189,7 +180,12 @@ def print_scores(scores: Scores, title: str) -> None:
     for column in columns:
         table.add_column(column, justify="right")
     for name, score in scores.items():
-        table.add_row(name, *_cells(score), *_coverage(score))
+        cells = _cells(score)
+        if CALIBRATED[0] in score:
+            cells += [f"{score['coverage_at_80']:.1f}", f"{score['calibrated_coverage_at_80']:.1f}"]
+        if "coverage_at_80_change_low" in score:
+            cells.append(f"{score['coverage_at_80_change_low']:+.1f} to {score['coverage_at_80_change_high']:+.1f}")
+        table.add_row(name, *cells)
         for part, words in (("has_answer_", "  with an answer"), ("no_answer_", "  without an answer")):
             if f"{part}total" in score:
                 table.add_row(words, *_cells(score, part))
@@ -201,13 +197,3 @@ def print_scores(scores: Scores, title: str) -> None:
 
 def _cells(score: Score, part: str = "") -> list[str]:
     return [f"{score[part + metric]:.2f}" for metric in METRICS] + [str(score.get(f"{part}total", ""))]
-
-
-def _coverage(score: Score) -> list[str]:
-    """The cells about coverage; none without a calibrator."""
-    if CALIBRATED[0] not in score:
-        return []
-    change = ""
-    if "coverage_at_80_change_low" in score:
-        change = f"{score['coverage_at_80_change_low']:+.1f} to {score['coverage_at_80_change_high']:+.1f}"
-    return [f"{score['coverage_at_80']:.1f}", f"{score['calibrated_coverage_at_80']:.1f}", change]

@@ -1,7 +1,6 @@
 """Exact match and F1 exactly as the official scorers of SQuAD v1.1 and v2.0, of MRQA 2019 and of MLQA have them.
 
 All normalise both texts, compare with each accepted answer and keep the best. A question without a prediction scores 0.
-  - SQuAD and MRQA normalise as English (`normalize_answer`), MLQA by the language of the answers (`normalize_mlqa`).
   - Where every question has an answer, two texts that both normalise to nothing match exactly (EM 1) but share no token
     (F1 0).
   - Where some questions of a data set have no answer, v2.0's rules hold for all of its questions: an accepted answer
@@ -9,6 +8,7 @@ All normalise both texts, compare with each accepted answer and keep the best. A
     nothing, and F1 is 1 where both texts have no token.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,8 +45,15 @@ class Scorer:
 
     def f1(self, prediction: str, answers: Sequence[str]) -> float:
         """F1 in [0, 1] between the bags of normalised tokens, the best over `answers`, which is not empty."""
-        predicted = self.normalize(prediction).split()
-        return max(_token_f1(predicted, self.normalize(answer).split()) for answer in answers)
+        predicted = Counter(self.normalize(prediction).split())
+        best = 0.0
+        for answer in answers:
+            gold = Counter(self.normalize(answer).split())
+            if same := (predicted & gold).total():
+                precision = same / predicted.total()
+                recall = same / gold.total()
+                best = max(best, 2 * precision * recall / (precision + recall))
+        return best
 
     def by_question(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, tuple[float, float]]:
         """EM and F1 in [0, 1] of each question in `golds`; 0 without a prediction."""
@@ -64,11 +71,8 @@ class Scorer:
         return scores
 
     def score(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, float | int]:
-        """Scores a data set: `predictions` maps question id to answer, `golds` question id to accepted answers.
-
-        Returns "exact_match" and "f1" in percent of the questions in `golds`, and "total", their number (>= 1); if some
-        have no answer, also those of the questions with one (`has_answer_...`) and of the others (`no_answer_...`).
-        """
+        """Of the questions in `golds`, at least one: "exact_match" and "f1" in percent, and "total". If some have no
+        answer, also those of the questions with one (`has_answer_...`) and of the others (`no_answer_...`)."""
         by_question = self.by_question(predictions, golds)
         parts = {"": list(golds)}
         if not all(golds.values()):
@@ -83,21 +87,13 @@ class Scorer:
         return scores
 
     def best_thresholds(
-        self,
-        predictions: Mapping[str, str],
-        golds: Golds,
-        odds: Mapping[str, float],
-        declining_all: float = 0.0,
-        *,
-        reachable: bool = False,
+        self, predictions: Mapping[str, str], golds: Golds, odds: Mapping[str, float], *, reachable: bool = False
     ) -> dict[str, float]:
-        """The best EM and F1 over thresholds on `odds`, in percent, with the thresholds, as v2.0's scorer finds them: a
-        question is declined where its odds of having no answer are above the threshold.
+        """The best EM and F1 over thresholds on `odds`, in percent, with the thresholds: a question is declined where
+        its odds of having no answer are above the threshold. `predictions` are the best answers to all questions.
 
-        Args:
-            predictions: the best answer to every question of `golds`, whether the model would decline it or not.
-            declining_all: the threshold to give where it is best to decline every question. v2.0's scorer says 0.
-            reachable: leaves out scores that no threshold gives. v2.0's scorer looks between equal odds as well.
+        As in v2.0's scorer, a score may be of a place between equal odds, and the threshold is 0 where it is best to
+        decline every question. With `reachable` the threshold is always one that gives the score.
         """
         by_question = self.by_question(predictions, golds)
         ids = sorted(golds, key=odds.__getitem__)
@@ -105,7 +101,9 @@ class Scorer:
         for number, metric in enumerate(METRICS):
             total = sum(not answers for answers in golds.values())  # all questions are declined
             highest = total
-            threshold = declining_all
+            threshold = 0.0
+            if reachable:
+                threshold = math.nextafter(odds[ids[0]], -math.inf)
             for id_, following in zip(ids, [*ids[1:], None], strict=True):
                 if golds[id_]:
                     total += by_question[id_][number]
@@ -121,12 +119,3 @@ class Scorer:
 
 
 SQUAD = Scorer()
-
-
-def _token_f1(predicted: list[str], gold: list[str]) -> float:
-    same = (Counter(predicted) & Counter(gold)).total()
-    if same == 0:
-        return 0.0
-    precision = same / len(predicted)
-    recall = same / len(gold)
-    return 2 * precision * recall / (precision + recall)

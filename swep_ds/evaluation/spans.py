@@ -2,23 +2,21 @@
 
 The rule is that of Google's BERT for SQuAD: every window pairs its `n_best` best starts with its `n_best` best ends,
 keeps the pairs with start <= end < start + max_answer_tokens, and scores them by start logit + end logit; the pairs of
-all windows of an example compete. A start counts only in the window that owns its token (the maximum-context rule,
-columns own_begin and own_end), so no pair of tokens competes twice. A span's probability is its share of the sum of
-exp(score) over all allowed spans of its example, in all windows and whatever `n_best`. No span begins or ends at a
-token that holds only white space, such as a byte-level tokenizer's second space in a row: an answer is never blank.
+all windows of an example compete. A start counts only in the window that owns its token (the maximum-context rule), so
+no pair of tokens competes twice. A span's probability is its share of the sum of exp(score) over all allowed spans of
+its example, whatever `n_best`. No span begins or ends at a token of white space: an answer is never blank.
 
 A model that was trained with unanswerable questions points at the null position where a window has no answer: at [CLS],
 which XLNet has at its end, or at a decoder's first token, which is the question's if the tokenizer begins with no
 special token. A window's null score is the sum of both logits there; that of a question is the lowest of its windows
 (BERT for SQuAD v2.0). Its probability counts together with those of the spans.
 
-Shapes: B windows of at most T tokens; N starts of a window with M ends each, P = N * M pairs; K = `n_best`.
+Shapes: B windows of at most T tokens; their N best starts with M ends within reach, P = N * M pairs; K = `n_best`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -40,42 +38,22 @@ class SpanSettings:
     max_answer_tokens: int = 30
 
 
-class Candidates(NamedTuple):
-    """The C best spans, by window, best first; ties go to the earlier start, then the earlier end."""
-
-    window: np.ndarray  # [C] int64
-    score: np.ndarray  # [C] float32, start logit + end logit
-    start: np.ndarray  # [C] int64, position in input_ids
-    end: np.ndarray  # [C] int64, inclusive
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer: a span, characters [start, end) of the context, or a generated text, which has no place."""
+    """A span, characters [start, end) of the context; or, without a place, a generated text or the null answer ""."""
 
     text: str
     start: int | None
     end: int | None
     score: float  # start logit + end logit; of a generated answer the log probability
     probability: float  # among all spans of this question; of a generated answer the whole sequence's, given its window
+    # only of the null answer: its score less that of the best one: the higher, the likelier that the context holds none
+    odds: float | None = None
 
 
-class Null(NamedTuple):
-    """The answer that the context holds none."""
-
-    score: float
-    probability: float
-    odds: float  # its score less that of the best answer: the higher, the likelier that there is none
-
-    # as of an `Answer`
-    text = ""
-    start = None
-    end = None
-
-
-def with_null(answers: Sequence[Answer], null: Null | None, threshold: float | None) -> list[Answer | Null]:
-    """Adds the null answer to the others, best first. If its odds are above the threshold, it comes first and declines
-    the question; else its score places it, but never first. Without a null answer or a threshold nothing changes."""
+def with_null(answers: Sequence[Answer], null: Answer | None, threshold: float | None) -> list[Answer]:
+    """Adds the null answer, if there is one and a threshold, to the others, best first. With odds above the threshold
+    it comes first and declines the question; else its score places it, but never first."""
     if null is None or threshold is None:
         return [*answers]
     better = 0
@@ -85,82 +63,59 @@ def with_null(answers: Sequence[Answer], null: Null | None, threshold: float | N
 
 
 def window_candidates(
-    start_logits_BT: Tensor, end_logits_BT: Tensor, settings: SpanSettings, *, best_only: bool = False
-) -> Candidates:
-    """At most K spans per window by the module's rule; with `best_only` all spans with the window's highest score.
+    start_score_BT: np.ndarray, end_score_BT: np.ndarray, settings: SpanSettings, *, best_only: bool
+) -> tuple[np.ndarray, ...]:
+    """The C best spans by the module's rule, at most K per window, or if `best_only` all with its highest score: their
+    windows, scores, and first and last positions, each [C], best first; ties go to the earlier start, then end.
 
-    Logits are float32 on the host, and -inf where no span may start or end.
+    Logits are float32, and -inf where no span may start or end.
     """
-    start_score_BT = start_logits_BT.numpy()
-    end_score_BT = end_logits_BT.numpy()
     count, width = start_score_BT.shape
-    best = settings.n_best
-    if best < width:
-        # from left to right: equal pairs are then in the order of ties
-        start_BN = np.sort(_top(start_score_BT, best))
-        end_BN = np.sort(_top(end_score_BT, best))
-        start_score_BN = np.take_along_axis(start_score_BT, start_BN, axis=1)
-        end_score_BNM = np.take_along_axis(end_score_BT, end_BN, axis=1)[:, None]
-        end_BNM = np.broadcast_to(end_BN[:, None], (count, best, best))
-    else:  # all starts: only the ends within their reach are looked at
-        reach = min(settings.max_answer_tokens, width)
-        start_BN = np.broadcast_to(np.arange(width), (count, width))
-        start_score_BN = start_score_BT
-        padded = np.pad(end_score_BT, ((0, 0), (0, reach - 1)), constant_values=NEVER)
-        end_score_BNM = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=1)
-        end_BNM = start_BN[:, :, None] + np.arange(reach)
-
-    score_BNM = start_score_BN[:, :, None] + end_score_BNM
-    length_BNM = end_BNM - start_BN[:, :, None]  # less one
-    allowed_BNM = (length_BNM >= 0) & (length_BNM < settings.max_answer_tokens)
-    score_BP = np.where(allowed_BNM, score_BNM, NEVER).reshape(count, -1)
+    reach = min(settings.max_answer_tokens, width)
+    best = min(settings.n_best, width)
+    start_BN = np.sort(_top(start_score_BT, best))  # from left to right: equal pairs are then in the order of ties
+    end_BN = _top(end_score_BT, best)
+    best_ends_BT = np.full_like(end_score_BT, NEVER)
+    np.put_along_axis(best_ends_BT, end_BN, np.take_along_axis(end_score_BT, end_BN, axis=1), axis=1)
+    padded = np.pad(best_ends_BT, ((0, 0), (0, reach - 1)), constant_values=NEVER)
+    within_reach_BTM = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=1)
+    end_score_BNM = within_reach_BTM[np.arange(count)[:, None], start_BN]
+    score_BP = np.take_along_axis(start_score_BT, start_BN, axis=1)[:, :, None] + end_score_BNM
+    score_BP = score_BP.reshape(count, -1)
     if best_only:
-        unbeaten_BP = (score_BP == score_BP.max(axis=1, keepdims=True)) & (score_BP > -np.inf)
-        window, pair = np.nonzero(unbeaten_BP)
+        window, pair = np.nonzero((score_BP == score_BP.max(axis=1, keepdims=True)) & (score_BP > NEVER))
     else:
-        pair_BK = _top(score_BP, min(best, score_BP.shape[1]))
-        window, k = np.nonzero(np.take_along_axis(score_BP, pair_BK, axis=1) > -np.inf)
+        pair_BK = _top(score_BP, min(settings.n_best, score_BP.shape[1]))
+        window, k = np.nonzero(np.take_along_axis(score_BP, pair_BK, axis=1) > NEVER)
         pair = pair_BK[window, k]
-    start, end = np.divmod(pair, end_BNM.shape[2])
-    return Candidates(window, score_BP[window, pair], start_BN[window, start], end_BNM[window, start, end])
+    number, length = np.divmod(pair, reach)
+    start = start_BN[window, number]
+    return window, score_BP[window, pair], start, start + length
 
 
-def log_normaliser(start_logits_BT: Tensor, end_logits_BT: Tensor, settings: SpanSettings) -> np.ndarray:
-    """log of the sum of exp(start logit + end logit) over the allowed spans of each window: [B] float64.
-
-    -inf for a window without an allowed span. Logits are as in `window_candidates`.
-    """
-    start_BT, highest_start_B = _weights(start_logits_BT)
-    end_BT, highest_end_B = _weights(end_logits_BT)
+def log_normaliser(start_score_BT: np.ndarray, end_score_BT: np.ndarray, max_answer_tokens: int) -> np.ndarray:
+    """log of the sum of exp(start logit + end logit) over the allowed spans of each window: [B] float64, -inf without
+    any. Logits are as in `window_candidates`."""
+    start_BT, highest_start_B = _weights(start_score_BT)
+    end_BT, highest_end_B = _weights(end_score_BT)
     positions = start_BT.shape[1]
-    reach = min(settings.max_answer_tokens, positions)
+    reach = min(max_answer_tokens, positions)
     ahead_BT = np.pad(end_BT, ((0, 0), (0, reach - 1)))
     ends_BT = sum(ahead_BT[:, k : k + positions] for k in range(reach))  # those that each start may have
     with np.errstate(divide="ignore"):
         return np.log((start_BT * ends_BT).sum(axis=1)) + highest_start_B + highest_end_B
 
 
-def _weights(logits_BT: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _weights(logits_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """exp(logit - the window's highest) [B, T], and the highest [B]."""
-    score_BT = logits_BT.double().numpy()
+    score_BT = logits_BT.astype(np.float64)
     highest_B = np.maximum(score_BT.max(axis=1), -LIMIT)  # inf - inf would be NaN
     return np.exp(score_BT - highest_B[:, None]), highest_B
 
 
-def _blank_tokens(context: str, starts_T: np.ndarray, ends_T: np.ndarray) -> np.ndarray:
-    """Whether the characters [start, end) of T >= 1 tokens are only white space, or none: bool [T]."""
-    begin = int(starts_T.min())
-    text = context[begin : int(ends_T.max())]
-    visible = [not letter.isspace() for letter in text]
-    before = np.concatenate(([0], np.cumsum(visible)))  # each place: the visible characters to its left
-    return before[starts_T - begin] == before[ends_T - begin]
-
-
 def _top(score: np.ndarray, count: int) -> np.ndarray:
-    """Columns of the `count` largest float32 values of every row, best first; ties go to the first columns.
-
-    Each value becomes a distinct integer with the same order, so that one partition resolves ties as well.
-    """
+    """Columns of the `count` largest float32 values of every row, best first; ties go to the first columns."""
+    # each value becomes a distinct integer with the same order, so that one partition resolves ties as well
     bits = (score + np.float32(0)).view(np.int32)  # -0.0 + 0 is 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
     width = score.shape[1]
@@ -174,11 +129,8 @@ def _top(score: np.ndarray, count: int) -> np.ndarray:
 class SpanDecoder:
     """Collects the windows of `examples`, batch by batch and in any order, and answers the examples seen so far.
 
-    Ties go to the answer that starts, then ends, earlier in the context. An example whose best starts and best ends
-    form no allowed pair in any window gets none.
-
     Args:
-        best_only: keeps only the best candidates, which is faster: `n_best` has one answer.
+        best_only: keeps only the best candidates of a window, which is faster, for `n_best(1)`.
         null: the model may decline a question: probabilities count the null answer, and `nulls` gives it.
     """
 
@@ -195,10 +147,8 @@ class SpanDecoder:
         self._parts = [pd.DataFrame({name: np.empty(0, dtype) for name, dtype in empty.items()})]
 
     def add(self, columns: Columns, start_logits_BT: Tensor, end_logits_BT: Tensor) -> None:
-        """Adds B windows, each of them once: their evaluation columns (`read_columns`) and logits [B, T].
-
-        The logits may have any float dtype, be on any device, and be padded on the right to any T.
-        """
+        """Adds B windows, each of them once: their evaluation columns (`read_columns`) and logits [B, T], of any float
+        dtype, on any device, padded on the right to any T."""
         rows = columns["example"].tolist()
         logits_2BT = torch.stack((start_logits_BT, end_logits_BT)).cpu().float()
         logits_2BT = logits_2BT.nan_to_num(nan=-math.inf, posinf=LIMIT, neginf=-math.inf)
@@ -207,11 +157,11 @@ class SpanDecoder:
             null_2B = null_2B.double().clamp(min=-LIMIT)
             for row, null in zip(rows, null_2B.sum(0).tolist(), strict=True):
                 self._null_scores[row] = min(self._null_scores.get(row, null), null)
-        allowed_2BT = torch.from_numpy(self._allowed(columns, logits_2BT.shape[-1]))
-        logits_2BT = logits_2BT.masked_fill(~allowed_2BT, -math.inf)
-        for row, log_sum in zip(rows, log_normaliser(*logits_2BT, self.settings).tolist(), strict=True):
+        score_2BT = np.where(self._allowed(columns, logits_2BT.shape[-1]), logits_2BT.numpy(), NEVER)
+        log_sum_B = log_normaliser(*score_2BT, self.settings.max_answer_tokens)
+        for row, log_sum in zip(rows, log_sum_B.tolist(), strict=True):
             self._log_sums[row] = float(np.logaddexp(self._log_sums.get(row, -np.inf), log_sum))
-        window, score, start, end = window_candidates(*logits_2BT, self.settings, best_only=self.best_only)
+        window, score, start, end = window_candidates(*score_2BT, self.settings, best_only=self.best_only)
         spans = {"example": columns["example"][window], "score": score}
         spans["begin"] = _characters(columns, "offset_start", window, start)
         spans["end"] = _characters(columns, "offset_end", window, end)
@@ -227,19 +177,22 @@ class SpanDecoder:
         starts = columns["offset_start"].values.to_numpy()
         ends = columns["offset_end"].values.to_numpy()
         for window, row in enumerate(columns["example"].tolist()):
+            context = self.examples[row].context
             tokens = slice(places[window], places[window + 1])
-            blank_T = _blank_tokens(self.examples[row].context, starts[tokens], ends[tokens])
+            characters = zip(starts[tokens].tolist(), ends[tokens].tolist(), strict=True)
+            visible_T = [bool(context[start:end].strip()) for start, end in characters]
             begin = columns["context_begin"][window]
-            allowed_2BT[:, window, begin : begin + len(blank_T)] &= ~blank_T
+            allowed_2BT[:, window, begin : begin + len(visible_T)] &= np.array(visible_T)
         return allowed_2BT
 
-    def nulls(self) -> dict[str, Null]:
-        """The null answer by example id."""
+    def nulls(self) -> dict[str, Answer]:
+        """The null answer by example id; none unless they count."""
         best = pd.concat(self._parts).groupby("example")["score"].max().to_dict()
         nulls = {}
         for row, score in sorted(self._null_scores.items()):
             probability = min(1.0, float(np.exp(score - self._log_sum(row))))
-            nulls[self.examples[row].id] = Null(score, probability, odds=score - best.get(row, -4 * LIMIT))
+            odds = score - best.get(row, -4 * LIMIT)
+            nulls[self.examples[row].id] = Answer("", None, None, score, probability, odds)
         return nulls
 
     def _log_sum(self, row: int) -> float:
@@ -249,9 +202,7 @@ class SpanDecoder:
         return self._log_sums[row]
 
     def n_best(self, count: int) -> dict[str, list[Answer]]:
-        """At most `count` answers by example id, best first; a single one if the decoder is `best_only`."""
-        if self.best_only:
-            count = 1
+        """At most `count` answers by example id, best first."""
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._log_sums)}
         spans = pd.concat(self._parts)
         spans = spans.sort_values(["example", "score", "begin", "end"], ascending=[True, False, True, True])

@@ -10,7 +10,8 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer, LlamaConf
 
 import swep_ds as sd
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.evaluation.results import Evaluated
+from swep_ds.data.readers import read_examples
+from swep_ds.evaluation.results import Evaluated, read_predictions
 from swep_ds.pipeline.export import model_card
 from tests.support import tiny
 from tests.support.tiny_run import squad
@@ -92,6 +93,6 @@ def test_a_decoder_trains_and_answers(tmp_path, monkeypatch):
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < 0.7 * lines[0]["loss"]
     assert lines[-1]["kl_per_window"] > 0
-    answers = json.loads((run.path / "predictions" / "same.json").read_text())
-    contexts = {qa["id"]: part["context"] for a in squad(12)["data"] for part in a["paragraphs"] for qa in part["qas"]}
+    answers = read_predictions(run.path, "same")
+    contexts = {example.id: example.context for example in read_examples(str(file), training=False)}
     assert all(answer and answer in contexts[question] for question, answer in answers.items())

@@ -40,14 +40,13 @@ class Scaled(sd.Method):
 
 
 @pytest.fixture
-def registry(monkeypatch):
+def registry():
     """What a test registers is forgotten after it."""
-    kept = {"METHODS": dict(methods.METHODS), "_readers": dict(readers._readers)}
+    kept = [(registered, dict(registered)) for registered in (methods.METHODS, readers._readers)]
     yield
-    for name, before in kept.items():
-        now = getattr(readers if name == "_readers" else methods, name)
-        now.clear()
-        now.update(before)
+    for registered, before in kept:
+        registered.clear()
+        registered.update(before)
 
 
 def recipe(**method) -> Recipe:
@@ -74,16 +73,24 @@ def test_a_registered_method_is_one_of_the_recipes(registry, tmp_path):
     }
 
 
-def test_a_registered_method_trains_through_wrap_and_may_be_defined_again(registry):
+def loss(method: sd.Settings) -> torch.Tensor:
+    batch = inputs(tiny_batches.batch(dtype=torch.float32))
+    return sd.wrap(tiny_models.model(), method, seed=1)(**batch).loss
+
+
+def test_a_registered_method_trains_through_wrap_and_may_be_defined_again(registry, monkeypatch):
     for _ in range(2):
         sd.method("scaled")(Scaled)
-    batch = inputs(tiny_batches.batch(dtype=torch.float32))
-    noisy, silent, plain = (
-        sd.wrap(tiny_models.model(), method, seed=1)(**batch).loss
-        for method in (ScaledSettings(scale=0.5), ScaledSettings(scale=0.0), sd.Mle())
-    )
-    assert noisy != plain
-    torch.testing.assert_close(silent, plain)
+    plain = loss(sd.Mle())
+    assert loss(ScaledSettings(scale=0.5)) != plain
+    torch.testing.assert_close(loss(ScaledSettings(scale=0.0)), plain)
+    for weight in (1.0, -1.0):
+        monkeypatch.setattr(Scaled, "passes", lambda self, progress, weight=weight: [sd.Pass("clean", weight)])
+        torch.testing.assert_close(loss(ScaledSettings()), weight * plain)
+    for passes in ([], [sd.Pass("clean", 0.0)]):
+        monkeypatch.setattr(Scaled, "passes", lambda self, progress, passes=passes: passes)
+        with pytest.raises(TypeError, match=r"^method scaled: none of its passes trains"):
+            loss(ScaledSettings())
 
 
 class TakenSettings(sd.Settings):
@@ -95,28 +102,15 @@ class Taken(sd.Method):
 
 
 def test_what_is_not_a_method_is_refused():
-    with pytest.raises(TypeError, match=r"'swep' is taken by swep_ds\.methods\.settings\.SwepSettings"):
-        sd.method("swep")(Taken)
-    with pytest.raises(TypeError, match="needs the annotation settings: ITS_SETTINGS"):
-        sd.method("bare")(type("Bare", (sd.Method,), {}))
-    with pytest.raises(TypeError, match=r'with the field name: Literal\["other"\]'):
-        sd.method("other")(Scaled)
+    for name, cls, said in (
+        ("swep", Taken, r"'swep' is taken by swep_ds\.methods\.settings\.SwepSettings"),
+        ("bare", type("Bare", (sd.Method,), {}), "needs the annotation settings: ITS_SETTINGS"),
+        ("other", Scaled, r'with the field name: Literal\["other"\]'),
+    ):
+        with pytest.raises(TypeError, match=said):
+            sd.method(name)(cls)
     with pytest.raises(TypeError, match=r"write @sd\.method"):
         sd.method(Scaled)
-
-
-def test_passes_that_cannot_be_trained_are_refused_and_a_negative_weight_counts(registry, monkeypatch):
-    sd.method("scaled")(Scaled)
-    for passes in ([], [sd.Pass("clean", 0.0)]):
-        monkeypatch.setattr(Scaled, "passes", lambda self, progress, passes=passes: passes)
-        with pytest.raises(TypeError, match=r"^method scaled: none of its passes trains"):
-            sd.wrap(tiny_models.model(), ScaledSettings())
-    losses = []
-    for weight in (1.0, -1.0):
-        monkeypatch.setattr(Scaled, "passes", lambda self, progress, weight=weight: [sd.Pass("clean", weight)])
-        batch = inputs(tiny_batches.batch(dtype=torch.float32))
-        losses.append(sd.wrap(tiny_models.model(), ScaledSettings())(**batch).loss)
-    assert losses[0] == -losses[1] != 0
 
 
 ROWS = [{"question": "Who?", "context": "Ann did.", "answers": {"text": ["Ann"], "answer_start": [0]}, "title": "t"}]

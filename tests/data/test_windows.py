@@ -211,7 +211,7 @@ def gold_answers_read(examples, tokenizer) -> dict[str, str]:
             places.append([context + token for token in cutter.encode(example.context).answer_tokens(example.span)])
         return torch.nn.functional.one_hot(torch.tensor(places).T, batch.input_ids.shape[1]).float().unbind()
 
-    decode_alone(predict, decoder, windows, Padding.of(tokenizer), 100, torch.device("cpu"))
+    decode_alone(predict, decoder, windows, Padding.of(tokenizer), 100)
     return best_texts(decoder)
 
 

@@ -11,7 +11,7 @@ from swep_ds.data.windows import empty_answer
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation, Predictions
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.evaluation.spans import Answer, Null, SpanDecoder, SpanSettings, with_null
+from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, with_null
 from swep_ds.models.seq2seq import GenerativeQA
 from tests.evaluation.test_spans import columns_of, examples, logits_of, window
 from tests.support import tiny, tiny_batches, tiny_models
@@ -23,31 +23,29 @@ SECOND = {"start_logits": [-1.0, 0.0, 1.0, 0.0, 9.0], "end_logits": [0.0, 0.0, 0
 
 def decoder(*windows, **options) -> SpanDecoder:
     decoder = SpanDecoder(examples(), SpanSettings(), null=True, **options)
-    for one_window in windows:
-        decoder.add(columns_of([one_window]), *logits_of([one_window]))
+    for each in windows:
+        decoder.add(columns_of([each]), *logits_of([each]))
     return decoder
 
 
-def log_sum(*scores: float) -> float:
-    return math.log(sum(math.exp(score) for score in scores))
+def null(score: float, probability: float, odds: float) -> Answer:
+    return Answer("", None, None, score, probability, odds)
 
 
 def test_the_lowest_null_score_of_the_windows_competes_with_the_best_span():
     spans = [3.0, 2.0, 1.0, 1.0, 0.0, 0.0]  # start + end logits of the first window's six pairs; best: 2 + 1
     spans += [1.5, 1.0, 0.5, 0.0, 0.0, 0.0]  # and the second's
+    total = math.log(sum(math.exp(score) for score in (-1.0, *spans)))
     for windows in ([window(**FIRST), window(**SECOND)], [window(**SECOND), window(**FIRST)]):
         for best_only in (True, False):
             both = decoder(*windows, best_only=best_only)
-            total = log_sum(-1.0, *spans)
-            probability = pytest.approx(math.exp(-1.0 - total))
-            assert both.nulls() == {"id0": Null(-1.0, probability, odds=-1.0 - 3.0)}
+            assert both.nulls() == {"id0": null(-1.0, pytest.approx(math.exp(-1.0 - total)), odds=-1.0 - 3.0)}
             assert best_texts(both) == {"id0": "cd ef"}
             assert best_probabilities(both) == {"id0": pytest.approx(math.exp(3.0 - total))}
 
 
 def test_the_null_score_is_read_where_the_window_has_its_cls_token_and_only_if_it_counts():
-    ends_with_cls = window(**FIRST, null_position=4)
-    assert decoder(ends_with_cls).nulls()["id0"].score == 18.0
+    assert decoder(window(**FIRST, null_position=4)).nulls()["id0"].score == 18.0
     plain = SpanDecoder(examples(), SpanSettings())
     plain.add(columns_of([window(**FIRST)]), *logits_of([window(**FIRST)]))
     assert plain.nulls() == {}
@@ -56,34 +54,31 @@ def test_the_null_score_is_read_where_the_window_has_its_cls_token_and_only_if_i
 
 def test_null_scores_are_finite_whatever_the_logits():
     for extreme in (math.inf, -math.inf, math.nan):
-        [null] = decoder(window(start_logits=[extreme, 0, 0, 0, 0])).nulls().values()
-        assert math.isfinite(null.odds)
-        assert 0 <= null.probability <= 1
+        [answer] = decoder(window(start_logits=[extreme, 0, 0, 0, 0])).nulls().values()
+        assert math.isfinite(answer.odds)
+        assert 0 <= answer.probability <= 1
     no_span = decoder(window(start_logits=[0.0] + [-math.inf] * 4)).nulls()["id0"]
-    assert math.isfinite(no_span.odds)
-    assert no_span.odds > 1e29
+    assert 1e29 < no_span.odds < math.inf
+
+
+def predicted(texts: dict[str, str], odds: dict[str, float]) -> Predictions:
+    n_best = {id_: [Answer(text, 0, 1, -1.0, 0.5)] for id_, text in texts.items()}
+    return Predictions(n_best, {id_: null(0.0, 0.7, value) for id_, value in odds.items()})
 
 
 def test_a_question_is_declined_above_the_threshold():
-    nulls = {"a": Null(0.0, 0.7, odds=1.0), "b": Null(0.0, 0.2, odds=0.5), "c": Null(0.0, 0.1, odds=-2.0)}
-    best = {"a": ("x", 0.3), "b": ("y", 0.8), "c": ("z", 0.9)}
-    n_best = {id_: [Answer(text, 0, 1, -1.0, probability)] for id_, (text, probability) in best.items()}
-    predictions = Predictions(n_best, nulls)
+    predictions = predicted({"a": "x", "b": "y", "c": "z"}, {"a": 1.0, "b": 0.5, "c": -2.0})
     declining = predictions.declining(0.5)  # not at it, as in the official scorer
     assert declining.texts == {"a": "", "b": "y", "c": "z"}
-    assert declining.confidences == {"a": 0.7, "b": 0.8, "c": 0.9}
+    assert declining.confidences == {"a": 0.7, "b": 0.5, "c": 0.5}
     kept = {id_: [answer.text for answer in answers] for id_, answers in declining.n_best.items()}
     assert kept == {"a": ["", "x"], "b": ["y", ""], "c": ["z", ""]}  # never first unless the question is declined
-    assert predictions.declining(None).texts == predictions.texts
-    assert predictions.declining(None).n_best == n_best
-
-
-def test_the_null_answer_stands_where_its_score_puts_it():
+    assert predictions.declining(None) == predictions
     answers = [Answer(text, 0, 1, score, 0.1) for text, score in (("x", 3.0), ("y", 2.0), ("z", 1.0))]
     for score, texts in ((4.0, ["x", "", "y", "z"]), (2.0, ["x", "y", "", "z"]), (0.0, ["x", "y", "z", ""])):
-        null = Null(score, 0.1, odds=score - 3.0)
-        assert [answer.text for answer in with_null(answers, null, 1.0)] == texts
-        assert [answer.text for answer in with_null(answers, null, -9.0)] == ["", "x", "y", "z"]
+        none = null(score, 0.1, odds=score - 3.0)
+        assert [answer.text for answer in with_null(answers, none, 1.0)] == texts
+        assert [answer.text for answer in with_null(answers, none, -9.0)] == ["", "x", "y", "z"]
     assert with_null(answers, None, 0.0) == answers
 
 
@@ -91,15 +86,9 @@ def example(id_: str, *answers: str) -> Example:
     return Example(id_, "?", "tea", answers, None, "a")
 
 
-def predicted(texts: dict[str, str], odds: dict[str, float]) -> Predictions:
-    n_best = {id_: [Answer(text, 0, 1, -1.0, 0.5)] for id_, text in texts.items()}
-    return Predictions(n_best, {id_: Null(0.0, 0.5, value) for id_, value in odds.items()})
-
-
 def test_the_threshold_with_the_best_f1_is_chosen_even_if_it_declines_all():
     evaluation = Evaluation(None, None, None, 1, {}, 0.0)
-    odds = {"a": -1.0, "b": 0.5, "c": 2.0}
-    predictions = predicted({"a": "tea", "b": "red tea", "c": "x"}, odds)
+    predictions = predicted({"a": "tea", "b": "red tea", "c": "x"}, {"a": -1.0, "b": 0.5, "c": 2.0})
     half = EvalSet("set", [example("a", "tea"), example("b", "tea"), example("c")], None)
     chosen, why = evaluation.with_threshold(predictions, half)
     assert (chosen.null_threshold, why) == (0.5, "the best by F1 on half of set")
@@ -125,8 +114,8 @@ def test_the_window_that_finds_most_decides_whether_there_is_an_answer():
     decoder = GeneratedAnswers(asked, tokenizer)
     for p in (0.9, 0.25):
         decoder.add({"example": [0]}, ids, torch.tensor([-0.3]), torch.tensor([math.log(p)]))
-    [null] = decoder.nulls().values()
-    assert null == Null(pytest.approx(math.log(0.25)), pytest.approx(0.25), pytest.approx(math.log(1 / 3)))
+    expected = null(pytest.approx(math.log(0.25)), pytest.approx(0.25), pytest.approx(math.log(1 / 3)))
+    assert decoder.nulls() == {"a": expected}
     certain = GeneratedAnswers(asked, tokenizer)
     certain.add({"example": [0]}, ids, torch.tensor([-0.3]), torch.tensor([0.0]))
     assert math.isfinite(certain.nulls()["a"].odds)

@@ -1,5 +1,7 @@
 """What this package's engine computes for tiny models and batches: the reference for other training loops."""
 
+from functools import cache
+
 import torch
 
 from swep_ds.data.batches import Batch
@@ -11,6 +13,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks.group import process_group
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import observe, run_update
 from tests.support import tiny_batches, tiny_models
@@ -72,6 +75,12 @@ def engine_losses(variant: str, architecture: str = "bert", accumulation: int = 
         losses.append(sum(float(seen["loss"]) for seen in statistics) / accumulation)
     engine.destroy()
     return losses
+
+
+@cache
+@process_group()
+def expected_losses(*case) -> list[float]:
+    return engine_losses(*case)
 
 
 def inputs(batch: Batch) -> dict[str, torch.Tensor]:
