@@ -82,11 +82,14 @@ def test_the_first_questions_are_those_that_have_an_answer(tmp_path):
     change_json(folder / "results.json", inputs={})  # of files without a checksum
     (folder / "recipe.yaml").write_text(Recipe.load(str(folder / "recipe.yaml"), overrides).dump())
     chosen = Namespace(run=folder, data=None, questions=None, first=3)
-    assert [example.id for example in command.load_questions(chosen)[1]] == [qa["id"] for qa in asked[1:6:2]]
+    assert [window.example.id for window in command.load_windows(chosen)[1]] == [qa["id"] for qa in asked[1:6:2]]
+    chosen.questions = [asked[3]["id"], asked[0]["id"]]
+    assert f"{asked[0]['id']}: no such question, or no window holds its" in refused(command.load_windows, chosen)
     for qa in asked:
         qa |= {"answers": []}
     (folder / "test.json").write_text(json.dumps(document))
-    assert "no question of its source domain has an answer" in refused(command.load_questions, chosen)
+    chosen.questions = None
+    assert "no question of its source domain has an answer" in refused(command.load_windows, chosen)
 
 
 def test_frequency(run, tmp_path, analyze):
@@ -104,8 +107,8 @@ def test_bad_input(run, tmp_path, analyze):
     shutil.copy(run / "results.json", folder)
     (folder / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     for words, said in (
-        (["heatmap", run, "--data", "news"], "was not tested on a data set 'news'; known are test"),
-        (["heatmap", run, "--questions", "q7"], "--questions q7: no such question; there is, for example, q1-0"),
+        (["heatmap", run, "--data", "news"], "the recipe has no test set news: name one of test"),
+        (["heatmap", run, "--questions", "q7"], "--questions q7: no such question"),
         (["heatmap", folder], "trained by mle, which perturbs nothing"),
         (["heatmap", run, "--first", 0], "--first: 0 must be at least 1"),
         (["frequency", run, "--windows", 0], "--windows: 0 must be at least 1"),
