@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from swep_ds.analysis.answered import Answered
 from swep_ds.evaluation.calibration import accuracy_by_coverage, bins, calibration, ordered
@@ -44,9 +46,6 @@ class Chart(NamedTuple):
 
     def svg(self) -> Markup:
         """The chart as an `<svg>` element, with text as text, for a page that sets --line-1 to --line-4."""
-        import matplotlib as mpl  # takes a third of a second
-        from matplotlib.figure import Figure
-
         # the salt makes ids reproducible, and different in each chart of a page
         with mpl.rc_context({**STYLE, "svg.hashsalt": self.title}):
             figure = Figure(figsize=INCHES, facecolor="none")

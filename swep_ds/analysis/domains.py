@@ -53,24 +53,20 @@ class Domain(NamedTuple):
 class Domains(NamedTuple):
     """`rows` hold the source domain first and the mean last; `notes` say where intervals are missing and why.
 
-    headline, statement: the finding, in a sentence and in detail.
+    loss: of exact answers on other domains, in percent of those at home; None without another domain.
     which: the questions that count, as words; empty where all do.
     """
 
     rows: list[Domain]
-    headline: str
-    statement: str
+    loss: Interval | None
     notes: list[str]
     which: str
 
 
 def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Domains:
-    """The domains of a run that tested on at least one.
+    """The domains of a run that tested on at least one. Intervals are missing where its answers are.
 
     The finding is about the questions that have an answer: a model that declines all questions answers none.
-
-    Args:
-        answered: by data set; its intervals are missing where this is.
     """
     which = ""
     if any(score.no_answer_total for score in results.eval.values()):
@@ -78,7 +74,8 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
     values: dict[str, np.ndarray] = {}  # see `_resampled`
     totals: dict[str, int] = {}
     ids: dict[str, list[str]] = {}
-    notes, few = [], []
+    few: list[str] = []  # data sets about too few texts
+    notes: list[str] = []
     for name, score in results.eval.items():
         items = answered.get(name, ())
         if items:
@@ -103,8 +100,8 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
                 few.append(name)
     source = next(iter(results.eval))
     if source not in values:
-        headline = f"No question of {source}, the source domain, has an answer."
-        return Domains([], headline, "So there is nothing to compare other domains with.", notes, which)
+        notes.append(f"No question of {source}, the source domain, has an answer.")
+        return Domains([], None, notes, which)
     if few:
         notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
     others = [name for name in values if name != source]
@@ -118,7 +115,12 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
         if name != source:
             gap = Interval.of((of_set - values[source])[:, 1])
         rows.append(Domain(name, *map(Interval.of, of_set.T), totals.get(name), gap))
-    return Domains(rows, *_finding(rows, values, which), notes, which)
+    loss = None
+    if others:
+        at_home_R = values[source][:, 0]
+        at_home_R = np.where(at_home_R == 0, np.nan, at_home_R)  # without an answer at home there is nothing to lose
+        loss = Interval.of(100 * (1 - values[rows[-1].name][:, 0] / at_home_R))
+    return Domains(rows, loss, notes, which)
 
 
 def with_answer(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list[Answered]]:
@@ -133,7 +135,7 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
         names: the data sets of the run; one that the other run did not answer in full is left out, and the mean too.
     """
     values = {}
-    counts = {}
+    counts = {}  # of questions, [gained, lost]
     for name in names:
         items = answered.get(name, ())
         if items and all(item.other is not None for item in items):
@@ -164,37 +166,3 @@ def _resampled(means: Sequence[float], values: np.ndarray, items: Sequence[Answe
         if effective_clusters(clusters_Q) >= MIN_CLUSTERS:
             samples = resampled_means(values, clusters_Q, name)
     return np.concatenate([[means], samples])
-
-
-def _finding(rows: Sequence[Domain], values: Mapping[str, np.ndarray], which: str) -> tuple[str, str]:
-    """(headline, statement). `which`: the questions that count, as words."""
-    source, *others = rows
-    at_home = f"{source.exact_match.value:.1f} % of the questions{which} of {source.name}"
-    if not others:
-        return f"The model answers {at_home} exactly.", "It was tested on no other domain."
-    away = others[-1]  # the mean, or the only other domain
-    where = away.name
-    if away.name == MEAN:
-        where = f"{len(others) - 1} other domains on average"
-    detail = (
-        f"It answers {at_home}, its source domain, exactly, and {away.exact_match.value:.1f} % of those of {where}."
-    )
-    scores = {row.name: row.exact_match.value for row in others if row.name != MEAN}
-    best = max(scores, key=scores.get)
-    worst = min(scores, key=scores.get)
-    if scores[best] > scores[worst]:
-        detail += f" It does best on {best} ({scores[best]:.1f} %) and worst on {worst} ({scores[worst]:.1f} %)."
-    if not source.exact_match.value:
-        return f"The model answers no question{which} of {source.name}, its source domain, exactly.", detail
-    at_home_R = values[source.name][:, 0]
-    at_home_R = np.where(at_home_R == 0, np.nan, at_home_R)  # without an answer at home there is nothing to lose
-    lost = Interval.of(100 * (1 - values[away.name][:, 0] / at_home_R))
-    if lost.low is None:
-        return "These results do not say whether the model loses exact answers on other domains.", detail
-    detail += f" The 95 % interval of the loss, over questions, is {lost.low:.0f} to {lost.high:.0f} %."
-    headline = "These questions do not show that the model loses exact answers on other domains."
-    if lost.low > 0:
-        headline = f"On other domains the model loses {lost.value:.0f} % of the exact answers that it gives at home."
-    elif lost.high < 0:
-        headline = f"On other domains the model gives {-lost.value:.0f} % more exact answers than at home."
-    return headline, detail

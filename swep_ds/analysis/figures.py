@@ -3,12 +3,12 @@
 A curve has a figure per metric, a panel per data set and a line per method, in a band of one deviation over seeds.
 """
 
-from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.table import HEADS, Table
@@ -23,14 +23,7 @@ PANELS_IN_A_ROW = 4  # at most
 LOGARITHMIC_FROM = 15  # the ratio of the largest number to the smallest
 
 
-def new_figure(**options):
-    """A `matplotlib.figure.Figure` outside pyplot. The import is lazy because it takes a third of a second."""
-    from matplotlib.figure import Figure
-
-    return Figure(layout="constrained", **options)
-
-
-def save(figure, folder: Path, name: str, dpi: int | str = 160) -> list[Path]:
+def save(figure: Figure, folder: Path, name: str, dpi: int | str = 160) -> list[Path]:
     """Writes a figure as PNG and SVG; returns the files."""
     files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     for file in files:
@@ -73,12 +66,12 @@ def _curves(cells: pd.DataFrame, axis: str) -> dict[str, pd.DataFrame]:
     return {title: group for title, group in points.groupby("title", sort=False) if group["at"].nunique() > 1}
 
 
-def plot_curve(axis: str, title: str, points: pd.DataFrame, metric: str):
-    """The matplotlib figure of one metric; `points`: see `_curves`."""
+def plot_curve(axis: str, title: str, points: pd.DataFrame, metric: str) -> Figure:
+    """Of one metric; `points`: see `_curves`."""
     columns = points["data_set"].unique()
     down = -(-len(columns) // PANELS_IN_A_ROW)
     across = -(-len(columns) // down)
-    figure = new_figure(figsize=(3.1 * across, 2.5 * down + 0.8))
+    figure = Figure(layout="constrained", figsize=(3.1 * across, 2.5 * down + 0.8))
     labels = points.drop_duplicates("at").set_index("at")["label"]
     looks = _looks(points)
     lines = {}
@@ -98,7 +91,7 @@ def plot_curve(axis: str, title: str, points: pd.DataFrame, metric: str):
         panel.set_xlabel(f"{axis} (%)" if labels.str.contains("%").all() else axis)
         panel.set_ylabel(f"{HEADS[metric]} (%)")
     figure.suptitle(f"{title}: mean over seeds, band: ± one standard deviation", fontsize="medium")
-    _legend(figure, lines)
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=min(len(lines), 6), frameon=False)
     return figure
 
 
@@ -108,23 +101,16 @@ def _looks(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
     return {method: {"color": colour, "marker": mark} for method, colour, mark in looks}
 
 
-def _legend(figure, lines: Mapping) -> None:
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=min(len(lines), 6), frameon=False)
-
-
 # F1 on shifted sets against F1 in domain
 
 
-def plot_line(cells: pd.DataFrame, line: Line):
-    """A matplotlib figure with a panel per shifted set, F1 against F1 in domain with the line.
-
-    A point is the mean of a row's runs in a block of the table.
-    """
+def plot_line(cells: pd.DataFrame, line: Line) -> Figure:
+    """A panel per shifted set. A point is the mean of a row's runs in a block of the table."""
     looks = _looks(cells)
     f1 = cells[cells["metric"] == "f1"].pivot(index=["block", "method"], columns="data_set", values="mean")
     above = cells[(cells["metric"] == ABOVE) & (cells["data_set"] != OUT_OF_DOMAIN)]
     names = above["data_set"].unique()
-    figure = new_figure(figsize=(3.4 * len(names), 3.7))
+    figure = Figure(layout="constrained", figsize=(3.4 * len(names), 3.7))
     points = {}
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False).flat, names, strict=True):
         x = []
@@ -136,5 +122,5 @@ def plot_line(cells: pd.DataFrame, line: Line):
         axes.plot(ends, line.of(name).predict(ends), color="black", linewidth=1, linestyle="--")
         axes.set(title=name, xlabel=f"F1 on {line.in_domain} (%)", ylabel="F1 (%)")
         axes.grid(alpha=0.25)
-    _legend(figure, points)
+    figure.legend(points.values(), points, loc="outside lower center", ncols=min(len(points), 6), frameon=False)
     return figure

@@ -38,8 +38,7 @@ def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int)
     """The table: {"bands": [{"ranks": [first, last], "words", "words_seen", "neighbour_distance", "moved_distance",
     "mu"}], "windows", "method", "beta_schedule"}. A value is None if a band has no words, or the method no mu.
 
-    Args:
-        examples: the training questions; windows of `max_windows` of them, evenly spaced, are perturbed.
+    `examples` are the training questions; windows of `max_windows` of them, evenly spaced, are perturbed.
 
     Raises InputError: a method without perturbation, or no window holds a whole answer.
     """

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
-from swep_ds.analysis.figures import COLOURS, new_figure, save
+from swep_ds.analysis.figures import COLOURS, save
 from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun
 from swep_ds.common.errors import InputError
 
@@ -60,9 +63,7 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
 
     The tokens that move farthest in a panel carry their text, as far as the texts do not cover each other.
     """
-    from matplotlib.collections import LineCollection
-
-    figure = new_figure(figsize=(11, 5.4), dpi=150)
+    figure = Figure(layout="constrained", figsize=(11, 5.4), dpi=150)
     panels = figure.subplots(1, len(SPACES))
     moves = []
     for axes, letter, (space, title) in zip(panels, "ab", SPACES.items(), strict=True):
@@ -85,7 +86,7 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
     save(figure, folder, "tsne", dpi="figure")
 
 
-def _label(axes, before: np.ndarray, after: np.ndarray, tokens: list[str]) -> None:
+def _label(axes: Axes, before: np.ndarray, after: np.ndarray, tokens: list[str]) -> None:
     panel = axes.get_window_extent()
     boxes = {}  # by text
     for number in np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable"):

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from swep_ds.analysis.figures import COLOURS, MARKS, new_figure, save
+from swep_ds.analysis.figures import COLOURS, MARKS, save
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, read_lines
 from swep_ds.pipeline.folder import METRICS_FILE, RunFolder
@@ -54,7 +55,7 @@ def draw(table: pd.DataFrame, samples: float | None, folder: Path) -> None:
 
     A run's label is its method, with the folder if several runs have it.
     """
-    figure = new_figure(figsize=(7.2, 4.4))
+    figure = Figure(layout="constrained", figsize=(7.2, 4.4))
     axes = figure.subplots()
     methods = table.groupby("run", sort=False)["method"].first()
     for number, (run, lines) in enumerate(table.groupby("run", sort=False)):

@@ -45,7 +45,7 @@ def test_labels_do_not_cover_each_other_in_panels_of_one_size(tmp_path, monkeypa
         for k in range(30)
     ]
     figures = []
-    monkeypatch.setattr(tsne, "new_figure", lambda **options: figures.append(Figure(**options)) or figures[0])
+    monkeypatch.setattr(tsne, "Figure", lambda **options: figures.append(Figure(**options)) or figures[0])
     draw(pd.DataFrame(rows), "swep", tmp_path)
     boxes = [axes.get_window_extent() for axes in figures[0].axes]
     assert [box.width for box in boxes] == pytest.approx([box.height for box in boxes], rel=0.01)
