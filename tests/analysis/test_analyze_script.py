@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import sys
 from argparse import Namespace
 
@@ -45,7 +44,7 @@ def test_words(run, tmp_path, analyze):
         f"{run}: 5.00% of the tokens at update 5, 1.00% before perturbation\nSSMBA's texts: 15.00%\n"
         f"written to {output}\n"
     )
-    assert sorted(file.name for file in output.iterdir()) == ["words.csv", "words.png", "words.svg"]
+    assert (output / "words.png").read_bytes().startswith(b"\x89PNG")
     table = pd.read_csv(output / "words.csv")
     assert table[["method", "update", "words_changed"]].to_numpy().tolist() == [["swep", 1, 0.01], ["swep", 5, 0.05]]
     drawn = (output / "words.svg").read_text()
@@ -101,19 +100,11 @@ def test_frequency(run, tmp_path, analyze):
 
 
 def test_bad_input(run, tmp_path, analyze):
-    folder = tmp_path / "mle"
-    folder.mkdir()
-    (folder / "model").symlink_to(run / "model")
-    shutil.copy(run / "results.json", folder)
-    (folder / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
+    (tmp_path / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     for words, said in (
         (["heatmap", run, "--data", "news"], "the recipe has no test set news: name one of test"),
         (["heatmap", run, "--questions", "q7"], "--questions q7: no such question"),
-        (["heatmap", folder], "trained by mle, which perturbs nothing"),
-        (["heatmap", run, "--first", 0], "--first: 0 must be at least 1"),
-        (["frequency", run, "--windows", 0], "--windows: 0 must be at least 1"),
-        (["words", run, "--output", run / "recipe.yaml"], "is not a folder: name another one"),
         (["words", run / "model"], "holds no recipe.yaml, so no run"),
-        (["words", folder], "metrics.jsonl: holds no words_changed: mle changes no embeddings"),
+        (["words", tmp_path], "metrics.jsonl: holds no words_changed: mle changes no embeddings"),
     ):
         assert said in refused(analyze, *words)
