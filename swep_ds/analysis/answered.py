@@ -126,10 +126,8 @@ def _widened(place: range, context: str) -> range:
 
 
 def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None = None) -> list[Answered]:
-    """The questions of a test set that the run in `folder` answered, in the order of their source, read again.
-
-    Args:
-        against: another run's folder.
+    """The questions of a test set that the run in `folder` answered, in the order of their source, read again; with the
+    answers of the run in `against`.
 
     Raises InputError: the questions or the answers cannot be read, or the questions have changed since the run.
     """

@@ -129,11 +129,8 @@ def with_answer(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list[An
 
 
 def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) -> list[Domain]:
-    """Against the other run, on the questions that both answered: each data set, and the mean over all but the first.
-
-    Args:
-        names: the data sets of the run; one that the other run did not answer in full is left out, and the mean too.
-    """
+    """Against the other run, on the same questions: each of the run's data sets `names`, and the mean over all but the
+    first. A set that the other run did not answer in full is left out, and then the mean is, too."""
     values = {}
     counts = {}  # of questions, [gained, lost]
     for name in names:

@@ -18,7 +18,6 @@ from torch import Tensor
 from swep_ds.analysis.pages import template
 from swep_ds.analysis.paper import frequency_table
 from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, answer_windows
-from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.windows import plain_backend
 
@@ -40,16 +39,13 @@ def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int)
 
     `examples` are the training questions; windows of `max_windows` of them, evenly spaced, are perturbed.
 
-    Raises InputError: a method without perturbation, or no window holds a whole answer.
+    Raises InputError: a method without perturbation.
     """
     chosen = [examples[k] for k in np.unique(np.linspace(0, len(examples) - 1, max_windows).astype(int))]
     windows = list(answer_windows(chosen, run.tokenizer, run.windows))
-    if not windows:
-        raise InputError(f"{run.folder}: no window of {run.windows.max_length} tokens holds an answer of its data")
     ranked = ranking(run, examples)[: BANDS[-1][1]]
-    isolation = neighbour_distance(run.qa.model.get_input_embeddings().weight, ranked)
     words = _means_by_word(run, windows).reindex(index=ranked, columns=["moved_distance", "mu"])
-    words["neighbour_distance"] = isolation
+    words["neighbour_distance"] = neighbour_distance(run.qa.model.get_input_embeddings().weight, ranked)
     bands = []
     for first, last in BANDS:
         of_band = words.iloc[first:last]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
@@ -22,7 +21,6 @@ PERPLEXITY = 30.0
 LABELLED = 12  # tokens with their text, at most: those that move farthest
 
 
-@torch.no_grad()
 def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFrame:
     """Two rows, "before" and "after", for each token and space: space, when, question, position, token, x, y.
 

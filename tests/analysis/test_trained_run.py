@@ -76,7 +76,7 @@ def test_the_questions_are_those_that_the_run_answered(tmp_path):
 @pytest.mark.parametrize("task", ["extractive", "generative"])
 @pytest.mark.parametrize("name", tiny.TOKENIZERS)
 def test_windows_are_those_of_training(tmp_path, name, task):
-    """For questions with one window each: the same ids, types and answers."""
+    """For questions with one window each: the same ids, types and answers; and the text's words at their tokens."""
     finished(tmp_path, "mle")
     tokenizer, settings = tiny.TOKENIZERS[name](), WindowSettings(400, 128, 16, task)
     examples = read_examples(str(tmp_path / "train.json"), training=True)
@@ -84,6 +84,10 @@ def test_windows_are_those_of_training(tmp_path, name, task):
     features = build_features(examples, tokenizer, settings, training=True, cache_dir=tmp_path / "cache").dataset
     for window, row in zip(windows, features, strict=True):
         assert window.input_ids == row["input_ids"]
+        context = [word for word in window.words if word.part != "question"]
+        assert [word.text for word in context] == window.example.context.split()
+        in_answer = {position for word in context if word.part == "answer" for position in word.positions}
+        assert in_answer.issuperset(range(window.answer[0], window.answer[1] + 1))
         if "token_type_ids" in row:
             assert window.token_type_ids == row["token_type_ids"]
         if task == "generative":
