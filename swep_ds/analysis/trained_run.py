@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.settings import shown, suggest
 from swep_ds.data.answers import occurrences
 from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.example import Example
@@ -164,7 +165,10 @@ class TrainedRun:
 
         Raises InputError: the run was not tested on a set of that name, or its source cannot be read or has changed.
         """
-        name = name or next(iter(self.recipe.test_sets), "")
+        names = self.recipe.test_sets
+        name = name or next(iter(names), "")
+        if name not in names:
+            raise InputError(f"{self.folder}: was not tested on a data set {shown(name)}{suggest(name, names)}")
         check_unchanged(self.recipe, self.folder, [source_of_test_set(name)])
         return reported_examples(self.recipe, name)
 

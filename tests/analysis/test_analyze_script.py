@@ -102,7 +102,7 @@ def test_frequency(run, tmp_path, analyze):
 def test_bad_input(run, tmp_path, analyze):
     (tmp_path / "recipe.yaml").write_text(Recipe.load(str(run / "recipe.yaml"), ["method.name=mle"]).dump())
     for words, said in (
-        (["heatmap", run, "--data", "news"], "the recipe has no test set news: name one of test"),
+        (["heatmap", run, "--data", "news"], "was not tested on a data set 'news'; known are test"),
         (["heatmap", run, "--questions", "q7"], "--questions q7: no such question"),
         (["words", run / "model"], "holds no recipe.yaml, so no run"),
         (["words", tmp_path], "metrics.jsonl: holds no words_changed: mle changes no embeddings"),
