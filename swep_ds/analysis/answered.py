@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, pairwise, product
+from itertools import groupby, islice, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from swep_ds.common.errors import InputError
@@ -29,16 +29,6 @@ KINDS = {
 AROUND = 110  # characters of the text that are shown before and after an answer
 MAX_WORD = 30  # characters; text may have no spaces
 MAX_PLACES = 50  # occurrences of one text in another that are examined
-Span = tuple[int, int]  # characters [start, end) of a text
-
-
-class Piece(NamedTuple):
-    """A stretch of a text; `cut` where text before it is left out."""
-
-    text: str
-    accepted: bool
-    predicted: bool
-    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class Answered:
 
     confidence: the answer's probability in [0, 1]; None where the run wrote none.
     calibrated: how likely the answer is exactly right, by the run's calibrator; None without one.
-    span: the place in the text that the run pointed at; None where it wrote none.
+    place: the characters of the text that the run pointed at; None where it wrote none.
     """
 
     example: Example
@@ -59,7 +49,7 @@ class Answered:
     other_right: bool = False
     other_f1: float = 0.0
     calibrated: float | None = None
-    span: Span | None = None
+    place: range | None = None
 
     @property
     def gain(self) -> float:
@@ -75,61 +65,69 @@ class Answered:
             return "unanswerable"
         if not self.predicted.strip():
             return "none"
-        (accepted_begin, accepted_end), (begin, end) = self.places
-        overlaps = max(accepted_begin, begin) < min(accepted_end, end)
-        if accepted_begin == accepted_end or begin == end:
+        accepted, predicted = self.places
+        overlaps = _distance((accepted, predicted)) < 0
+        if not accepted or not predicted:
             overlaps = self.f1 > 0
-        if overlaps:
-            return "boundary"
-        return "other"
+        return "boundary" if overlaps else "other"
 
     @cached_property
-    def places(self) -> tuple[Span, Span]:
-        """The places of the accepted and of the predicted answer in the text; (0, 0) if it is not there.
+    def places(self) -> tuple[range, range]:
+        """The characters of the accepted and of the predicted answer; empty if it is not in the text.
 
-        Accepted answers are texts without a place, and so is a predicted one without `span`. Where they occur more than
-        once, the two places nearest to each other count.
+        Accepted answers are texts without a place, and so is a predicted one without `place`. Where they occur more
+        than once, the two places nearest to each other count.
         """
         context = self.example.context
-        accepted = [span for answer in self.example.answers for span in _occurrences(answer, context)]
+        accepted = [place for answer in self.example.answers for place in _occurrences(answer, context)]
         predicted = _occurrences(self.predicted, context)
-        if self.span:
-            predicted = [self.span]
-        if not accepted or not predicted:
-            return [*accepted, (0, 0)][0], [*predicted, (0, 0)][0]
-
-        def distance(pair: tuple[Span, Span]) -> int:
-            (begin, end), (other_begin, other_end) = pair
-            return max(begin, other_begin) - min(end, other_end)
-
-        return min(product(accepted, predicted), key=distance)
+        if self.place:
+            predicted = [self.place]
+        return min(product(accepted or [range(0)], predicted or [range(0)]), key=_distance)
 
     @property
-    def excerpt(self) -> list[Piece]:
-        """The text around the places of the accepted and of the predicted answer, cut where either begins or ends."""
+    def excerpt(self) -> list[tuple[str, bool, bool]]:
+        """The text around the places of the accepted and of the predicted answer, in pieces that are in none, one or
+        both of them: (text, whether accepted, whether predicted). A piece … is in place of what is left out."""
         context = self.example.context
         accepted, predicted = self.places
-        marked = [span for span in self.places if span[0] < span[1]] or [(0, 0)]
-        shown = sorted(_widened(span, context) for span in marked)
-        if len(shown) == 2 and shown[1][0] <= shown[0][1] + 1:
-            shown = [(shown[0][0], max(shown[0][1], shown[1][1]))]
+        near = [_widened(place, context) for place in self.places if place] or [_widened(range(0), context)]
+
+        def marks(at: int) -> tuple[bool, bool, bool]:
+            return any(at in part for part in near), at in accepted, at in predicted
+
         pieces = []
-        for first, last in shown:
-            inner = {edge for edge in (*accepted, *predicted) if first < edge < last}
-            for left, right in pairwise([first, *sorted(inner), last]):
-                in_accepted = accepted[0] <= left and right <= accepted[1]
-                in_predicted = predicted[0] <= left and right <= predicted[1]
-                pieces.append(Piece(context[left:right], in_accepted, in_predicted, cut=left == first > 0))
-        if last < len(context):
-            pieces.append(Piece("", False, False, cut=True))
+        for (is_near, in_accepted, in_predicted), places in groupby(range(len(context)), marks):
+            text = " … "
+            if is_near:
+                text = "".join(context[at] for at in places)
+            pieces.append((text, in_accepted, in_predicted))
         return pieces
 
 
-def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None = None) -> list[Answered]:
-    """The questions of a test set that the run in `folder` answered, in the order of their source, read again.
+def _distance(places: tuple[range, range]) -> int:
+    """Characters between two places; below 0 where they overlap."""
+    one, other = places
+    return max(one.start, other.start) - min(one.stop, other.stop)
 
-    Args:
-        against: another run's folder.
+
+def _occurrences(text: str, context: str) -> list[range]:
+    if not text.strip():
+        return []
+    matches = re.finditer(re.escape(text.strip()), context, re.IGNORECASE)
+    return [range(*match.span()) for match in islice(matches, MAX_PLACES)]
+
+
+def _widened(place: range, context: str) -> range:
+    """The place with `AROUND` characters on both sides, and with the rest of a word that they cut if it is short."""
+    before = re.search(rf"(?s)\S{{0,{MAX_WORD}}}.{{0,{AROUND}}}\Z", context[: place.start][-AROUND - MAX_WORD :])
+    after = re.match(rf"(?s).{{0,{AROUND}}}\S{{0,{MAX_WORD}}}", context[place.stop :])
+    return range(place.start - len(before.group()), place.stop + len(after.group()))
+
+
+def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None = None) -> list[Answered]:
+    """The questions of a test set that the run in `folder` answered, in the order of their source, read again; with the
+    answers of the run in `against`.
 
     Raises InputError: the questions or the answers cannot be read, or the questions have changed since the run.
     """
@@ -149,22 +147,29 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     answered = []
     for example in examples:
         id_ = example.id
-        if id_ in answers:
-            exact_match, f1 = scores[id_]
-            other_exact_match, other_f1 = other_scores[id_]
-            item = Answered(
-                example,
-                answers[id_],
-                right=bool(exact_match),
-                f1=100 * f1,
-                confidence=confidences.get(id_),
-                other=others.get(id_),
-                other_right=bool(other_exact_match),
-                other_f1=100 * other_f1,
-                calibrated=calibrated.get(id_),
-                span=_span_of(answers[id_], n_best.get(id_, []), example.context),
-            )
-            answered.append(item)
+        if id_ not in answers:
+            continue
+        place = None
+        best = n_best.get(id_)
+        if best and best[0].get("start") is not None:  # else it is declined, or generated
+            place = range(best[0]["start"], best[0]["end"])
+            if example.context[place.start : place.stop] != answers[id_]:  # the run may have read other data
+                place = None
+        exact_match, f1 = scores[id_]
+        other_exact_match, other_f1 = other_scores[id_]
+        item = Answered(
+            example,
+            answers[id_],
+            right=bool(exact_match),
+            f1=100 * f1,
+            confidence=confidences.get(id_),
+            other=others.get(id_),
+            other_right=bool(other_exact_match),
+            other_f1=100 * other_f1,
+            calibrated=calibrated.get(id_),
+            place=place,
+        )
+        answered.append(item)
     if not answered:
         raise InputError("its source holds none of the questions that were answered")
     return answered
@@ -176,15 +181,6 @@ def _read_if_any(folder: Path, kind: str, name: str) -> dict[str, Any]:
     if not file.is_file():
         return {}
     return read_json(file, unique_keys=False)
-
-
-def _span_of(answer: str, n_best: Sequence[dict[str, Any]], context: str) -> Span | None:
-    """The place of the best answer, if the text there is the answer: the run may have read other data."""
-    if n_best and n_best[0].get("start") is not None:  # else it is declined, or generated
-        span = (n_best[0]["start"], n_best[0]["end"])
-        if context[slice(*span)] == answer:
-            return span
-    return None
 
 
 def in_fixed_order(answered: Sequence[Answered]) -> list[Answered]:
@@ -204,18 +200,3 @@ def most_changed(answered: Sequence[Answered], count: int) -> tuple[list[Answere
     gained = sorted((item for item in both if item.gain > 0), key=lambda item: -item.gain)
     lost = sorted((item for item in both if item.gain < 0), key=lambda item: item.gain)
     return gained[:count], lost[:count]
-
-
-def _occurrences(text: str, context: str) -> list[Span]:
-    if not text.strip():
-        return []
-    matches = re.finditer(re.escape(text.strip()), context, re.IGNORECASE)
-    return [match.span() for match in islice(matches, MAX_PLACES)]
-
-
-def _widened(span: Span, context: str) -> Span:
-    """The span with `AROUND` characters on both sides, and with the rest of a word that they cut if it is short."""
-    near = AROUND + MAX_WORD
-    before = re.search(rf"\S{{0,{MAX_WORD}}}.{{0,{AROUND}}}\Z", context[max(0, span[0] - near) : span[0]], re.DOTALL)
-    after = re.match(rf".{{0,{AROUND}}}\S{{0,{MAX_WORD}}}", context[span[1] : span[1] + near], re.DOTALL)
-    return span[0] - len(before.group()), span[1] + len(after.group())

@@ -37,11 +37,12 @@ class NllChange(NamedTuple):
         return abs(self.mean) > self.margin
 
 
-class NoiseEffect(NamedTuple):
-    """rows: (answer, nll under noise from the prior, change under learned noise, change under the same shuffled)."""
+Row = tuple[str, float, NllChange, NllChange]  # answer, nll under noise from the prior, changes: learned, shuffled
 
+
+class NoiseEffect(NamedTuple):
     lines: int
-    rows: list[tuple[str, float, NllChange, NllChange]]
+    rows: list[Row]
     statement: str
 
 
@@ -52,15 +53,13 @@ def noise_effect(lines: Lines) -> NoiseEffect | None:
     if len(known) < MIN_LINES:
         return None
     nll = {name: np.array([line[name] for line in known]) for name in names}
-    learned = {}
-    shuffled = {}
     rows = []
     for answer, title in ANSWERS.items():
         prior = nll[f"{answer}_nll_prior"]
-        learned[answer] = nll[f"{answer}_nll_learned"] - prior
-        shuffled[answer] = nll[f"{answer}_nll_shuffled"] - prior
-        rows.append((title, float(prior.mean()), NllChange.of(learned[answer]), NllChange.of(shuffled[answer])))
-    return NoiseEffect(len(known), rows, _statement(learned, shuffled))
+        learned = NllChange.of(nll[f"{answer}_nll_learned"] - prior)
+        rows.append((title, float(prior.mean()), learned, NllChange.of(nll[f"{answer}_nll_shuffled"] - prior)))
+    gold, guess = (nll[f"{answer}_nll_learned"] - nll[f"{answer}_nll_prior"] for answer in ANSWERS)
+    return NoiseEffect(len(known), rows, _statement(rows, NllChange.of(guess - gold)))
 
 
 def noise_size(lines: Lines) -> dict[str, Mapping[str, Any] | None]:
@@ -72,25 +71,19 @@ def _has(line: Mapping[str, Any], names: Sequence[str]) -> bool:
     return all(name in line and math.isfinite(line[name]) for name in names)
 
 
-def _statement(learned: Mapping[str, np.ndarray], shuffled: Mapping[str, np.ndarray]) -> str:
-    """From the changes of the nll, by answer."""
-    clear = {}
-    for answer, values in learned.items():
-        change = NllChange.of(values)
-        if change.is_clear:
-            clear[answer] = change
+def _statement(rows: Sequence[Row], favour: NllChange) -> str:
+    """`favour`: by how much more learned noise changes the nll of the guess than that of the gold answer."""
+    clear = [(title, learned, shuffled) for title, _, learned, shuffled in rows if learned.is_clear]
     if not clear:
         return "Learned noise does to the answer what noise from the prior does, as far as these updates can tell."
     effects = []
-    for answer, change in clear.items():
-        verb = "lowers" if change.mean < 0 else "raises"
-        effects.append(f"{verb} the nll of the {ANSWERS[answer]} by {abs(change.mean):.3f} nats")
+    for title, learned, _ in clear:
+        verb = "lowers" if learned.mean < 0 else "raises"
+        effects.append(f"{verb} the nll of the {title} by {abs(learned.mean):.3f} nats")
     effect = " and ".join(effects)
-    favour = NllChange.of(learned["guess"] - learned["gold"])
     if favour.is_clear and favour.mean < 0:
         effect += ", which favours what the model believes already over the gold answer"
     elif favour.is_clear:
         effect += ", which favours the gold answer over what the model believes already"
-    most = max(clear, key=lambda answer: abs(clear[answer].mean))
-    change = NllChange.of(shuffled[most])
-    return f"Learned noise {effect}. Shuffled, it changes the nll of the {ANSWERS[most]} by {change} nats."
+    title, _, shuffled = max(clear, key=lambda change: abs(change[1].mean))
+    return f"Learned noise {effect}. Shuffled, it changes the nll of the {title} by {shuffled} nats."

@@ -83,7 +83,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
         "answered": {name: by_kind(items) for name, items in answered.items()},
         "missing": missing,
         "confidence": confidence(answered),
-        "maps": heat_maps(folder, recipe, answered),
+        "maps": heat_maps(folder, answered),
         "ranks": ranks_of(read_lines(folder / HEALTH_FILE), local_forward=zero_stage != 3),
         "recipe": recipe,
         "batch": run.read_batch([]),

@@ -4,7 +4,7 @@ Windows are cut as in training (`swep_ds/data/windows.py`), but an analysis look
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from zlib import crc32
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
@@ -38,7 +39,7 @@ DRAWS = 16  # over which means are taken
 
 
 class TextWord(NamedTuple):
-    """A whitespace word of the text, and the positions of the tokens that begin in it."""
+    """A whitespace word of the text, and the positions of its tokens."""
 
     text: str
     part: str  # "question", "context" or "answer"
@@ -67,33 +68,28 @@ class AnswerWindow(NamedTuple):
 
 
 def answer_windows(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
-) -> list[AnswerWindow]:
+    examples: Iterable[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
+) -> Iterator[AnswerWindow]:
     """For each example the window that holds its whole answer; if several do, the one with most context around it.
 
     The answer is the training answer or, for an example read for evaluation, the first accepted text in the context.
-
-    Raises InputError: a question without an answer in the context, or whose answer no window holds.
+    Examples without such a window are left out, as in training.
     """
-    windows = list(windows_if_any(examples, tokenizer, settings))
-    known = {window.example.id for window in windows}
-    for example in examples:
-        if example.id not in known:
-            fault = f"no window of {settings.max_length} tokens holds an answer to it: name another"
-            raise InputError(f"question {example.id!r}: {fault}")
-    return windows
-
-
-def windows_if_any(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, settings: WindowSettings
-) -> Iterator[AnswerWindow]:
-    """As `answer_windows`, lazily, without the examples that have no such window: training leaves them out, too."""
     cutter = WindowCutter(tokenizer, settings)
     for example in examples:
         span = example.span or _find_answer(example)
         window = span and _window(example, span, cutter)
         if window:
             yield window
+
+
+def _find_answer(example: Example) -> tuple[int, int] | None:
+    """Test data is read without its offsets."""
+    for answer in example.answers:
+        start = next(occurrences(example.context, answer), example.context.find(answer))
+        if start >= 0:
+            return start, start + len(answer)
+    return None
 
 
 def _window(example: Example, span: tuple[int, int], cutter: WindowCutter) -> AnswerWindow | None:
@@ -106,47 +102,31 @@ def _window(example: Example, span: tuple[int, int], cutter: WindowCutter) -> An
     if not whole:
         return None
     begin, end, *_ = max(whole, key=lambda window: min(first - window.begin, window.end - 1 - last))
-    shift = template.context_begin(len(question.ids)) - begin  # from a token of the context to its position
+    context = TextTokens(*(column[begin:end] for column in context))
+    context_begin = template.context_begin(len(question.ids))
     words = []
-    for text, positions in _positions_by_word(example.question, question, len(template.prefix)):
-        words.append(TextWord(text.group(), "question", positions))
-    in_window = TextTokens(*(column[begin:end] for column in context))
-    for text, positions in _positions_by_word(example.context, in_window, begin + shift):
-        in_answer = text.end() > span[0] and text.start() < span[1]
-        words.append(TextWord(text.group(), "answer" if in_answer else "context", positions))
+    for word, positions in _words(example.question, question, len(template.prefix)):
+        words.append(TextWord(word.group(), "question", positions))
+    for word, positions in _words(example.context, context, context_begin):
+        in_answer = word.end() > span[0] and word.start() < span[1]
+        words.append(TextWord(word.group(), "answer" if in_answer else "context", positions))
+    shift = context_begin - begin  # from a token of the whole context to its position
     return AnswerWindow(
         example,
-        template.input_ids(question.ids, in_window.ids).tolist(),
-        template.type_ids(len(question.ids), end - begin).tolist(),
+        template.input_ids(question.ids, context.ids).tolist(),
+        template.type_ids(len(question.ids), len(context.ids)).tolist(),
         words,
         (first + shift, last + shift),
         cutter.backend.encode(example.context[slice(*span)]).ids,
     )
 
 
-def _find_answer(example: Example) -> tuple[int, int] | None:
-    """Test data is read without its offsets."""
-    for answer in filter(None, example.answers):
-        start = next(occurrences(example.context, answer), example.context.find(answer))
-        if start >= 0:
-            return start, start + len(answer)
-    return None
-
-
-def _positions_by_word(text: str, tokens: TextTokens, first: int) -> Iterator[tuple[re.Match, list[int]]]:
-    """Whitespace words of the text with the positions of their tokens, which are `first` and following.
-
-    A token belongs to the first word that it overlaps; a blank one to none.
-    """
-    token = 0
+def _words(text: str, tokens: TextTokens, begin: int) -> Iterator[tuple[re.Match, list[int]]]:
+    """The words that have tokens, with their positions; the first token is at `begin`."""
     for word in re.finditer(r"\S+", text):
-        positions = []
-        while token < len(tokens.ids) and tokens.starts[token] < word.end():
-            if tokens.ends[token] > word.start():
-                positions.append(first + token)
-            token += 1
-        if positions:
-            yield word, positions
+        first, last = tokens.answer_tokens(word.span())
+        if first <= last:
+            yield word, list(range(begin + first, begin + last + 1))
 
 
 @dataclass(frozen=True)
@@ -165,10 +145,7 @@ class TrainedRun:
 
     @classmethod
     def load(cls, folder: Path) -> "TrainedRun":
-        """Loads a run's folder.
-
-        Raises InputError: no finished run, a model that cannot be loaded, or no noise generator that fits it.
-        """
+        """Raises InputError: no finished run, a model that cannot be loaded, or no noise generator that fits it."""
         run = RunFolder(folder)
         recipe = run.read_recipe()
         run.check_finished()
@@ -184,7 +161,7 @@ class TrainedRun:
         return cls(folder, recipe, qa, saved.tokenizer, saved.windows, method)
 
     def test_examples(self, name: str | None = None) -> list[Example]:
-        """The questions that the run answered of one of its test sets; None names the first, the source domain.
+        """The questions that the run answered of one of its test sets, by default the first, the source domain.
 
         Raises InputError: the run was not tested on a set of that name, or its source cannot be read or has changed.
         """
@@ -196,10 +173,7 @@ class TrainedRun:
         return reported_examples(self.recipe, name)
 
     def training_examples(self) -> list[Example]:
-        """The training questions, augmented samples last.
-
-        Raises InputError: a source cannot be read, or has changed since the run.
-        """
+        """The training questions, augmented samples last. Raises InputError as `test_examples`."""
         check_unchanged(self.recipe, self.folder, ["data.train", "data.augmented"])
         return load_examples(self.recipe)[0]
 
@@ -207,13 +181,13 @@ class TrainedRun:
         """The windows with their answers, padded, on the device; noise is keyed by the question's id."""
         columns = {name: [getattr(window, name) for window in windows] for name in ("input_ids", "token_type_ids")}
         width = max(map(len, columns["input_ids"]))
-        longest = max(len(window.target_ids) for window in windows)
-        targets = [window.target_ids + [IGNORED] * (longest - len(window.target_ids)) for window in windows]
+        start, end = torch.tensor([window.answer for window in windows]).T
+        targets = [torch.tensor(window.target_ids) for window in windows]
         return Batch(
             **Padding.of(self.tokenizer).inputs(columns, width),
-            start_position=torch.tensor([window.answer[0] for window in windows]),
-            end_position=torch.tensor([window.answer[1] for window in windows]),
-            target_ids=torch.tensor(targets),
+            start_position=start,
+            end_position=end,
+            target_ids=pad_sequence(targets, batch_first=True, padding_value=IGNORED),
             sample_id=torch.tensor([crc32(window.example.id.encode()) for window in windows]),
         ).to(ranks.device())
 
@@ -222,29 +196,23 @@ class TrainedRun:
         return self.qa(embeddings, batch, hidden=True).hidden
 
     @property
-    def perturbs(self) -> bool:
-        """Whether `perturb` works: the method changes word embeddings, and does so outside of training, too."""
-        return not self.recipe.method.needs_gradient and any(step.perturb for step in self.method.passes(0.0))
-
-    @property
     def draws(self) -> int:
-        """The number of draws that a mean is over: `DRAWS`, but one where each takes forwards and backwards."""
+        """Of the noise, for a mean over them; one where each takes forwards and backwards."""
         return 1 if self.recipe.method.uses_model else DRAWS
 
     def perturb(self, batch: Batch, draws: int = 1) -> tuple[Tensor, Iterator[Perturbed]]:
         """Word embeddings [N, T, d] before, and draws of the method's first perturbation of them, made one by one.
 
-        Raises InputError: the method has none (`perturbs`).
+        Raises InputError: the method changes no word embeddings, or needs a gradient, as only training has it.
         """
-        if not self.perturbs:
-            trained = f"{self.folder}: trained by {self.recipe.method.name}, which perturbs nothing after training"
-            raise InputError(f"{trained}: name a run of swep, prior_aug or the like")
         embeddings = self.qa.embed(batch)
         state = PassState()
-        steps = iter(self.method.passes(0.0))
-        while not (step := next(steps)).perturb:
+        for step in self.method.passes(0.0):
+            if step.perturb and not self.recipe.method.needs_gradient:
+                forward = partial(self.qa, batch=batch, hidden=True)
+                keys = (NoiseKey(self.recipe.seed, draw) for draw in range(draws))
+                return embeddings, (step.perturb(Inputs(embeddings, batch, key, state, forward)) for key in keys)
             if step.keeps_hidden:
                 state = PassState(hidden=self.hidden(embeddings, batch))
-        forward = partial(self.qa, batch=batch, hidden=True)
-        keys = (NoiseKey(self.recipe.seed, draw) for draw in range(draws))
-        return embeddings, (step.perturb(Inputs(embeddings, batch, key, state, forward)) for key in keys)
+        trained = f"{self.folder}: trained by {self.recipe.method.name}, which perturbs nothing after training"
+        raise InputError(f"{trained}: name a run of swep, prior_aug or the like")

@@ -1,63 +1,59 @@
 """t-SNE of the tokens of a few questions before and after perturbation, in two spaces: word embeddings, and the
 encoder's last hidden state. Each space is embedded once, before and after together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
-from swep_ds.analysis.figures import COLOURS, new_figure, save
-from swep_ds.analysis.trained_run import TrainedRun, answer_windows
+from swep_ds.analysis.figures import COLOURS, save
+from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun
 from swep_ds.common.errors import InputError
-from swep_ds.data.example import Example
 
 SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last hidden state)"}
 WHEN = {"before": COLOURS[0], "after": COLOURS[1]}
-MIN_TOKENS = 10  # tokens
+MAX_TOKENS = 500
 PERPLEXITY = 30.0
 LABELLED = 12  # tokens with their text, at most: those that move farthest
 
 
-def coordinates(run: TrainedRun, examples: Sequence[Example], max_tokens: int, seed: int) -> pd.DataFrame:
+def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFrame:
     """Two rows, "before" and "after", for each token and space: space, when, question, position, token, x, y.
 
-    The tokens are those of question and context, without special ones; if there are more than `max_tokens`, a random
-    part of them. The perplexity is 30, or a third of the points if that is less.
+    The tokens are those of question and context, without special ones; if there are more than `MAX_TOKENS`, a
+    random part of them. The perplexity is 30, or a third of the points if that is less.
 
-    Raises InputError: scikit-learn is not installed, a method without perturbation, or fewer than `MIN_TOKENS` tokens.
+    Raises InputError: scikit-learn is not installed, or a method without perturbation.
     """
     try:
         from sklearn.manifold import TSNE
     except ImportError:
         raise InputError("scikit-learn is not installed: pip install scikit-learn") from None
     tokens = []
-    vectors = {(space, when): [] for space in SPACES for when in WHEN}
-    for window in answer_windows(examples, run.tokenizer, run.windows):
+    vectors = {space: {when: [] for when in WHEN} for space in SPACES}
+    for window in windows:
         batch = run.batch([window])
         before, [perturbed] = run.perturb(batch)
-        positions = window.positions
-        texts = run.tokenizer.convert_ids_to_tokens([window.input_ids[position] for position in positions])
-        tokens += [(window.example.id, position, text) for position, text in zip(positions, texts, strict=True)]
-        with torch.no_grad():
-            for when, embeddings in (("before", before), ("after", perturbed.embeddings)):
-                for space, values in (("word", embeddings), ("contextual", run.hidden(embeddings, batch))):
-                    vectors[space, when].append(values[0, positions].cpu().numpy())
-    if len(tokens) < MIN_TOKENS:
-        raise InputError(f"t-SNE needs {MIN_TOKENS} tokens, and there are {len(tokens)}: name more questions")
-    kept = np.arange(len(tokens))
-    if len(tokens) > max_tokens:
-        kept = np.sort(np.random.default_rng(seed).choice(len(tokens), max_tokens, replace=False))
-    frames = []
-    for space in SPACES:
-        points = np.concatenate([np.concatenate(vectors[space, when])[kept] for when in WHEN])
+        texts = run.tokenizer.convert_ids_to_tokens(window.input_ids)
+        tokens += [(window.example.id, position, texts[position]) for position in window.positions]
+        for when, embeddings in (("before", before), ("after", perturbed.embeddings)):
+            for space, values in (("word", embeddings), ("contextual", run.hidden(embeddings, batch))):
+                vectors[space][when].append(values[0, window.positions].cpu().numpy())
+    count = min(len(tokens), MAX_TOKENS)
+    kept = np.sort(np.random.default_rng(0).choice(len(tokens), count, replace=False))
+    about = pd.DataFrame(tokens, columns=["question", "position", "token"]).iloc[kept]
+    tables = []
+    for space, by_time in vectors.items():
+        points = np.concatenate([np.concatenate(parts)[kept] for parts in by_time.values()])
         perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-        embedded = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(points)
+        embedded = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points)
         for when, part in zip(WHEN, np.split(embedded, len(WHEN)), strict=True):
-            frame = pd.DataFrame([tokens[k] for k in kept], columns=["question", "position", "token"])
-            frames.append(frame.assign(space=space, when=when, x=part[:, 0], y=part[:, 1]))
-    return pd.concat(frames, ignore_index=True)[["space", "when", "question", "position", "token", "x", "y"]]
+            tables.append(about.assign(space=space, when=when, x=part[:, 0], y=part[:, 1]))
+    return pd.concat(tables, ignore_index=True)[["space", "when", *about, "x", "y"]]
 
 
 def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
@@ -65,14 +61,12 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
 
     The tokens that move farthest in a panel carry their text, as far as the texts do not cover each other.
     """
-    from matplotlib.collections import LineCollection
-
-    figure = new_figure(figsize=(11, 5.4), dpi=150)
+    figure = Figure(layout="constrained", figsize=(11, 5.4), dpi=150)
     panels = figure.subplots(1, len(SPACES))
     moves = []
     for axes, letter, (space, title) in zip(panels, "ab", SPACES.items(), strict=True):
-        frames = [table[(table["space"] == space) & (table["when"] == when)] for when in WHEN]
-        ends = [frame[["x", "y"]].to_numpy() for frame in frames]
+        of_space = table[table["space"] == space]
+        ends = [of_space.loc[of_space["when"] == when, ["x", "y"]].to_numpy() for when in WHEN]
         axes.add_collection(LineCollection(np.stack(ends, 1), colors="#999999", linewidths=0.6, alpha=0.6, zorder=1))
         for points, (when, colour), marker in zip(ends, WHEN.items(), "o^", strict=True):
             style = {"s": 16, "color": colour, "alpha": 0.75, "linewidths": 0, "zorder": 2}
@@ -81,7 +75,7 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
         axes.set_title(f"{letter}  {title}", loc="left", fontsize=11)
         axes.set_box_aspect(1)  # every panel is a square with one scale on both axes
         axes.set_aspect("equal", adjustable="datalim")
-        moves.append((axes, ends, frames[0]["token"].tolist()))
+        moves.append((axes, *ends, of_space.loc[of_space["when"] == "before", "token"].tolist()))
     figure.suptitle(f"{heading} ({len(ends[0])} tokens)", fontsize=12, parse_math=False)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     figure.draw_without_rendering()  # gives the panels the size that the labels are measured against
@@ -90,15 +84,15 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
     save(figure, folder, "tsne", dpi="figure")
 
 
-def _label(axes, ends: Sequence[np.ndarray], tokens: Sequence[str]) -> None:
+def _label(axes: Axes, before: np.ndarray, after: np.ndarray, tokens: list[str]) -> None:
     panel = axes.get_window_extent()
     boxes = {}  # by text
-    for token in np.argsort(-np.linalg.norm(ends[1] - ends[0], axis=1), kind="stable").tolist():
-        text = tokens[token]
+    for number in np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable"):
+        text = tokens[number]
         if text in boxes or len(boxes) == LABELLED:
             continue
         style = {"fontsize": 8, "xytext": (3, 3), "textcoords": "offset points", "parse_math": False}
-        label = axes.annotate(text, ends[1][token], in_layout=False, **style)
+        label = axes.annotate(text, after[number], in_layout=False, **style)
         box = label.get_window_extent()
         if box.x1 > panel.x1 or box.y1 > panel.y1 or any(box.overlaps(other) for other in boxes.values()):
             label.remove()

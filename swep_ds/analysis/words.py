@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from swep_ds.analysis.figures import COLOURS, MARKS, new_figure, save
+from swep_ds.analysis.figures import COLOURS, MARKS, save
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, read_lines
 from swep_ds.pipeline.folder import METRICS_FILE, RunFolder
@@ -23,24 +24,23 @@ def curves(folders: Sequence[Path]) -> pd.DataFrame:
 
     Raises InputError: a folder without a run, or a run that logged no such share.
     """
-    rows = []
+    tables = []
     for folder in folders:
         recipe = RunFolder(folder).read_recipe()
-        about = {"run": str(folder), "method": recipe.method.name, "seed": recipe.seed}
-        lines = [line for line in read_lines(folder / METRICS_FILE) if all(name in line for name in SHARES)]
-        if not lines:
+        table = pd.DataFrame(read_lines(folder / METRICS_FILE), columns=["run", "method", "seed", "update", *SHARES])
+        table = table.assign(run=str(folder), method=recipe.method.name, seed=recipe.seed).dropna()
+        if table.empty:
             raise InputError(
                 f"{folder / METRICS_FILE}: holds no words_changed: {recipe.method.name} changes no embeddings, or the "
                 "run has not begun to train: name a run of swep, prior_aug, adv_aug or the like"
             )
-        rows += [about | {name: line[name] for name in ("update", *SHARES)} for line in lines]
-    return pd.DataFrame(rows)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
 
 
 def share_of_samples(file: Path) -> float:
-    """The share of tokens that differ between SSMBA's samples and their questions, as `swep-ds augment` counted them.
-
-    It counts the samples that came back unchanged, which the file leaves out.
+    """The share of tokens that differ between SSMBA's samples and their questions. The count of `swep-ds augment` has
+    the samples that came back unchanged, which the file leaves out.
 
     Raises InputError: no such file, or one that `swep-ds augment` did not write.
     """
@@ -51,29 +51,29 @@ def share_of_samples(file: Path) -> float:
 
 
 def draw(table: pd.DataFrame, samples: float | None, folder: Path) -> None:
-    """A line per run, a broken one for its clean embeddings, and a level for SSMBA's texts; in percent."""
-    figure = new_figure(figsize=(7.2, 4.4))
+    """A line per run, a broken one for its clean embeddings, and a level for SSMBA's texts; in percent.
+
+    A run's label is its method, with the folder if several runs have it.
+    """
+    figure = Figure(layout="constrained", figsize=(7.2, 4.4))
     axes = figure.subplots()
-    labels = _labels(table)
+    methods = table.groupby("run", sort=False)["method"].first()
     for number, (run, lines) in enumerate(table.groupby("run", sort=False)):
-        style = {"color": COLOURS[number % len(COLOURS)]}
+        label = methods[run]
+        if (methods == label).sum() > 1:
+            label += f", {run}"
         marker = MARKS[number % len(MARKS)] if len(lines) <= MAX_MARKS else None
+        colour = COLOURS[number % len(COLOURS)]
         changed, clean = (100 * lines[name] for name in SHARES)
-        axes.plot(lines["update"], changed, marker=marker, markersize=4, lw=1.8, label=labels[run], **style)
-        label = f"{labels[run]}, before perturbation"
-        axes.plot(lines["update"], clean, ls=(0, (4, 3)), lw=1.2, label=label, **style)
+        axes.plot(lines["update"], changed, marker=marker, markersize=4, lw=1.8, label=label, color=colour)
+        label += ", before perturbation"
+        axes.plot(lines["update"], clean, ls=(0, (4, 3)), lw=1.2, label=label, color=colour)
     if samples is not None:
         axes.axhline(100 * samples, color="#555555", ls=":", lw=1.8, label="SSMBA's texts")
-    title = "Words changed by the perturbation, in training"
-    axes.set(xlabel="update", ylabel="tokens nearest to another word (%)", title=title)
+    axes.set(xlabel="update", ylabel="tokens nearest to another word (%)")
+    axes.set_title("Words changed by the perturbation, in training")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     save(figure, folder, "words", dpi=150)
-
-
-def _labels(table: pd.DataFrame) -> dict[str, str]:
-    """A label for each run: the method, with the folder if several runs have it."""
-    methods = table.drop_duplicates("run").set_index("run")["method"]
-    return methods.where(~methods.duplicated(keep=False), methods + ", " + methods.index).to_dict()

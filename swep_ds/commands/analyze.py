@@ -12,6 +12,7 @@ the same questions give the same figures. `tsne` needs `pip install scikit-learn
 
 import argparse
 import json
+from itertools import islice
 from pathlib import Path
 
 from swep_ds.commands.cli import Parser, at_least
@@ -42,10 +43,7 @@ def parser() -> argparse.ArgumentParser:
     text = "samples of `swep-ds augment`, to show SSMBA's share"
     sub.add_argument("--augmented", type=path_of("--augmented"), help=text)
     add_questions(add(heatmap), first=3)
-    sub = add(tsne)
-    add_questions(sub, first=5)
-    sub.add_argument("--max_tokens", type=at_least(10), default=500, help="most tokens to plot")
-    sub.add_argument("--seed", type=at_least(0), default=0, help="seed of the sample and of t-SNE")
+    add_questions(add(tsne), first=5)
     sub = add(frequency)
     sub.add_argument("--windows", type=at_least(1), default=200, help="training windows to perturb")
     return options
@@ -72,14 +70,12 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.formats import to_csv
     from swep_ds.analysis.heatmap import nearest_words, page, word_distances
-    from swep_ds.analysis.trained_run import answer_windows
 
-    run, examples = load_questions(arguments)
-    windows = answer_windows(examples, run.tokenizer, run.windows)
+    run, windows = load_windows(arguments)
     texts = word_distances(run, windows)
     tokens = nearest_words(run, windows)
     folder.mkdir(parents=True, exist_ok=True)
-    ids = [example.id for example in examples]
+    ids = [window.example.id for window in windows]
     write_atomically(folder / "heatmap.html", page(ids, texts, run.recipe.title, run.draws))
     changed = tokens["token"] != tokens["nearest_after"]
     write_atomically(folder / "changed_words.csv", to_csv(tokens[changed]))
@@ -93,8 +89,8 @@ def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.formats import to_csv
     from swep_ds.analysis.tsne import coordinates, draw
 
-    run, examples = load_questions(arguments)
-    table = coordinates(run, examples, arguments.max_tokens, arguments.seed)
+    run, windows = load_windows(arguments)
+    table = coordinates(run, windows)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "tsne.csv", to_csv(table))
     draw(table, run.recipe.title, folder)
@@ -114,21 +110,23 @@ def frequency(arguments: argparse.Namespace, folder: Path) -> list[str]:
     return [text.rstrip()]
 
 
-def load_questions(arguments: argparse.Namespace):
-    """The run and the chosen questions, by default the first that have an answer."""
-    from swep_ds.analysis.trained_run import TrainedRun
+def load_windows(arguments: argparse.Namespace):
+    """The run, and the windows of the chosen questions, by default of the first with an answer in a window."""
+    from swep_ds.analysis.trained_run import TrainedRun, answer_windows
 
     run = TrainedRun.load(arguments.run)
     examples = run.test_examples(arguments.data)
-    if arguments.questions:
-        by_id = {example.id: example for example in examples}
-        if missing := [id_ for id_ in arguments.questions if id_ not in by_id]:
-            raise InputError(f"--questions {missing[0]}: no such question; there is, for example, {examples[0].id}")
-        return run, [by_id[id_] for id_ in arguments.questions]
-    answerable = [example for example in examples if example.answers]
-    if not answerable:
-        raise InputError(f"{arguments.run}: no question of {arguments.data or 'its source domain'} has an answer")
-    return run, answerable[: arguments.first]
+    if not arguments.questions:
+        windows = list(islice(answer_windows(examples, run.tokenizer, run.windows), arguments.first))
+        if not windows:
+            raise InputError(f"{arguments.run}: no question of {arguments.data or 'its source domain'} has an answer")
+        return run, windows
+    asked = [example for example in examples if example.id in arguments.questions]
+    windows = {window.example.id: window for window in answer_windows(asked, run.tokenizer, run.windows)}
+    for id_ in arguments.questions:
+        if id_ not in windows:
+            raise InputError(f"--questions {id_}: no such question, or no window holds its answer: name another")
+    return run, [windows[id_] for id_ in arguments.questions]
 
 
 def analyze() -> None:

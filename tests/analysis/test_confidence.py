@@ -1,7 +1,5 @@
 """Reliability and risk-coverage curves against loops over questions."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,55 +11,47 @@ from swep_ds.evaluation.calibration import calibration
 EXAMPLE = Example("q", "Who?", "Ada", ("Ada",), None, "a")
 
 
-def answers(seed: int, count: int = 60) -> list[Answered]:
+def answers(seed: int, calibrated: bool = False) -> list[Answered]:
     rng = np.random.default_rng(seed)
-    sure = rng.random(count)
-    return [Answered(EXAMPLE, "Ada", bool(rng.random() < value), 0.0, float(value)) for value in sure]
+    items = []
+    for sure, other in rng.random((60, 2)).tolist():
+        right = bool(rng.random() < sure)
+        items.append(Answered(EXAMPLE, "Ada", right, 0.0, sure, calibrated=other if calibrated else None))
+    return items
 
 
-def test_curves_and_rows():
-    answered = {"wiki": answers(0), "news": answers(1), "forum": answers(2)}
+def test_curves_and_rows_with_and_without_a_calibrator():
+    answered = {name: answers(seed, calibrated=True) for seed, name in enumerate(("wiki", "news", "forum"))}
     told = confidence(answered)
     reliability, risk = told.charts
-    for name, items in (("wiki", answered["wiki"]), (OTHERS, answered["news"] + answered["forum"])):
-        ordered = sorted(items, key=lambda item: -item.confidence)
-        wrong = np.cumsum([not item.right for item in ordered]) / np.arange(1, len(items) + 1)
-        covered, share = risk.curves[name]
-        rows = np.rint(covered * len(items) / 100).astype(int) - 1
-        np.testing.assert_allclose(share, 100 * wrong[rows])
-        assert rows[-1] == len(items) - 1
-        size = len(items) // 15
-        first = ordered[-size:]  # the least confident bin
-        sure, right = (values[0] for values in reliability.curves[name])
-        assert sure == pytest.approx(100 * np.mean([item.confidence for item in first]))
-        assert right == pytest.approx(100 * np.mean([item.right for item in first]))
-    for (name, sure, right, *scores), items in ((told.rows[1], answered["news"]), (told.groups[0], answered["wiki"])):
-        values = [(item.confidence, item.right) for item in items]
-        assert scores == [*calibration(*zip(*values, strict=True)).values()]
-        assert (sure, right) == pytest.approx(tuple(100 * np.mean(values, axis=0)))
-        assert name in answered
+    groups = {"wiki": answered["wiki"], OTHERS: answered["news"] + answered["forum"]}
+    names = [name + suffix for suffix in ("", ", calibrated") for name in groups]
+    assert list(risk.curves) == list(reliability.curves) == names
+    for kind, suffix in (("confidence", ""), ("calibrated", ", calibrated")):
+        for name, items in groups.items():
+            ordered = sorted(items, key=lambda item: -getattr(item, kind))
+            wrong = np.cumsum([not item.right for item in ordered]) / np.arange(1, len(items) + 1)
+            covered, share = risk.curves[name + suffix]
+            rows = np.rint(covered * len(items) / 100).astype(int) - 1
+            np.testing.assert_allclose(share, 100 * wrong[rows])
+            assert rows[-1] == len(items) - 1
+            first = ordered[-(len(items) // 15) :]  # the least confident bin
+            sure, right = (values[0] for values in reliability.curves[name + suffix])
+            assert sure == pytest.approx(100 * np.mean([getattr(item, kind) for item in first]))
+            assert right == pytest.approx(100 * np.mean([item.right for item in first]))
+    tables = {"confidence": told.rows + told.groups, "calibrated": told.calibrated + told.calibrated_groups}
+    for kind, rows in tables.items():
+        assert [row[0] for row in rows] == [*answered, *groups]
+        for (_, sure, right, *scores), items in zip(rows, [*answered.values(), *groups.values()], strict=True):
+            values = [(getattr(item, kind), item.right) for item in items]
+            assert scores == [*calibration(*zip(*values, strict=True)).values()]
+            assert (sure, right) == pytest.approx(tuple(100 * np.mean(values, axis=0)))
 
 
-def test_a_calibrator_has_curves_and_rows_of_its_own():
-    plain = {"wiki": answers(0), "news": answers(1)}
-    sure = {name: np.random.default_rng(len(name)).permutation(60) / 60 for name in plain}
-    answered = {
-        name: [replace(item, calibrated=float(value)) for item, value in zip(items, sure[name], strict=True)]
-        for name, items in plain.items()
-    }
-    told, before = confidence(answered), confidence(plain)
-    assert told.rows == before.rows
-    assert before.calibrated == before.calibrated_groups == []
-    for name, mean, right, *scores in told.calibrated:
-        exact = [item.right for item in plain[name]]
-        assert scores == list(calibration(sure[name], exact).values())
-        assert (mean, right) == pytest.approx((100 * np.mean(sure[name]), 100 * np.mean(exact)))
-    names = ["wiki", OTHERS]
-    assert list(told.charts[1].curves) == [*names, *(f"{name}, calibrated" for name in names)]
-    assert told.calibrated_groups[1][1:] == told.calibrated[1][1:]  # news is the only other domain
-    # runs without confidences
+def test_runs_without_confidences_or_a_calibrator():
     old = [Answered(EXAMPLE, "Ada", True, 100.0)]
     assert confidence({}) is None
     assert confidence({"wiki": old, "news": answers(1)}) is None
     told = confidence({"wiki": answers(1), "news": old})
     assert [row[0] for row in told.rows] == [row[0] for row in told.groups] == ["wiki"]
+    assert told.calibrated == told.calibrated_groups == []

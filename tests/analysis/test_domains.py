@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from swep_ds.analysis.answered import Answered
-from swep_ds.analysis.domains import MEAN, changes, domains
+from swep_ds.analysis.domains import MEAN, Domains, changes, domains
+from swep_ds.analysis.pages import template
 from swep_ds.data.example import Example
 from swep_ds.evaluation.results import Results
 
@@ -35,24 +36,27 @@ def bootstrap(*rights: list[int]) -> np.ndarray:
     return np.stack([rng.choice(100.0 * np.array(right), (4000, len(right))).mean(1) for right in rights], axis=1)
 
 
-def interval_of_the_loss(statement) -> list[float]:
-    return [float(word) for word in statement.statement.split("is ")[-1].removesuffix(" %.").split(" to ")]
+def said(found: Domains) -> tuple[str, str]:
+    """The headline and the statement under it."""
+    page = template("finding.html.jinja").module
+    return page.headline(found).strip(), " ".join(page.statement(found).split())
 
 
 def test_the_finding_and_its_interval():
     home, news, forum = [1] * 80 + [0] * 20, [1] * 60 + [0] * 40, [1] * 20 + [0] * 80
     answered = {name: asked(right) for name, right in (("wiki", home), ("news", news), ("forum", forum))}
-    statement = domains(results(answered), answered)
-    assert statement.headline == "On other domains the model loses 50 % of the exact answers that it gives at home."
-    assert (
-        "80.0 % of the questions of wiki, its source domain, exactly, and 40.0 % of those of 2 other"
-        in statement.statement
-    )
-    assert "best on news (60.0 %) and worst on forum (20.0 %)" in statement.statement
+    found = domains(results(answered), answered)
     drawn = bootstrap(home, news, forum)
     low, high = np.percentile(100 * (1 - drawn[:, 1:].mean(1) / drawn[:, 0]), [2.5, 97.5])
-    assert interval_of_the_loss(statement) == pytest.approx([low, high], abs=1.6)
-    by_name = {row.name: row for row in statement.rows}
+    assert found.loss == pytest.approx((50, low, high), abs=1.6)
+    headline, statement = said(found)
+    assert headline == "On other domains the model loses 50 % of the exact answers that it gives at home."
+    assert statement == (
+        "It answers 80.0 % of the questions of wiki, its source domain, exactly, and 40.0 % of those of 2 other "
+        "domains on average. It does best on news (60.0 %) and worst on forum (20.0 %). The 95 % interval of the loss, "
+        f"over questions, is {found.loss.low:.0f} to {found.loss.high:.0f} %."
+    )
+    by_name = {row.name: row for row in found.rows}
     assert by_name["wiki"].gap is None
     assert by_name[MEAN].total is None
     assert by_name[MEAN].gap.value == pytest.approx(-40)
@@ -62,7 +66,7 @@ def test_the_finding_and_its_interval():
 
 
 @pytest.mark.parametrize(
-    ("home", "away", "said"),
+    ("home", "away", "headline"),
     [
         ([1, 0] * 30, None, "The model answers 50.0 % of the questions of wiki exactly."),
         ([1, 0] * 30, [1, 0] * 30, "These questions do not show that the model loses exact answers on other domains."),
@@ -70,23 +74,23 @@ def test_the_finding_and_its_interval():
         ([1, 0] * 30, [1] * 60, "On other domains the model gives 100 % more exact answers than at home."),
     ],
 )
-def test_other_findings(home, away, said):
+def test_other_findings(home, away, headline):
     answered = {"wiki": asked(home)} | ({"news": asked(away)} if away else {})
-    statement = domains(results(answered), answered)
-    assert statement.headline == said
-    assert MEAN not in {row.name for row in statement.rows}  # of a single other domain
+    found = domains(results(answered), answered)
+    assert said(found)[0] == headline
+    assert MEAN not in {row.name for row in found.rows}  # of a single other domain
 
 
 def test_what_makes_intervals_missing_or_too_narrow_is_noted():
     answered = {"wiki": asked([1, 0] * 20), "news": asked([1, 0] * 20)}
     reported = results(answered)
     answered["news"] = asked([1] * 40)
-    statement = domains(reported, answered)
-    [note] = statement.notes
+    found = domains(reported, answered)
+    [note] = found.notes
     assert note.startswith("news has no interval: on today's data the answers score 100.00 / 100.00 over 40 questions")
-    assert statement.rows[0].f1.low is not None
-    assert statement.rows[1].f1.low is statement.rows[1].gap.low is None
-    assert "interval of the loss" not in statement.statement
+    assert found.rows[0].f1.low is not None
+    assert found.rows[1].f1.low is found.rows[1].gap.low is found.loss.low is None
+    assert "interval of the loss" not in said(found)[1]
     answered = {name: asked([1, 0] * 10) for name in ("wiki", "news", "forum")}
     [note] = domains(results(answered), answered).notes
     assert note.startswith("news, forum share question ids.")
@@ -111,24 +115,23 @@ def test_the_finding_counts_no_question_that_is_rightly_declined():
     answered = {}
     for name, (right, lacking) in parts.items():
         examples = [Example(f"n{n}", "Who?", f"text {n}", (), None, "t") for n in range(lacking)]
-        declined = [Answered(example, "", True, 100.0) for example in examples]
-        answered[name] = asked(right) + declined
+        answered[name] = asked(right) + [Answered(example, "", True, 100.0) for example in examples]
     tree = results(answered).model_dump()
     for name, (right, lacking) in parts.items():
         em = 100 * np.mean(right)
         tree["eval"][name] |= {"has_answer_exact_match": em, "has_answer_f1": em, "has_answer_total": len(right)}
         tree["eval"][name] |= {"no_answer_exact_match": 100.0, "no_answer_total": lacking}
-    statement = domains(Results.model_validate(tree), answered)
-    assert statement.headline == "On other domains the model loses 58 % of the exact answers that it gives at home."
-    assert "80.0 % of the questions with an answer of wiki, its source domain," in statement.statement
-    assert "exactly, and 33.3 % of those of news." in statement.statement
+    found = domains(Results.model_validate(tree), answered)
     drawn = [bootstrap(right)[:, 0] for right, _ in parts.values()]
-    expected = np.percentile(100 * (1 - drawn[1] / drawn[0]), [2.5, 97.5])
-    assert interval_of_the_loss(statement) == pytest.approx(expected, abs=2)
-    assert statement.which == " with an answer"
-    assert [row.exact_match.value for row in statement.rows] == pytest.approx([80, 100 / 3])  # what the headline names
-    assert [row.total for row in statement.rows] == [100, 120]
+    low, high = np.percentile(100 * (1 - drawn[1] / drawn[0]), [2.5, 97.5])
+    assert found.loss == pytest.approx((100 * 7 / 12, low, high), abs=2)
+    assert said(found)[1].startswith(
+        "It answers 80.0 % of the questions with an answer of wiki, its source domain, exactly, and 33.3 % of those of "
+        "news."
+    )
+    assert [row.exact_match.value for row in found.rows] == pytest.approx([80, 100 / 3])  # what the headline names
+    assert [row.total for row in found.rows] == [100, 120]
     del tree["eval"]["wiki"]["has_answer_total"]  # as if none had an answer
-    statement = domains(Results.model_validate(tree), {})
-    assert statement.headline == "No question of wiki, the source domain, has an answer."
-    assert statement.rows == []
+    found = domains(Results.model_validate(tree), {})
+    assert found.notes == ["No question of wiki, the source domain, has an answer."]
+    assert found.rows == []

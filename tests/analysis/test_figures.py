@@ -28,17 +28,11 @@ def frame(blocks: list[list[dict]]) -> pd.DataFrame:
     return frame_of([cell for cells in blocks for cell in cells], CELL).dropna(subset="data_set")
 
 
-def test_labels_that_are_numbers():
-    numbers = {"10 %": 10, "0.5%": 0.5, "0": 0, "1e-4": 0.0001, "-0.5": -0.5}
-    numbers |= {"BERT-base": None, "0,5 %": None, "inf": None, "": None}
-    assert {label: figures.number(label) for label in numbers} == numbers
-
-
 def test_a_curve_per_axis_of_numbers_and_model(tmp_path, monkeypatch):
     blocks = [block(model, {"share": share}, 3) for model in ("A", "B/c") for share in ("100 %", "10 %")]
     monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())  # a quarter of a second each
     blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
-    blocks += [block("A", {"kind": "x"}, 3), block("A", {"kind": "y"}, 3)]
+    blocks += [block("A", {"kind": kind}, 3) for kind in ("x", "y", "0,5 %", "inf", "-inf", "", "1")]
     files = figures.draw(Table(frame(blocks), frame([]), None, None, [], []), tmp_path)
     assert [file.name for file in files] == [
         f"curve-share-{model}-{metric}.{suffix}"
@@ -46,17 +40,13 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path, monkeypatch):
         for metric in ("em", "f1")
         for suffix in ("png", "svg")
     ]
-    for file in files:
-        if file.suffix == ".svg":
-            ElementTree.parse(file)
-        else:
-            assert file.read_bytes().startswith(b"\x89PNG")
+    ElementTree.parse(files[1])
 
 
 def test_points_bands_and_axes_are_the_tables():
     blocks = [
         block("A", {"share of questions": share}, f1, std)
-        for share, f1, std in (("10 %", 40, 2), ("50 %", None, None), ("80 %", 60, None))
+        for share, f1, std in (("10 %", 40, 2), ("50 %", None, None), ("8e1%", 60, None))
     ]
     figure = figures.plot_curve("share of questions", "A", points(blocks, "share of questions"), "f1")
     panels = figure.axes
@@ -70,7 +60,7 @@ def test_points_bands_and_axes_are_the_tables():
     assert panels[0].get_xlabel() == "share of questions (%)"
     assert panels[0].get_ylabel() == "F1 (%)"
     assert panels[0].get_xscale() == "linear"
-    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["10", "80"]
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["10", "8e1"]
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["MLE"]
     figure.draw_without_rendering()

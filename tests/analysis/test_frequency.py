@@ -56,17 +56,14 @@ def test_the_table_against_loops(tmp_path, monkeypatch, method):
     assert table["windows"] == len(examples)
     for (first, last), band in zip(BANDS, table["bands"], strict=True):
         words = ranked[first:last]
-        assert (band["ranks"], band["words"]) == ([first + 1, last], len(words))
-        if not words:
-            assert band["neighbour_distance"] is None
-            continue
         seen = [word for word in words if word in moved]
-        assert band["words_seen"] == len(seen)
-        assert band["moved_distance"] == pytest.approx(np.mean([np.mean(moved[word]) for word in seen]), rel=1e-4)
-        if method == "swep":
-            assert band["mu"] == pytest.approx(np.mean([np.mean(mus[word]) for word in seen]), rel=1e-4)
-        else:
-            assert band["mu"] is None
+        assert [band[name] for name in ("ranks", "words", "words_seen")] == [[first + 1, last], len(words), len(seen)]
+        assert (band["neighbour_distance"] is None) == (not words)
+        for name, means in (("moved_distance", moved), ("mu", mus)):
+            expected = None
+            if seen and means:
+                expected = pytest.approx(np.mean([np.mean(means[word]) for word in seen]), rel=1e-4)
+            assert band[name] == expected
 
     text = markdown(table, "a run")
     assert "| frequency rank | [1, 5] | (5, 40] | (40, 5000] | (5000, 10000] |" in text

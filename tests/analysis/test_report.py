@@ -89,7 +89,9 @@ def test_answers_are_read_with_another_runs_and_the_places_that_the_run_pointed_
     best |= {"w1": [{"text": ""}], "w3": []}
     (run / "n_best" / "squad.json").write_text(json.dumps(best))
     answered = read_answered(run, Recipe.load(str(run / "recipe.yaml")), "squad", home / "other")
-    assert {item.example.id: item.span for item in answered} == dict.fromkeys(QUESTIONS) | {"r2": (start, start + 8)}
+    assert {item.example.id: item.place for item in answered} == dict.fromkeys(QUESTIONS) | {
+        "r2": range(start, start + 8)
+    }
     gained, lost = ({item.example.id: item.gain for item in items} for items in most_changed(answered, 9))
     assert gained == {"r1": 100.0, "r2": 100.0, "r3": pytest.approx(100 / 3)}
     assert lost == {"w1": -100.0, "w2": -100.0, "w3": pytest.approx(40 - 200 / 3)}

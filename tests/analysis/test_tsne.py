@@ -10,22 +10,23 @@ from matplotlib.figure import Figure
 from swep_ds.analysis import tsne
 from swep_ds.analysis.tsne import LABELLED, coordinates, draw
 from tests.support.bad_input import refused
-from tests.support.finished import load
+from tests.support.finished import load, windows_of
 
 
 @pytest.mark.slow
-def test_coordinates_of_all_tokens(tmp_path):
+def test_coordinates_of_all_tokens(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     run = load(tmp_path)
-    examples = run.test_examples()[:2]
-    table = coordinates(run, examples, 500, seed=3)
-    texts = [text for example in examples for text in (example.question, example.context)]
+    windows = windows_of(run, 2)
+    table = coordinates(run, windows)
+    texts = [text for window in windows for text in (window.example.question, window.example.context)]
     tokens = [token for text in texts for token in run.tokenizer.tokenize(text)]
     for _, rows in table.groupby(["space", "when"]):
         assert rows["token"].tolist() == tokens
         assert np.isfinite(rows[["x", "y"]]).all(axis=None)
-    few = coordinates(run, examples, 12, seed=3)
-    assert coordinates(run, examples, 12, seed=3).equals(few)
+    monkeypatch.setattr(tsne, "MAX_TOKENS", 12)
+    few = coordinates(run, windows)
+    assert coordinates(run, windows).equals(few)
     assert len(few) == 4 * 12
     draw(few, "swep", tmp_path)
     drawn = (tmp_path / "tsne.svg").read_text()
@@ -44,7 +45,7 @@ def test_labels_do_not_cover_each_other_in_panels_of_one_size(tmp_path, monkeypa
         for k in range(30)
     ]
     figures = []
-    monkeypatch.setattr(tsne, "new_figure", lambda **options: figures.append(Figure(**options)) or figures[0])
+    monkeypatch.setattr(tsne, "Figure", lambda **options: figures.append(Figure(**options)) or figures[0])
     draw(pd.DataFrame(rows), "swep", tmp_path)
     boxes = [axes.get_window_extent() for axes in figures[0].axes]
     assert [box.width for box in boxes] == pytest.approx([box.height for box in boxes], rel=0.01)
@@ -56,8 +57,6 @@ def test_labels_do_not_cover_each_other_in_panels_of_one_size(tmp_path, monkeypa
         assert not any(a.overlaps(b) for k, a in enumerate(drawn) for b in drawn[k + 1 :])
 
 
-def test_what_cannot_be_drawn(tmp_path, monkeypatch):
-    run = load(tmp_path, "mle")
-    assert "t-SNE needs 10 tokens, and there are 0" in refused(coordinates, run, [], 500, seed=0)
+def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    assert "pip install scikit-learn" in refused(coordinates, run, run.test_examples()[:1], 500, seed=0)
+    assert "pip install scikit-learn" in refused(coordinates, None, [])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from swep_ds.analysis.trained_run import TrainedRun
+from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, answer_windows
 from swep_ds.evaluation.results import Results, write_results
 from swep_ds.methods import build
 from swep_ds.pipeline.examples import input_checksums
@@ -36,3 +36,8 @@ def finished(folder: Path, method: str = "swep", architecture: str = "bert", **s
 
 def load(folder: Path, *arguments: str, **settings) -> TrainedRun:
     return TrainedRun.load(finished(folder, *arguments, **settings))
+
+
+def windows_of(run: TrainedRun, questions: int) -> list[AnswerWindow]:
+    """Those of its first test questions."""
+    return list(answer_windows(run.test_examples()[:questions], run.tokenizer, run.windows))

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
-from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, windows_if_any
+from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, answer_windows
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import write_atomically
 from swep_ds.data.batches import Batch
@@ -50,7 +50,7 @@ def sample_windows(run: TrainedRun, examples: Sequence[Example], count: int, lab
         InputError: no window holds an answer.
     """
     order = np.random.default_rng(0).permutation(len(examples))
-    windows = windows_if_any([examples[index] for index in order], run.tokenizer, run.windows)
+    windows = answer_windows([examples[index] for index in order], run.tokenizer, run.windows)
     chosen = list(islice(windows, count))
     if not chosen:
         raise InputError(f"{label}: none of its {len(examples)} questions has its answer in a window: name other data")
