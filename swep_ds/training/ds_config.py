@@ -40,6 +40,7 @@ REFUSED = {
     "zero_optimization.elastic_checkpoint": "no run resumes from the checkpoints that this makes: remove it",
     "zero_optimization.parameter_alignment": "no run resumes from them on other ranks: remove it",
     "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
+    "zero_optimization.stage3_module_granularity_threshold": "weights would stay partitioned: remove this field",
 }
 COMMENT = ("_", "#", "//")  # begins the names of fields that people write as comments
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
-from swep_ds.common.errors import NOT_OF_THE_INPUT, as_input_error
+from swep_ds.common.errors import NOT_OF_THE_INPUT, InputError, as_input_error
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
@@ -120,6 +121,12 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     """
     config = dict(config)
     stage = zero_stage(config)
+    to_disk = config.get("zero_optimization", {}).get("offload_param", {}).get("device") == "nvme"
+    if to_disk and not AsyncIOBuilder().is_compatible():
+        raise InputError(
+            "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
+            "built here: install libaio's headers (Debian: libaio-dev), or use --ds_config zero3_offload"
+        )
     if stage == 3:
         with _refusals():
             shard(objective, config)
