@@ -17,6 +17,7 @@ All recipes are validated before the first run starts. Only the folders say whic
 resumes, and a table can be made at any time: `sweep.json` says what each folder holds.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -259,8 +260,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
             an override of a setting that distinguishes variants or points.
     """
-    path, tree = read_layers(name_or_path, SWEEPS, "sweep", Sweep, _lay_over)
-    sweep = validate(Sweep, tree, path)
+    path, layers = read_layers(name_or_path, SWEEPS, "sweep", Sweep)
+    sweep = validate(Sweep, functools.reduce(_lay_over, layers), path)
     for override in overrides:
         _check_override(override, sweep, path)
     cells = []

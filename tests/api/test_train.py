@@ -133,7 +133,7 @@ def test_sections_are_laid_over_a_recipe(tmp_path):
     ("make", "fault"),
     [
         (lambda: sd.Swep(bta=1), "SwepSettings: bta is not a field; did you mean 'beta'?"),
-        (lambda: sd.Recipe(**SECTIONS), "Recipe: method.name is required: set it"),
+        (lambda: sd.Recipe(**SECTIONS), "Recipe: method is required: set it"),
         (
             lambda: sd.Recipe.make(sd.Recipe.make("quickstart"), train={"epoch": 1}),
             "Recipe: train.epoch is not a field; did you mean 'train.epochs'?",
