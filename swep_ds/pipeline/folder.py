@@ -181,11 +181,6 @@ class RunFolder:
     def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
         """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""
         where = f"--output_dir {self.path}"
-        start = user_path(recipe.model.name, "model.name").resolve()
-        if start.is_dir() and self.path.resolve() in (start, *start.parents):
-            raise InputError(
-                f"{where}: holds the model that the run starts from (model.name {start}): name another folder"
-            )
         if not (self.path / BATCH).is_file():
             # a start that ended before it wrote the batch leaves hidden files and empty folders
             for file in self.path.rglob("[!.]*"):
@@ -211,12 +206,14 @@ class RunFolder:
 
     def begin(self, recipe: Recipe, config: dict[str, Any], windows: int) -> None:
         """Writes the settings of a start: recipe, resolved ds_config, and global batch as `GlobalBatch` counts. Earlier
-        results go."""
-        for file in (self.results, self.report, self.path / UNAVERAGED / RESULTS):
-            file.unlink(missing_ok=True)
+        results of the same recipe stay until new ones replace them, all others go."""
+        dump = recipe.dump()
+        if self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") != dump:
+            for file in (self.results, self.report, self.path / UNAVERAGED / RESULTS):
+                file.unlink(missing_ok=True)
         self.path.mkdir(exist_ok=True)
         self.write_batch(GlobalBatch.of(recipe, windows))  # first: it makes the folder a run's
-        write_atomically(self.recipe, recipe.dump())
+        write_atomically(self.recipe, dump)
         write_atomically(self.path / DS_CONFIG, json.dumps(config, indent=2) + "\n")
 
     def write_batch(self, batch: GlobalBatch) -> None:

@@ -178,11 +178,6 @@ class Recipe(Section):
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
                 "pass for the next: set it to split"
             )
-        if method.uses_model and train.activation_checkpointing:
-            yield (
-                f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
-                "keeps all activations: it would save nothing; set it to false"
-            )
         if self.model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"):
             yield "model.attention: flash_attention_2 needs half precision: set train.precision to bf16"
         if self.task == "generative" and train.compile:

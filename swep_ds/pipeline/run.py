@@ -258,11 +258,10 @@ def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, s
 def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, keep_fp32: bool) -> Evaluated:
     folder = outcome.folder
     title = outcome.recipe.title
+    _begin(outcome, prepared)
     if outcome.kind:
         title += f", {outcome.kind}"
         say(f"{outcome.kind}, in {folder.path}:")
-    if outcome.kind == UNAVERAGED:
-        _begin(outcome, prepared)
     names = {test.name: prepared.evaluation.scorer(test.name).name(test.golds) for test in prepared.tests}
     predictions = None
     validated = None

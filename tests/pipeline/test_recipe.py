@@ -262,7 +262,6 @@ def test_what_is_no_override(path):
         ("pretrain=a.json", "pretrain: 'a.json': must be a valid dictionary or instance of PretrainSection"),
         # what does not fit together
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
-        ("method.name=adv_aug train.activation_checkpointing=true", "runs the model in evaluation mode"),
         ("method.divergence_weight=1 method.mle_weight=0", "which does not train where mle_weight is 0: set"),
         (
             "method.name=swep method.kl_target=20 method.beta=0",
