@@ -1,9 +1,7 @@
 """Typed settings from YAML: sections, `extends`, `--set`, and errors that name the place, the field and the fix.
 
-Notable:
-- A key may stand only once in a mapping: PyYAML would keep its last value and drop the others silently.
-- A section may come in several kinds that a field `name` tells apart (`method`). Another name drops the settings of
-  the former kind.
+A section may come in several kinds that a field `name` tells apart (`method`). Another name drops the settings of the
+former kind.
 """
 
 import copy
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from swep_ds.common.errors import InputError, printable, reason
 from swep_ds.common.files import read_text, user_path
@@ -39,7 +37,7 @@ class _Settings(type(BaseModel)):
 
 
 class Section(BaseModel, metaclass=_Settings):
-    """Settings by name. Unknown names, NaN and a bool in place of a number are errors.
+    """Settings by name. Unknown names and NaN are errors.
 
     `kinds` has, by section, the classes of a section that comes in several, by the `name` that selects each.
     """
@@ -47,26 +45,12 @@ class Section(BaseModel, metaclass=_Settings):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
     kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_bool_is_a_number(cls, tree: Any) -> Any:
-        """YAML reads yes and on as true, which pydantic would take for 1."""
-        for name, value in tree.items() if isinstance(tree, dict) else ():
-            field = cls.model_fields.get(name)
-            if field and isinstance(value, bool) and _takes_numbers(field.annotation):
-                raise FieldFault(f"{name}: {value} is not a number: write one")
-        return tree
-
     @classmethod
     def check_layer(cls, base: Tree, layer: Tree, merged: Tree) -> None:
-        """Checks settings, those laid over them (a file or a call's) and the result, which is not yet validated."""
+        """Checks settings, those laid over them (a file's or a call's) and the result, which is not yet validated."""
 
 
 S = TypeVar("S", bound=Section)
-
-
-def _takes_numbers(annotation: Any) -> bool:
-    return annotation in (int, float) or any(_takes_numbers(part) for part in get_args(annotation))
 
 
 def sections_of(model: type[Section], name: str) -> list[type[Section]]:
@@ -116,10 +100,7 @@ def differences(there: Tree, here: Tree, most: int | None = None) -> str:
 
 
 def validate(model: type[S], tree: Tree, place: Path | str) -> S:
-    """`tree` as typed settings.
-
-    Args:
-        place: the file that the settings were read from, or how the user named it, for messages.
+    """`tree` as typed settings, which were read from the file `place`, or which the user named so.
 
     Raises InputError: lists all unknown fields and wrong values.
     """
@@ -238,12 +219,8 @@ def parse_yaml(text: str, what: str) -> Any:
 
 
 def load(model: type[S], name_or_path: str, shipped: Path, option: str, overrides: Sequence[str] = ()) -> S:
-    """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides.
-
-    Overrides apply in order, except that those that name a section's kind come first.
-
-    Args:
-        option: what the user names the file with, such as "--recipe".
+    """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides, in
+    order, except that those that name a section's kind come first. `option` is what the user names the file with.
 
     Raises InputError: see `read_layers` and `validate`; an override that is not `a.b=c`.
     """

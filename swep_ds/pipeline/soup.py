@@ -6,7 +6,6 @@ the soup.
 """
 
 import shutil
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,9 @@ from torch import Tensor
 from swep_ds.common.errors import InputError
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import Results, read_results
-from swep_ds.models.folders import load_config, weight_files
+from swep_ds.models.folders import weight_files
 from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RunFolder
-from swep_ds.pipeline.prepare import NOT_COMPUTED
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import ReadingSettings
 
@@ -43,8 +41,8 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
     """Writes the mean of the runs' models as a plain Hugging Face folder. It declines questions at the mean of their
     thresholds, and has no calibrator: theirs were fitted to their own answers.
 
-    Raises InputError: fewer than two runs; or a run that is not finished, or unlike the first in task, start,
-    architecture, tokenizer, windows, or in a weight's name, shape or dtype.
+    Raises InputError: fewer than two runs; or a run that is not finished, or unlike the first in task, start, windows,
+    or in a weight's name, shape or dtype.
     """
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
         raise InputError(f"RUN {' '.join(map(str, runs))}: a soup is made of two or more different runs: name them")
@@ -72,12 +70,8 @@ def _read(run: Path) -> Ingredient:
     reading = ReadingSettings.load(folder.model / READING)
     traits = {"task": recipe.task, "model.name": recipe.model.name}
     traits["files of model.name"] = results.inputs.get("model.name")
-    traits["tokenizer.json, CRC-32"] = zlib.crc32((folder.model / "tokenizer.json").read_bytes())
     traits |= without(flatten(reading.model_dump(include={"data", "eval"})), ("eval.select_on", "eval.batch_size"))
     traits["null_threshold, whether there is one"] = reading.null_threshold is not None
-    for name, value in flatten(load_config(str(folder.model), f"{run}: its model").to_dict()).items():
-        if name not in NOT_COMPUTED:
-            traits[f"config.json {name}"] = value
     weights = {}
     for file in weight_files(folder.model):
         with safe_open(file, "pt") as content:

@@ -15,7 +15,6 @@ from transformers import AutoModelForQuestionAnswering
 from swep_ds.evaluation.results import PACKAGES, RESULTS
 from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.pipeline.soup import make_soup
-from tests.support import tiny
 from tests.support.bad_input import change_json, refused
 from tests.support.finished import finished
 from tests.support.fork_server import ROOT, run_script
@@ -90,9 +89,7 @@ def other_start(run: Path) -> None:
 UNLIKE = {
     f"{WEIGHT} 'F32 [": other_shape,
     "model.name '/": other_start,
-    "tokenizer.json, CRC-32 ": lambda run: tiny.byte_bpe().save_pretrained(run / "model"),
     "data.doc_stride 32 there, 8 here": lambda run: change_json(run / READING, "data", doc_stride=8),
-    "config.json hidden_act 'gelu' there, 'relu' here": lambda run: change_json(run / CONFIG, hidden_act="relu"),
     "files of model.name None there, 'b' here": lambda run: change_json(run / RESULTS, inputs={"model.name": "b"}),
 }
 
