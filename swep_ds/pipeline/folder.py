@@ -131,7 +131,7 @@ class RunFolder:
 
     def __exit__(self, *_) -> None:
         """Unlocks the folder. A start that was refused leaves nothing new in a folder that holds no run."""
-        if self._lock.is_locked and not self._is_run():
+        if self._lock.is_locked and not (self.path / BATCH).is_file():
             (self.path / ".lock").unlink(missing_ok=True)
         for folder in self._made:
             with suppress(OSError):  # it holds something: a run, or what others have put there
@@ -187,7 +187,7 @@ class RunFolder:
                 if file.is_file():
                     name = file.relative_to(self.path).parts[0]
                     raise InputError(f"{where}: holds files that belong to no run ({name}): name a new or empty folder")
-        if not self._is_run():
+        if not self.recipe.is_file():
             return
         if resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
@@ -198,9 +198,6 @@ class RunFolder:
         has_begun = has_updates or self.results.is_file() or any(self.checkpoints.glob("update-*"))
         if differing and has_begun:
             raise InputError(f"{where}: holds another run: name another folder ({differing})")
-
-    def _is_run(self) -> bool:
-        return self.recipe.is_file() and (self.path / BATCH).is_file()
 
     # What a start writes
 

@@ -20,7 +20,6 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, RunExit, reason
 from swep_ds.common.files import read_lines
 from swep_ds.data.fields import at
-from swep_ds.evaluation.evaluate import Evaluation, Predictions
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,
@@ -262,15 +261,26 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
     if outcome.kind:
         title += f", {outcome.kind}"
         say(f"{outcome.kind}, in {folder.path}:")
-    names = {test.name: prepared.evaluation.scorer(test.name).name(test.golds) for test in prepared.tests}
-    predictions = None
+    evaluation = prepared.evaluation
+    validation = prepared.validation
+    names = {test.name: evaluation.scorer(test.name).name(test.golds) for test in prepared.tests}
     validated = None
+    why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
+    fitted = (
+        "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
+    )
     with outcome.weights():
-        if prepared.validation:
-            predictions = prepared.evaluation.predict(engine, prepared.validation)
+        if validation:
+            predictions = evaluation.predict(engine, validation)
             if outcome.recipe.eval.select_on:
-                validated = prepared.evaluation.score(predictions, prepared.validation)
-        evaluation = _tuned(prepared, predictions, say)
+                validated = evaluation.score(predictions, validation)
+            if evaluation.null_threshold is not None:
+                evaluation, why = evaluation.with_threshold(predictions, validation)
+            if validation.name == prepared.tests[0].name:
+                evaluation, fitted = evaluation.with_calibrator(predictions, validation)
+        if evaluation.null_threshold is not None:
+            say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
+        say(fitted)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
         tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
         ranks.progress("export")
@@ -279,24 +289,6 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
     if scores and ranks.is_main():
         print_scores(scores, title)
     return tested
-
-
-def _tuned(prepared: Prepared, predictions: Predictions | None, say: Say) -> Evaluation:
-    """With the threshold and, on source text, the calibrator that the answers to the validation data choose."""
-    evaluation = prepared.evaluation
-    validation = prepared.validation
-    why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
-    fitted = (
-        "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
-    )
-    if predictions and evaluation.null_threshold is not None:
-        evaluation, why = evaluation.with_threshold(predictions, validation)
-    if predictions and validation.name == prepared.tests[0].name:
-        evaluation, fitted = evaluation.with_calibrator(predictions, validation)
-    if evaluation.null_threshold is not None:
-        say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
-    say(fitted)
-    return evaluation
 
 
 def _write_results(
