@@ -17,7 +17,7 @@ from swep_ds.common.settings import differences, flatten
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.example import Example
 from swep_ds.data.features import Features, WindowSettings, build_features
-from swep_ds.data.fields import at
+from swep_ds.data.readers import at
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import empty_answer, separate_texts
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation

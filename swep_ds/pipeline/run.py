@@ -19,7 +19,7 @@ from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, RunExit, reason
 from swep_ds.common.files import read_lines
-from swep_ds.data.fields import at
+from swep_ds.data.readers import at
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,

@@ -67,9 +67,8 @@ def test_a_new_folder_is_made_with_its_parents_and_a_start_that_is_refused_leave
     assert not is_locked(path / ".lock")
 
 
-def test_a_finished_run_without_checkpoints_is_not_trained_again(used, tmp_path, monkeypatch):
+def test_a_finished_run_without_checkpoints_is_not_trained_again(used, tmp_path):
     (used / "results.json").write_text("{}")
-    monkeypatch.setattr("swep_ds.pipeline.run.check_service", lambda tracking: None)
     with process_group():
         said = refused(run, recipe(), "zero0", used, "auto")
     assert "and without checkpoints it would be trained again" in said
