@@ -1,7 +1,4 @@
-"""Features: the windows of all questions (`data/windows.py`) as columns, cached as Arrow.
-
-A context is tokenised once for all questions about it that follow each other; windows are assembled from its ids.
-"""
+"""Features: the windows of all questions (`data/windows.py`) as columns, cached as Arrow."""
 
 import hashlib
 from collections import Counter
@@ -23,6 +20,16 @@ from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSe
 
 FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
 ROWS_AT_A_TIME = 1000  # written at once
+
+LIST = pa.list_(pa.int32())
+TYPES = {  # of the columns that are not int32
+    "input_ids": LIST,
+    "token_type_ids": pa.list_(pa.int8()),
+    "target_ids": LIST,
+    "has_answer": pa.bool_(),
+    "offset_start": LIST,
+    "offset_end": LIST,
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ def build_features(
 
     Training windows without the whole answer learn the null position ("cls") or are left out ("drop"); where answers
     are generated they are always left out. Windows of questions without an answer are never left out.
-    Windows are written as they are made, so memory does not grow with their number. `console` shows the progress.
+    Memory does not grow with the number of windows. `console` shows the progress.
 
     Raises InputError: the sizes leave no room for context, a context has no token, every training window was dropped,
     or the cache cannot be written.
@@ -93,14 +100,13 @@ def build_features(
 
     if cache.load(cached) is None:
         counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
-        schema = _schema(cutter, training)
         with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
             questions = _shown(cutter.tokenise(examples), progress)
             if training:
                 rows = _rows_to_learn(examples, questions, cutter, counts, drop)
             else:
                 rows = _rows_to_answer(questions, cutter, counts)
-            cache.save(cached, schema, _batches(rows, schema), counts)
+            cache.save(cached, _batches(rows), counts)
     dataset, facts = cache.load(cached)
     return Features(dataset, **facts, fingerprint=cached.stem)
 
@@ -109,29 +115,8 @@ def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tupl
     """The windows of a few examples, at least one, as `build_features` makes them for evaluation, but in memory; and
     how many questions were cut. Raises InputError: a context has no token."""
     counts = Counter()
-    rows = list(_rows_to_answer(cutter.tokenise(examples), cutter, counts))
-    return pa.Table.from_pylist(rows, _schema(cutter, training=False)), counts["questions_cut"]
-
-
-def _schema(cutter: WindowCutter, training: bool) -> pa.Schema:
-    int32 = pa.int32()
-    int32s = pa.list_(int32)
-    columns = {"input_ids": int32s}
-    if cutter.takes_types:
-        columns["token_type_ids"] = pa.list_(pa.int8())
-    columns["length"] = int32
-    generative = cutter.settings.task == "generative"
-    if training and generative:
-        columns["target_ids"] = int32s
-    elif training:
-        columns |= {"start_position": int32, "end_position": int32, "has_answer": pa.bool_()}
-    else:
-        columns["example"] = int32
-        if not generative:
-            names = ("null_position", "context_begin", "context_end", "own_begin", "own_end")
-            columns |= dict.fromkeys(names, int32)
-            columns |= {"offset_start": int32s, "offset_end": int32s}
-    return pa.schema(columns)
+    rows = _rows_to_answer(cutter.tokenise(examples), cutter, counts)
+    return pa.Table.from_batches(_batches(rows)), counts["questions_cut"]
 
 
 def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Question]:
@@ -140,8 +125,9 @@ def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Questi
         progress.update(done)
 
 
-def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
     while batch := list(islice(rows, ROWS_AT_A_TIME)):
+        schema = pa.schema({name: TYPES.get(name, pa.int32()) for name in batch[0]})
         yield pa.RecordBatch.from_pylist(batch, schema)
 
 

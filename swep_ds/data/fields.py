@@ -6,12 +6,11 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from swep_ds.common.errors import InputError
 
-_KINDS = {str: "a string", list: "a list"}
 _BLANK = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories of Unicode
 
 # a text, a number or the end of a list, and the white space by which NumPy separates it from the next value
@@ -36,19 +35,16 @@ def excerpt(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def field(mapping: Any, name: str, kind: type = object) -> Any:
+def field(mapping: dict[str, Any], name: str, kind: type = object) -> Any:
     """`mapping[name]`, which must be of `kind`. Raises InputError: it is not, or is missing."""
-    if not isinstance(mapping, dict):
-        raise InputError(f"expected an object with the field {name!r}, found {excerpt(mapping)}")
     if name not in mapping:
         raise InputError(f"field {name!r} is missing; add it (found: {excerpt(list(mapping))})")
-    value = mapping[name]
-    if not isinstance(value, kind):
-        raise InputError(f"field {name!r} is {excerpt(value)}; expected {_KINDS[kind]}")
-    return value
+    if not isinstance(mapping[name], kind):
+        raise InputError(f"field {name!r} is {excerpt(mapping[name])}; expected a {kind.__name__}")
+    return mapping[name]
 
 
-def text_field(mapping: Any, name: str) -> str:
+def text_field(mapping: dict[str, Any], name: str) -> str:
     """The field `name`, a string that is not blank."""
     value = field(mapping, name, str)
     if is_blank(value):
@@ -66,36 +62,20 @@ def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def whole_number(value: Any, name: str) -> int | None:
-    """A whole number, which may be a float (pandas makes floats of a column with gaps) or a text of CSV; None if there
-    is none. Raises InputError: it is anything else."""
-    if is_missing(value) or (isinstance(value, str) and is_blank(value)):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not number.is_integer():
-        raise InputError(f"{name} is {excerpt(value)}; expected a whole number of characters, from 0")
-    return int(number)
-
-
 def nested_value(text: str) -> Any:
     """The value of a text in JSON, or as Python and NumPy print lists, dicts, texts and numbers: what `to_csv` of
     pandas and `datasets` writes for them. Nothing is executed. Raises InputError: it is neither."""
-    try:
+    with suppress(ValueError):
         return json.loads(text)
-    except ValueError:
-        pass
+    # NumPy prints ['a' 'b'], which Python would take for ['ab']
+    printed = _VALUE_AND_GAP.sub(lambda match: match[1] + "," if match[2] else match[1], text.strip())
     try:
-        return _value(ast.parse(_VALUE_AND_GAP.sub(_with_comma, text.strip()), mode="eval").body)
+        return _value(ast.parse(printed, mode="eval").body)
     except (SyntaxError, ValueError, TypeError):
-        raise InputError(f"{excerpt(text)} is neither JSON nor a list or dict as Python prints it") from None
-
-
-def _with_comma(match: re.Match[str]) -> str:
-    """NumPy prints ['a' 'b'], which Python would take for ['ab']."""
-    return match[1] + "," if match[2] else match[1]
+        raise InputError(
+            f"{excerpt(text)} is neither JSON nor a list or dict as Python prints it; a text that begins with [ or {{ "
+            "goes into a JSON list of texts"
+        ) from None
 
 
 def _value(node: ast.AST) -> Any:

@@ -17,10 +17,8 @@ MIN_TEXTS_PER_QUESTION = 0.9  # above this many texts per question hardly any tw
 
 
 def subset(examples: list[Example], fraction: float, limit: int | None, seed: int) -> list[Example]:
-    """A seeded choice of `fraction` of the examples, at most `limit`, in their order.
-
-    Choices of one seed are nested: the 10 % are among the 30 %.
-    """
+    """A seeded choice of `fraction` of the examples, at most `limit`, in their order. Choices of one seed are nested:
+    the 10 % are among the 30 %."""
     size = max(1, round(len(examples) * fraction))
     chosen = np.random.default_rng([seed, len(examples)]).permutation(len(examples))[: min(size, limit or size)]
     return [examples[i] for i in np.sort(chosen)]
@@ -32,11 +30,8 @@ def sample_id(original: str, number: int) -> str:
 
 
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
-    """The augmented samples of these questions only.
-
-    Raises InputError: there is none, or one has another answer than its question: it was made from other data, and
-    may hold the text of held-out articles.
-    """
+    """The augmented samples of these questions only. Raises InputError: there is none, or one has another answer than
+    its question: it was made from other data, and may hold the text of held-out articles."""
     by_id = {example.id: example for example in originals}
     samples = []
     for sample in augmented:
@@ -64,9 +59,7 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 
     Paragraphs of one article share their answers (`_inseparable`). An article that would bring the share above twice
     the fraction is kept, unless all would. The choice does not depend on the seed of a run, so scores over seeds share
-    one test set.
-
-    Raises InputError: the examples have fewer than two articles.
+    one test set. Raises InputError: the examples have fewer than two articles.
     """
     groups = _inseparable(examples, least_articles=1)
     sizes = _shuffled_sizes(groups)
@@ -87,10 +80,8 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report.
 
-    The split is by article, or by context if there is one article (`_inseparable`): in random order, each goes to the
-    half that has fewer questions so far. It does not depend on the seed of a run.
-
-    Raises InputError: all questions are about one context.
+    In random order, each article, or context if there is one article (`_inseparable`), goes to the half that has fewer
+    questions so far, whatever the seed of a run. Raises InputError: all questions are about one context.
     """
     groups = _inseparable(examples, least_articles=2)
     sizes = _shuffled_sizes(groups)

@@ -15,8 +15,7 @@ import pytest
 from swep_ds.data.answers import find_answer
 from swep_ds.data.example import Example
 from swep_ds.data.fields import nested_value
-from swep_ds.data.layouts import settle_repeated
-from swep_ds.data.readers import read_examples
+from swep_ds.data.readers import read_examples, settle_repeated
 from tests.support import bad_input, qa_files
 from tests.support.qa_files import lines, refused
 
@@ -345,7 +344,7 @@ def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, enc
 def test_other_formats_are_refused_with_the_fix(save, content):
     for compress in (bytes, gzip.compress):
         said = refused(save(compress(content)))
-        assert "is neither Parquet nor Arrow nor UTF-8 text (byte " in said
+        assert "is neither Parquet nor Arrow nor UTF-8 text ('utf-8' codec" in said
         assert "a workbook of Excel or LibreOffice as CSV UTF-8, and unpack an archive" in said
 
 
@@ -357,9 +356,12 @@ def test_other_formats_are_refused_with_the_fix(save, content):
         ('question,context,answer\nq,"To be" is said,be\n', "malformed table of text after row 1 (',' expected after"),
         ("question;text;answer\nWho?;A text;text\n", "has no column context (found: ['question', 'text', 'answer'])"),
         ('"id","asked"\n"1","When?"\n', "has no column question (found: ['id', 'asked']): rename yours"),
-        ("question,context,anwser\nWho?,A text,text\n", "field 'answers' is missing (found: ['question', 'context',"),
+        (
+            "question,context,anwser\nWho?,A text,text\n",
+            "'answers' is missing; add it (found: ['question', 'context',",
+        ),
         ("question,context,Answer,answer\na,b,b,b\n", "has the column 'answer' 2 times"),
-        ([row(ANSWERS) | {"Question": "What?"}], "row 0: has a field twice"),
+        ([row(ANSWERS) | {"Question": "What?"}], "row 0: has the column 'question' 2 times"),
         ("question,context,answer\n,A text,text\n", "question 'data-2': question is empty"),
         ("question,context,answer\nWho?,A text,\n", "question 'data-2': has no answer; give it, or set"),
         ("question,context,answers\nWho?,A text,[1\n", "answers '[1': is neither a list of texts nor"),
