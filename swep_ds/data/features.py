@@ -22,42 +22,35 @@ FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns
 ROWS_AT_A_TIME = 1000  # written at once
 
 LIST = pa.list_(pa.int32())
-TYPES = {  # of the columns that are not int32
-    "input_ids": LIST,
-    "token_type_ids": pa.list_(pa.int8()),
+TYPES = {  # of the columns of `Features.dataset`; positions are indices in `input_ids`
+    # of every window
+    "input_ids": LIST,  # no padding
+    "token_type_ids": pa.list_(pa.int8()),  # only if the tokenizer names it among its model's inputs
+    "length": pa.int32(),  # number of input_ids
+    # for training: the answer's first and last token; both the null position if it is not all there or there is none
+    "start_position": pa.int32(),
+    "end_position": pa.int32(),
+    "has_answer": pa.bool_(),  # whether the whole answer is in this window
+    # for training to generate: the answer's tokens with the special ones, which are all if there is no answer
     "target_ids": LIST,
-    "has_answer": pa.bool_(),
-    "offset_start": LIST,
+    # for evaluation: index in the list of examples
+    "example": pa.int32(),
+    # for evaluation of extracted answers
+    "null_position": pa.int32(),  # that of [CLS], or 0 if there is none
+    "context_begin": pa.int32(),  # [context_begin, context_end) are the context tokens
+    "context_end": pa.int32(),
+    "own_begin": pa.int32(),  # [own_begin, own_end) have their maximum context in this window
+    "own_end": pa.int32(),
+    "offset_start": LIST,  # characters [start, end) of every context token of this window
     "offset_end": LIST,
 }
 
 
 @dataclass(frozen=True)
 class Features:
-    """Windows, and how many examples lost something on the way.
+    """Windows, and how many examples lost something on the way."""
 
-    `dataset` gives plain Python values, rows in the order of the examples and of the windows of a context.
-    Positions are indices in `input_ids`. Columns of every window:
-        input_ids                     int32 list, no padding
-        token_type_ids                int8 list, only if the tokenizer names it among its model's inputs
-        length                        int32, number of input_ids
-    for training:
-        start_position, end_position  int32, the answer's first and last token; both the null position if it is not all
-                                      there or the question has no answer
-        has_answer                    bool, whether the whole answer is in this window
-    for training to generate:
-        target_ids                    int32 list, the answer's tokens with the tokenizer's special ones; only these if
-                                      the question has no answer
-    for evaluation:
-        example                       int32, index in the list of examples
-    for evaluation of extracted answers:
-        null_position                 int32, that of [CLS], or 0 if there is none
-        context_begin, context_end    int32, positions [context_begin, context_end) of the context tokens
-        own_begin, own_end            int32, positions [own_begin, own_end) whose maximum context is in this window
-        offset_start, offset_end      int32 lists, characters [start, end) of every context token of this window
-    """
-
-    dataset: Dataset
+    dataset: Dataset  # columns as in `TYPES`; rows in the order of the examples and of the windows of a context
     examples: int
     questions_cut: int  # questions longer than max_query_length
     targets_cut: int  # target answers (task generative) longer than max_target_length
@@ -127,7 +120,7 @@ def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Questi
 
 def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
     while batch := list(islice(rows, ROWS_AT_A_TIME)):
-        schema = pa.schema({name: TYPES.get(name, pa.int32()) for name in batch[0]})
+        schema = pa.schema({name: TYPES[name] for name in batch[0]})
         yield pa.RecordBatch.from_pylist(batch, schema)
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swep_ds.commands import convert as convert_command
+from swep_ds.commands.convert import convert as convert_command
+from swep_ds.commands.convert import convert_pairs
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.features import build_features
-from swep_ds.data.pairs import convert_pairs
 from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings
 from tests.support import tiny
@@ -79,7 +79,7 @@ def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_pa
     source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr(sys, "argv", ["convert", str(source), str(output)])
-    convert_command.convert()
+    convert_command()
     assert capsys.readouterr().out.splitlines() == [
         f"{output}: 2 pairs",
         "dropped: 2 (answer not in the context)",
@@ -94,9 +94,9 @@ def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_pa
     ("content", "message"),
     [
         ("", "holds no pair"),
-        ('{"context": "A cat.", "question": "What?"}', "line 1: field 'answer' is missing"),
-        ('{"context": "A cat."', "line 1: is not a generated pair (Expecting"),
-        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1: is not a generated pair (IndexError"),
+        ('{"context": "A cat.", "question": "What?"}', "line 1 is not a generated pair (KeyError: 'answer')"),
+        ('{"context": "A cat."', "line 1 is not a generated pair (Expecting"),
+        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is not a generated pair (IndexError"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token id 9999, and the tokenizer has"),
     ],
     ids=lambda value: str(value[:40]),
