@@ -71,20 +71,22 @@ class Passage:
         """Appends a sentence, its slots filled from the records `subjects` (first, second), and its mentions."""
         self.used.add(template)
         text = f"{self.text} " if self.text else ""
-        begin, cursor = len(text), 0
+        begin = len(text)
+        cursor = 0
         for slot in _SLOT.finditer(template):
             text += template[cursor : slot.start()]
             cursor = slot.end()
             record = subjects[1 if slot[2] else 0]
-            name, value = slot[1], self.records[record].get(slot[1])
-            if name == "short":
-                name, value = "name", self.records[record]["name"]
-                if "name" in self.stated(record):
-                    value = value.split()[-1]
+            name = slot[1].replace("short", "name")
+            value = self.records[record][name]
+            if slot[1] == "short" and "name" in self.stated(record):
+                value = value.split()[-1]
             self.mentions.append(Mention(record, name, len(text), len(text) + len(value), sentence))
             text += value
         text += template[cursor:]
-        self.text = text if self.kind.informal else text[:begin] + text[begin].upper() + text[begin + 1 :]
+        if not self.kind.informal:
+            text = text[:begin] + text[begin].upper() + text[begin + 1 :]
+        self.text = text
 
 
 @cache
@@ -136,7 +138,8 @@ def write_passage(kind: Kind, world: World, brief: bool = False, most: int | Non
             for i in subjects:
                 stated[i] |= slots(template)[0]
     rng.shuffle(plan)
-    plan, padded = plan[:most], not brief and most is None
+    plan = plan[:most]
+    padded = not brief and most is None
     if kind.asides and padded and (len(plan) < 3 or (len(plan) < 6 and rng.random() < 0.5)):
         plan.insert(rng.randint(0, len(plan)), (rng.choice(kind.asides), ()))
     if kind.openers and padded and len(plan) < 7:
@@ -167,8 +170,7 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
                 candidates.append((_fill(template, values), where[0]))
     rng.shuffle(candidates)
     names = [c for c in candidates if c[1].field == "name"][:1]
-    others = [c for c in candidates if c[1].field != "name"][: limit - len(names)]
-    chosen = names + others
+    chosen = names + [c for c in candidates if c[1].field != "name"][: limit - len(names)]
     rng.shuffle(chosen)
     return chosen
 
@@ -176,9 +178,9 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
 def write_unanswerable(passage: Passage, kinds: Sequence[Kind], world: World) -> str:
     """A question that looks as if the passage answered it, and which it does not.
 
-    About half of the questions ask about a thing of the passage what is not stated of it. The others ask about a thing
-    that the passage does not mention: most about one of the same kind, in a relation that the passage states of its
-    things (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018), and a fifth of those about any of `kinds`.
+    About half ask what is not stated of a thing of the passage. The others ask about a thing that it does not mention:
+    most about one of the same kind, in a relation that the passage states of its things (an entity swap, as in SQuAD
+    v2.0: Rajpurkar et al., ACL 2018), and a fifth of those about any of `kinds`.
     """
     rng = world.rng
     while True:
@@ -192,11 +194,8 @@ def write_unanswerable(passage: Passage, kinds: Sequence[Kind], world: World) ->
 
 
 def _ask_unstated(passage: Passage, rng: random.Random) -> str | None:
-    """A question about a thing of the passage whose answer it does not state, or None.
-
-    In half of the cases it is a relation that the passage states of another thing, so that there is an answer to
-    confuse it with; None if there is no such relation.
-    """
+    """A question about a thing of the passage whose answer it does not state: in half of the cases a relation that it
+    states of another thing, so that there is an answer to confuse it with; None if there is no such relation."""
     record = rng.choice(sorted({mention.record for mention in passage.mentions if mention.field == "name"}))
     stated = passage.stated(record)
     confusing = rng.random() < 0.5
