@@ -16,8 +16,7 @@ from pathlib import Path
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output, open_input, path_of, write_atomically
-from swep_ds.data.answers import occurrences
-from swep_ds.data.fields import is_blank
+from swep_ds.data.answers import is_blank, occurrences
 
 Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer's first character, if it is there
 

@@ -1,16 +1,22 @@
-"""Answers: their texts and offsets in every form that files have them, and where the training answer is."""
+"""The fields of a question's row: checked, answers in every form that files have them, and the training answer's place.
 
+A message says what is wrong; `at` adds where.
+"""
+
+import ast
+import json
 import math
 import re
 import string
 import unicodedata
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.fields import excerpt, field, is_blank, is_missing, nested_value
 
+MRQA_COLUMN = "detected_answers"
 GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
 TRUE = ("true", "1", "1.0")
 FALSE = ("false", "0", "0.0")
@@ -21,6 +27,87 @@ _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
+_BLANK = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories of Unicode
+
+# a text, a number or the end of a list, and the white space by which NumPy separates it from the next value
+_VALUE_AND_GAP = re.compile(
+    r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+|[\])}])(\s+(?=['"\w\[{+-]))?""", re.DOTALL
+)
+_NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which NumPy prints its values
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Puts the place in front of the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def excerpt(value: Any) -> str:
+    """A value as a message shows it: on one line and short."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def field(mapping: dict[str, Any], name: str, kind: type = object) -> Any:
+    """`mapping[name]`, which must be of `kind`. Raises InputError: it is not, or is missing."""
+    if name not in mapping:
+        raise InputError(f"field {name!r} is missing; add it (found: {excerpt(list(mapping))})")
+    if not isinstance(mapping[name], kind):
+        raise InputError(f"field {name!r} is {excerpt(mapping[name])}; expected a {kind.__name__}")
+    return mapping[name]
+
+
+def text_field(mapping: dict[str, Any], name: str) -> str:
+    """The field `name`, a string that is not blank."""
+    value = field(mapping, name, str)
+    if is_blank(value):
+        raise InputError(f"{name} is empty; give its text or leave it out of the data set")
+    return value
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has only spaces, control and format characters, such as U+200B, all of which tokenizers drop."""
+    return all(unicodedata.category(character) in _BLANK for character in text)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value says that there is none: null, or NaN, which pandas puts into the gaps of a column."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def nested_value(text: str) -> Any:
+    """The value of a text in JSON, or as Python and NumPy print lists, dicts, texts and numbers: what `to_csv` of
+    pandas and `datasets` writes for them. Nothing is executed. Raises InputError: it is neither."""
+    with suppress(ValueError):
+        return json.loads(text)
+    # NumPy prints ['a' 'b'], which Python would take for ['ab']
+    printed = _VALUE_AND_GAP.sub(lambda match: match[1] + "," if match[2] else match[1], text.strip())
+    try:
+        return _value(ast.parse(printed, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError):
+        raise InputError(
+            f"{excerpt(text)} is neither JSON nor a list or dict as Python prints it; a text that begins with [ or {{ "
+            "goes into a JSON list of texts"
+        ) from None
+
+
+def _value(node: ast.AST) -> Any:
+    match node:
+        case ast.List() | ast.Tuple():
+            return [_value(element) for element in node.elts]
+        case ast.Dict():
+            return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+        case ast.Name(id="nan"):
+            return None
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[made_of]) if _NUMPY.fullmatch(name):
+            return _value(made_of)
+    return ast.literal_eval(node)  # a text, a number, or an error
+
+
+# Answers
 
 
 @lru_cache(2**16)  # both metrics of every evaluation normalise the same gold answers
@@ -100,12 +187,18 @@ def _text(value: Any, context: str) -> str:
 # Where the training answer is
 
 
-def given_span(context: str, text: str, given_start: Any) -> tuple[int, int] | None:
-    """Characters [start, end) of the answer `text`, without white space at its ends; None if its offset is missing.
+def training_span(
+    row: dict[str, Any], context: str, text: str, start: Any, *, repeated: bool
+) -> tuple[int, int] | None:
+    """Characters [start, end) of the training answer, `text` at the offset `start` (which may be missing) or MRQA's.
+    None as in `find_answer`. Raises InputError: it is not there."""
+    if MRQA_COLUMN in row:
+        return mrqa_span(context, row[MRQA_COLUMN])
+    return _given_span(context, text, start) or find_answer(context, text, repeated=repeated)
 
-    The offset may be a float (pandas makes floats of a column with gaps) or a text of CSV. Raises InputError: it is no
-    whole number, or the answer is not there.
-    """
+
+def _given_span(context: str, text: str, given_start: Any) -> tuple[int, int] | None:
+    """None if the offset is missing. It may be a float (pandas makes floats of a column with gaps) or a text of CSV."""
     if is_missing(given_start) or (isinstance(given_start, str) and is_blank(given_start)):
         return None
     try:

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.data.answers import answer_pairs, find_answer, given_span, mrqa_span
+from swep_ds.data.answers import MRQA_COLUMN, answer_pairs, at, excerpt, field, is_missing, text_field, training_span
 from swep_ds.data.example import Example
-from swep_ds.data.fields import at, excerpt, field, is_missing, text_field
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
 
@@ -30,7 +29,6 @@ MAX_HEADER = 4096  # characters of a file's first line that are looked at
 ROWS_AT_A_TIME = 100  # converted to Python objects at once: many rows may repeat one long context
 MAX_NAMED = 100  # faulty questions of a file that a message names
 
-MRQA_COLUMN = "detected_answers"
 MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")  # several of its sets put [SEP] after titles
 COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible", MRQA_COLUMN)
 
@@ -143,8 +141,8 @@ def _csv_rows(text: str, delimiter: str) -> Items:
             if len(cells) != len(header):
                 raise InputError(f"row {number} has {len(cells)} cells, and the header {len(header)}: correct it")
             row = dict(zip(header, cells, strict=True))
-            if "id" in row:  # pandas makes 7.0 of the number 7 in a column with gaps
-                row["id"] = re.sub(r"^(\d+)\.0$", r"\1", row["id"])
+            if "id" in row:
+                row["id"] = re.sub(r"^(\d+)\.0$", r"\1", row["id"])  # as in `_name`
             yield f"row {number}", row
     except csv.Error as error:
         raise InputError(
@@ -161,10 +159,8 @@ def column_of(name: str) -> str:
 
 @lru_cache(256)  # the rows of a file have the same names
 def known_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """`column_of` each name of a row or table.
-
-    Raises InputError: two names stand for one column, a needed one is missing, or the rows are MRQA's.
-    """
+    """`column_of` each name of a row or table. Raises InputError: two names stand for one column, a needed one is
+    missing, or the rows are MRQA's."""
     columns = tuple(map(column_of, names))
     for column in COLUMNS:
         if columns.count(column) > 1:
@@ -184,24 +180,20 @@ def known_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_items(source: str, items: Items, **wanted: bool) -> Iterator[Example]:
-    """The questions of a file's items. `wanted` are the options of `read_examples`.
-
-    An id that is missing is made of the last part of `source` and the numbers of the question's place.
-    Raises InputError: questions have faults (one message for all of a file).
-    """
-    faults: dict[str, InputError] = {}
+    """The questions of a file's items. `wanted` are the options of `read_examples`. A missing id is made of the last
+    part of `source` and the numbers of the question's place. Raises InputError: for all faulty questions of a file."""
+    message = ""
+    faulty: list[str] = []  # ids
     for place, fields in _rows(source, items):
         id_ = _name(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
         try:
             yield _example(id_, fields, **wanted)
         except InputError as error:
-            faults[excerpt(id_)] = error
-    if faults:
-        first, *others = faults
-        message = f"question {first}: {faults[first]}"
-        if others:
-            named = ", ".join(others[:MAX_NAMED])
-            message += f"; {len(others)} more of this file's questions have faults: {named}"
+            message = message or f"question {excerpt(id_)}: {error}"
+            faulty.append(excerpt(id_))
+    if len(faulty) > 1:
+        message += f"; {len(faulty) - 1} more of this file's questions have faults: {', '.join(faulty[1:MAX_NAMED])}"
+    if message:
         raise InputError(message)
 
 
@@ -265,8 +257,5 @@ def _example(
         raise InputError("has no answer; give it, or set data.unanswerable to drop such questions or to train on them")
     span = None
     if pairs and training:
-        if MRQA_COLUMN in fields:
-            span = mrqa_span(context, fields[MRQA_COLUMN])
-        else:
-            span = given_span(context, *pairs[0]) or find_answer(context, pairs[0][0], repeated=repeated)
+        span = training_span(fields, context, *pairs[0], repeated=repeated)
     return Example(id_, question, context, tuple(text for text, _ in pairs), span, article)

@@ -9,14 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from swep_ds.common.errors import InputError, as_input_error, reason
 from swep_ds.common.files import check_hub, read_json, user_path
 from swep_ds.common.plugins import check_free, load_entry_points
-from swep_ds.data.answers import occurrences
+from swep_ds.data.answers import at, excerpt, occurrences
 from swep_ds.data.example import Example
-from swep_ds.data.fields import at, excerpt
 from swep_ds.data.formats import Items, document_items, file_items, numbered, read_items, table_rows
 
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
@@ -26,7 +25,6 @@ GROUP = "swep_ds.readers"  # the entry points' group
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
 
 Reader = Callable[[str], Iterable[dict[str, Any]]]
-R = TypeVar("R", bound=Reader)
 _readers: dict[str, Reader] = {}
 
 
@@ -116,7 +114,7 @@ def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     return _data_files(path, training)
 
 
-def reader(name: str) -> Callable[[R], R]:
+def reader(name: str) -> Callable[[Reader], Reader]:
     """Registers a function as the reader of all sources `name:ADDRESS`, in recipes and commands: `@sd.reader("faq")`.
 
     It gets ADDRESS and yields rows as those of a file: question and context (str), answers {"text": [str],
@@ -128,7 +126,7 @@ def reader(name: str) -> Callable[[R], R]:
     if not (isinstance(name, str) and name.isidentifier()) or f"{name}:" in QUICKSTART:
         raise TypeError(f'reader {name!r}: write @sd.reader("NAME") with a free name of letters, digits and "_"')
 
-    def register(function: R) -> R:
+    def register(function: Reader) -> Reader:
         check_free(name, _readers.get(name), function)
         _readers[name] = function
         return function
@@ -137,7 +135,6 @@ def reader(name: str) -> Callable[[R], R]:
 
 
 def find_reader(source: str) -> Reader | None:
-    """The reader that a source names; None if it names none."""
     name, colon, _ = source.partition(":")
     if not colon or not name.isidentifier():
         return None

@@ -22,7 +22,6 @@ from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 
 EXAMPLES_AT_A_TIME = 256  # to tokenise: an encoding takes some 200 bytes for each character
-
 # a tokenizer's own special tokens, without those that were added to it
 NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_token")
 
@@ -272,9 +271,7 @@ class Template(NamedTuple):
 
 class WindowCutter:
     """Cuts windows for one tokenizer and one setting. Making one takes far longer than a question's windows: keep it.
-
-    Raises InputError: the longest question leaves no room for context.
-    """
+    Raises InputError: the longest question leaves no room for context."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings):
         self.settings = settings
@@ -306,30 +303,22 @@ class WindowCutter:
             self.cls_from_end = len(suffix) - suffix.index(cls)
 
     def tokenise(self, examples: Sequence[Example]) -> Iterator[Question]:
-        """The questions, in order. A context is tokenised once for questions that follow each other.
-
-        Raises InputError: a context has no token.
-        """
+        """The questions, in order. A context is tokenised once for the questions of a group. Raises InputError: a
+        context has no token."""
         longest = self.settings.max_query_length
-        contexts: dict[str, TextTokens] = {}
         for begin in range(0, len(examples), EXAMPLES_AT_A_TIME):
             group = examples[begin : begin + EXAMPLES_AT_A_TIME]
-            before = contexts
-            contexts = {example.context: before.get(example.context) for example in group}
-            new = [context for context, tokens in contexts.items() if tokens is None]
-            encodings = self.backend.encode_batch([self.gap + context for context in new], add_special_tokens=False)
-            for context, encoding in zip(new, encodings, strict=True):
-                contexts[context] = self._tokens(encoding, context)
-                if len(encoding) == 0:
-                    raise InputError(
-                        f"the tokenizer finds no token in the context {context[:40]!r}: leave its questions out of the "
-                        "data set"
-                    )
-            texts = [self.gap + example.question for example in group]
-            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+            contexts = list(dict.fromkeys(example.context for example in group))
+            encodings = self.backend.encode_batch([self.gap + text for text in contexts], add_special_tokens=False)
+            tokens = {text: self._tokens(encoding, text) for text, encoding in zip(contexts, encodings, strict=True)}
+            questions = [self.gap + example.question for example in group]
+            encodings = self.backend.encode_batch_fast(questions, add_special_tokens=False)
             for example, encoding in zip(group, encodings, strict=True):
+                context = tokens[example.context]
+                if len(context.ids) == 0:
+                    raise InputError(f"the tokenizer finds no token in the context {example.context[:40]!r}: remove it")
                 ids = self.as_text(np.array(encoding.ids[:longest], np.int32))
-                yield Question(ids, len(encoding) > longest, contexts[example.context])
+                yield Question(ids, len(encoding) > longest, context)
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""

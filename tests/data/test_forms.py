@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from swep_ds.data.answers import find_answer
+from swep_ds.data.answers import find_answer, nested_value
 from swep_ds.data.example import Example
-from swep_ds.data.fields import nested_value
 from swep_ds.data.readers import read_examples, settle_repeated
 from tests.support import bad_input, qa_files
 from tests.support.qa_files import lines, refused
