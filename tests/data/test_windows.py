@@ -70,7 +70,8 @@ def trained(model, trainer, steps, alphabet=LETTERS, specials=SPECIALS, **sizes)
     return tokenizer
 
 
-def wordpiece(**steps) -> Tokenizer:
+def wordpiece(normalizer, pre_tokenizer) -> Tokenizer:
+    steps = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
     return trained(models.WordPiece(unk_token="<unk>"), trainers.WordPieceTrainer, steps, vocab_size=200)
 
 
@@ -99,10 +100,8 @@ def unigram(byte_fallback: bool = False, **steps) -> Tokenizer:
 METASPACE = {scheme: pre_tokenizers.Metaspace(prepend_scheme=scheme) for scheme in ("always", "first", "never")}
 LLAMA = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
 KINDS = {
-    "WordPiece": lambda: wordpiece(
-        normalizer=normalizers.BertNormalizer(lowercase=True), pre_tokenizer=pre_tokenizers.BertPreTokenizer()
-    ),
-    "WordPiece, cased": lambda: wordpiece(normalizer=normalizers.NFC(), pre_tokenizer=pre_tokenizers.Whitespace()),
+    "WordPiece": lambda: wordpiece(normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()),
+    "WordPiece, cased": lambda: wordpiece(normalizers.NFC(), pre_tokenizers.Whitespace()),
     "byte-level": lambda: byte_level(prefix=False),
     "byte-level, prefix": lambda: byte_level(prefix=True),
     "byte-level, prefix, untrimmed": lambda: byte_level(prefix=True, trimmed=False),
