@@ -30,20 +30,18 @@ EXAMPLES = [
 squad, rows = (functools.partial(make, context=CONTEXT) for make in (qa_files.squad, qa_files.rows))
 
 
-def table(*qas, **context):
-    return pa.Table.from_pylist(rows(*qas, **context))
+def table(*qas):
+    return pa.Table.from_pylist(rows(*qas))
 
 
 LAYOUTS = {
-    "squad": lambda *qas, **c: json.dumps(squad(*qas, **c)).encode(),
-    "squad, indented, UTF-8 with mark": lambda *qas, **c: json.dumps(
-        squad(*qas, **c), indent=1, ensure_ascii=False
-    ).encode("utf-8-sig"),
-    "JSON lines": lambda *qas, **c: lines(rows(*qas, **c)).encode(),
-    "JSON list": lambda *qas, **c: json.dumps(rows(*qas, **c), indent=2).encode(),
-    "Parquet": lambda *qas, **c: parquet(table(*qas, **c)),
-    "Arrow stream": lambda *qas, **c: stream(table(*qas, **c)),
-    "Arrow file": lambda *qas, **c: file(table(*qas, **c)),
+    "squad": lambda *qas: json.dumps(squad(*qas)).encode(),
+    "squad, indented": lambda *qas: json.dumps(squad(*qas), indent=1, ensure_ascii=False).encode("utf-8-sig"),
+    "JSON lines": lambda *qas: lines(rows(*qas)).encode(),
+    "JSON list": lambda *qas: json.dumps(rows(*qas), indent=2).encode(),
+    "Parquet": lambda *qas: parquet(table(*qas)),
+    "Arrow stream": lambda *qas: stream(table(*qas)),
+    "Arrow file": lambda *qas: file(table(*qas)),
 }
 
 
@@ -80,12 +78,13 @@ def test_white_space_around_an_answer_is_no_part_of_its_place(save):
 @pytest.mark.parametrize("layout", ["squad", "Parquet"])
 def test_is_impossible_must_not_contradict_the_answers(save, layout):
     """A data set's script added the plausible answers; or a question would be learned as one to decline."""
-    source = save(LAYOUTS[layout](WHAT | {"is_impossible": False}, WHEN | {"is_impossible": True}))
-    for training in (True, False):
-        said = "question 'q1': is_impossible is true, but it has answers: correct"
-        assert said in refused(source, training=training)
-    source = save(LAYOUTS[layout](WHEN | {"is_impossible": False}, WHAT | {"answers": [], "is_impossible": False}))
-    assert "is_impossible is false, but it has no answers: correct" in refused(source, unanswerable=True)
+    for changes, said in (
+        ({"is_impossible": True}, "question 'q1': is_impossible is true, but it has answers: correct"),
+        ({"is_impossible": False, "answers": []}, "question 'q1': is_impossible is false, but it has no answers: corr"),
+    ):
+        source = save(LAYOUTS[layout](WHAT | {"is_impossible": False}, WHEN | changes))
+        for training in (True, False):
+            assert said in refused(source, training=training, unanswerable=True)
 
 
 def test_rows_of_mrqa_are_refused_for_their_markers(save):
@@ -209,8 +208,7 @@ def test_folder_saved_by_datasets(tmp_path):
 
 
 def test_quickstart_defaults_to_its_training_or_test_split():
-    test = read_examples("quickstart:news", training=False)
-    assert test == read_examples("quickstart:news.test", training=False)
+    assert read_examples("quickstart:news", training=False) == read_examples("quickstart:news.test", training=False)
     for source in ("quickstart:nowhere", "quickstart:news"):
         assert f"{source}: there is no quick-start corpus n" in refused(source)
 
@@ -231,16 +229,13 @@ def test_hub_id_splits_and_configs(monkeypatch):
     assert "has no split train, only validation" in refused("owner/name")
 
 
-def test_hub_out_of_reach(monkeypatch):
+def test_hub_out_of_reach_and_files_that_do_not_exist(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     message = refused("swep-ds-tests/no-such-data-set")
     assert "Couldn't reach" in message
     assert "name its local file or folder instead" in message
-
-
-@pytest.mark.parametrize("source", ["missing.json", "data/missing.json", "./owner/name", "owner/name/more", "missing"])
-def test_missing_file(source):
-    assert f"no such file or folder in {Path.cwd()}; name a local file" in refused(source)
+    for source in ("missing.json", "data/missing.json", "./owner/name", "owner/name/more", "missing"):
+        assert f"no such file or folder in {Path.cwd()}; name a local file" in refused(source)
 
 
 @pytest.mark.parametrize("write", [qa_files.compressed, parquet])
