@@ -131,7 +131,7 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     given = _unpacked(row.get("answers"), context)
     if is_missing(given) or given in ("", [], {}):
         if "answer" not in row and impossible not in TRUE:
-            field(row, "answers")
+            field(row, "answers")  # may be empty, but must be there
         given = _unpacked(row.get("answer"), context)
     starts = row.get("answer_start")
     if isinstance(given, dict):

@@ -13,7 +13,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import datasets
@@ -100,57 +100,49 @@ def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 
     return ranks * accumulation * micro_steps
 
 
+@dataclass(eq=False)
 class TrainingBatches:
     """Item k is this rank's batch of micro-step k; update u has micro-steps u * accumulation onwards.
 
-    `max_tokens` are positions of a micro-batch, with padding, in place of micro_batch_size, which counts windows.
     Training ends after max_updates at the latest. Raises InputError: a window is longer than `max_tokens`.
     """
 
-    def __init__(
-        self,
-        features: datasets.Dataset,
-        padding: Padding,
-        *,
-        micro_batch_size: int,
-        accumulation: int,
-        rank: int,
-        world_size: int,
-        epochs: float,
-        max_updates: int | None,
-        seed: int,
-        max_tokens: int | None = None,
-        group_by_length: bool = True,
-    ):
-        self.features = features
-        self.padding = padding
-        self.seed = seed
-        self.max_tokens = max_tokens
-        self.group_by_length = group_by_length
-        self.accumulation = accumulation
-        self.rank = rank
-        self.world_size = world_size
-        self.micro_batch = world_size  # windows over all ranks; with max_tokens, micro-batches
-        if not max_tokens:
-            self.micro_batch *= micro_batch_size
-        self.global_batch = self.micro_batch * accumulation
-        self.lengths = np.asarray(features["length"][:])
-        if max_tokens and self.lengths.max() > max_tokens:
+    features: datasets.Dataset
+    padding: Padding
+    _: KW_ONLY
+    micro_batch_size: int  # windows
+    accumulation: int
+    rank: int
+    world_size: int
+    epochs: float
+    max_updates: int | None
+    seed: int
+    max_tokens: int | None = None  # positions of a micro-batch, with padding, in place of micro_batch_size
+    group_by_length: bool = True
+
+    def __post_init__(self):
+        self.micro_batch = self.world_size  # windows over all ranks; with max_tokens, micro-batches
+        if not self.max_tokens:
+            self.micro_batch *= self.micro_batch_size
+        self.global_batch = self.micro_batch * self.accumulation
+        self.lengths = np.asarray(self.features["length"][:])
+        longest = self.lengths.max()
+        if self.max_tokens and longest > self.max_tokens:
             raise InputError(
-                f"train.max_tokens {max_tokens}: the longest window has {self.lengths.max()} tokens: raise it to that "
-                "at least, or lower data.max_length"
+                f"train.max_tokens {self.max_tokens}: the longest window has {longest} tokens: raise it to that at "
+                "least, or lower data.max_length"
             )
         self._rows: list[np.ndarray] = []  # those of each update
         self.updates = 0
-        epochs *= 1 - 1e-12  # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
+        epochs = self.epochs * (1 - 1e-12)  # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
         for epoch in range(math.ceil(epochs)):
             rows = self._shuffled(epoch)
             self._rows += rows
             self.updates += math.ceil(min(1, epochs - epoch) * len(rows))
             if epoch == 0:
                 self.updates_per_epoch = len(rows)  # with max_tokens other epochs have about as many
-            if max_updates and self.updates >= max_updates:
-                self.updates = max_updates
+            if self.max_updates and self.updates >= self.max_updates:
+                self.updates = self.max_updates
                 break
 
     @property
