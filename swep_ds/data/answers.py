@@ -173,7 +173,7 @@ def _text(value: Any, context: str) -> str:
     1852.0."""
     if is_missing(value):
         return ""
-    if type(value) in (int, float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
         raise InputError(f"the answer {excerpt(value)} is not text; give a string")

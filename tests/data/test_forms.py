@@ -232,14 +232,9 @@ def test_a_gap_that_pandas_writes_is_no_answer_unless_the_context_has_it(save):
 def test_questions_need_no_answers(save):
     asked = [{key: row[key] for key in ("id", "question", "context")} for row in ROWS]
     expected = [Example(e.id, e.question, e.context, (), None, e.article) for e in EXAMPLES]
-    for content in (
-        lines(asked),
-        table(asked),
-        lines(ROWS),
-        json.dumps([row | {"answers": 5} for row in asked]),
-        table([row | {"answers": "{'text'"} for row in asked]),
-    ):
-        assert read_examples(save(content), training=False, labels=False) == expected
+    for rows in (asked, ROWS, [row | {"answers": "{'text'"} for row in asked]):
+        for content in (lines(rows), table(rows)):
+            assert read_examples(save(content), training=False, labels=False) == expected
 
 
 # Answers without an offset
@@ -273,26 +268,13 @@ def test_an_answer_is_found_only_where_it_occurs_once_as_whole_words(context, te
         assert found in bad_input.refused(find_answer, context, text)
 
 
-REPEATED = [
-    {"id": "once", "question": "Who?", "context": "Ann met Bob.", "answer": "Bob"},
-    {"id": "twice", "question": "Who?", "context": "Annika met Ann, and Ann left.", "answer": " Ann "},
-    {"id": "at", "question": "Who?", "context": "Ann met Ann.", "answer": "Ann", "answer_start": 8},
-    {"id": "none", "question": "Who?", "context": "Ann met Ann.", "answer": ""},
-]
-
-
-def test_repeated_answers_get_their_first_place_or_are_left_out(save):
-    source = save(pd.DataFrame(REPEATED).to_csv())
-    spans = {"once": (8, 11), "twice": (11, 14), "at": (8, 11), "none": None}
-    examples = read(source, repeated=True)
-    for choice, left_out in (("first", set()), ("drop", {"twice"})):
-        settled, count = settle_repeated(examples, choice)
-        assert count == 1
-        assert {e.id: e.span for e in settled} == {id_: s for id_, s in spans.items() if id_ not in left_out}
-    message = refused(source, unanswerable=True)
-    assert "'twice': the answer 'Ann' occurs 2 times in its context; give its answer_start (in " in message
-    assert "set data.repeated_answers to first" in message
-    assert len(read_examples(source, training=False, unanswerable=True)) == 4  # tests need no place
+def test_a_repeated_answer_gets_its_first_place_or_is_left_out(save):
+    source = save([{"question": "Who?", "context": "Annika met Ann, and Ann left.", "answer": " Ann "}])
+    [example], count = settle_repeated(read(source, repeated=True), "first")
+    assert (example.span, count) == ((11, 14), 1)
+    assert settle_repeated(read(source, repeated=True), "drop") == ([], 1)
+    assert "the answer 'Ann' occurs 2 times in its context; give its answer_start (in char" in refused(source)
+    assert len(read_examples(source, training=False)) == 1  # tests need no place
 
 
 # Spreadsheets
