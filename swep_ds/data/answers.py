@@ -131,7 +131,7 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     given = _unpacked(row.get("answers"), context)
     if is_missing(given) or given in ("", [], {}):
         if "answer" not in row and impossible not in TRUE:
-            field(row, "answers")  # may be empty, but must be there
+            raise InputError(f"field 'answers' is missing; add it (found: {excerpt(list(row))})")
         given = _unpacked(row.get("answer"), context)
     starts = row.get("answer_start")
     if isinstance(given, dict):
@@ -190,28 +190,24 @@ def _text(value: Any, context: str) -> str:
 def training_span(
     row: dict[str, Any], context: str, text: str, start: Any, *, repeated: bool
 ) -> tuple[int, int] | None:
-    """Characters [start, end) of the training answer, `text` at the offset `start` (which may be missing) or MRQA's.
-    None as in `find_answer`. Raises InputError: it is not there."""
+    """Characters [start, end) of the training answer: MRQA's, or `text` at `start`, which may be missing, a float
+    (pandas makes floats of a column with gaps) or a text of CSV. None as in `find_answer`. Raises InputError: it is not
+    there."""
     if MRQA_COLUMN in row:
         return mrqa_span(context, row[MRQA_COLUMN])
-    return _given_span(context, text, start) or find_answer(context, text, repeated=repeated)
-
-
-def _given_span(context: str, text: str, given_start: Any) -> tuple[int, int] | None:
-    """None if the offset is missing. It may be a float (pandas makes floats of a column with gaps) or a text of CSV."""
-    if is_missing(given_start) or (isinstance(given_start, str) and is_blank(given_start)):
-        return None
+    if is_missing(start) or (isinstance(start, str) and is_blank(start)):
+        return find_answer(context, text, repeated=repeated)
     try:
-        number = float(given_start)
+        number = float(start)
     except (TypeError, ValueError):
         number = math.nan
     if not number.is_integer():
-        raise InputError(f"answer_start is {excerpt(given_start)}; expected a whole number of characters, from 0")
-    start = int(number)
-    actual = context[max(start, 0) : start + len(text)]
+        raise InputError(f"answer_start is {excerpt(start)}; expected a whole number of characters, from 0")
+    begin = int(number)
+    actual = context[max(begin, 0) : begin + len(text)]
     if actual != text:
-        raise _elsewhere(text, f"answer_start {start}", actual)
-    return _bare(text, start)
+        raise _elsewhere(text, f"is not at answer_start {begin}", actual)
+    return _bare(text, begin)
 
 
 def mrqa_span(context: str, detected: list[dict[str, Any]]) -> tuple[int, int]:
@@ -230,12 +226,12 @@ def mrqa_span(context: str, detected: list[dict[str, Any]]) -> tuple[int, int]:
         bare = "".join(form(actual).split())
         if bare and bare == "".join(form(text).split()):
             return _bare(actual, start)
-    raise _elsewhere(text, f"char_spans {[start, last]}", actual)
+    raise _elsewhere(text, f"is not at char_spans {[start, last]}", actual)
 
 
-def _elsewhere(text: str, place: str, actual: str) -> InputError:
+def _elsewhere(text: str, said: str, actual: str) -> InputError:
     return InputError(
-        f"the answer {excerpt(text)} is not at {place} of its context, which has {excerpt(actual)} there; correct the "
+        f"the answer {excerpt(text)} {said} of its context, which has {excerpt(actual)} there; correct the "
         "offset (in characters, from 0)"
     )
 

@@ -247,17 +247,6 @@ def test_tables_of_many_rows(save, write):
     assert len({id(example.context) for example in examples}) == 1
 
 
-def test_a_stream_that_is_cut_off_between_its_batches(save):
-    """Arrow's reader takes that for its end."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table(WHEN).schema) as writer:
-        writer.write_table(table(WHEN))
-        whole = sink.tell()
-    content = sink.getvalue().to_pybytes()
-    assert read_examples(save(content), training=True) == EXAMPLES[:1]
-    assert "damaged data file (it is cut off)" in refused(save(content[:whole]))
-
-
 # Bad input
 
 
@@ -273,6 +262,7 @@ def test_a_stream_that_is_cut_off_between_its_batches(save):
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
         (parquet(table(WHEN))[:-40], "damaged data file"),
         (stream(table(WHEN))[:300], "damaged data file"),
+        (stream(table(WHEN))[:-8], "damaged data file (it is cut off)"),  # between batches: to Arrow's reader, its end
         (mrqa(detected_answers=[]), "question 'm1': no detected_answers"),
         (mrqa(detected_answers=[{"text": "tea", "char_spans": [[0, 4]]}]), "'tea' is not at char_spans [0, 4]"),
         (squad(WHEN, WHAT | {"id": "q1"}), "question id 'q1' occurs twice"),
@@ -281,8 +271,7 @@ def test_a_stream_that_is_cut_off_between_its_batches(save):
         (squad(WHEN | {"question": "\u200b \t"}), "question 'q1': question is empty"),
         (squad(WHEN | {"answers": [{"answer_start": 5}]}), "question 'q1': field 'text' is missing"),
         ({"data": [{"title": "Cafes"}]}, "data[0]: has no column question (found: ['title']): rename yours"),
-        (rows(WHEN | {"answers": [{"text": "1998", "answer_start": 20}]}), "'1998' is not at answer_start 20 of its "),
-        (squad(WHEN | {"answers": [{"text": "1998", "answer_start": 20}]}), "which has ' 199' there; correct the"),
+        (squad(WHEN | {"answers": [{"text": "1998", "answer_start": 20}]}), "'1998' is not at answer_start 20 of its "),
     ],
 )
 def test_bad_files_and_questions_are_named_in_one_line(save, content, message):
