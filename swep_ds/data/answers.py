@@ -130,7 +130,7 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     impossible = str(row.get("is_impossible")).lower()
     given = _unpacked(row.get("answers"), context)
     if is_missing(given) or given in ("", [], {}):
-        if "answer" not in row and impossible not in TRUE:
+        if "answers" not in row and "answer" not in row and impossible not in TRUE:
             raise InputError(f"field 'answers' is missing; add it (found: {excerpt(list(row))})")
         given = _unpacked(row.get("answer"), context)
     starts = row.get("answer_start")
