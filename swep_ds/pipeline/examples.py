@@ -8,9 +8,9 @@ from pathlib import Path
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import user_path
+from swep_ds.data.answers import at
 from swep_ds.data.example import Example
-from swep_ds.data.layouts import settle_repeated
-from swep_ds.data.readers import at, local_files, read_examples
+from swep_ds.data.readers import local_files, read_examples, settle_repeated
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.evaluation.results import RESULTS, read_results
 from swep_ds.models.folders import model_files
