@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from swep_ds.analysis.heatmap import AROUND, COLUMNS, Scale, Word, _near_answer, nearest_words, page, word_distances
+from swep_ds.analysis.heatmap import AROUND, Scale, _near_answer, nearest_words, page, word_distances
+from swep_ds.analysis.trained_run import TextWord
 from tests.support.finished import load, windows_of
 from tests.support.report_runs import contrast
 
 WORDS = [
-    Word("Who", "question", 0.1),
-    Word("<b>&", "question", 0.3),
-    Word("In", "context", 0.2),
-    Word("1998", "answer", 0.5),
+    TextWord("Who", "question", [], 0.1),
+    TextWord("<b>&", "question", [], 0.3),
+    TextWord("In", "context", [], 0.2),
+    TextWord("1998", "answer", [], 0.5),
 ]
 
 
@@ -46,7 +47,7 @@ def test_nearest_words_of_every_token(tmp_path, method):
                 names = run.tokenizer.convert_ids_to_tokens([int(row[at]) for row in ids])
                 expected.append([window.example.id, word.part, word.text, *names])
     rows = nearest_words(run, windows)
-    assert rows.columns.tolist() == COLUMNS
+    assert rows.columns.tolist() == ["question_id", "part", "word", "token", "nearest_before", "nearest_after"]
     assert rows.to_numpy().tolist() == expected
     assert set(rows["part"]) == {"question", "context", "answer"}
     changed = rows["token"] != rows["nearest_after"]
@@ -61,11 +62,11 @@ def test_a_page_is_escaped_coloured_and_labelled():
     assert "&lt;b&gt;&amp;" in text
     assert "<b>&" not in text
     assert 'title="0.5000">1998<' in text
-    outliers = [Word("x", "question", 1 + k / 100) for k in range(100)] + [Word("x", "question", 50.0)]
+    outliers = [TextWord("x", "question", [], 1 + k / 100) for k in range(100)] + [TextWord("x", "question", [], 50.0)]
     low, high = Scale.of([outliers])
     assert 1.0 <= low < 1.1
     assert 1.9 < high < 3
-    assert Scale.of([[Word("x", "question", 0.0)]]) == (0.0, 1.0)
+    assert Scale.of([[TextWord("x", "question", [], 0.0)]]) == (0.0, 1.0)
     low, high = Scale.of([WORDS, WORDS])
     assert f"over 16 draws): ≤ {low:.3g} <span" in text  # what lies beyond the ends has their colours
     assert f"</span> ≥ {high:.3g};" in text
@@ -76,8 +77,8 @@ def test_a_page_is_escaped_coloured_and_labelled():
 
 
 def test_a_context_is_cut_around_the_answer():
-    words = [Word("Who", "question", 0.1)]
-    words += [Word(f"w{k}", "answer" if k in (30, 31) else "context", 0.1) for k in range(99)]
+    words = [TextWord("Who", "question", [], 0.1)]
+    words += [TextWord(f"w{k}", "answer" if k in (30, 31) else "context", [], 0.1) for k in range(99)]
     assert _near_answer(words) == [words[0], *words[31 - AROUND : 33 + AROUND]]
     assert _near_answer(words[:50]) == [words[0], *words[31 - AROUND : 50]]
 
