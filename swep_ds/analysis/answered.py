@@ -133,12 +133,10 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     """
     check_unchanged(recipe, folder, [source_of_test_set(name)])
     answers = read_predictions(folder, name)
+    wrote = {kind: _read_if_any(folder, kind, name) for kind in ("confidence", "calibrated", "n_best")}
     others = {}
     if against:
         others = _read_if_any(against, "predictions", name)
-    confidences = _read_if_any(folder, "confidence", name)
-    calibrated = _read_if_any(folder, "calibrated", name)
-    n_best = _read_if_any(folder, "n_best", name)
     examples = reported_examples(recipe, name)
     golds = {example.id: example.answers for example in examples}
     scorer = Scorer(recipe.eval.answer_language(name))
@@ -150,7 +148,7 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
         if id_ not in answers:
             continue
         place = None
-        best = n_best.get(id_)
+        best = wrote["n_best"].get(id_)
         if best and best[0].get("start") is not None:  # else it is declined, or generated
             place = range(best[0]["start"], best[0]["end"])
             if example.context[place.start : place.stop] != answers[id_]:  # the run may have read other data
@@ -162,12 +160,12 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
             answers[id_],
             right=bool(exact_match),
             f1=100 * f1,
-            confidence=confidences.get(id_),
+            confidence=wrote["confidence"].get(id_),
+            calibrated=wrote["calibrated"].get(id_),
+            place=place,
             other=others.get(id_),
             other_right=bool(other_exact_match),
             other_f1=100 * other_f1,
-            calibrated=calibrated.get(id_),
-            place=place,
         )
         answered.append(item)
     if not answered:

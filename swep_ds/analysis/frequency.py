@@ -7,6 +7,7 @@ of ranks has
   mean mu         likewise, the mean over dimensions of mu, for methods that learn it
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,23 +62,23 @@ def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int)
     return table
 
 
-def ranking(run: TrainedRun, examples: Sequence[Example]) -> np.ndarray:
+def ranking(run: TrainedRun, examples: Sequence[Example]) -> list[int]:
     """Ids of the tokens in the distinct questions and contexts, the most frequent first; ties by smaller id."""
     backend = plain_backend(run.tokenizer)
     texts = list(dict.fromkeys(text for example in examples for text in (example.question, example.context)))
-    counts = np.zeros(len(run.tokenizer), np.int64)
+    counts = Counter()
     for begin in range(0, len(texts), TEXTS):
         for encoding in backend.encode_batch_fast(texts[begin : begin + TEXTS], add_special_tokens=False):
-            np.add.at(counts, encoding.ids, 1)
-    return np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+            counts.update(encoding.ids)
+    return sorted(counts, key=lambda token: (-counts[token], token))
 
 
 @torch.no_grad()
-def neighbour_distance(table: Tensor, words: np.ndarray) -> np.ndarray:
+def neighbour_distance(table: Tensor, words: Sequence[int]) -> np.ndarray:
     """Mean l2 distance of the rows `words` to their `NEIGHBOURS` nearest other rows, [len(words)] float64."""
     table = table.double()
     means = []
-    for ids in torch.from_numpy(words).to(table.device).split(ROWS):
+    for ids in torch.tensor(words, device=table.device).split(ROWS):
         distance = torch.cdist(table[ids], table)
         distance[torch.arange(len(ids)), ids] = torch.inf  # a row is not its own neighbour
         means.append(distance.topk(NEIGHBOURS, largest=False).values.mean(1).cpu())
@@ -92,9 +93,8 @@ def _means_by_word(run: TrainedRun, windows: list[AnswerWindow]) -> pd.DataFrame
         batch = windows[begin : begin + BATCH]
         before, [perturbed] = run.perturb(run.batch(batch))
         values = {"moved_distance": (perturbed.embeddings - before).norm(dim=-1)}
-        statistics = perturbed.measure() if perturbed.measure else {}
-        if "mu" in statistics:
-            values["mu"] = statistics["mu"]
+        if perturbed.measure:
+            values |= perturbed.measure()
         for row, window in enumerate(batch):
             of_words = {name: value[row, window.positions].double().cpu().numpy() for name, value in values.items()}
             frames.append(pd.DataFrame(of_words, index=np.array(window.input_ids)[window.positions]))
@@ -103,6 +103,5 @@ def _means_by_word(run: TrainedRun, windows: list[AnswerWindow]) -> pd.DataFrame
 
 def markdown(table: dict[str, Any], title: str) -> str:
     """The table with the paper's rows; a dash marks a missing value."""
-
     text = template("frequency.md.jinja").render(table, title=title, rows=TITLES, paper=frequency_table())
     return text + "\n"

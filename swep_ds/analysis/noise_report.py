@@ -1,4 +1,4 @@
-"""What a run's noise was and did to the answer (`swep_ds/methods/noise_effect.py`); `noise.html.jinja` says it in words.
+"""What a run's noise was and did to the answer (`swep_ds/methods/noise_effect.py`), in numbers.
 
 The noise changes while it learns, so only the second half of the run counts.
 """

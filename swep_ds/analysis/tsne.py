@@ -1,5 +1,4 @@
-"""t-SNE of the tokens of a few questions before and after perturbation, in two spaces: word embeddings, and the
-encoder's last hidden state. Each space is embedded once, before and after together."""
+"""t-SNE of the tokens of a few questions, before and after perturbation together, in two spaces."""
 
 from collections.abc import Iterable
 from pathlib import Path

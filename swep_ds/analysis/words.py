@@ -5,6 +5,7 @@ number: of the tokens that differ between the samples and their questions.
 """
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import pandas as pd
@@ -51,19 +52,15 @@ def share_of_samples(file: Path) -> float:
 
 
 def draw(table: pd.DataFrame, samples: float | None, folder: Path) -> None:
-    """A line per run, a broken one for its clean embeddings, and a level for SSMBA's texts; in percent.
-
-    A run's label is its method, with the folder if several runs have it.
-    """
+    """A line per run, a broken one for its clean embeddings, and a level for SSMBA's texts; in percent."""
     figure = Figure(layout="constrained", figsize=(7.2, 4.4))
     axes = figure.subplots()
-    methods = table.groupby("run", sort=False)["method"].first()
-    for number, (run, lines) in enumerate(table.groupby("run", sort=False)):
-        label = methods[run]
-        if (methods == label).sum() > 1:
-            label += f", {run}"
-        marker = MARKS[number % len(MARKS)] if len(lines) <= MAX_MARKS else None
-        colour = COLOURS[number % len(COLOURS)]
+    runs = table.groupby(["run", "method"], sort=False)
+    for ((run, method), lines), colour, mark in zip(runs, cycle(COLOURS), cycle(MARKS), strict=False):
+        label = method
+        if table.loc[table["method"] == method, "run"].nunique() > 1:
+            label = f"{method}, {run}"
+        marker = mark if len(lines) <= MAX_MARKS else None
         changed, clean = (100 * lines[name] for name in SHARES)
         axes.plot(lines["update"], changed, marker=marker, markersize=4, lw=1.8, label=label, color=colour)
         label += ", before perturbation"

@@ -23,7 +23,7 @@ def answers(seed: int, calibrated: bool = False) -> list[Answered]:
 def test_curves_and_rows_with_and_without_a_calibrator():
     answered = {name: answers(seed, calibrated=True) for seed, name in enumerate(("wiki", "news", "forum"))}
     told = confidence(answered)
-    reliability, risk = told.charts
+    reliability, risk = told["charts"]
     groups = {"wiki": answered["wiki"], OTHERS: answered["news"] + answered["forum"]}
     names = [name + suffix for suffix in ("", ", calibrated") for name in groups]
     assert list(risk.curves) == list(reliability.curves) == names
@@ -39,7 +39,7 @@ def test_curves_and_rows_with_and_without_a_calibrator():
             sure, right = (values[0] for values in reliability.curves[name + suffix])
             assert sure == pytest.approx(100 * np.mean([getattr(item, kind) for item in first]))
             assert right == pytest.approx(100 * np.mean([item.right for item in first]))
-    tables = {"confidence": told.rows + told.groups, "calibrated": told.calibrated + told.calibrated_groups}
+    tables = {"confidence": told["rows"] + told["groups"], "calibrated": told["calibrated"] + told["calibrated_groups"]}
     for kind, rows in tables.items():
         assert [row[0] for row in rows] == [*answered, *groups]
         for (_, sure, right, *scores), items in zip(rows, [*answered.values(), *groups.values()], strict=True):
@@ -53,5 +53,5 @@ def test_runs_without_confidences_or_a_calibrator():
     assert confidence({}) is None
     assert confidence({"wiki": old, "news": answers(1)}) is None
     told = confidence({"wiki": answers(1), "news": old})
-    assert [row[0] for row in told.rows] == [row[0] for row in told.groups] == ["wiki"]
-    assert told.calibrated == told.calibrated_groups == []
+    assert [row[0] for row in told["rows"]] == [row[0] for row in told["groups"]] == ["wiki"]
+    assert told["calibrated"] == told["calibrated_groups"] == []

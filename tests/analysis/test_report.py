@@ -154,7 +154,7 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
 
 def test_curves_are_averaged_in_blocks_and_each_of_many_has_a_line_of_its_own():
     lines = [{"update": update, "loss": float(update % 7)} for update in range(1, 4001)]
-    updates, losses = charts.curve(lines, "loss")
+    updates, losses = charts.learning_curves(lines)[0].curves["loss"]
     np.testing.assert_allclose(updates, np.arange(1, 4001).reshape(400, 10).mean(1))
     np.testing.assert_allclose(losses, (np.arange(1, 4001) % 7).reshape(400, 10).mean(1))
     lines = [{"update": u, **{f"nll_adversarial_{k}": k + u / 9 for k in range(6)}} for u in range(1, 4)]
