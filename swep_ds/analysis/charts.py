@@ -45,7 +45,7 @@ class Chart(NamedTuple):
     over: str = "update"
 
     def svg(self) -> Markup:
-        """The chart as an `<svg>` element, with text as text, for a page that sets --line-1 to --line-4."""
+        """The chart as an `<svg>` element without its opening "<svg ", after which the page puts its description."""
         # the salt makes ids reproducible, and different in each chart of a page
         with mpl.rc_context({**STYLE, "svg.hashsalt": self.title}):
             figure = Figure(figsize=INCHES, facecolor="none")
@@ -69,13 +69,7 @@ class Chart(NamedTuple):
         for number, colour in enumerate(COLOURS, 1):
             text = text.replace(colour, f"var(--line-{number})")
         text = text.replace(INK, "currentColor")
-        ends = ", ".join(f"{label} ends at {values[-1]:.3g}" for label, (_, values) in self.curves.items())
-        label = f"{self.title}: {self.unit} by {self.over}. {ends}."
-        opening = Markup('<svg role="img" aria-label="{}" ').format(label)
-        return opening + Markup(text[text.index("<svg ") + 5 :])
-
-
-# The course of a run
+        return Markup(text[text.index("<svg ") + len("<svg ") :])
 
 
 def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float | None = None) -> list[Chart]:
@@ -114,11 +108,10 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
     return charts
 
 
-# Does the model know when it does not know? Definitions and sources are in `evaluation/calibration.py`.
-
-
 def confidence(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list] | None:
-    """The data sets whose answers all have a confidence; None if the first, the source domain, is not among them.
+    """Does the model know when it does not know? Definitions and sources are in `evaluation/calibration.py`.
+
+    Of the data sets whose answers all have a confidence; None if the first, the source domain, is not among them.
 
     "rows" of each data set, "groups" of two, the source domain and all questions of the others together; the same by
     the calibrator's confidences ("calibrated", "calibrated_groups"); "charts" of the groups: the mean confidence and

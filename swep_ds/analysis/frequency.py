@@ -26,33 +26,28 @@ BANDS = ((0, 100), (100, 500), (500, 5_000), (5_000, 10_000))  # ranks (first, l
 NEIGHBOURS = 5
 BATCH = 8  # windows
 TEXTS = 1024  # that are tokenised at a time
+COLUMNS = ["neighbour_distance", "moved_distance", "mu"]
 ROWS = 256  # words whose distances to the whole table are in memory at a time
-TITLES = {
-    "neighbour_distance": "5-NN l2 distance",
-    "moved_distance": "l2 distance before / after",
-    "mu": "mean mu",
-}
 
 
 def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int) -> dict[str, Any]:
-    """The table: {"bands": [{"ranks": [first, last], "words", "words_seen", "neighbour_distance", "moved_distance",
-    "mu"}], "windows", "method", "beta_schedule"}. A value is None if a band has no words, or the method no mu.
+    """The table: {"bands": [{"ranks": [first, last], "words", "words_seen", *COLUMNS}], "windows", "method",
+    "beta_schedule"}. A value is None if a band has no words, or the method no mu.
 
-    `examples` are the training questions; windows of `max_windows` of them, evenly spaced, are perturbed.
-
-    Raises InputError: a method without perturbation.
+    `examples` are the training questions; windows of `max_windows` of them, evenly spaced, are perturbed. Raises
+    InputError as `TrainedRun.perturb`.
     """
     chosen = [examples[k] for k in np.unique(np.linspace(0, len(examples) - 1, max_windows).astype(int))]
     windows = list(answer_windows(chosen, run.tokenizer, run.windows))
     ranked = ranking(run, examples)[: BANDS[-1][1]]
-    words = _means_by_word(run, windows).reindex(index=ranked, columns=["moved_distance", "mu"])
+    words = _means_by_word(run, windows).reindex(index=ranked, columns=COLUMNS)
     words["neighbour_distance"] = neighbour_distance(run.qa.model.get_input_embeddings().weight, ranked)
     bands = []
     for first, last in BANDS:
         of_band = words.iloc[first:last]
         seen = int(of_band["moved_distance"].count())
         band = {"ranks": [first + 1, last], "words": len(of_band), "words_seen": seen}
-        for name in TITLES:
+        for name in COLUMNS:
             known = of_band[name].dropna()
             band[name] = float(known.mean()) if len(known) else None
         bands.append(band)
@@ -103,5 +98,5 @@ def _means_by_word(run: TrainedRun, windows: list[AnswerWindow]) -> pd.DataFrame
 
 def markdown(table: dict[str, Any], title: str) -> str:
     """The table with the paper's rows; a dash marks a missing value."""
-    text = template("frequency.md.jinja").render(table, title=title, rows=TITLES, paper=frequency_table())
+    text = template("frequency.md.jinja").render(table, title=title, paper=frequency_table())
     return text + "\n"

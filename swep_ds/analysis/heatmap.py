@@ -50,10 +50,7 @@ class Scale(NamedTuple):
 
 
 def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[list[TextWord]]:
-    """The words of each window with their distances.
-
-    Raises InputError: the run's method has no perturbation to look at.
-    """
+    """The words of each window with their distances. Raises InputError as `TrainedRun.perturb`."""
     texts = []
     for begin in range(0, len(windows), BATCH):
         batch = windows[begin : begin + BATCH]
@@ -66,12 +63,10 @@ def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[lis
 
 def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFrame:
     """The paper's Figure 1: question_id, part, word, token, nearest_before and nearest_after of each token of the
-    windows' words.
+    windows' words. A token is changed where `nearest_after` differs from it.
 
     Nearest is meant as in `swep_ds/methods/noise_effect.py`, and not all words are nearest to themselves before the
-    perturbation. A token is changed where `nearest_after` differs from it.
-
-    Raises InputError: the run's method has no perturbation to look at.
+    perturbation. Raises InputError as `TrainedRun.perturb`.
     """
     vocabulary = run.qa.model.get_input_embeddings().num_embeddings
     any_batch = run.batch(windows[:1])
@@ -96,9 +91,6 @@ def page(titles: Sequence[str], texts: Sequence[Sequence[TextWord]], heading: st
     """An HTML page of several examples under one colour scale."""
     macros = template("heatmap.html.jinja").module
     return str(macros.page(heading, list(zip(titles, texts, strict=True)), Scale.of(texts), draws))
-
-
-# In a report
 
 
 def heat_maps(folder: Path, answered: Mapping[str, Sequence[Answered]]) -> dict[str, Any]:

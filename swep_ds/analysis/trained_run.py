@@ -45,19 +45,14 @@ class TextWord(NamedTuple):
 
 
 class AnswerWindow(NamedTuple):
-    """A window as the model reads it.
-
-    words: those of the question, as far as it is not cut, then those of this part of the context.
-    answer: positions of the answer's first and last token.
-    target_ids: the answer's tokens with special ones, for models that generate answers.
-    """
+    """A window as the model reads it."""
 
     example: Example
     input_ids: list[int]
     token_type_ids: list[int]
-    words: list[TextWord]
-    answer: tuple[int, int]
-    target_ids: list[int]
+    words: list[TextWord]  # those of the question, as far as it is not cut, then those of this part of the context
+    answer: tuple[int, int]  # positions of the answer's first and last token
+    target_ids: list[int]  # the answer's tokens with special ones, for models that generate answers
 
     @property
     def positions(self) -> list[int]:
@@ -123,17 +118,14 @@ def _words(text: str, tokens: TextTokens, begin: int, part: str, answer: tuple[i
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Model and method on this machine's device, in float32 and evaluation mode, without gradients.
-
-    `method` has the parameters of the end of training; `windows` says how the run cut its windows.
-    """
+    """Model and method on this machine's device, in float32 and evaluation mode, without gradients."""
 
     folder: Path
     recipe: Recipe
     qa: ExtractiveQA | GenerativeQA
     tokenizer: PreTrainedTokenizerFast
-    windows: WindowSettings
-    method: Method
+    windows: WindowSettings  # as the run cut its windows
+    method: Method  # with the parameters of the end of training
 
     @classmethod
     def load(cls, folder: Path) -> "TrainedRun":
@@ -153,10 +145,8 @@ class TrainedRun:
         return cls(folder, recipe, qa, saved.tokenizer, saved.windows, method)
 
     def test_examples(self, name: str | None = None) -> list[Example]:
-        """The questions that the run answered of one of its test sets, by default the first, the source domain.
-
-        Raises InputError: the run was not tested on a set of that name, or its source cannot be read or has changed.
-        """
+        """The questions that the run answered of one of its test sets, by default the first, the source domain. Raises
+        InputError: the run was not tested on a set of that name, or its source cannot be read or has changed."""
         names = self.recipe.test_sets
         name = name or next(iter(names), "")
         if name not in names:

@@ -93,7 +93,7 @@ def test_what_makes_intervals_missing_or_too_narrow_is_noted():
     assert found["rows"][1].f1.low is found["rows"][1].gap.low is found["loss"].low is None
     assert "interval of the loss" not in said(found)[1]
     answered = {name: asked([1, 0] * 10) for name in ("wiki", "news", "forum")}
-    [note] = domains(results(answered), answered).notes
+    [note] = domains(results(answered), answered)["notes"]
     assert note.startswith("news, forum share question ids.")
 
 
