@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import to_hex, to_rgb
 from torch import Tensor
 
 from swep_ds.analysis.answered import Answered, in_fixed_order
@@ -18,9 +19,6 @@ from swep_ds.analysis.trained_run import AnswerWindow, TextWord, TrainedRun, ans
 from swep_ds.common.errors import InputError
 from swep_ds.methods.noise_effect import nearest
 
-# ColorBrewer's YlOrRd, light to dark, up to where black text stays readable
-COLOURS = ((255, 255, 204), (255, 237, 160), (254, 217, 118), (254, 178, 76), (253, 141, 60), (252, 78, 42))
-BATCH = 8  # windows
 AROUND = 20  # words of the text that a report shows before and after the answer
 MAX_BYTES = 4 * 10**9  # of a model that is loaded for a report
 TRIED = 50  # questions of a data set that are looked at for windows with the answer
@@ -31,6 +29,8 @@ class Scale(NamedTuple):
 
     low: float
     high: float
+    # ColorBrewer's YlOrRd, light to dark, up to where black text stays readable
+    colours = ("#ffffcc", "#ffeda0", "#fed976", "#feb24c", "#fd8d3c", "#fc4e2a")
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[TextWord]]) -> "Scale":
@@ -39,25 +39,19 @@ class Scale(NamedTuple):
         return cls(low, high if high > low else low + 1.0)
 
     def colour(self, distance: float) -> str:
-        at = (distance - self.low) / (self.high - self.low) * (len(COLOURS) - 1)
-        channels = [np.interp(at, range(len(COLOURS)), channel) for channel in zip(*COLOURS, strict=True)]
-        return "#" + "".join(f"{round(value):02x}" for value in channels)
-
-    @property
-    def colours(self) -> list[str]:
-        """Stops of a linear gradient."""
-        return [self.colour(distance) for distance in np.linspace(self.low, self.high, len(COLOURS))]
+        stops = np.linspace(self.low, self.high, len(self.colours))
+        channels = np.transpose([to_rgb(colour) for colour in self.colours])
+        return to_hex([np.interp(distance, stops, channel) for channel in channels])
 
 
 def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[list[TextWord]]:
     """The words of each window with their distances. Raises InputError as `TrainedRun.perturb`."""
     texts = []
-    for begin in range(0, len(windows), BATCH):
-        batch = windows[begin : begin + BATCH]
-        before, draws = run.perturb(run.batch(batch), run.draws)
+    for window in windows:
+        before, draws = run.perturb(run.batch([window]), run.draws)
         distance_NT = sum((draw.embeddings - before).norm(dim=-1) for draw in draws) / run.draws
-        for window, distance_T in zip(batch, distance_NT.double().cpu().numpy(), strict=True):
-            texts.append([word._replace(distance=distance_T[word.positions].mean()) for word in window.words])
+        distance_T = distance_NT[0].double().cpu().numpy()
+        texts.append([word._replace(distance=distance_T[word.positions].mean()) for word in window.words])
     return texts
 
 
@@ -103,7 +97,8 @@ def heat_maps(folder: Path, answered: Mapping[str, Sequence[Answered]]) -> dict[
     if size > MAX_BYTES:
         missing = "The model is not loaded again, since it is large. `swep-ds analyze` makes heat maps."
         return {"maps": {}, "missing": missing}
-    chosen = []
+    maps = {}
+    texts = []
     try:
         run = TrainedRun.load(folder)
         for name, items in answered.items():
@@ -112,15 +107,12 @@ def heat_maps(folder: Path, answered: Mapping[str, Sequence[Answered]]) -> dict[
                 # an answer may be in the text only after normalisation, or in no window
                 window = next(answer_windows(list(pool)[:TRIED], run.tokenizer, run.windows), None)
                 if window:
-                    chosen.append((name, pool[window.example], window))
-        texts = word_distances(run, [window for *_, window in chosen])
+                    texts += word_distances(run, [window])
+                    maps.setdefault(name, []).append((pool[window.example], _near_answer(texts[-1])))
     except InputError as error:
         return {"maps": {}, "missing": str(error)}
-    if not chosen:
+    if not maps:
         return {"maps": {}, "missing": "No window holds an answer."}
-    maps = {name: [] for name, *_ in chosen}
-    for (name, item, _), words in zip(chosen, texts, strict=True):
-        maps[name].append((item, _near_answer(words)))
     return {"maps": maps, "missing": "", "scale": Scale.of(texts), "draws": run.draws}
 
 
