@@ -120,7 +120,7 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
     for name in names:
         items = answered.get(name, ())
         if items and all(item.other is not None for item in items):
-            differences = _scores(items) - np.array([(100.0 * item.other_right, item.other_f1) for item in items])
+            differences = _scores(items) - _scores([item.other for item in items])
             values[name] = _resampled(differences.mean(0), differences, items, name)
             counts[name] = np.sum([differences[:, 0] > 0, differences[:, 0] < 0], axis=1)
     if len(values) == len(names) > 2:
