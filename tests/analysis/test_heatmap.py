@@ -65,7 +65,7 @@ def test_a_page_is_escaped_coloured_and_labelled():
     assert f"</span> ≥ {high:.3g};" in text
     assert "one draw): " in page(["q"], [WORDS], "swep", 1)
     # 0.2 is a quarter of the way, so between the second and the third of six colours; 0.3 between the third and fourth
-    expected = ["#ffffcc", "#fec561", "#ffe896", "#fc4e2a"]
+    expected = ["#ffffcc", "#fec561", "#ffe895", "#fc4e2a"]
     assert [Scale(0.1, 0.5).colour(word.distance) for word in WORDS] == expected
     # WCAG 2: black text is readable at a contrast of at least 4.5
     assert min(contrast("#000000", Scale(0.0, 1.0).colour(share / 20)) for share in range(21)) >= 4.5

@@ -38,12 +38,15 @@ def test_coordinates_of_all_tokens(tmp_path, monkeypatch):
 
 def test_labels_do_not_cover_each_other_in_panels_of_one_size(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
-    table = pd.DataFrame({"space": ["word"] * 60 + ["contextual"] * 60, "when": (["before"] * 30 + ["after"] * 30) * 2})
-    table = table.assign(token=[f"t{k}" for k in range(30)] * 4, x=rng.random(120), y=rng.random(120))
-    table.loc[:59, "x"] *= 9
+    rows = [
+        {"space": space, "when": when, "token": f"t{k}", "x": scale * rng.random(), "y": rng.random()}
+        for space, scale in (("word", 9), ("contextual", 1))
+        for when in ("before", "after")
+        for k in range(30)
+    ]
     figures = []
     monkeypatch.setattr(tsne, "Figure", lambda **options: figures.append(Figure(**options)) or figures[0])
-    draw(table, "swep", tmp_path)
+    draw(pd.DataFrame(rows), "swep", tmp_path)
     boxes = [axes.get_window_extent() for axes in figures[0].axes]
     assert [box.width for box in boxes] == pytest.approx([box.height for box in boxes], rel=0.01)
     for axes in figures[0].axes:
