@@ -81,10 +81,11 @@ def settle_repeated(examples: list[Example], choice: Literal["error", "first", "
 
 def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
     """The files of a source, or all that another source holds, each with its name for messages and its items."""
+    name, _, address = source.partition(":")
     if source.startswith(QUICKSTART):
-        yield source, _quickstart(source, training)
+        yield source, _quickstart(name, address, training)
     elif read := find_reader(source):
-        yield source, _registered_rows(source, read)
+        yield source, _registered_rows(name, address, read)
     elif files := local_files(source, training=training):
         for file in files:
             yield str(file), file_items(file)
@@ -142,17 +143,15 @@ def find_reader(source: str) -> Reader | None:
     return _readers.get(name)
 
 
-def _quickstart(source: str, training: bool) -> Items:
+def _quickstart(name: str, address: str, training: bool) -> Items:
     from swep_ds.data.quickstart import corpus
 
-    name, _, place = source.partition(":")
-    domain, _, split = place.partition(".")
+    domain, _, split = address.partition(".")
     split = split or ("train" if training else "test")
     yield from document_items(corpus(domain, split, unanswerable=name == "quickstart_v2"))
 
 
-def _registered_rows(source: str, read: Reader) -> Items:
-    name, _, address = source.partition(":")
+def _registered_rows(name: str, address: str, read: Reader) -> Items:
     try:
         yield from numbered(read(address))
     except (OSError, ValueError, LookupError, csv.Error, SystemExit) as error:

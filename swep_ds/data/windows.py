@@ -1,10 +1,7 @@
-"""Tokens of texts, and windows of them: a question and a part of its context, as training, analysis and SSMBA cut them.
+"""Tokens of texts, and windows of them: a question and a part of its context.
 
 An extractive window is [CLS] question [SEP] part of the context [SEP], in the tokenizer's own special tokens for a
 pair; a generative one is "question: ... context: ..." with a part of the context, in those for one text.
-Windows follow the rules of Google's BERT for SQuAD: the next window of a context starts `doc_stride` tokens after the
-one before (a STEP, where a Hugging Face tokenizer's `stride` is the overlap), and a context token belongs to the window
-that gives it the most context.
 """
 
 import json
@@ -47,7 +44,8 @@ class ContextWindow(NamedTuple):
 
 
 def context_windows(tokens: int, room: int, step: int) -> list[ContextWindow]:
-    """The windows of a context of `tokens` tokens when `room` of them fit next to the question; step <= room.
+    """The windows of a context of `tokens` tokens when `room` of them fit next to the question, as Google's BERT for
+    SQuAD cuts them: each starts `step` <= room tokens after the one before (Hugging Face's `stride` is the overlap).
 
     A token's owner is the window with the largest min(tokens to its left, tokens to its right) + 0.01 * length,
     the earlier one of equals. What a window owns is contiguous.
@@ -160,9 +158,8 @@ class TextTokens(NamedTuple):
 
 
 def _give_back_first_letters(encoding: Encoding, text: str, starts: np.ndarray, ends: np.ndarray) -> None:
-    """Corrects the starts of byte-level tokens that lost a letter: such a tokenizer may put a space of its own in front
-    of a word, and the library trims offsets by one character for each space of a token, also where the text has none.
-    """
+    """Corrects the starts of byte-level tokens that begin with a space of the tokenizer's own: the library trims their
+    offsets by one character, also where the text has no space."""
     covered = np.maximum.accumulate(np.append(0, ends))[:-1]  # up to here by the tokens before
     tokens = encoding.tokens
     for token in np.flatnonzero(starts > covered).tolist():

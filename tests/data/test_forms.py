@@ -113,11 +113,16 @@ def test_what_python_and_numpy_print_is_read_back(value):
 
 
 @pytest.mark.parametrize(
-    "text", ["[__import__('os').getcwd()]", "[open('x')]", "[x for x in 'ab']", "{1: x}", "[1", "["]
+    "text", ["[__import__('os').abort()]", "[open('x')]", "[x for x in 'ab']", "{1: x}", "[1", "[", "[MASK] token"]
 )
-def test_other_python_is_refused_and_not_run(text):
-    said = bad_input.refused(nested_value, text)
-    assert "is neither JSON nor a list or dict as Python prints it" in said
+def test_an_answer_that_begins_with_a_bracket_and_is_no_list_is_a_text(save, text):
+    """Which is not run. A list that is cut off is refused: it would be a gold answer that no model can give."""
+    for name in ("answer", "answers"):
+        source = save(table([{"question": "Who?", "context": "A note.", name: text}]))
+        assert read_examples(source, training=False)[0].answers == (text,)
+        for cut_off in ("['Vera Lind', 'Li", '{"text": ["Vera'):
+            source = save(table([{"question": "Who?", "context": "A note.", name: cut_off}]))
+            assert "is neither JSON nor a list or dict as Python prints it" in refused(source, training=False)
 
 
 # "it" is also in "with", and 'Ann' in "Annika"
@@ -179,14 +184,12 @@ def test_offsets_are_checked(save, fields, said):
 
 
 @pytest.mark.parametrize("column", ["answer", "answers"])
-def test_an_answer_that_the_context_holds_letter_by_letter_is_a_text_and_another_list_is_none(save, column):
+def test_an_answer_that_the_context_holds_letter_by_letter_is_a_text(save, column):
     for given in (ANSWERS["text"], ANSWERS, OBJECTS):
         for answer in ("['Vera']", "[1]", "[note", "{x}"):
             frame = pd.DataFrame({"question": "Who?", "context": [CONTEXT, f"See {answer}."], column: [given, answer]})
             first, second = read_examples(save(frame.to_csv()), training=False)
             assert (first.answers, second.answers) == (("Vera Lind", "Lind"), (answer,))
-    said = refused(save(table([{"question": "Who?", "context": "A note.", column: "[note"}])), training=False)
-    assert "is neither JSON nor a list or dict as Python prints it; a text that begins with [ or { goes into a" in said
 
 
 # Gaps and questions without an answer

@@ -271,6 +271,9 @@ def test_tables_of_many_rows(save, write):
         (squad(WHEN | {"question": "\u200b \t"}), "question 'q1': question is empty"),
         (squad(WHEN | {"answers": [{"answer_start": 5}]}), "question 'q1': field 'text' is missing"),
         ({"data": [{"title": "Cafes"}]}, "data[0]: has no column question (found: ['title']): rename yours"),
+        ({"data": None}, "field 'data' is None; expected a list"),
+        ({"data": [{"paragraphs": {}}]}, "data[0]: field 'paragraphs' is {}; expected a list"),
+        ({"data": [{"paragraphs": [None]}]}, "data[0].paragraphs[0]: expected an object with the field 'context'"),
         (squad(WHEN | {"answers": [{"text": "1998", "answer_start": 20}]}), "'1998' is not at answer_start 20 of its "),
     ],
 )

@@ -1,8 +1,7 @@
 """Builds passages and their questions from the templates in templates/<domain>.yaml.
 
-A `Kind` of thing (bridges, drugs, used cars ...) has fields, sentences that state fields of one or two things,
-and questions that ask for one field. A passage is about two or three things of ONE kind and states the SAME
-relations of each, so the relation narrows the answer to a few candidates and the entity decides between them.
+A passage is about two or three things of one kind (bridges, drugs, used cars ...) and states the same relations of
+each, so the relation narrows the answer to a few candidates and the entity decides between them.
 """
 
 import re
@@ -19,14 +18,11 @@ _SLOT = re.compile(r"\{([a-z]+)(2?)\}")
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of thing and everything that can be said of it and asked about it.
-
-    In templates `{year}` is the field of the thing the sentence is about, `{year2}` that of a second thing, and
-    `{short}` the full name at first mention and its last word (a surname) after. `fields` must hold `name`.
-    """
+    """One kind of thing. In templates `{year}` is the field of the thing a sentence is about, `{year2}` that of a
+    second thing, and `{short}` the full name at first mention and its last word (a surname) after."""
 
     title: str
-    fields: dict[str, str | list[str]]  # as `World.draw` takes them
+    fields: dict[str, str | list[str]]  # `name` and others, as `World.draw` takes them
     sentences: list[str]
     questions: dict[str, list[str]]  # the field asked for -> templates; "name" asks for the thing itself
     openers: list[str] = field(default_factory=list)  # come first, state nothing
@@ -69,6 +65,7 @@ class Passage:
         return {mention.field for mention in self.mentions}
 
     def stated(self, record: int) -> set[str]:
+        """The fields that the text states of one thing."""
         return {mention.field for mention in self.mentions if mention.record == record}
 
     def add(self, template: str, subjects: tuple[int, ...], sentence: int) -> None:
@@ -111,11 +108,9 @@ def draw_records(kind: Kind, world: World, count: int) -> list[dict[str, str]]:
 
 
 def write_passage(kind: Kind, world: World, brief: bool = False, most: int | None = None) -> Passage:
-    """A passage of three to seven sentences about two or three things of one kind.
-
-    A `brief` passage states a single relation of two things and nothing else, in one or two sentences. `most` keeps
-    that many sentences at most, all of which state something, so that its things may differ in their relations.
-    """
+    """A passage of three to seven sentences. A `brief` one states a single relation of two things and nothing else, in
+    one or two sentences. `most` keeps that many sentences at most, all of which state something, so that its things may
+    differ in their relations."""
     rng = world.rng
     count = 2 if brief else rng.choice((2, 3, 3))
     records = draw_records(kind, world, count)
@@ -180,13 +175,9 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
 
 
 def write_unanswerable(passage: Passage, kinds: Sequence[Kind], world: World) -> str:
-    """A question that looks as if the passage answered it, and which it does not.
-
-    About half ask what is not stated of a thing of the passage, and half of these for a relation that it states of
-    another thing. The others ask about a thing that it does not mention: most about one of the same kind, in a relation
-    that the passage states of its things (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018), and a fifth of
-    those about any of `kinds`.
-    """
+    """A question that looks as if the passage answered it, and which it does not. About half ask what is not stated of
+    a thing of the passage; the others about a thing that it does not mention, most in a relation that it states of its
+    own things (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018), a fifth about any of `kinds`."""
     rng = world.rng
     text = passage.text.lower()
     while True:

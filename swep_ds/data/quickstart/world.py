@@ -2,19 +2,8 @@
 
 Every name (person, town, firm, product, drug, gene) is built from the parts in templates/names.yaml and belongs to one
 of three pools, `pretrain`, `train` and `test`, so a name in one pool's text never appears in another's. All pools
-share numbers and common nouns, as all text does.
-
-The fields of templates/<domain>.yaml describe their values in a small language. A list draws one of its items; text
-draws what is in braces, from left to right:
-
-    {first} {surname} {place} {work} {code}     a name from the pool; a work is a title, a code a gene-like symbol
-    {person}                                    a first name and a surname
-    {coined mab|tinib}                          a coined stem with one of these endings
-    {pick red|blue}                             one of these
-    {int 5 80 [step]} {number 5 80 [step]}      a whole number from 5 to 80; `number` separates the thousands
-    {decimal 15 280}                            a number from 1.5 to 28.0 with one decimal
-
-`.lower` after the kind, as in {surname.lower}, writes the name in lower case.
+share numbers and common nouns, as all text does. The head of names.yaml explains the language in which the fields of
+templates/<domain>.yaml describe their values.
 """
 
 import random
@@ -70,7 +59,7 @@ class World:
         self.pool = pool
 
     def draw(self, value: str | list[str]) -> str:
-        """Draws the value that a field describes (module docstring)."""
+        """Draws the value that a field describes; of a list, one of its items."""
         return _DRAW.sub(self._draw, self.rng.choice(value) if isinstance(value, list) else value)
 
     def _draw(self, match: re.Match[str]) -> str:
