@@ -160,7 +160,7 @@ def _unpacked(value: Any, context: str) -> Any:
     try:
         return nested_value(value)
     except (ValueError, SyntaxError, TypeError):
-        if not re.match(r"""\s*[\[{]\s*['"]""", value):
+        if not re.match(r"""[\s\[{]+['"]""", value):
             return value
     raise InputError(f"{excerpt(value)} is neither JSON nor a list or dict as Python prints it: correct it")
 

@@ -104,8 +104,7 @@ def build_features(
             else:
                 rows = _rows_to_answer(questions, cutter, counts)
             _save(cached, _batches(rows), counts)
-    dataset, facts = _load(cached)
-    return Features(dataset, **facts, fingerprint=cached.stem)
+    return _load(cached)
 
 
 def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tuple[pa.Table, int]:
@@ -119,15 +118,15 @@ def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tupl
 # The cache: an Arrow stream of the windows and, written last, a small JSON file with its size and the counts
 
 
-def _load(cached: Path) -> tuple[Dataset, dict[str, int]] | None:
-    """The cached windows and their counts; None if there are none, or if a part of them is missing."""
+def _load(cached: Path) -> Features | None:
+    """The cached windows; None if there are none, or if a part of them is missing."""
     file = cached.with_suffix(".json")
     if not (cached.exists() and file.exists()):
         return None
     facts = json.loads(file.read_text(encoding="utf-8"))
     if facts.pop("bytes") != cached.stat().st_size:
         return None
-    return Dataset.from_file(str(cached)), facts
+    return Features(Dataset.from_file(str(cached)), **facts, fingerprint=cached.stem)
 
 
 def _save(cached: Path, batches: Iterator[pa.RecordBatch], counts: Counter) -> None:

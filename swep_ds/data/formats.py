@@ -68,12 +68,10 @@ def numbered(rows: Iterable[Any]) -> Items:
 def _json_items(text: str) -> Items:
     """The items of a JSON document, or of JSON lines, whose places are the lines."""
     fix = "correct it or fetch the file again"
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise InputError(f"not JSON ({error}): {fix}") from None
-    else:
+    begun = text.lstrip()
+    with as_input_error("not JSON", fix):
+        document, end = json.JSONDecoder().raw_decode(begun)
+    if not begun[end:].strip():
         yield from document_items(document)
         return
     for number, line in enumerate(text.split("\n"), 1):

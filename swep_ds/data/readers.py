@@ -1,8 +1,4 @@
-"""Question-answering examples from the hub, from local files, from the quick-start corpus or from a registered reader.
-
-Local files are recognised by content, never by name (`formats`). A question without an id gets one from its place in
-the file, and an answer without an offset is looked up in its context.
-"""
+"""Question-answering examples from the hub, local files, the quick-start corpus or a registered reader."""
 
 import csv
 import re

@@ -8,7 +8,7 @@ import json
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -136,16 +136,13 @@ class TextTokens(NamedTuple):
     @classmethod
     def of(cls, encoding: Encoding, text: str, gap: str = "") -> "TextTokens":
         """The tokens of `text`, as `gap` and the text were encoded. Those of the gap end at character 0 or before."""
-        count = len(encoding)
-        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2)
-        starts = offsets[:, 0].copy()
-        ends = offsets[:, 1].copy()
+        starts, ends = np.array(encoding.offsets, np.int32).reshape(-1, 2).T.copy()
         _give_back_first_letters(encoding, gap + text, starts, ends)
         _deal_out_bytes(encoding, gap + text, starts, ends)
         starts -= len(gap)
         ends -= len(gap)
         _cover_marks(text, starts, ends)
-        return cls(np.fromiter(encoding.ids, np.int32, count), starts, ends)
+        return cls(np.array(encoding.ids, np.int32), starts, ends)
 
     def answer_tokens(self, span: tuple[int, int]) -> tuple[int, int]:
         """First and last token that overlap the characters [start, end); first > last if none does. A token may extend
@@ -276,8 +273,8 @@ class WindowCutter:
         self.gap = ""
         if settings.task == "generative":
             # a byte-level tokenizer needs a space before a piece of a sentence; others add it themselves
-            bare = self.backend.encode("context:", add_special_tokens=False).ids
-            if self.backend.encode(" context:", add_special_tokens=False).ids != bare:
+            bare, spaced = self.backend.encode_batch(["context:", " context:"], add_special_tokens=False)
+            if spaced.ids != bare.ids:
                 self.gap = " "
             self.template = Template.prompt(self.backend, self.gap)
         else:

@@ -1,6 +1,6 @@
 """The embedded quick-start corpus: QA with a domain shift, as in the paper, from templates/<domain>.yaml.
 
-Training and test text share no invented name (`world.py`), so nothing can be answered from memory. A passage states the
+Training and test text share no invented name, so nothing can be answered from memory. A passage states the
 same relations of several things (`grammar.py`), so only relation and entity together answer a question.
 `ENCODER` is a small pretrained BERT to start from, `T5` a small pretrained T5 (`scripts/pretrain_quickstart.py`).
 """
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.quickstart.grammar import load_kinds, write_passage, write_questions, write_unanswerable
-from swep_ds.data.quickstart.world import World
+from swep_ds.data.quickstart.grammar import World, load_kinds, write_passage, write_questions, write_unanswerable
 
 SOURCE = "encyclopedia"
 DOMAINS = (SOURCE, "news", "forum", "reviews", "biomedicine")

@@ -1,19 +1,95 @@
 """Builds passages and their questions from the templates in templates/<domain>.yaml.
 
 A passage is about two or three things of one kind (bridges, drugs, used cars ...) and states the same relations of
-each, so the relation narrows the answer to a few candidates and the entity decides between them.
+each, so the relation narrows the answer to a few candidates and the entity decides between them. Every name is built
+from the parts in templates/names.yaml and belongs to one pool: a name of one pool's text never appears in another's.
 """
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import permutations
+from pathlib import Path
+from typing import Literal
 
 import yaml
 
-from swep_ds.data.quickstart.world import TEMPLATES, World
+Pool = Literal["pretrain", "train", "test"]
+TEMPLATES = Path(__file__).parent / "templates"
 
 _SLOT = re.compile(r"\{([a-z]+)(2?)\}")
+_DRAW = re.compile(r"\{(\w+)(\.lower)?(?: ([^}]*))?\}")
+_NUMBERS = {"int": str, "number": "{:,}".format, "decimal": lambda tenths: f"{tenths // 10}.{tenths % 10}"}
+
+
+# Names
+
+
+@cache
+def _pools() -> dict[str, dict[Pool, list[str]]]:
+    parts = yaml.safe_load((TEMPLATES / "names.yaml").read_text(encoding="utf-8"))
+    parts = {name: text.split() for name, text in parts.items()}
+
+    def join(heads: str, tails: str) -> list[str]:
+        return [head + tail for head in parts[heads] for tail in parts[tails] if head.lower() != tail]
+
+    codes = ["".join(letters) for letters in permutations("ABCDEFGHKLMNPRSTVWXZ", 3)]
+    works = [f"The {adjective} {noun}" for adjective in parts["work_adjectives"] for noun in parts["work_nouns"]]
+    return {
+        "first": _deal(parts["first_names"], "first names"),
+        "surname": _deal(join("surname_heads", "surname_tails"), "surnames"),
+        "place": _deal(join("place_heads", "place_tails"), "places"),
+        "coined": _deal(join("coined_heads", "coined_tails"), "coined"),
+        "code": _deal(codes, "codes"),
+        "work": _deal(works, "works"),
+    }
+
+
+def _deal(names: list[str], salt: str) -> dict[Pool, list[str]]:
+    """Splits the names over the pools: half for pretraining, a quarter each for training and for the tests."""
+    names = list(dict.fromkeys(names))
+    random.Random(f"swep-ds quickstart {salt}").shuffle(names)
+    half = len(names) // 2
+    rest = half + len(names) // 4
+    return {"pretrain": names[:half], "train": names[half:rest], "test": names[rest:]}
+
+
+class World:
+    """Draws names from one pool and values from common ranges, all from one `random.Random`."""
+
+    def __init__(self, rng: random.Random, pool: Pool):
+        self.rng = rng
+        self.pool = pool
+
+    def draw(self, value: str | list[str]) -> str:
+        """Draws the value that a field describes; of a list, one of its items."""
+        return _DRAW.sub(self._draw, self.rng.choice(value) if isinstance(value, list) else value)
+
+    def _draw(self, match: re.Match[str]) -> str:
+        kind, lower, options = match.groups()
+        match kind:
+            case "pick":
+                text = self.rng.choice(options.split("|"))
+            case "int" | "number" | "decimal":
+                low, high, *step = map(int, options.split())
+                text = _NUMBERS[kind](self.rng.randrange(low, high + 1, *step))
+            case "person":
+                text = f"{self._name('first')} {self._name('surname')}"
+            case "coined":
+                text = self._name("coined") + self.rng.choice(options.split("|"))
+            case "code":
+                text = self._name("code") + str(self.rng.randint(1, 9))
+            case _:
+                text = self._name(kind)
+        return text.lower() if lower else text
+
+    def _name(self, kind: str) -> str:
+        return self.rng.choice(_pools()[kind][self.pool])
+
+
+# Passages and questions
 
 
 @dataclass(frozen=True)
