@@ -13,6 +13,7 @@ from swep_ds.common.plugins import check_free, load_entry_points
 from swep_ds.data.answers import at, excerpt, occurrences
 from swep_ds.data.example import Example
 from swep_ds.data.formats import Items, document_items, file_items, numbered, read_items, table_rows
+from swep_ds.data.quickstart import corpus
 
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
@@ -79,7 +80,11 @@ def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
     """The files of a source, or all that another source holds, each with its name for messages and its items."""
     name, _, address = source.partition(":")
     if source.startswith(QUICKSTART):
-        yield source, _quickstart(name, address, training)
+        domain, _, split = address.partition(".")
+        split = split or ("train" if training else "test")
+        with at(source):
+            articles = corpus(domain, split, unanswerable=name == "quickstart_v2")
+        yield source, document_items(articles)
     elif read := find_reader(source):
         yield source, _registered_rows(name, address, read)
     elif files := local_files(source, training=training):
@@ -137,14 +142,6 @@ def find_reader(source: str) -> Reader | None:
         return None
     load_entry_points(GROUP)
     return _readers.get(name)
-
-
-def _quickstart(name: str, address: str, training: bool) -> Items:
-    from swep_ds.data.quickstart import corpus
-
-    domain, _, split = address.partition(".")
-    split = split or ("train" if training else "test")
-    yield from document_items(corpus(domain, split, unanswerable=name == "quickstart_v2"))
 
 
 def _registered_rows(name: str, address: str, read: Reader) -> Items:
