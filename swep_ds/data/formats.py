@@ -48,7 +48,7 @@ def file_items(path: Path) -> Items:
     with as_input_error("is neither Parquet nor Arrow nor UTF-8 text", fix):
         text = content.decode("utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     text = re.sub(r"\Asep=[,;\t]\r?\n", "", text)  # a hint for Excel
-    header = text.lstrip().partition("\n")[0]
+    header = re.match(r"\s*([^\r\n]*)", text)[1]
     delimiter = max(",;\t", key=header.count)
     if header.startswith(("{", "[")):
         yield from _json_items(text)

@@ -284,9 +284,10 @@ def test_a_repeated_answer_gets_its_first_place_or_is_left_out(save):
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, encoding):
     frame = pd.DataFrame([["Who?", CONTEXT, "Vera Lind"], [None, None, None]])
-    text = f"sep={delimiter}\r\n" + frame.to_csv(sep=delimiter, header=header, index=False)
-    [example] = read(save(text.encode(encoding)))  # the empty row is none
-    assert (example.question, example.context, example.span) == ("Who?", CONTEXT, (47, 56))
+    for line_end in ("\r\n", "\r"):
+        text = f"sep={delimiter}\r\n" + frame.to_csv(sep=delimiter, header=header, index=False, lineterminator=line_end)
+        [example] = read(save(text.encode(encoding)))  # the empty row is none
+        assert (example.question, example.context, example.span) == ("Who?", CONTEXT, (47, 56))
 
 
 @pytest.mark.parametrize(
