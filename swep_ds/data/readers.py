@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -51,11 +52,9 @@ def read_examples(
             examples += read_items(name, items, **wanted)
     if not examples:
         raise InputError(f"{source}: holds no questions; give a data set with at least one")
-    ids: set[str] = set()
-    for example in examples:
-        if example.id in ids:
-            raise InputError(f"{source}: question id {excerpt(example.id)} occurs twice; make every id unique")
-        ids.add(example.id)
+    [(id_, count)] = Counter(example.id for example in examples).most_common(1)
+    if count > 1:
+        raise InputError(f"{source}: question id {excerpt(id_)} occurs twice; make every id unique")
     return examples
 
 
