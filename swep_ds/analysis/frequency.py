@@ -92,7 +92,7 @@ def _means_by_word(run: TrainedRun, windows: list[AnswerWindow]) -> pd.DataFrame
         batch = windows[begin : begin + BATCH]
         before, [perturbed] = run.perturb(run.batch(batch))
         values = {"moved_distance": (perturbed.embeddings - before).norm(dim=-1)}
-        statistics = perturbed.measure() if perturbed.measure else {}
+        statistics = perturbed.measure()
         if "mu" in statistics:
             values["mu"] = statistics["mu"]
         for row, window in enumerate(batch):

@@ -62,9 +62,8 @@ class Perturbed:
 
     embeddings: Tensor  # [N, T, d], in place of the word embeddings
     kl: Tensor | None = None  # [N, T] float32, nats per token; None where the method's parameters took no part
-    # computes statistics for the log by name, per token [N, T] or per window [N]
-    measure: Callable[[], dict[str, Tensor]] | None = None
-    compare: Callable[[], dict[str, Tensor]] | None = None  # the same, of what takes forward passes of the model
+    measure: Callable[[], dict[str, Tensor]] = dict  # statistics for the log, per token [N, T] or per window [N]
+    compare: Callable[[], dict[str, Tensor]] = dict  # the same, of what takes forward passes of the model
     delta: Tensor | None = None  # for `PassState.delta`
 
 
@@ -130,6 +129,9 @@ class Method(nn.Module):
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         """A sentence for the log where the means of `Objective.loss`'s statistics show what the user must know."""
+        if "divergence" in means and means["divergence"] <= 1e-6 * means["nll_clean"]:
+            return "the passes that are compared predict the same: this model has no dropout, or the noise is too small"
+        return None
 
 
 @contextmanager
@@ -146,9 +148,7 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
 
 def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float, mode: str) -> tuple[Tensor, Tensor]:
     """The embeddings under the noise that the key draws, [N, T, d], zero at padding; and the KL per token, [N, T].
-
-    `parameters` is what is learned, [N, T, 2d], as `swep_ds.kernels.perturb` takes it; None for the mode "prior".
-    """
+    `parameters` is what is learned, [N, T, 2d], as `swep_ds.kernels.perturb` takes it; None for the mode "prior"."""
     tensors = (inputs.embeddings, parameters, inputs.batch.padding_mask, inputs.batch.sample_id)
     key = {"seed": inputs.key.seed, "draw": inputs.key.draw}
     return perturb(*tensors, **key, prior_variance=prior_variance, mode=mode)

@@ -63,8 +63,8 @@ class Objective(nn.Module):
 
     def loss(self, batch: Batch, step: MicroStep) -> tuple[Tensor, PassState, Statistics]:
         """Runs the passes of a micro-step: the loss (0-dim), what the next micro-step needs, and statistics by name as
-        detached scalars. These are weighted like the loss: the mean over micro-batches and ranks is the mean over the
-        global batch."""
+        detached scalars, weighted like the loss: their mean over micro-batches and ranks is that of the global batch.
+        """
         passes = self.passes(step)
         layers = any(pass_.hidden_distance_weight for pass_, _ in passes)
         perturbs = any(pass_.perturb for pass_, _ in passes)
@@ -132,15 +132,14 @@ class Objective(nn.Module):
         batch = inputs.batch
         values: Statistics = {}
         statistics: Statistics = {}
-        if step.compare and noise.compare is not None:
+        if step.compare:
             values |= noise.compare()
         if step.measure:
             statistics = words_changed(self.qa, inputs.embeddings, noise.embeddings, batch, inputs.key)
             if noise.kl is not None:
                 # what a KL per window is judged by: naming the start and the end of an answer among the tokens
                 values["span_nats"] = 2 * batch.attention_mask.sum(1).log()
-            if noise.measure is not None:
-                values |= noise.measure()
+            values |= noise.measure()
         for name, value in values.items():
             share = batch.weight
             if value.dim() == 2:

@@ -1,10 +1,4 @@
-"""PyTorch's and transformers' global switches, set for a block and then put back.
-
-In every forward pass transformers checks whether a padding mask masks anything, to leave it out where nothing is
-padded; on a GPU the host then waits for all queued work. Here the host already knows (`Batch.padding_mask`), so
-`given_masks` makes SDPA and eager attention use a given mask as it is. flash_attention_2 still synchronises in every
-layer of a padded batch: transformers removes the padding there and reads from the device how much is left.
-"""
+"""PyTorch's and transformers' global switches, set for a block and then put back."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -72,10 +66,10 @@ def _without_sync(make_mask: Callable) -> Callable:
     return make
 
 
-# the same functions in every block: a compiled model would be compiled anew for others
+# In every forward pass transformers checks whether a padding mask masks anything; on a GPU the host then waits for all
+# queued work. Here the host knows (`Batch.padding_mask`), so inside SDPA and eager attention use a given mask as it is.
+# They are the same functions in every block: a compiled model would be compiled anew for others.
 WITHOUT_SYNC = {name: _without_sync(MASK_FUNCTIONS[name]) for name in ("sdpa", "eager")}
-
-
 given_masks = _switch(
     lambda: {name: MASK_FUNCTIONS[name] for name in WITHOUT_SYNC}, MASK_FUNCTIONS.update, WITHOUT_SYNC
 )

@@ -1,4 +1,4 @@
-"""The Triton kernels: on a GPU if there is one, else in Triton's interpreter, which `test_interpreter.py` starts."""
+"""The Triton kernels: on a GPU if there is one, else in Triton's interpreter, which `test_op.py` starts."""
 
 import os
 from functools import partial

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from swep_ds.data.batches import Batch
-from swep_ds.methods import METHODS
+from swep_ds.methods import METHODS, build
 from swep_ds.methods.base import Pass
 from swep_ds.methods.objective import Objective
 from tests.support import tiny_batches, tiny_models
+from tests.support.bad_input import refused
 from tests.support.tiny_objective import MEASURED, away_from_the_prior, gradients, objective, split, windows
 
 IN_ONE_STEP = [(name, "bert", {}) for name, settings in METHODS.items() if not settings.needs_gradient]
@@ -59,11 +60,13 @@ def test_a_window_without_weight_changes_nothing_and_bfloat16_little(method, arc
     assert update(module.bfloat16(), batch)[0] == pytest.approx(exact, rel=0.03)
 
 
-def test_a_kl_needs_a_pass_that_trains():
+def test_a_kl_needs_a_pass_that_trains_and_a_perturbation_a_width_that_has_noise():
     assert Pass("noisy", 0.0, kl_weight=1.0, divergence_weight=1.0).trains
     for weight in (1.0, torch.tensor(0.0)):
         with pytest.raises(ValueError, match="a KL needs a pass that trains"):
             Pass("noisy", 0.0, kl_weight=weight)
+    assert "multiple of 4 dimensions, and the model's have 18" in refused(build, METHODS["swep"](), 16, 18)
+    build(METHODS["r_drop"](), 16, 18)
 
 
 @pytest.mark.parametrize("separate", [False, True])

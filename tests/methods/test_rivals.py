@@ -23,16 +23,13 @@ def test_r_drop_is_its_equation_with_two_dropout_masks():
         assert (got[name] - gradient).norm() <= 1e-6 * gradient.norm() + 1e-12, name
 
 
-def test_the_log_says_where_a_method_is_mle():
-    for method, change, said in (
-        ("r_drop", {"dropout": 0.1}, "no dropout"),
-        ("r3f", {"noise_size": 0.3}, "R3F hardly differs from MLE"),
-    ):
+def test_the_log_says_where_passes_that_are_compared_predict_the_same():
+    for method, change in (("r_drop", {"dropout": 0.1}), ("r3f", {"noise_size": 0.3})):
         for settings in ({}, change):
             module = objective(method, **settings)
             _, _, statistics = module(tiny_batches.batch(), JOINT)
             remark = module.method.remark({name: float(value) for name, value in statistics.items()}, 0.1)
-            assert remark is None if settings else said in remark
+            assert remark is None if settings else "no dropout" in remark
 
 
 def test_r3f_compares_two_dropout_masks_and_lnsr_one():
