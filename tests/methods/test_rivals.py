@@ -32,12 +32,14 @@ def test_the_log_says_where_passes_that_are_compared_predict_the_same():
             assert remark is None if settings else "no dropout" in remark
 
 
-def test_r3f_compares_two_dropout_masks_and_lnsr_one():
+def test_r3f_compares_two_dropout_masks_lnsr_one_and_pdr_stays_where_the_divergence_says_nothing():
     batch = tiny_batches.batch()
     _, _, statistics = objective("r3f", dropout=0.3, noise_size=1e-9)(batch, JOINT)
     assert statistics["divergence"] > 1e-3
     _, _, statistics = objective("lnsr", dropout=0.3, noise_scale=1e-6)(batch, JOINT)
     assert 0 < statistics["hidden_distance"] < 1e-6
+    _, _, statistics = objective("pdr", start_size=1e-30)(batch, JOINT)
+    assert statistics["divergence"] == 0
 
 
 # The ascents
@@ -59,11 +61,6 @@ def test_an_ascent_runs_without_dropout_and_touches_no_gradient(method):
     assert module.qa.training
     assert not computed  # no gradient of a parameter was ever made
     assert all((parameter.grad == 7.0).all() for parameter in module.parameters())
-
-
-def test_pdr_stays_where_the_divergence_says_nothing():
-    _, _, statistics = objective("pdr", start_size=1e-30)(tiny_batches.batch(), JOINT)
-    assert statistics["divergence"] == 0
 
 
 @pytest.mark.parametrize("fault", [float("inf"), 0.0])
