@@ -16,15 +16,6 @@ from swep_ds.models.outputs import QAOutput
 
 
 @dataclass(frozen=True)
-class NoiseKey:
-    """Keys the noise of one pass; sample ids complete the key (`kernels/`)."""
-
-    seed: int  # the run's
-    # update * P + k for pass k among the update's P perturbed passes: methods with equally many draw the same numbers
-    draw: int
-
-
-@dataclass(frozen=True)
 class PassState:
     """What a pass leaves for later passes over the same micro-batch."""
 
@@ -51,7 +42,9 @@ class Inputs:
 
     embeddings: Tensor  # word embeddings e [N, T, d]
     batch: Batch
-    key: NoiseKey
+    seed: int  # the run's; with `draw` and the sample ids it keys the noise (`kernels/`)
+    # update * P + k for pass k among the update's P perturbed passes: methods with equally many draw the same numbers
+    draw: int
     carried: PassState
     forward: Callable[[Tensor], QAOutput]  # runs the model on other embeddings, without dropout
 
@@ -150,7 +143,7 @@ def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float,
     """The embeddings under the noise that the key draws, [N, T, d], zero at padding; and the KL per token, [N, T].
     `parameters` is what is learned, [N, T, 2d], as `swep_ds.kernels.perturb` takes it; None for the mode "prior"."""
     tensors = (inputs.embeddings, parameters, inputs.batch.padding_mask, inputs.batch.sample_id)
-    key = {"seed": inputs.key.seed, "draw": inputs.key.draw}
+    key = {"seed": inputs.seed, "draw": inputs.draw}
     return perturb(*tensors, **key, prior_variance=prior_variance, mode=mode)
 
 
@@ -170,7 +163,7 @@ def uniform(inputs: Inputs, width: int | None = None) -> Tensor:
     """Numbers from U[0, 1), [N, T, width] float32 in steps of 2^-24, keyed like `gaussian`'s; `width` defaults to d."""
     _, T, d = inputs.embeddings.shape
     positions = torch.arange(T, device=inputs.embeddings.device)
-    words = noise_words(inputs.key.seed, inputs.key.draw, inputs.batch.sample_id[:, None], positions, width or d)
+    words = noise_words(inputs.seed, inputs.draw, inputs.batch.sample_id[:, None], positions, width or d)
     return torch.cat([((word & MASK) >> 8).float() for word in torch.broadcast_tensors(*words)], -1) * 2.0**-24
 
 

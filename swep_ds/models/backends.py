@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,17 +39,10 @@ def _switch(read: Callable[[], Any], write: Callable[[Any], None], value: Any) -
     return block
 
 
-@contextmanager
-def float32_products(kind: Literal["tf32", "fp32"]) -> Iterator[None]:
-    """Inside, products of float32 matrices are computed in TF32 (10 bits of mantissa, float32 sums) or in float32, also
-    in the threads of a backward. Elements and sums in memory are float32 either way."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision({"tf32": "high", "fp32": "highest"}[kind])
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
+# Inside, products of float32 matrices are computed in TF32 (10 bits of mantissa, float32 sums) or in float32, also in
+# the threads of a backward. Elements and sums in memory are float32 either way.
+tf32_products = _switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")
+float32_products = _switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest")
 
 # Inside, PyTorch's fused attention (SDPA) does not take cuDNN's kernel. On an H100, H200 or B200, PyTorch 2.11 and
 # later prefer it in half precision, and it is planned anew for each shape (docs/performance.md). The switch is global,

@@ -247,5 +247,6 @@ def _logits(model: PreTrainedModel, label: str, **inputs: Tensor) -> dict[str, T
     output = model(return_dict=True, **inputs)
     logits = {name: output[name] for name in ("start_logits", "end_logits", "logits") if name in output}
     if not all(values.isfinite().all() for values in (*logits.values(), *model.parameters())):
-        raise InputError(f"{label}: computes NaN or infinity from any text: its weights or config.json are damaged")
+        fault = "computes NaN or infinity from any text, or has some among its weights"
+        raise InputError(f"{label}: {fault}: correct config.json, or fetch the model again")
     return logits
