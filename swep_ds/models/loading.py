@@ -243,10 +243,11 @@ def _question_and_text(model: PreTrainedModel, *, length: int = 5, left: int = 0
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel, label: str, **inputs: Tensor) -> dict[str, Tensor]:
-    """By name. Raises InputError: NaN or infinity, also in weights: attention's kernels may leave them out."""
+    """By name. Raises InputError: NaN or infinity, also in trained weights: attention's kernels may leave them out."""
     output = model(return_dict=True, **inputs)
     logits = {name: output[name] for name in ("start_logits", "end_logits", "logits") if name in output}
-    if not all(values.isfinite().all() for values in (*logits.values(), *model.parameters())):
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not all(values.isfinite().all() for values in (*logits.values(), *weights)):
         fault = "computes NaN or infinity from any text, or has some among its weights"
         raise InputError(f"{label}: {fault}: correct config.json, or fetch the model again")
     return logits

@@ -73,7 +73,7 @@ def assert_same(results, wanted):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_noise_follows_the_sample_not_the_batch():
+def test_noise_follows_the_sample_not_the_batch_its_padding_or_its_chunks(monkeypatch):
     embeddings, params, mask, sample_ids = batch(n=4, t=9, masked=False)
     together = run(embeddings, params, mask, sample_ids)
     order = torch.tensor([2, 0, 3])
@@ -83,13 +83,8 @@ def test_noise_follows_the_sample_not_the_batch():
     padded = torch.nn.functional.pad(mask, (0, 4))
     longer = torch.nn.functional.pad(embeddings, (0, 0, 0, 4)), torch.nn.functional.pad(params, (0, 0, 0, 4))
     assert_same([x[:, :9] for x in run(*longer, padded, sample_ids)], together)
-
-
-def test_a_chunk_boundary_changes_nothing(monkeypatch):
-    inputs = batch(n=4, t=9)
-    whole = run(*inputs)
     monkeypatch.setattr("swep_ds.kernels.torch_impl.CHUNK_ELEMENTS_CPU", 2 * 16)
-    assert_same(run(*inputs), whole)
+    assert_same(run(embeddings, params, mask, sample_ids), together)
 
 
 @pytest.mark.parametrize("mode", MODES)
