@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from swep_ds.methods.base import Inputs, NoiseKey, PassState, multiply_by_gaussian
+from swep_ds.methods.base import Inputs, PassState, multiply_by_gaussian
 from swep_ds.methods.noise_effect import shuffle
 from swep_ds.models.outputs import QAOutput
 from tests.support import scripts
@@ -80,11 +80,10 @@ def test_effects_against_a_loop(run):
     parameters, guess = method.noise(clean.hidden), clean.logits.argmax(-1)
     gold = torch.stack([batch.start_position, batch.end_position], 1)
     for draw in range(2):
-        key = NoiseKey(run.recipe.seed, draw)
-        inputs = Inputs(torch.ones_like(embeddings), batch, key, PassState(clean.hidden), None)
+        inputs = Inputs(torch.ones_like(embeddings), batch, run.recipe.seed, draw, PassState(clean.hidden), None)
         eps = (multiply_by_gaussian(inputs, ALPHA) - 1) / ALPHA**0.5
         logits = {"prior": run.qa(embeddings * (1 + ALPHA**0.5 * eps), batch).logits}
-        for name, values in (("learned", parameters), ("shuffled", shuffle(parameters, batch, key))):
+        for name, values in (("learned", parameters), ("shuffled", shuffle(parameters, inputs))):
             delta, log_ratio = values.chunk(2, -1)
             z = 1 + delta + ALPHA**0.5 * (log_ratio / 2).exp() * eps
             logits[name] = run.qa(embeddings * z, batch).logits

@@ -88,8 +88,9 @@ def _means_by_word(run: TrainedRun, windows: list[AnswerWindow]) -> pd.DataFrame
         batch = windows[begin : begin + BATCH]
         before, [perturbed] = run.perturb(run.batch(batch))
         values = {"moved_distance": (perturbed.embeddings - before).norm(dim=-1)}
-        if perturbed.measure:
-            values |= perturbed.measure()
+        statistics = perturbed.measure()
+        if "mu" in statistics:
+            values["mu"] = statistics["mu"]
         for row, window in enumerate(batch):
             of_words = {name: value[row, window.positions].double().cpu().numpy() for name, value in values.items()}
             frames.append(pd.DataFrame(of_words, index=np.array(window.input_ids)[window.positions]))

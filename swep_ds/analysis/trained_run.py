@@ -22,7 +22,7 @@ from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.example import Example
 from swep_ds.data.windows import TextTokens, WindowCutter, WindowSettings
 from swep_ds.methods import build
-from swep_ds.methods.base import Inputs, Method, NoiseKey, PassState, Perturbed
+from swep_ds.methods.base import Inputs, Method, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import check_unchanged, load_examples, reported_examples, source_of_test_set
@@ -191,8 +191,8 @@ class TrainedRun:
         for step in self.method.passes(0.0):
             if step.perturb and not self.recipe.method.needs_gradient:
                 forward = partial(self.qa, batch=batch, hidden=True)
-                keys = (NoiseKey(self.recipe.seed, draw) for draw in range(draws))
-                return embeddings, (step.perturb(Inputs(embeddings, batch, key, state, forward)) for key in keys)
+                given = (Inputs(embeddings, batch, self.recipe.seed, draw, state, forward) for draw in range(draws))
+                return embeddings, map(step.perturb, given)
             if step.keeps_hidden:
                 state = PassState(hidden=self.hidden(embeddings, batch))
         trained = f"{self.folder}: trained by {self.recipe.method.name}, which perturbs nothing after training"

@@ -35,8 +35,8 @@ def augment() -> None:
         raise InputError(f"--share {arguments.share}: must be above 0 and at most 1")
     launch(arguments.ranks, "augment")
 
-    from swep_ds.methods.ssmba_samples.augment import augment  # after the arguments: these imports take seconds
-    from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings
+    # after the arguments: these imports take seconds
+    from swep_ds.methods.ssmba_samples.augment import AugmentSettings, augment
     from swep_ds.ranks.group import process_group
 
     settings = AugmentSettings(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeVar, get_type_hints
 
+from swep_ds.common.errors import InputError
 from swep_ds.common.plugins import check_free
 from swep_ds.methods.rivals.settings import SHIPPED
 from swep_ds.methods.settings import Settings
@@ -67,10 +68,12 @@ def summary(settings: Settings) -> str:
 
 def build(settings: Settings, hidden_size: int, embedding_size: int) -> "Method":
     """The method that `settings` describe, for a model of these widths (h and word embeddings).
-
-    Raises TypeError: none of its passes trains.
-    """
+    Raises TypeError: none of its passes trains. InputError: it perturbs embeddings of a width that has no noise."""
     method = _class_of(settings)(settings, hidden_size, embedding_size)
-    if not any(pass_.trains for pass_ in method.passes(0.0)):
+    passes = method.passes(0.0)
+    if not any(pass_.trains for pass_ in passes):
         raise TypeError(f"method {settings.name}: none of its passes trains")
+    if embedding_size % 4 and any(pass_.perturb for pass_ in passes):
+        fault = f"needs word embeddings of a multiple of 4 dimensions, and the model's have {embedding_size}"
+        raise InputError(f"method {settings.name}: {fault}: name another model, or method mle")
     return method

@@ -16,15 +16,6 @@ from swep_ds.models.outputs import QAOutput
 
 
 @dataclass(frozen=True)
-class NoiseKey:
-    """Keys the noise of one pass; sample ids complete the key (`kernels/`)."""
-
-    seed: int  # the run's
-    # update * P + k for pass k among the update's P perturbed passes: methods with equally many draw the same numbers
-    draw: int
-
-
-@dataclass(frozen=True)
 class PassState:
     """What a pass leaves for later passes over the same micro-batch."""
 
@@ -51,7 +42,9 @@ class Inputs:
 
     embeddings: Tensor  # word embeddings e [N, T, d]
     batch: Batch
-    key: NoiseKey
+    seed: int  # the run's; with `draw` and the sample ids it keys the noise (`kernels/`)
+    # update * P + k for pass k among the update's P perturbed passes: methods with equally many draw the same numbers
+    draw: int
     carried: PassState
     forward: Callable[[Tensor], QAOutput]  # runs the model on other embeddings, without dropout
 
@@ -62,9 +55,8 @@ class Perturbed:
 
     embeddings: Tensor  # [N, T, d], in place of the word embeddings
     kl: Tensor | None = None  # [N, T] float32, nats per token; None where the method's parameters took no part
-    # computes statistics for the log by name, per token [N, T] or per window [N]
-    measure: Callable[[], dict[str, Tensor]] | None = None
-    compare: Callable[[], dict[str, Tensor]] | None = None  # the same, of what takes forward passes of the model
+    measure: Callable[[], dict[str, Tensor]] = dict  # statistics for the log, per token [N, T] or per window [N]
+    compare: Callable[[], dict[str, Tensor]] = dict  # the same, of what takes forward passes of the model
     delta: Tensor | None = None  # for `PassState.delta`
 
 
@@ -130,6 +122,9 @@ class Method(nn.Module):
 
     def remark(self, means: dict[str, float], progress: float) -> str | None:
         """A sentence for the log where the means of `Objective.loss`'s statistics show what the user must know."""
+        if "divergence" in means and means["divergence"] <= 1e-6 * means["nll_clean"]:
+            return "the passes that are compared predict the same: this model has no dropout, or the noise is too small"
+        return None
 
 
 @contextmanager
@@ -146,11 +141,9 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
 
 def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float, mode: str) -> tuple[Tensor, Tensor]:
     """The embeddings under the noise that the key draws, [N, T, d], zero at padding; and the KL per token, [N, T].
-
-    `parameters` is what is learned, [N, T, 2d], as `swep_ds.kernels.perturb` takes it; None for the mode "prior".
-    """
+    `parameters` is what is learned, [N, T, 2d], as `swep_ds.kernels.perturb` takes it; None for the mode "prior"."""
     tensors = (inputs.embeddings, parameters, inputs.batch.padding_mask, inputs.batch.sample_id)
-    key = {"seed": inputs.key.seed, "draw": inputs.key.draw}
+    key = {"seed": inputs.seed, "draw": inputs.draw}
     return perturb(*tensors, **key, prior_variance=prior_variance, mode=mode)
 
 
@@ -170,7 +163,7 @@ def uniform(inputs: Inputs, width: int | None = None) -> Tensor:
     """Numbers from U[0, 1), [N, T, width] float32 in steps of 2^-24, keyed like `gaussian`'s; `width` defaults to d."""
     _, T, d = inputs.embeddings.shape
     positions = torch.arange(T, device=inputs.embeddings.device)
-    words = noise_words(inputs.key.seed, inputs.key.draw, inputs.batch.sample_id[:, None], positions, width or d)
+    words = noise_words(inputs.seed, inputs.draw, inputs.batch.sample_id[:, None], positions, width or d)
     return torch.cat([((word & MASK) >> 8).float() for word in torch.broadcast_tensors(*words)], -1) * 2.0**-24
 
 

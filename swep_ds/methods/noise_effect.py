@@ -9,10 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from swep_ds.data.batches import Batch
 from swep_ds.kernels import MODES
 from swep_ds.kernels.philox import noise_words
-from swep_ds.methods.base import Inputs, NoiseKey, draw_noise, without_dropout
+from swep_ds.methods.base import Inputs, draw_noise, without_dropout
 from swep_ds.models.backends import float32_products
 from swep_ds.models.outputs import answer_nll
 
@@ -22,11 +21,12 @@ MEASURED_PRODUCTS = 2**22
 MEASURED_TOKENS = (128, 512)
 
 
-def random_words(batch: Batch, key: NoiseKey) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def random_words(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Words of 32 random bits for each token, each [N, T, 1], keyed by (seed, draw, window, position). ~seed: the noise
     is made of the words of the seed itself."""
-    positions = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
-    return noise_words(~key.seed, key.draw, batch.sample_id[:, None], positions, 4)
+    ids_NT = inputs.batch.input_ids
+    positions = torch.arange(ids_NT.shape[1], device=ids_NT.device)
+    return noise_words(~inputs.seed, inputs.draw, inputs.batch.sample_id[:, None], positions, 4)
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: in
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     best = torch.full_like(vectors[..., 0], -torch.inf)
     words = torch.zeros_like(best, dtype=torch.int64)
-    with torch.autocast(vectors.device.type, enabled=False), float32_products("fp32"):
+    with torch.autocast(vectors.device.type, enabled=False), float32_products():
         for begin in range(0, vocabulary, CHUNK):
             ids = torch.arange(begin, min(begin + CHUNK, vocabulary), device=vectors.device)
             product, column = (vectors @ look_up(ids).to(vectors.dtype).T).max(-1)
@@ -49,17 +49,18 @@ def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: in
 
 
 @torch.no_grad()
-def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch, key: NoiseKey) -> dict[str, Tensor]:
+def words_changed(qa: nn.Module, inputs: Inputs, perturbed: Tensor) -> dict[str, Tensor]:
     """The share of tokens whose perturbed embedding is nearer to another word, and the same share before (`_clean`),
     which is not zero, because a longer row of the table can have the larger product. Measured on a few hundred tokens
     that the key draws. The sum over the micro-batches of an update is the share of its tokens."""
+    batch = inputs.batch
     vocabulary = qa.model.get_input_embeddings().num_embeddings
     fewest, most = MEASURED_TOKENS
     count = min(max(MEASURED_PRODUCTS // vocabulary, fewest), most, batch.input_ids.numel())
-    random_NT = random_words(batch, key)[0][..., 0]
+    random_NT = random_words(inputs)[0][..., 0]
     random_values, sample = random_NT.masked_fill(batch.attention_mask == 0, -1).flatten().topk(count)
     real = (random_values >= 0).to(batch.token_weight.dtype)
-    vectors = torch.stack([embeddings.detach().flatten(0, 1)[sample] for embeddings in (perturbed, clean)])
+    vectors = torch.stack([embeddings.detach().flatten(0, 1)[sample] for embeddings in (perturbed, inputs.embeddings)])
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
 
     def look_up(ids: Tensor) -> Tensor:
@@ -74,11 +75,11 @@ def words_changed(qa: nn.Module, clean: Tensor, perturbed: Tensor, batch: Batch,
     return {"words_changed": after, "words_changed_clean": before}
 
 
-def shuffle(values_NTK: Tensor, batch: Batch, key: NoiseKey) -> Tensor:
+def shuffle(values_NTK: Tensor, inputs: Inputs) -> Tensor:
     """Permutes each window's values [N, T, K] among its tokens; padding stays. The permutation depends on (seed, draw,
     window), but not on the batch and its padding on the right."""
-    random_NT = random_words(batch, key)[2][..., 0]  # `words_changed` uses word 0
-    padding_NT = batch.attention_mask == 0
+    random_NT = random_words(inputs)[2][..., 0]  # `words_changed` uses word 0
+    padding_NT = inputs.batch.attention_mask == 0
     order_NT = random_NT.masked_fill(padding_NT, 2**32).argsort(dim=1, stable=True)
     places_NT = padding_NT.long().argsort(dim=1, stable=True)  # the tokens' columns, then the padding's
     order_NT = torch.empty_like(order_NT).scatter_(1, places_NT, order_NT)
@@ -99,7 +100,7 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
         learned = generator(clean.hidden)
     noises = {
         "learned": learned,
-        "shuffled": shuffle(learned, inputs.batch, inputs.key),
+        "shuffled": shuffle(learned, inputs),
         "prior": torch.zeros_like(learned),
     }
     guess_NK = clean.logits.argmax(-1)

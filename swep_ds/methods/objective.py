@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
-from swep_ds.methods.base import Inputs, Method, MicroStep, NoiseKey, Pass, PassState, Perturbed, without_dropout
+from swep_ds.methods.base import Inputs, Method, MicroStep, Pass, PassState, Perturbed, without_dropout
 from swep_ds.methods.noise_effect import words_changed
 from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence
 
@@ -43,16 +43,16 @@ class Objective(nn.Module):
             groups[1]["lr"] = self.method.learning_rate
         return [group for group in groups if group["params"]]
 
-    def passes(self, step: MicroStep) -> list[tuple[Pass, NoiseKey | None]]:
-        """The passes of a micro-step, each with the key of its noise if it is perturbed."""
+    def passes(self, step: MicroStep) -> list[tuple[Pass, int | None]]:
+        """The passes of a micro-step, each with the number of its draw if it is perturbed (`Inputs.draw`)."""
         passes = self.method.passes(step.progress)
         perturbed = [number for number, pass_ in enumerate(passes) if pass_.perturb]
         first = step.update * len(perturbed)
-        keys = {number: NoiseKey(self.seed, first + k) for k, number in enumerate(perturbed)}
+        draws = {number: first + k for k, number in enumerate(perturbed)}
         numbers = range(len(passes))
         if step.part is not None:
             numbers = _split(passes)[step.part]
-        return [(passes[number], keys.get(number)) for number in numbers]
+        return [(passes[number], draws.get(number)) for number in numbers]
 
     def forward(self, batch: Batch, step: MicroStep | None = None) -> Any:
         """What `loss` returns; without a step, what the model's `predict` returns. DeepSpeed casts and gathers weights
@@ -63,8 +63,8 @@ class Objective(nn.Module):
 
     def loss(self, batch: Batch, step: MicroStep) -> tuple[Tensor, PassState, Statistics]:
         """Runs the passes of a micro-step: the loss (0-dim), what the next micro-step needs, and statistics by name as
-        detached scalars. These are weighted like the loss: the mean over micro-batches and ranks is the mean over the
-        global batch."""
+        detached scalars, weighted like the loss: their mean over micro-batches and ranks is that of the global batch.
+        """
         passes = self.passes(step)
         layers = any(pass_.hidden_distance_weight for pass_, _ in passes)
         perturbs = any(pass_.perturb for pass_, _ in passes)
@@ -72,7 +72,7 @@ class Objective(nn.Module):
         carried = step.carried
         previous = None
         statistics: Statistics = {}
-        for pass_, key in passes:
+        for pass_, draw in passes:
             if pass_.repeats_dropout:
                 carried = _repeat_dropout(carried, batch.input_ids.device)
             with torch.set_grad_enabled(torch.is_grad_enabled() and pass_.trains):
@@ -85,7 +85,7 @@ class Objective(nn.Module):
                         loss = loss + 0.0 * network(token).float().sum()
                 elif pass_.perturb:
                     forward = partial(self._forward_without_dropout, batch)
-                    inputs = Inputs(noise.embeddings, batch, key, carried, forward)
+                    inputs = Inputs(noise.embeddings, batch, self.seed, draw, carried, forward)
                     noise = pass_.perturb(inputs)
                     statistics |= self._measure(noise, inputs, step)  # while no activations are held
                 output = self.qa(noise.embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
@@ -132,15 +132,14 @@ class Objective(nn.Module):
         batch = inputs.batch
         values: Statistics = {}
         statistics: Statistics = {}
-        if step.compare and noise.compare is not None:
+        if step.compare:
             values |= noise.compare()
         if step.measure:
-            statistics = words_changed(self.qa, inputs.embeddings, noise.embeddings, batch, inputs.key)
+            statistics = words_changed(self.qa, inputs, noise.embeddings)
             if noise.kl is not None:
                 # what a KL per window is judged by: naming the start and the end of an answer among the tokens
                 values["span_nats"] = 2 * batch.attention_mask.sum(1).log()
-            if noise.measure is not None:
-                values |= noise.measure()
+            values |= noise.measure()
         for name, value in values.items():
             share = batch.weight
             if value.dim() == 2:

@@ -84,7 +84,7 @@ class Swep(Method):
         h = inputs.carried.hidden  # detached (`PassState`): no gradient of the noise reaches the encoder through it
         parameters = self.noise(h)
         if self.settings.noise == "shuffled":
-            parameters = shuffle(parameters, inputs.batch, inputs.key)
+            parameters = shuffle(parameters, inputs)
         # one kernel computes mu, sigma, z, the product and the KL: `kernels/modes.py` has the formulas
         embeddings, kl = draw_noise(inputs, parameters, alpha, self.mode)
         return Perturbed(

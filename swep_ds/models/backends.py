@@ -1,16 +1,10 @@
-"""PyTorch's and transformers' global switches, set for a block and then put back.
-
-In every forward pass transformers checks whether a padding mask masks anything, to leave it out where nothing is
-padded; on a GPU the host then waits for all queued work. Here the host already knows (`Batch.padding_mask`), so
-`given_masks` makes SDPA and eager attention use a given mask as it is. flash_attention_2 still synchronises in every
-layer of a padded batch: transformers removes the padding there and reads from the device how much is left.
-"""
+"""PyTorch's and transformers' global switches, set for a block and then put back."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,17 +39,10 @@ def _switch(read: Callable[[], Any], write: Callable[[Any], None], value: Any) -
     return block
 
 
-@contextmanager
-def float32_products(kind: Literal["tf32", "fp32"]) -> Iterator[None]:
-    """Inside, products of float32 matrices are computed in TF32 (10 bits of mantissa, float32 sums) or in float32, also
-    in the threads of a backward. Elements and sums in memory are float32 either way."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision({"tf32": "high", "fp32": "highest"}[kind])
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
+# Inside, products of float32 matrices are computed in TF32 (10 bits of mantissa, float32 sums) or in float32, also in
+# the threads of a backward. Elements and sums in memory are float32 either way.
+tf32_products = _switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")
+float32_products = _switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest")
 
 # Inside, PyTorch's fused attention (SDPA) does not take cuDNN's kernel. On an H100, H200 or B200, PyTorch 2.11 and
 # later prefer it in half precision, and it is planned anew for each shape (docs/performance.md). The switch is global,
@@ -72,10 +59,10 @@ def _without_sync(make_mask: Callable) -> Callable:
     return make
 
 
-# the same functions in every block: a compiled model would be compiled anew for others
+# In every forward pass transformers checks whether a padding mask masks anything; on a GPU the host then waits for all
+# queued work. Here the host knows (`Batch.padding_mask`), so inside SDPA and eager attention use a given mask as it is.
+# They are the same functions in every block: a compiled model would be compiled anew for others.
 WITHOUT_SYNC = {name: _without_sync(MASK_FUNCTIONS[name]) for name in ("sdpa", "eager")}
-
-
 given_masks = _switch(
     lambda: {name: MASK_FUNCTIONS[name] for name in WITHOUT_SYNC}, MASK_FUNCTIONS.update, WITHOUT_SYNC
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForQuestionAnswering, PreTrainedModel
+from transformers import AutoModelForQuestionAnswering
 
 from swep_ds.common.errors import InputError, reason
 from swep_ds.data.batches import Batch
@@ -25,8 +25,17 @@ class ExtractiveQA(QAModel):
         """Loads a hub id or a local folder; `load_kwargs` as `load_trainable`, which says what is refused. A `compiled`
         model is compiled by torch.compile in the first calls, once for all lengths."""
         model = load_trainable(AutoModelForQuestionAnswering, name, **load_kwargs)
-        if compiled:
-            _compile(model)
+        if not compiled:
+            return cls(model)
+        if getattr(model.config, "use_cache", False):  # it caches nothing, but is logged with activation checkpointing
+            model.config.use_cache = False
+        with torch.no_grad(), without_flash_attention(model):
+            # the first call that asks for hidden states installs transformers' hooks, under a lock that cannot be
+            # compiled
+            model(input_ids=torch.zeros(1, 2, dtype=torch.int64), output_hidden_states=True)
+        # in place, so that parameter names stay; one graph: what cannot be compiled, or exceeds the limit, is an error
+        torch._dynamo.config.recompile_limit = MAX_GRAPHS
+        model.compile(dynamic=True, fullgraph=True)
         return cls(model)
 
     def embed(self, batch: Batch) -> Tensor:
@@ -59,19 +68,5 @@ class ExtractiveQA(QAModel):
             with given_masks():
                 return self.model(return_dict=True, **inputs)
         except (torch._dynamo.exc.FailOnRecompileLimitHit, torch._dynamo.exc.TorchDynamoException) as error:
-            kind = self.model.config.model_type
-            raise InputError(
-                f"train.compile: PyTorch cannot compile {kind} ({reason(error)}): set it to false"
-            ) from error
-
-
-def _compile(model: PreTrainedModel) -> None:
-    """Compiles the model in place, so that parameter names stay, and as one graph: PyTorch then raises where it would
-    fall back to eager execution, at what it cannot compile and beyond MAX_GRAPHS."""
-    torch._dynamo.config.recompile_limit = MAX_GRAPHS
-    if getattr(model.config, "use_cache", False):  # it caches nothing, but is logged with activation checkpointing
-        model.config.use_cache = False
-    with torch.no_grad(), without_flash_attention(model):
-        # the first call that asks for hidden states installs transformers' hooks, under a lock that cannot be compiled
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), output_hidden_states=True)
-    model.compile(dynamic=True, fullgraph=True)
+            fault = f"PyTorch cannot compile {self.model.config.model_type} ({reason(error)})"
+            raise InputError(f"train.compile: {fault}: set it to false") from error

@@ -124,10 +124,7 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, la
 
 def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label: str, data: str) -> None:
     """Raises InputError: a tokenizer knows less than `MIN_KNOWN` of the letters and digits at the texts' beginnings.
-    Most words would be the same unknown token.
-
-    `label` and `data` are how the user named the model and the texts, as in "model.name ./bert" and "data.train".
-    """
+    Most words would be the same unknown token. `label` and `data` are how the user named the model and the texts."""
     beginnings = [text[:1000] for text in islice(texts, FIRST_TEXTS)]
     if not beginnings:
         return

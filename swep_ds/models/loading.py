@@ -42,15 +42,9 @@ def load_trainable(
     mapped: bool = False,
     weights: bool = True,
 ) -> PreTrainedModel:
-    """Loads a hub id or a local folder to train, in float32: the engine decides the training precision.
-
-    Args:
-        auto_class: one of `HEADS`.
-        attention: transformers' `attn_implementation`; "auto" = its default.
-        attention_dropout: probability that an attention weight is dropped; None = the config's.
-        mapped: leaves the weights in their files and dtypes, mapped into memory that the system can take back;
-            `training.sharding.shard` spreads them over the ranks from there.
-        weights: False reads only the config; the model is then on the meta device.
+    """Loads a hub id or a local folder to train, in float32: the engine decides the training precision. A `mapped`
+    model's weights stay in their files and dtypes, from where `training.sharding.shard` spreads them over the ranks.
+    Without `weights` only the config is read, and the model is on the meta device.
 
     Raises InputError: as `load_weights`; or the model does not take word embeddings, or a setting does not fit it.
     """
@@ -64,17 +58,14 @@ def load_trainable(
     if attention_dropout is not None:
         names = [name for name in ATTENTION_DROPOUTS if hasattr(config, name)]
         if not names:  # T5 has a single dropout for everything
-            kind = config.model_type
-            raise InputError(
-                f"model.attention_dropout: {kind} has no dropout of only its attention weights: set it to null"
-            )
+            fault = f"{config.model_type} has no dropout of only its attention weights"
+            raise InputError(f"model.attention_dropout: {fault}: set it to null")
         setattr(config, names[0], attention_dropout)
     if attention != "auto":
         config._attn_implementation = attention
     if weights:
         model = load_weights(auto_class, config, name, label, new_head=not config.is_encoder_decoder)
         if not mapped:
-            _check_weights(model, label)
             check_takes_embeddings(model.float(), label)
         elif not dist.is_initialized() or dist.get_rank() == 0:  # it reads the disk
             _check_mapped(model, label)
@@ -99,17 +90,16 @@ def load_weights(
     new_head: bool = False,
     dtype: torch.dtype | str = "auto",
 ) -> PreTrainedModel:
-    """Loads a model whose weights all come from its files, a folder or a hub id, except for a new head.
-
-    Args:
-        label: how the user named the model, as in "model.name ./bert".
-        new_head: whether the task's head may be missing; transformers then draws it, the same at any dtype.
-        dtype: "auto" = the config's, else the files'.
+    """Loads a model whose weights all come from its files, a folder or a hub id. With `new_head` the task's head may be
+    missing; transformers then draws it, the same at any dtype. `label` is how the user named the model.
 
     Raises InputError: as `make_hollow`; files that cannot be read; weights that are missing or of other shapes.
     """
     former = config.architectures or ()
-    renamed = _other_names(make_hollow(auto_class, config, label))
+    # The base of Llama has the names "model.layers...", that of its question-answering class "transformer.layers...".
+    kind = type(make_hollow(auto_class, config, label))
+    bases = {parent.base_model_prefix for parent in kind.__mro__ if hasattr(parent, "base_model_prefix")}
+    renamed = {rf"^{base}\.": f"{kind.base_model_prefix}." for base in bases - {kind.base_model_prefix, ""}}
     with as_input_error(f"{label}: cannot load", "correct the folder or name another model"):
         model, report = auto_class.from_pretrained(
             source,
@@ -136,10 +126,9 @@ def load_weights(
             f"{backbone[0]}: name a folder with all weights, or correct config.json"
         )
     if names and not new_head:
-        kind = HEADS[auto_class]
         raise InputError(
-            f"{label}: has no weights for {', '.join(names[:3])}: it is without a trained {kind} head: name a model "
-            "with one"
+            f"{label}: has no weights for {', '.join(names[:3])}: it is without a trained {HEADS[auto_class]} head: "
+            "name a model with one"
         )
     # in T5 and its like transformers ties an output layer that is not in the files, whatever config.json says
     settings, _ = PreTrainedConfig.get_config_dict(source)
@@ -153,21 +142,11 @@ def load_weights(
     return model
 
 
-def _other_names(model: PreTrainedModel) -> dict[str, str]:
-    """Patterns of weights' names in the files, and what to read instead. The base of Llama has the names
-    "model.layers...", that of its question-answering class "transformer.layers..."."""
-    own = model.base_model_prefix
-    others = {parent.base_model_prefix for parent in type(model).__mro__ if hasattr(parent, "base_model_prefix")}
-    return {rf"^{other}\.": f"{own}." for other in others - {own, ""}}
-
-
 def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedModel:
-    """Makes the model on the meta device, without memory for its weights; arguments as `load_weights`.
-
-    Raises InputError: no head for the task, or a config that no model can be built from.
-    """
+    """Makes the model on the meta device, without memory for its weights. Raises InputError: no head for the task, or a
+    config that no model can be built from."""
+    kind = config.model_type
     if type(config) not in auto_class._model_mapping:
-        kind = config.model_type
         raise InputError(
             f"{label}: transformers has no {HEADS[auto_class]} head for model type {kind!r}: name another model"
         )
@@ -177,7 +156,7 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
     config.chunk_size_feed_forward = 0  # its windows would have to be of a multiple of this length
     if auto_class is AutoModelForQuestionAnswering:  # a span's start and end, whatever the former head's labels
         config.num_labels = 2
-    fault = f"{label}: no {config.model_type} can be built with its config.json and model.attention"
+    fault = f"{label}: no {kind} can be built with its config.json and model.attention"
     with as_input_error(fault, "set it to auto, or correct config.json"), torch.device("meta"):
         return auto_class.from_config(config, trust_remote_code=False)
 
@@ -187,7 +166,7 @@ def check_takes_embeddings(model: PreTrainedModel, label: str, *, padded_left: b
     and Marian scale only embeddings of ids; Longformer and BigBird find the question by the ids of its separators; and
     `padded_left` RoBERTa counts positions of embeddings from the first column. Leaves the model in evaluation mode.
 
-    Raises InputError: the model, which the user named by `label`, cannot be trained under perturbation.
+    Raises InputError: the model cannot be trained under perturbation, or computes NaN or infinity.
     """
     kind = type(model).__name__
     padding = 2 if padded_left else 0
@@ -217,7 +196,6 @@ def _check_mapped(model: PreTrainedModel, label: str) -> None:
         for name, child in parent.named_children():
             if isinstance(child, torch.nn.ModuleList):
                 parent._modules[name] = child[:1]
-    _check_weights(first, label)
     with suppress(InputError):
         check_takes_embeddings(first, label)
         return
@@ -225,21 +203,12 @@ def _check_mapped(model: PreTrainedModel, label: str) -> None:
 
 
 def check_answers(model: PreTrainedModel, longest: int, label: str) -> None:
-    """Tries a model that is to answer, in evaluation mode, on a window of `longest` tokens.
-
-    Raises InputError: it cannot be run, or computes NaN or infinity.
-    """
+    """Tries a model that is to answer, in evaluation mode, on as many tokens. Raises InputError: it fails, or computes
+    NaN or infinity."""
     ids, inputs = _question_and_text(model, length=max(5, longest))
     failure = f"{label}: cannot be run on a window of {longest} tokens"
     with as_input_error(failure, "name another model", but=(torch.OutOfMemoryError, MemoryError)):
         _logits(model, label, input_ids=ids, **inputs)
-    _check_weights(model, label)
-
-
-def _check_weights(model: PreTrainedModel, label: str) -> None:
-    """A NaN need not reach the logits: attention's kernels may leave out what it made of them."""
-    if not all(weight.isfinite().all() for weight in model.parameters() if not weight.is_meta):
-        raise InputError(f"{label}: computes NaN or infinity, because some of its weights are: fetch the model again")
 
 
 @contextmanager
@@ -274,9 +243,11 @@ def _question_and_text(model: PreTrainedModel, *, length: int = 5, left: int = 0
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel, label: str, **inputs: Tensor) -> dict[str, Tensor]:
-    """By name. Raises InputError: NaN or infinity."""
+    """By name. Raises InputError: NaN or infinity, also in trained weights: attention's kernels may leave them out."""
     output = model(return_dict=True, **inputs)
     logits = {name: output[name] for name in ("start_logits", "end_logits", "logits") if name in output}
-    if not all(values.isfinite().all() for values in logits.values()):
-        raise InputError(f"{label}: computes NaN or infinity from any text: its weights or config.json are damaged")
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not all(values.isfinite().all() for values in (*logits.values(), *weights)):
+        fault = "computes NaN or infinity from any text, or has some among its weights"
+        raise InputError(f"{label}: {fault}: correct config.json, or fetch the model again")
     return logits

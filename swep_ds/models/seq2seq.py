@@ -53,22 +53,15 @@ class Seq2SeqQA(QAModel):
 
 
 class GenerativeQA(Seq2SeqQA):
-    """Any `AutoModelForSeq2SeqLM` whose encoder takes `inputs_embeds`, with the settings to generate answers.
-
-    Args:
-        beams: width of the beam search in `predict`; 1 = greedy.
-        max_answer_tokens: upper bound of an answer's length, end of sequence included.
-
-    Raises InputError: the model's config lacks a token that answers begin or end with, or the model's class cannot
-    shift targets (M2M100, Blenderbot).
-    """
+    """Any `AutoModelForSeq2SeqLM` whose encoder takes `inputs_embeds`, with a beam search for answers of at most
+    `max_answer_tokens`, end of sequence included. Raises InputError: the config lacks a token that answers begin or end
+    with, or the model's class cannot shift targets (M2M100, Blenderbot)."""
 
     def __init__(self, model: PreTrainedModel, beams: int = 4, max_answer_tokens: int = 30):
         super().__init__(model)
         self.empty_answer: list[int] | None = None  # the token ids of "", special ones included; see `predict`
-        self.ends = model.config.eos_token_id
-        if not isinstance(self.ends, list):
-            self.ends = [self.ends]
+        ends = model.config.eos_token_id
+        self.ends = ends if isinstance(ends, list) else [ends]
         fault = f"model {model.config.name_or_path}: {type(model).__name__} cannot shift targets for its decoder"
         fix = "add decoder_start_token_id, eos_token_id and pad_token_id to config.json, or name a model such as T5"
         with as_input_error(fault, fix):
@@ -77,7 +70,7 @@ class GenerativeQA(Seq2SeqQA):
             num_beams=beams,
             max_new_tokens=max_answer_tokens,
             decoder_start_token_id=start,
-            eos_token_id=model.config.eos_token_id,
+            eos_token_id=ends,
             pad_token_id=model.config.pad_token_id,
         )
         # In place of the model's own settings, also in its export: published summarisers forbid short answers and
@@ -100,12 +93,9 @@ class GenerativeQA(Seq2SeqQA):
 
     @without_cudnn_attention()
     def predict(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Generates answers by beam search. Collective: a rank that has finished keeps generating until all have.
-
-        Returns:
-            Token ids [N, K], IGNORED after the end of sequence, and the answers' mean log probabilities [N]. With
-            `empty_answer` no answer is empty, and a third tensor [N] holds the log probability of the empty one.
-        """
+        """Answers by beam search: token ids [N, K], IGNORED after the end of sequence, and their mean log probabilities
+        [N]. With `empty_answer` no answer is empty, and a third tensor [N] holds the log probability of the empty one.
+        Collective: a rank that has finished keeps generating until all have."""
         given = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
         options = {}
         if self.empty_answer:  # the end of sequence is forbidden for as many tokens

@@ -6,7 +6,6 @@ What DeepSpeed 0.19 needs beyond that is in `checkpoints.py` (the writer), `grou
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import deepspeed
@@ -21,7 +20,7 @@ from swep_ds.common.errors import NOT_OF_THE_INPUT, InputError, as_input_error
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
-from swep_ds.models.backends import float32_products, without_cudnn_attention
+from swep_ds.models.backends import tf32_products, without_cudnn_attention
 from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.foreach import use_foreach
@@ -63,7 +62,7 @@ class Engine:
         self._precision = train.precision
         self._products = nullcontext
         if train.precision == "tf32":
-            self._products = partial(float32_products, "tf32")
+            self._products = tf32_products
         use_foreach(engine)
         self._norms = watch_norms(engine, self.module, train.max_grad_norm)
         engine.checkpoint_engine = Writer()

@@ -1,4 +1,4 @@
-"""The Triton kernels: on a GPU if there is one, else in Triton's interpreter, which `test_interpreter.py` starts."""
+"""The Triton kernels: on a GPU if there is one, else in Triton's interpreter, which `test_op.py` starts."""
 
 import os
 from functools import partial
@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1 from the start of the process", allow_module_level=True)
 
-from swep_ds.kernels import MODES, perturb, torch_impl, triton_impl
-from swep_ds.kernels.op import VARIABLE, implementation, perturb_backward_op, perturb_op
+from swep_ds.kernels import MODES, torch_impl, triton_impl
+from swep_ds.kernels.op import implementation, perturb_backward_op, perturb_op
 
 HALVES = [(torch.bfloat16, "learned"), (torch.float16, "prior")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -173,18 +173,6 @@ def test_offsets_beyond_32_bits(tmp_path):
         storage = torch.from_file(str(tmp_path / f"sparse{number}"), shared=True, size=size, dtype=x.dtype)
         strided.append(torch.as_strided(storage, x.shape, steps).copy_(x))
     assert_same(run(triton_impl, strided[:4], strided[4:]), run(triton_impl, inputs, grads))
-
-
-def test_perturb_reaches_the_kernels_and_differentiates(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "triton")
-    implementation.cache_clear()
-    (embeddings, params, mask, ids), grads = batch()
-    leaves = embeddings.requires_grad_(), params.requires_grad_()
-    outputs = perturb(*leaves, mask, ids, seed=SEED, draw=DRAW, prior_variance=ALPHA)
-    results = outputs + torch.autograd.grad(outputs, leaves, grads)
-    implementation.cache_clear()
-    inputs = (embeddings.detach(), params.detach(), mask, ids)
-    assert_same(results, run(triton_impl, inputs, grads))
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="after hundreds of tests in one process PyTorch's check ends in a fault")

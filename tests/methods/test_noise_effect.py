@@ -1,6 +1,7 @@
 """What noise does, against plain loops, NumPy and plain PyTorch; and that measuring it changes nothing."""
 
 from collections import Counter
+from dataclasses import replace
 from unittest import mock
 
 import hypothesis
@@ -10,14 +11,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS, noise_effect
-from swep_ds.methods.base import Method, NoiseKey, Pass, Perturbed
+from swep_ds.methods.base import Method, Pass, Perturbed
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.settings import SwepSettings
 from tests.support import methods_reference, tiny_batches
 from tests.support.methods_reference import shuffled
-from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, away_from_the_prior, objective, split, windows
+from tests.support.tiny_objective import (
+    JOINT,
+    MEASURED,
+    SEED,
+    UPDATE,
+    away_from_the_prior,
+    inputs,
+    objective,
+    split,
+    windows,
+)
 
 MEASURING = [(method, {}) for method in sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})]
 MEASURING += [("swep", {"architecture": "t5", "noise": "shuffled"}), ("swep", {"separate_hidden_pass": True})]
@@ -134,25 +144,14 @@ def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
     assert len({round(value, 9) for value in expected.values()}) == len(NAMES)
 
 
-def test_it_is_a_mean_over_windows_however_they_are_split():
-    """A rank that has run out of windows takes part with one of weight 0."""
-    module, batch = away_from_the_prior(objective("swep")), tiny_batches.batch()
-    whole = module(batch, MEASURED)[2]
-    parts = [Batch(*(None if t is None else t[rows] for t in batch)) for rows in ([0], [1, 2], [0])]
-    parts[2] = parts[2]._replace(weight=0 * parts[2].weight, token_weight=0 * parts[2].token_weight)
-    seen = [module(part, MEASURED)[2] for part in parts]
-    for name in NAMES:
-        assert sum(statistics[name] for statistics in seen).item() == pytest.approx(whole[name].item(), rel=1e-9)
-
-
 def test_a_shuffle_leaves_padding_where_it_is_and_every_window_has_its_own():
-    batch, key = tiny_batches.batch((6, 12, 9, 7)), NoiseKey(SEED, UPDATE)
-    shuffle = noise_effect.shuffle
-    values = torch.arange(4 * 12.0).view(4, 12, 1)
+    batch = tiny_batches.batch((6, 12, 9, 7))
     left = batch._replace(attention_mask=batch.attention_mask.flip(1))  # padding on the left
-    for row, mask in zip(shuffle(values, left, key)[:, :, 0], left.attention_mask.bool(), strict=True):
+    given = inputs(objective("swep"), left, UPDATE)
+    values = torch.arange(4 * 12.0).view(4, 12, 1)
+    for row, mask in zip(noise_effect.shuffle(values, given)[:, :, 0], left.attention_mask.bool(), strict=True):
         assert torch.equal(row[~mask], torch.arange(12.0)[~mask] + row[0] - row[0] % 12)
         assert torch.equal(row[mask].sort().values % 12, torch.arange(12.0)[mask])
-    alike = batch._replace(attention_mask=torch.ones_like(batch.attention_mask))
-    orders = shuffle(values - values[:, :1], alike, key)[:, :, 0]
+    alike = replace(given, batch=batch._replace(attention_mask=torch.ones_like(batch.attention_mask)))
+    orders = noise_effect.shuffle(values - values[:, :1], alike)[:, :, 0]
     assert len({tuple(row) for row in orders.tolist()}) == 4  # every window has an order of its own

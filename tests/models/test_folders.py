@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers.utils import import_utils
 
-from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings, Reconstructor
+from swep_ds.methods.ssmba_samples.augment import AugmentSettings, Reconstructor
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import load_tokenizer, model_checksum, resolve_model

@@ -10,7 +10,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASK_FUNC
 from swep_ds.models.backends import WITHOUT_SYNC
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from tests.support import tiny_batches, tiny_models
+from tests.support import tiny_models
 from tests.support.tiny_objective import windows
 
 
@@ -47,25 +47,17 @@ def masks() -> dict:
     return {name: MASK_FUNCTIONS[name] for name in WITHOUT_SYNC}
 
 
-@pytest.mark.parametrize(("kind", "architecture"), [(ExtractiveQA, "bert"), (GenerativeQA, "t5")])
-def test_predictions_take_no_cudnn_attention_and_the_masks_that_they_are_given(kind, architecture):
+@pytest.mark.parametrize(("kind", "architecture", "calls"), [(ExtractiveQA, "bert", 40), (GenerativeQA, "t5", 4)])
+def test_threads_predict_without_cudnn_attention_and_with_the_masks_that_they_are_given(kind, architecture, calls):
     plain, seen, before = tiny_models.model(architecture).eval(), [], masks()
     plain.register_forward_hook(lambda *_: seen.append((cudnn_sdp_enabled(), masks())))
-    batch = tiny_batches.batch() if kind is ExtractiveQA else tiny_batches.generative()
-    with torch.no_grad():
-        kind(plain).predict(batch)
-    assert all(state == (False, WITHOUT_SYNC) for state in seen)
-    assert (cudnn_sdp_enabled(), masks()) == (True, before)
-
-
-def test_threads_predict_at_the_same_time():
-    qa, batch = ExtractiveQA(tiny_models.model("bert").eval()).double(), tiny_batches.batch()
-    before = masks()
+    qa, batch = kind(plain).double(), windows(architecture)
 
     @torch.no_grad()
     def predict(_) -> torch.Tensor:
         return qa.predict(batch)[0]
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(torch.equal(logits, predict(0)) for logits in pool.map(predict, range(40)))
+        assert all(torch.equal(answers, predict(0)) for answers in pool.map(predict, range(calls)))
+    assert all(state == (False, WITHOUT_SYNC) for state in seen)
     assert (cudnn_sdp_enabled(), masks()) == (True, before)

@@ -74,16 +74,13 @@ def test_texts_in_a_language_that_the_tokenizer_does_not_know(kind):
         assert re.match(r"model\.name x: its tokenizer knows \d+% of the first texts of data\.train: ", message)
 
 
-def test_letters_that_a_tokenizer_leaves_out_are_not_known():
+def test_letters_that_a_tokenizer_leaves_out_are_not_known_but_marks_are():
     """Without an unknown token a BPE drops what it does not know."""
     bpe = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     bpe.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
     check_knows(tokenizer, ["abba a"], "x", "y")
     assert "knows 20%" in refused(check_knows, tokenizer, ["abcdefghij"], "x", "y")
-
-
-def test_marks_that_a_tokenizer_leaves_out_are_not_unknown():
     text = "\u0917\u0941\u0930\u0941 \u0939\u0948 \u1112\u1161\u11ab"  # Hindi, Hangul
     pieces = [sign + letter for letter in sorted(set(text)) if letter.isalpha() for sign in ("", "##")]
     vocabulary = {piece: number for number, piece in enumerate(["[UNK]", *pieces])}

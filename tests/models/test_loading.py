@@ -1,9 +1,16 @@
-"""Loading: in float32, with activation checkpointing or mapped; what cannot be trained is refused in one line."""
+"""Loading in float32 or mapped; what cannot be trained, and weights that transformers would fill in, are one line."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 import transformers.models.bert.modeling_bert as bert
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import BertForPreTraining, ElectraForPreTraining
 
 from swep_ds.models import loading
 from swep_ds.models.extractive import ExtractiveQA
@@ -11,6 +18,7 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_batches, tiny_models
 from tests.support.bad_input import change_json, refused
+from tests.support.tiny_models import load
 
 
 @pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ])
@@ -18,7 +26,7 @@ def test_loads_in_float32_or_mapped_as_the_file_has_it(architecture, tmp_path):
     plain = tiny_models.model(architecture).bfloat16()
     plain.save_pretrained(tmp_path)
     for mapped, dtype in ((False, torch.float32), (True, torch.bfloat16)):
-        model = tiny_models.load(tmp_path, mapped=mapped).model
+        model = load(tmp_path, mapped=mapped).model
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
         assert all(torch.equal(value, plain.get_parameter(name).to(dtype)) for name, value in model.named_parameters())
         if architecture in tiny_models.SEQ2SEQ:
@@ -32,7 +40,7 @@ def test_activation_checkpointing_leaves_the_loss(architecture, tmp_path):
     batch = tiny_batches.batch() if architecture == "bert" else tiny_batches.generative()
     losses = []
     for checkpointing in (False, True):
-        qa = tiny_models.load(tmp_path, activation_checkpointing=checkpointing).train()
+        qa = load(tmp_path, activation_checkpointing=checkpointing).train()
         assert qa.model.is_gradient_checkpointing == checkpointing
         losses.append(qa(qa.embed(batch), batch).nll.sum())
         losses[-1].backward()
@@ -43,14 +51,14 @@ def test_activation_checkpointing_leaves_the_loss(architecture, tmp_path):
 def test_only_the_dropout_of_attention_weights_is_set_or_refused(architecture, tmp_path):
     model = tiny_models.model(architecture, dropout=0.1)
     model.save_pretrained(tmp_path)
-    changed = tiny_models.load(tmp_path, attention_dropout=0.25).model
+    changed = load(tmp_path, attention_dropout=0.25).model
     before, after = model.config.to_dict(), changed.config.to_dict()
     differing = {name for name in after if before.get(name) != after[name]}
     differing -= {"_name_or_path", "dtype", "architectures"}
     assert differing <= {"attention_probs_dropout_prob", "attention_dropout"}
     assert {after[name] for name in differing} == {0.25}
     tiny_models.model("t5").save_pretrained(tmp_path)
-    message = refused(tiny_models.load, tmp_path, attention_dropout=0.0)
+    message = refused(load, tmp_path, attention_dropout=0.0)
     assert message == "model.attention_dropout: t5 has no dropout of only its attention weights: set it to null"
 
 
@@ -125,7 +133,7 @@ def test_a_span_head_has_two_outputs_whatever_the_former_head_had(architecture, 
     classifier.save_pretrained(tmp_path)
     tiny.wordpiece().save_pretrained(tmp_path)
     assert "question-answering head" in refused(load_saved, str(tmp_path))
-    model = tiny_models.load(tmp_path).model
+    model = load(tmp_path).model
     head = model.classifier if architecture == "modernbert" else model.qa_outputs
     assert (head.out_features, len(model.config.id2label)) == (2, 2)
     for name, weight in classifier.base_model.named_parameters():
@@ -148,7 +156,7 @@ def test_base_weights_of_a_decoder_load_and_are_exported_under_its_own_names(kin
     torch.manual_seed(0)
     base = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **sizes))
     (base if published else base.base_model).save_pretrained(tmp_path / "base")
-    model = tiny_models.load(tmp_path / "base", mapped=published).model
+    model = load(tmp_path / "base", mapped=published).model
     expected = dict(base.base_model.named_parameters())
     assert {name for name, _ in model.base_model.named_parameters()} == expected.keys()
     assert all(torch.equal(model.base_model.get_parameter(name), weight) for name, weight in expected.items())
@@ -165,22 +173,22 @@ def test_outputs_that_a_config_asks_for_are_left_out_and_a_model_that_refuses_em
     """transformers refuses the first output at the export, after the training."""
     tiny_models.model("bert").save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", output_attentions=True, output_hidden_states=True)
-    tiny_models.load(tmp_path).model.save_pretrained(tmp_path / "exported")
+    load(tmp_path).model.save_pretrained(tmp_path / "exported")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "exported")
     assert (config.output_attentions, config.output_hidden_states) == (False, False)
     forward = bert.BertForQuestionAnswering.forward
     monkeypatch.setattr(
         bert.BertForQuestionAnswering, "forward", lambda self, input_ids, **rest: forward(self, input_ids, **rest)
     )
-    assert "cannot be run on inputs_embeds" in refused(tiny_models.load, tmp_path)
+    assert "cannot be run on inputs_embeds" in refused(load, tmp_path)
 
 
 def test_attention_is_chosen_or_refused(tmp_path):
     tiny_models.model("bert").save_pretrained(tmp_path / "bert")
     for name in ("eager", "sdpa"):
-        assert tiny_models.load(tmp_path / "bert", attention=name).model.config._attn_implementation == name
+        assert load(tmp_path / "bert", attention=name).model.config._attn_implementation == name
     tiny_models.model("deberta-v2").save_pretrained(tmp_path / "deberta")
-    message = refused(tiny_models.load, tmp_path / "deberta", attention="sdpa")
+    message = refused(load, tmp_path / "deberta", attention="sdpa")
     assert "no deberta-v2 can be built with its config.json and model.attention (" in message
     assert message.endswith("): set it to auto, or correct config.json")
 
@@ -198,3 +206,123 @@ def test_a_model_with_flash_attention_is_tried_without_it(monkeypatch):
     monkeypatch.setattr(model, "set_attn_implementation", choose)
     loading.check_takes_embeddings(model, "model.name bert")
     assert asked == ["eager", "flash_attention_2"]
+
+
+Weights = dict[str, Tensor]
+
+
+def write(folder: Path, architecture: str, change: Callable[[Weights], Weights] = dict, **settings) -> Weights:
+    """Saves a model with changed weights and config; returns the weights."""
+    tiny_models.model(architecture).save_pretrained(folder)
+    weights = change(load_file(folder / "model.safetensors"))
+    save_file(
+        {name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    change_json(folder / "config.json", **settings)
+    return weights
+
+
+def without(pattern: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {name: value for name, value in weights.items() if not re.search(pattern, name)}
+
+
+def renamed(prefix: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {prefix + name: value for name, value in weights.items()}
+
+
+def put(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
+    return lambda weights: weights | {name: change(weights[name])}
+
+
+QUERY = "bert.encoder.layer.0.attention.self.query.weight"
+FAULTS = {
+    "another prefix": ("bert", renamed("student."), {}, r"lack 37 weights .*first bert\."),
+    "more layers": ("bert", dict, {"num_hidden_layers": 3}, r"lack 16 weights .*first bert\.encoder\.la"),
+    "no embeddings of T5": ("t5", without("shared|embed_tokens|lm_head"), {}, "that its config.json asks for"),
+    "no decoder": ("bart", without("decoder"), {}, r"lack \d+ weights .*first model\.decoder\.embed_positions"),
+    "another width": ("bert", dict, {"intermediate_size": 48}, r"lack 6 weights in the shapes that .*intermediate"),
+    "NaN": ("bert", put(QUERY, lambda w: w * torch.nan), {}, "computes NaN or infinity"),
+    "infinity": ("albert", put("qa_outputs.bias", lambda b: b - torch.inf), {}, "computes NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_weights_that_are_not_the_models(fault, tmp_path):
+    architecture, change, settings, said = FAULTS[fault]
+    write(tmp_path, architecture, change, **settings)
+    for mapped in (False, True):
+        message = refused(load, tmp_path, mapped=mapped)
+        assert message.startswith(f"model.name {tmp_path}: ")
+        assert re.search(said, message)
+
+
+TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
+@pytest.mark.parametrize("architecture", tiny_models.UNTIED)
+def test_an_output_layer_of_its_own_must_be_there(architecture, tmp_path):
+    """transformers ties it to the input where it is not, whatever config.json says."""
+    weights = write(tmp_path, architecture)
+    table = weights.pop("shared.weight")
+    rest = {name: value for name, value in weights.items() if name not in TABLES}
+    for name in TABLES:
+        save_file(rest | {name: table}, tmp_path / "model.safetensors")
+        whole = load(tmp_path).model
+        assert torch.equal(whole.lm_head.weight, rest["lm_head.weight"])
+        assert all(torch.equal(whole.get_parameter(name), table) for name in TABLES)
+    write(tmp_path, architecture, without("lm_head"))
+    assert "its files lack the output layer that its config.json asks for" in refused(load, tmp_path)
+    change_json(tmp_path / "config.json", tie_word_embeddings=True)
+    tied = load(tmp_path).model
+    assert tied.lm_head.weight is tied.shared.weight
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_only_the_head_may_be_new(architecture, tmp_path):
+    backbone = tiny_models.model(architecture).base_model
+    backbone.save_pretrained(tmp_path)
+    for mapped in (False, True):
+        loaded = load(tmp_path, mapped=mapped).model.base_model
+        assert all(torch.equal(loaded.get_parameter(name), value) for name, value in backbone.named_parameters())
+    tiny.wordpiece().save_pretrained(tmp_path)
+    assert "has no weights for" in refused(load_saved, str(tmp_path))  # no head to answer with
+
+
+@pytest.mark.parametrize("kind", [BertForPreTraining, ElectraForPreTraining])
+def test_published_checkpoints_of_other_heads_load(kind, tmp_path):
+    """Like bert-base-uncased: with unused heads, pooler and position ids, and with TensorFlow's names."""
+    architecture = kind.config_class.model_type
+    torch.manual_seed(0)
+    published = kind(tiny_models.config(architecture))
+    published.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    legacy = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in weights.items()
+    }
+    legacy[f"{architecture}.embeddings.position_ids"] = torch.arange(64)[None]
+    save_file(legacy, tmp_path / "model.safetensors", {"format": "pt"})
+    for mapped in (False, True):
+        loaded = load(tmp_path, mapped=mapped).model.base_model
+        for name, value in loaded.named_parameters():
+            assert torch.equal(value, published.base_model.get_parameter(name)), name
+
+
+def test_pickled_weights_shards_and_files_cut_short(tmp_path):
+    model = tiny_models.model("bert")
+
+    def assert_loads(mapped: bool) -> None:
+        loaded = load(tmp_path, mapped=mapped).model
+        assert all(torch.equal(value, model.get_parameter(name)) for name, value in loaded.named_parameters())
+
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    for mapped in (False, True):
+        assert_loads(mapped)
+    model.save_pretrained(tmp_path, max_shard_size="8KB")
+    assert_loads(mapped=False)
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:100])
+    assert refused(load, tmp_path).startswith(f"model.name {tmp_path}: cannot load (")
+    shard.unlink()
+    assert f"{shard.name}): correct the folder" in refused(load, tmp_path)

@@ -8,7 +8,7 @@ import torch
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS, build
-from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState
+from swep_ds.methods.base import Inputs, MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
@@ -57,7 +57,7 @@ def gradients(module: Objective, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def inputs(module: Objective, batch: Batch, draw: int, hidden: torch.Tensor | None = None) -> Inputs:
     """The inputs of a perturbation that does not run the model."""
-    return Inputs(module.qa.embed(batch), batch, NoiseKey(SEED, draw), PassState(hidden), forward=None)
+    return Inputs(module.qa.embed(batch), batch, SEED, draw, PassState(hidden), forward=None)
 
 
 def running_inputs(module: Objective, batch: Batch) -> Inputs:

@@ -229,7 +229,7 @@ def without_an_engine(folder: Path, variant: str) -> Training:
 
 def by_equation(objective: Objective, method: Settings, batch: Batch, update: int) -> torch.Tensor:
     """A rival's loss, from its equation; the number of the draw is the package's."""
-    draw = next(key.draw for pass_, key in objective.passes(MicroStep(update)) if pass_.perturb)
+    draw = next(draw for pass_, draw in objective.passes(MicroStep(update)) if pass_.perturb)
     generator = getattr(objective.method, "noise", None)
     return methods_reference.loss(objective.qa.model, batch, method, objective.seed, draw, generator)
 

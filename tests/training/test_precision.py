@@ -14,7 +14,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.cost.candidates import engine_update
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.noise_effect import nearest
-from swep_ds.models.backends import float32_products
+from swep_ds.models.backends import tf32_products
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
@@ -102,7 +102,7 @@ def test_the_log_compares_words_in_float32():
         kinds.append(torch.get_float32_matmul_precision())
         return torch.eye(4)[ids]
 
-    with float32_products("tf32"):
+    with tf32_products():
         assert nearest(torch.eye(4), look_up, 4).tolist() == [0, 1, 2, 3]
         assert torch.get_float32_matmul_precision() == "high"
     assert kinds == ["highest"]

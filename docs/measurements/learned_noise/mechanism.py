@@ -34,7 +34,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import write_atomically
 from swep_ds.data.batches import Batch
 from swep_ds.data.example import Example
-from swep_ds.methods.base import Inputs, MicroStep, NoiseKey, PassState, multiply_by_gaussian
+from swep_ds.methods.base import Inputs, MicroStep, PassState, multiply_by_gaussian
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.swep import Swep, SwepSettings
 from swep_ds.pipeline.prepare import training_batches, training_features
@@ -200,8 +200,8 @@ def prior_variance(run: TrainedRun) -> float:
 
 
 def _inputs(run: TrainedRun, embeddings: Tensor, batch: Batch, draw: int) -> Inputs:
-    key, forward = NoiseKey(run.recipe.seed, draw), partial(run.qa, batch=batch, hidden=True)
-    return Inputs(embeddings, batch, key, PassState(), forward)
+    forward = partial(run.qa, batch=batch, hidden=True)
+    return Inputs(embeddings, batch, run.recipe.seed, draw, PassState(), forward)
 
 
 def _batches(run: TrainedRun, windows: Sequence[AnswerWindow]) -> Iterator[tuple[Batch, Sequence[AnswerWindow]]]:

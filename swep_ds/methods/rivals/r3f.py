@@ -10,8 +10,6 @@ is the mean over its predictions (start and end; the target tokens).
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform
 from swep_ds.methods.rivals.settings import R3fSettings
 
-MIN_SHARE = 1e-6  # share of the nll below which the divergence is called nothing
-
 
 class R3f(Method):
     settings: R3fSettings
@@ -24,12 +22,3 @@ class R3f(Method):
         size_NT1 = self.settings.noise_size * inputs.batch.attention_mask[..., None]
         noise_NTd = size_NT1 * (2 * uniform(inputs) - 1)
         return Perturbed(inputs.embeddings + noise_NTd.to(inputs.embeddings.dtype))
-
-    def remark(self, means: dict[str, float], progress: float) -> str | None:
-        added = 2 * self.settings.divergence_weight * means["divergence"]
-        if added > MIN_SHARE * means["nll_clean"]:
-            return None
-        return (
-            f"the divergence adds {added:.1e} to the loss, so R3F hardly differs from MLE: the noise is small, and "
-            "this model has no dropout; raise method.noise_size"
-        )

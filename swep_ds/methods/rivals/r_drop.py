@@ -16,8 +16,3 @@ class RDrop(Method):
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("clean", 0.5), Pass("again", 0.5, divergence_weight=self.settings.divergence_weight)]
-
-    def remark(self, means: dict[str, float], progress: float) -> str | None:
-        if means["nll_clean"] != means["nll_again"]:
-            return None
-        return "both passes predict the same: this model has no dropout, without which R-Drop is MLE"

@@ -88,8 +88,9 @@ def corrupt(
     return corrupted, selected, rng.random(count)
 
 
-def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary: Vocabulary) -> tuple[str, int]:
-    """The text with the ids `predicted` [S] at ascending `positions` [S], and where the answer begins in it.
+def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary: Vocabulary) -> tuple[str, int | None]:
+    """The text with the ids `predicted` [S] at ascending `positions` [S], and where the answer begins in it; None if a
+    token of the answer changed, whose text may still be there: "in" may have become "inter".
 
     A token that came back unchanged keeps its spelling. The text between tokens does not change, except:
       - a space is added before a token that begins a word if the replaced token did not (`##ing` -> `cat`), and where
@@ -107,6 +108,8 @@ def splice(text: Text, positions: np.ndarray, predicted: np.ndarray, vocabulary:
     for position, token in replacements.items():
         begin = int(text.starts[position])
         end = int(text.ends[position])
+        if begin < answer_end and end > answer_start:
+            return text.text, None
         piece = vocabulary.texts[token]
         spaced = vocabulary.spaced[token]
         was_spaced = vocabulary.spaced[text.ids[position]]

@@ -1,23 +1,240 @@
-"""swep-ds augment: one file whatever the ranks and the stops, whole chunks, refusals in one line."""
+"""Samples of questions: what is drawn from which models, windows, seeds, counts, and paragraphs that readers take; and
+`swep-ds augment`: one file whatever the ranks and the stops.
+
+The masked language model is mostly a table of logits by input token: its predictions do not depend on the rounding of a
+batch.
+"""
 
 import json
-import os
+import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForMaskedLM, BertModel, MobileBertConfig
 
 from swep_ds.commands import augment as command
 from swep_ds.common.console import Console
+from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
-from swep_ds.methods.ssmba_samples.augment import augment, read_answerable
-from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings
+from swep_ds.methods.ssmba_samples import augment as module
+from swep_ds.methods.ssmba_samples import corruption
+from swep_ds.methods.ssmba_samples.augment import AugmentSettings, Reconstructor, augment, draw, read_answerable
+from swep_ds.methods.ssmba_samples.corruption import splice
 from swep_ds.ranks.group import process_group
-from tests.support import bad_input, tiny, tiny_masked_lm
+from tests.support import bad_input, tiny, tiny_masked_lm, tiny_models
 from tests.support.bad_input import error_line
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import squad
+
+CPU = torch.device("cpu")
+TEXT = " ".join(tiny.SENTENCES[:3])
+LONG = " ".join([TEXT] * 6)
+EXAMPLES = [
+    tiny.example(tiny.SENTENCES[1], TEXT, "northern valley", "a", "first"),
+    tiny.example("Who  founded it?", TEXT, "abbot", "b", "first"),  # the same paragraph
+    tiny.example("Big or small?", LONG, "not too big", "c", "second"),  # longer than the model takes
+    Example("d", LONG, LONG, ("small",), (LONG.rindex("small"), LONG.rindex("small") + 5), "second"),
+    tiny.example("Was it?", "It was.", "It", "e", "third"),
+]
+
+
+class Table(torch.nn.Module):
+    """Logits [N, T, V]: the rows of a table that the input ids name."""
+
+    def __init__(self, table: torch.Tensor):
+        super().__init__()
+        self.table = torch.nn.Embedding.from_pretrained(table)
+
+    def get_output_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids, **inputs):
+        assert input_ids.shape[1] <= 64  # what the tiny BERT takes
+        return SimpleNamespace(logits=self.table(input_ids))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    return {kind: tiny_masked_lm.save(folder / kind, make()) for kind, make in tiny.TOKENIZERS.items()}
+
+
+# Models
+
+
+def test_models_without_the_head_a_mask_token_or_a_folder_are_refused(models, tmp_path):
+    def refused(name: str) -> str:
+        message = bad_input.refused(Reconstructor, name, AugmentSettings(), CPU)
+        assert message.startswith(f"--model {name}: ")
+        return message
+
+    BertModel.from_pretrained(models["wordpiece"]).save_pretrained(tmp_path)
+    tiny.wordpiece().save_pretrained(tmp_path)
+    for name in (str(tmp_path), "quickstart:encoder"):
+        assert "has no weights for cls.predictions" in refused(name)
+        assert "it is without a trained masked-language-model head: name a model with one" in refused(name)
+    assert "no tokenizer to load there" in refused("nowhere")
+    tokenizer = tiny.wordpiece.__wrapped__()
+    tokenizer.mask_token = None
+    shutil.copytree(models["wordpiece"], tmp_path / "maskless")
+    tokenizer.save_pretrained(tmp_path / "maskless")
+    assert "has no mask token" in refused(str(tmp_path / "maskless"))
+
+
+SMALL = {"hidden_size": 16, "embedding_size": 8, "intra_bottleneck_size": 8, "true_hidden_size": 8}
+CONFIGS = {name: tiny_models.config(name) for name in ("bert", "roberta", "modernbert")}
+CONFIGS["mobilebert"] = MobileBertConfig(**tiny_models.COMMON | SMALL)
+
+
+@pytest.mark.parametrize("architecture", ["table", *CONFIGS])
+def test_draws_invert_the_softmax_over_the_candidates(architecture, monkeypatch):
+    """Against NumPy, with logits of all places; a draw is the number of candidates whose cumulated probability u has
+    passed."""
+    monkeypatch.setattr(module, "PLACES_AT_A_TIME", 7)
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    table = torch.randn(64, 64)
+    table[7, 1] = table[7, 5] = -1e30  # probability 0
+    model = Table(table) if architecture == "table" else AutoModelForMaskedLM.from_config(CONFIGS[architecture]).eval()
+    inputs = {"input_ids": torch.randint(8, 60, (3, 9)), "attention_mask": torch.ones(3, 9, dtype=torch.long)}
+    inputs["attention_mask"][1, 5:] = 0
+    inputs["input_ids"][1, 2] = 7
+    candidates = np.array([1, 4, 5, 8, 10])
+    rows, positions, uniforms = rng.integers(0, 3, 200), rng.integers(0, 5, 200), rng.random(200)
+    rows[:40], positions[:40] = 1, 2
+    uniforms[:4] = [0.0, 1 - 2**-53, 0.0, 1 - 2**-53]
+    places = (torch.from_numpy(rows), torch.from_numpy(positions))
+    drawn = draw(model, inputs, places, torch.from_numpy(uniforms), torch.from_numpy(candidates))
+
+    with torch.no_grad():
+        logits = model(**inputs).logits.numpy()  # of all places: no hook is left
+    weights = np.exp(logits[rows, positions][:, candidates].astype(np.float64))
+    cumulated = np.cumsum(weights, 1) / weights.sum(1, keepdims=True)
+    expected = candidates[np.minimum((cumulated <= uniforms[:, None]).sum(1), 4)]
+    assert drawn.tolist() == expected.tolist()
+    if architecture == "table":
+        assert drawn[:4].tolist() == [4, 10, 4, 10]
+        assert not {1, 5} & set(drawn[:40].tolist())
+
+
+# Samples
+
+
+def reconstructor(models, kind: str = "wordpiece", table: torch.Tensor | None = None, **settings) -> Reconstructor:
+    made = Reconstructor(models[kind], AugmentSettings(**settings), CPU)
+    if table is None:
+        size = len(tiny.TOKENIZERS[kind]())
+        table = 2 * torch.randn(size, size, generator=torch.Generator().manual_seed(0))
+    made.model = Table(table)
+    return made
+
+
+def read(articles: list[dict], tmp_path) -> list[Example]:
+    (tmp_path / "samples.json").write_text(json.dumps({"data": articles}))
+    return read_examples(str(tmp_path / "samples.json"), training=True)  # which checks every offset
+
+
+@pytest.mark.parametrize("protect", [True, False])
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_samples_of_all_kinds_of_tokenizers(models, kind, protect, tmp_path):
+    made = reconstructor(models, kind, protect_answer=protect)
+    articles, counts = made(EXAMPLES)
+    assert [article["title"] for article in articles] == ["first", "second", "third"]
+    samples = read(articles, tmp_path)  # an answer that were not at its offset would be refused
+    originals = {example.id: example for example in EXAMPLES}
+    for sample in samples:
+        original = originals[sample.id.partition("-")[0]]
+        assert sample.answers == (original.context[slice(*original.span)],)
+        assert sample.article == original.article
+        assert (sample.question, sample.context) != (original.question, original.context)
+    everything = [f"{example.id}-ssmba{number}" for example in EXAMPLES for number in range(8)]
+    ids = [sample.id for sample in samples]
+    assert ids == [name for name in everything if name in set(ids)]  # in their order
+    assert len(ids) == counts["kept"] == 40 - counts["dropped"] - counts["lost"]
+    assert len({(s.id.partition("-")[0], s.question, s.context) for s in samples}) == len(samples)
+    tokens, eligible, lost = 0, 0, 0
+    for sample in made._corrupted(EXAMPLES):
+        tokens += len(sample.ids)
+        eligible += int(sample.question.eligible.sum() + sample.context.eligible.sum())
+        begin, end = sample.example.span
+        in_answer = np.flatnonzero((sample.context.starts < end) & (sample.context.ends > begin))
+        assert sample.context.eligible[in_answer].any() != protect
+        made._predict([sample])
+        changed = sample.selected[sample.predicted != sample.original]
+        lost += bool(set(in_answer + len(sample.question.ids)) & set(changed))
+    assert counts["lost"] == lost
+    assert (lost == 0) == protect
+    assert counts["tokens"] == tokens
+    # a quarter of what may be corrupted, to rounding: 40 samples, each off by 0.5 tokens at most on average
+    assert counts["corrupted"] == pytest.approx(0.25 * eligible, abs=20)
+    assert 0.5 * counts["corrupted"] < counts["changed"] <= counts["corrupted"]
+
+
+@pytest.fixture
+def given_as_they_are(monkeypatch):
+    """The model is given the selected tokens without a mask or another token."""
+    monkeypatch.setattr(corruption, "MASKED", 0.0)
+    monkeypatch.setattr(corruption, "RANDOM", 0.0)
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_every_token_is_predicted_at_its_own_place(models, kind, given_as_they_are, tmp_path):
+    """A model that answers every token with another one shows which token was asked about."""
+    made = reconstructor(models, kind, share=1.0, samples=1)
+    candidates = made.vocabulary.candidates
+    after = np.arange(len(made.vocabulary.texts))
+    after[candidates] = np.roll(candidates, 1)
+    made.model = Table(1e4 * torch.eye(len(after))[torch.from_numpy(after)])
+    articles, counts = made(EXAMPLES)
+    samples = {sample.id: sample for sample in read(articles, tmp_path)}
+    assert counts["kept"] == len(EXAMPLES)
+    for given in made._corrupted(EXAMPLES):
+        expected = []
+        for text in (given.question, given.context):
+            at = np.flatnonzero(text.eligible)
+            expected.append(splice(text, at, after[text.ids[at]], made.vocabulary)[0])
+        sample = samples[f"{given.example.id}-ssmba0"]
+        assert [sample.question, sample.context] == expected
+
+
+def test_samples_that_came_back_as_the_original_or_as_another_sample_are_dropped(models, given_as_they_are):
+    size = len(tiny.wordpiece())
+    echo = reconstructor(models, table=1e4 * torch.eye(size), share=1.0)
+    counts = echo(EXAMPLES[:2])[1]
+    assert (counts["dropped"], counts["changed"], counts["kept"]) == (16, 0, 0)
+    always = torch.zeros(size, size)
+    always[:, int(echo.vocabulary.candidates[3])] = 1e4
+    articles, counts = reconstructor(models, table=always, share=1.0)(EXAMPLES[:2])
+    assert (counts["kept"], counts["dropped"]) == (2, 14)
+    [paragraphs] = [article["paragraphs"] for article in articles]
+    assert [qa["id"] for paragraph in paragraphs for qa in paragraph["qas"]] == ["a-ssmba0", "b-ssmba0"]
+
+
+def test_a_sample_depends_only_on_seed_question_and_number(models):
+    def texts(examples, **settings) -> dict[str, tuple[str, str]]:
+        articles, _ = reconstructor(models, **settings)(examples)
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        return {p["qas"][0]["id"]: (p["qas"][0]["question"], p["context"]) for p in paragraphs}
+
+    whole = texts(EXAMPLES)
+    assert texts(EXAMPLES[::-1]) == whole
+    assert texts(EXAMPLES, batch_size=3) == whole
+    few = texts(EXAMPLES[1:3], samples=2)
+    assert few == {name: whole[name] for name in few}
+    assert len(few) == 4
+    twin = texts([replace(EXAMPLES[0], id="twin")])
+    assert twin["twin-ssmba0"] not in [whole[name] for name in whole if name[0] == "a"]
+    other = texts(EXAMPLES, seed=1)
+    assert not any(other[name] == whole[name] for name in set(other) & set(whole) if name[0] in "abcd")
+
+
+# The command
 
 AUGMENT = ROOT / "scripts" / "augment.py"
 QUESTIONS = 96  # 3 chunks
@@ -103,4 +320,3 @@ def test_a_killed_run_resumes_to_the_file_of_two_ranks_which_is_training_data(tm
     dropped = 8 * QUESTIONS - len(samples)
     assert document.get("dropped", 0) == dropped
     assert f"kept {len(samples)} samples of {QUESTIONS} questions, dropped {dropped} that" in resumed
-    assert "RANK" not in os.environ
