@@ -14,7 +14,7 @@ from swep_ds.analysis.answered import Answered
 from swep_ds.analysis.significance import RESAMPLES, ROUNDING, interval, note_on_shared_ids, resampled_means
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
-from swep_ds.evaluation.results import Results
+from swep_ds.evaluation.results import METRICS, Results
 
 MEAN = "mean of the others"
 
@@ -69,7 +69,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
     The finding is about the questions that have an answer: a model that declines all questions answers none.
     """
     which = ""
-    if any(score.no_answer_total for score in results.eval.values()):
+    if any(score.get("no_answer_total") for score in results.eval.values()):
         which = " with an answer"
     values: dict[str, np.ndarray] = {}  # see `_resampled`
     totals: dict[str, int] = {}
@@ -80,18 +80,19 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
         items = answered.get(name, ())
         if items:
             exact_match, f1 = _scores(items).mean(0)
-            same = np.allclose((exact_match, f1), (score.exact_match, score.f1), atol=ROUNDING)
-            if not same or len(items) != score.total:
+            same = np.allclose((exact_match, f1), (score["exact_match"], score["f1"]), atol=ROUNDING)
+            if not same or len(items) != score["total"]:
                 notes.append(
                     f"{name} has no interval: on today's data the answers score {exact_match:.2f} / {f1:.2f} over "
-                    f"{len(items)} questions, and {score.exact_match:.2f} / {score.f1:.2f} over {score.total} in "
-                    "results.json."
+                    f"{len(items)} questions, and {score['exact_match']:.2f} / {score['f1']:.2f} over "
+                    f"{score['total']} in results.json."
                 )
                 items = ()
-        scores, total = (score.exact_match, score.f1), score.total
-        if score.no_answer_total:
-            scores, total = (score.has_answer_exact_match, score.has_answer_f1), score.has_answer_total
-        if total:
+        part = ""
+        if score.get("no_answer_total"):
+            part = "has_answer_"
+        if total := score.get(f"{part}total"):
+            scores = [score[part + metric] for metric in METRICS]
             totals[name] = total
             ids[name] = [item.example.id for item in items]
             items = [item for item in items if item.example.answers]

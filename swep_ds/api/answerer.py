@@ -20,9 +20,9 @@ from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.fields import is_blank
 from swep_ds.data.windows import WindowCutter
-from swep_ds.evaluation.calibrator import N_BEST, features
+from swep_ds.evaluation.calibration import N_BEST, features
+from swep_ds.evaluation.evaluate import decode_alone
 from swep_ds.evaluation.generated import GeneratedAnswers
-from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import Answer, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved

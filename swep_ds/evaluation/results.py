@@ -18,15 +18,15 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.version import __version__
-from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL
-from swep_ds.evaluation.calibrator import Calibrator
+from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL, Calibrator
 from swep_ds.evaluation.scores import METRICS
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
 RESULTS = "results.json"
 OUT_OF_DOMAIN = "out-of-domain mean"
-Score = dict[str, float | int]  # exact_match and f1 in percent, total; of a test set also what `DataSetScore` has
+# those of `Scorer.score`; of a test set also those of `calibration`, `calibrated_scores` and `Scorer.best_thresholds`
+Score = dict[str, float | int]
 Scores = dict[str, Score]  # by data set
 
 
@@ -38,19 +38,6 @@ class SetScore(Checked):
     exact_match: float
     f1: float
     total: int
-
-
-class DataSetScore(SetScore):
-    """A test set's scores, also those of `calibration`, `calibrated_scores` and `Scorer.best_thresholds`."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float | int]
-    # where some questions have no answer
-    has_answer_exact_match: float | None = None
-    has_answer_f1: float | None = None
-    has_answer_total: int | None = None
-    no_answer_exact_match: float | None = None
-    no_answer_total: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +72,7 @@ class Results(Checked):
     train: dict[str, Any] = {}
     pretraining: dict[str, Any] | None = None  # the first stage's "data", and its section `train`
     selection: Selection | None = None
-    eval: dict[str, DataSetScore]  # the source domain first
+    eval: Scores  # the source domain first
     scorers: dict[str, str] = {}  # by data set: scoring rules
     null_threshold: float | None = None  # a model that may decline does so above it
     calibrator: Calibrator | None = None
@@ -97,8 +84,7 @@ class Results(Checked):
 
     @property
     def scores(self) -> Scores:
-        """`eval` without the scores that a set does not have."""
-        return {name: score.model_dump(exclude_none=True) for name, score in self.eval.items()}
+        return self.eval
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:

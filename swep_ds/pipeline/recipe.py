@@ -29,7 +29,7 @@ from swep_ds.common.settings import (
     validate,
     without_paths,
 )
-from swep_ds.evaluation.mlqa import LANGUAGES
+from swep_ds.evaluation.scores import LANGUAGES
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
 from swep_ds.ranks.environment import is_first_on_node

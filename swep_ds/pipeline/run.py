@@ -226,7 +226,7 @@ def _validate(engine, prepared: Prepared, outcome: Outcome) -> Score:
     with outcome.weights():
         predictions = prepared.evaluation.predict(engine, prepared.validation)
     engine.train()
-    return prepared.evaluation.score(predictions, prepared.validation)
+    return prepared.validation.score(predictions)
 
 
 def _peak(folder: RunFolder, before: TrainState) -> int:
@@ -263,14 +263,14 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
     if outcome.kind:
         title += f", {outcome.kind}"
         say(f"{outcome.kind}, in {folder.path}:")
-    names = {test.name: prepared.evaluation.scorer(test.name).name(test.golds) for test in prepared.tests}
+    names = {test.name: test.scorer.name(test.golds) for test in prepared.tests}
     predictions = None
     validated = None
     with outcome.weights():
         if prepared.validation:
             predictions = prepared.evaluation.predict(engine, prepared.validation)
             if outcome.recipe.eval.select_on:
-                validated = prepared.evaluation.score(predictions, prepared.validation)
+                validated = prepared.validation.score(predictions)
         evaluation = _tuned(prepared, predictions, say)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
         tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)

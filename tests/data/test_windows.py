@@ -13,7 +13,7 @@ from swep_ds.data.batches import Padding
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.tokens import TextTokens
 from swep_ds.data.windows import WindowCutter, WindowSettings, named_tokens, separate_texts
-from swep_ds.evaluation.predict import decode_alone
+from swep_ds.evaluation.evaluate import decode_alone
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 from tests.support import tiny
 from tests.support.decoded import best_texts

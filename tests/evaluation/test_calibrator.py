@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from swep_ds.data.example import Example
-from swep_ds.evaluation.calibration import calibration
-from swep_ds.evaluation.calibrator import FEATURES, Calibrator, _folds, features, fit
+from swep_ds.evaluation.calibration import FEATURES, Calibrator, _folds, calibration, features, fit
 from swep_ds.evaluation.spans import Answer
 
 EXAMPLE = Example("q", "Who?", "The tea. A tea", ("tea",), None, "a")

@@ -129,5 +129,5 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
     for part in (tmp_path / "run", tmp_path / "run" / UNAVERAGED):
         saved, selection = load_saved(str(part / "model")), read_results(part / "results.json").selection
         evaluation, half = validation_half(saved, recipe, validation_examples(recipe, part), 8)
-        score = evaluation.score(evaluation.predict(saved.qa.predict, half), half)
+        score = half.score(evaluation.predict(saved.qa.predict, half))
         assert (selection.update, selection.f1) == (chosen + 1, pytest.approx(score["f1"]))
