@@ -47,7 +47,7 @@ class Reply:
     confidence: float | None = None
 
 
-NO_ANSWER = Reply("", 0.0, None)
+NO_ANSWER = Answer("", None, None, score=None, probability=0.0)
 
 
 class QuestionAnswerer:
@@ -92,7 +92,7 @@ class QuestionAnswerer:
     def __call__(self, question: str, context: str, n_best: int = 1) -> list[Reply]:
         """The `n_best` best answers to a question about a text, best first; "" is first where the model declines.
 
-        Raises InputError: question or text are empty; or a generative model is to give several answers.
+        Raises InputError: question or text are empty; or as `check`.
         """
         [replies] = self.answer([(question, context)], n_best)
         return replies
@@ -149,12 +149,7 @@ class QuestionAnswerer:
         confidence = candidates[0].probability
         if self.calibrated:
             [confidence] = self._saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
-        first, *others = map(_reply, candidates)
-        if confidence >= self.min_confidence or not first.text:
-            return [replace(first, confidence=confidence), *others]
-        declined = _reply(null or NO_ANSWER)
-        return [replace(declined, confidence=confidence), first, *(reply for reply in others if reply.text)]
-
-
-def _reply(answer: Answer | Reply) -> Reply:
-    return Reply(answer.text, answer.probability, answer.score, answer.start, answer.end)
+        if confidence < self.min_confidence and candidates[0].text:
+            candidates = [null or NO_ANSWER, *(answer for answer in candidates if answer.text)]
+        first, *others = (Reply(each.text, each.probability, each.score, each.start, each.end) for each in candidates)
+        return [replace(first, confidence=confidence), *others]

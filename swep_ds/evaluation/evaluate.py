@@ -27,7 +27,7 @@ from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import N_BEST, Calibrator, calibrated_scores, calibration, features, fit
 from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.results import Score, Scores, write_predictions
-from swep_ds.evaluation.scores import Scorer
+from swep_ds.evaluation.scores import METRICS, Scorer
 from swep_ds.evaluation.spans import Answer, Columns, SpanDecoder, SpanSettings, with_null
 from swep_ds.ranks.writing import write_on_rank0
 
@@ -90,11 +90,13 @@ class EvalSet:
         return self.scorer.best_thresholds(predictions.texts, self.golds, predictions.odds, reachable=reachable)
 
     def score(self, predictions: Predictions) -> Score:
-        """EM and F1 of what `Evaluation.predict` gave; at the threshold with the best F1 if the model may decline."""
+        """EM, F1 and total of what `Evaluation.predict` gave; at the threshold with the best F1 if the model may
+        decline."""
         if predictions.nulls:
             best = self.best_thresholds(predictions, reachable=True)
             predictions = predictions.declining(best["best_f1_threshold"])
-        return self.scorer.score(predictions.texts, self.golds)
+        score = self.scorer.score(predictions.texts, self.golds)
+        return {name: score[name] for name in (*METRICS, "total")}
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,6 @@ class Checked(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)  # fields of later versions are ignored
 
 
-class SetScore(Checked):
-    exact_match: float
-    f1: float
-    total: int
-
-
 @dataclass(frozen=True)
 class Evaluated:
     """What testing a model gave, by data set."""
@@ -51,13 +45,15 @@ class Evaluated:
     validation: Score | None = None  # on the validation half of a run with `eval.select_on`
 
 
-class Selection(SetScore):
+class Selection(Checked):
     """The checkpoint that was chosen, and its score."""
 
     data_set: str
     update: int
+    exact_match: float
+    f1: float
     total: int | None = None
-    checkpoints: dict[str, SetScore] = {}  # by update
+    checkpoints: Scores = {}  # by update
 
 
 class Results(Checked):

@@ -26,7 +26,6 @@ from swep_ds.evaluation.results import (
     Results,
     Score,
     Selection,
-    SetScore,
     print_scores,
     provenance,
     read_results,
@@ -319,8 +318,8 @@ def _write_results(
             if "data.train" in first.inputs:
                 inputs["pretrain.train"] = first.inputs["data.train"]
     if selection and outcome.kind == UNAVERAGED:  # the scores of the averages chose the checkpoint
-        score = SetScore.model_validate(tested.validation)
-        selection = selection.model_copy(update=dict(score) | {"checkpoints": {str(selection.update): score}})
+        checkpoints = {str(selection.update): tested.validation}
+        selection = selection.model_copy(update=tested.validation | {"checkpoints": checkpoints})
     results = Results(
         method=recipe.method.name,
         model=recipe.model.name,
