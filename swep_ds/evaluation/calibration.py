@@ -3,14 +3,13 @@
 Questions are ordered by confidence, the highest first. Where several have the same confidence, their order is
 arbitrary: each counts with the mean of their exact matches.
 
-A calibrator says how likely the best answer is exactly right: a logistic regression on what the answers themselves
-show, fitted to questions that the model was not trained on and whose scores are not reported. Three kinds compete:
+A calibrator says how likely the best answer is exactly right. It is fitted to questions that the model was not trained
+on and whose scores are not reported. Three kinds compete:
   - softmax: the answer's probability as it is;
   - temperature: its log odds divided by one number, sigmoid(log odds / T), which keeps the order of the questions;
   - features: a logistic regression on the probabilities of the five best answers and of the answer's text, wherever it
     stands, and on the lengths of question, text and answer (as Kamath, Jia and Liang, ACL 2020, but for the forest).
-The kind with the lowest cross-validated log loss is fitted to all questions. Questions of a cluster
-(`data.splits.clusters`) are left out together. All is deterministic.
+The kind with the lowest cross-validated log loss is fitted to all questions. All is deterministic.
 
 Shapes: N questions, F features, P weights that are fitted.
 """
@@ -80,11 +79,9 @@ def calibrated_scores(
     softmax: Sequence[float], calibrated: Sequence[float], exact_match: Sequence[float], clusters: Sequence[int]
 ) -> dict[str, float]:
     """What a calibrator changes on N >= 1 questions, from the confidences without it and with it: `CALIBRATED`, in
-    percent, and for `CHANGES` "<name>_change_low" and "_high", in points.
-
-    These are the `LEVEL` % interval of the score with the calibrator less that without, by a paired percentile
-    bootstrap over `clusters` (N numbers from 0; `RESAMPLES`, seed 0), if there are `MIN_CLUSTERS` effective ones. The
-    ECE has none: few questions a bin bias it, and resampling does so again.
+    percent, and for `CHANGES` "<name>_change_low" and "_high", in points: the `LEVEL` % interval of the change, by a
+    paired percentile bootstrap over `clusters` (N numbers from 0), if there are `MIN_CLUSTERS` effective ones. The ECE
+    has none: few questions a bin bias it, and resampling does so again.
     """
     scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
     cluster_N = np.asarray(clusters)
@@ -154,22 +151,17 @@ class Calibrator(Section):
 
     def __str__(self) -> str:
         losses = ", ".join(f"{kind} {loss:.4f}" for kind, loss in self.log_loss.items())
-        return (
-            f"confidences are calibrated by {self.kind}, on {self.questions} questions (cross-validated log loss: "
-            f"{losses})"
-        )
+        fitted = f"{self.kind}, on {self.questions} questions"
+        return f"confidences are calibrated by {fitted} (cross-validated log loss: {losses})"
 
 
 def features(example: Example, answers: Sequence["Answer"]) -> list[float]:
     """The F features of a question, from the answer that is given and the next best; none has probability 0."""
     answers = answers[:N_BEST]
     probabilities = [answer.probability for answer in answers] + [0.0] * (N_BEST - len(answers))
-    text = ""
-    same = 0.0
-    if answers:
-        text = answers[0].text
-        normalized = normalize_answer(text)
-        same = sum(answer.probability for answer in answers if normalize_answer(answer.text) == normalized)
+    text = answers[0].text if answers else ""
+    normalized = normalize_answer(text)
+    same = sum(answer.probability for answer in answers if normalize_answer(answer.text) == normalized)
     lengths = [math.log1p(len(part)) for part in (example.question, example.context, text)]
     return [_log_odds(probabilities[0]), _log_odds(same), *probabilities[1:], *lengths]
 
@@ -182,7 +174,7 @@ def _log_odds(probability: float) -> float:
 
 def fit(features_NF: np.ndarray, right_N: Sequence[bool | float], clusters_N: Sequence[int]) -> Calibrator | str:
     """The calibrator of the kind with the lowest cross-validated log loss, the simplest of equals; or a sentence that
-    says that questions or texts are too few. `right_N` is whether the exact match is 1."""
+    says that questions or texts are too few. Questions of a cluster (`data.splits.clusters`) are left out together."""
     right_N = np.asarray(right_N, dtype=float)
     right = int(right_N.sum())
     wrong = len(right_N) - right

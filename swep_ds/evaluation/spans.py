@@ -49,6 +49,7 @@ class Answer:
     probability: float  # among all spans of this question; of a generated answer the whole sequence's, given its window
     # only of the null answer: its score less that of the best one: the higher, the likelier that the context holds none
     odds: float | None = None
+    confidence: float | None = None  # only in the first answer of a `QuestionAnswerer`, which says what it is
 
 
 def with_null(answers: Sequence[Answer], null: Answer | None, threshold: float | None) -> list[Answer]:
