@@ -128,14 +128,12 @@ class QuestionAnswerer:
         answers = decoder.n_best(count)
         nulls = decoder.nulls()
         for example in examples:
-            yield self._replies(example, answers[example.id], nulls.get(example.id))[:n_best]
-
-    def _replies(self, example: Example, answers: Sequence[Answer], null: Answer | None) -> list[Answer]:
-        """Best first, after the decision whether to decline."""
-        candidates = with_null(answers, null, self._saved.null_threshold) or [NO_ANSWER]
-        confidence = candidates[0].probability
-        if self.calibrated:
-            [confidence] = self._saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
-        if confidence < self.min_confidence and candidates[0].text:
-            candidates = [null or NO_ANSWER, *(answer for answer in candidates if answer.text)]
-        return [replace(candidates[0], confidence=confidence), *candidates[1:]]
+            null = nulls.get(example.id)
+            candidates = with_null(answers[example.id], null, saved.null_threshold) or [NO_ANSWER]
+            confidence = candidates[0].probability
+            if self.calibrated:
+                [confidence] = saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
+            if confidence < self.min_confidence and candidates[0].text:
+                candidates = [null or NO_ANSWER, *(answer for answer in candidates if answer.text)]
+            candidates[0] = replace(candidates[0], confidence=confidence)
+            yield candidates[:n_best]

@@ -18,6 +18,7 @@ from tests.support.decoded import best_probabilities, best_texts
 CONTEXT = "ab cd ef gh ij kl mn op"
 ASKED = [Example(f"id{i}", "?", CONTEXT, ("ab",), None, "a") for i in (0, 1)]
 NAMES = ("own_begin", "own_end", "context_begin", "context_end")
+LOGITS = ("start_logits", "end_logits")
 logit = st.sampled_from([-math.inf, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0])  # few values: many ties
 
 
@@ -31,22 +32,13 @@ def decodings(draw):
         for _ in range(draw(st.integers(0 if example else 1, 3))):
             question, context = draw(st.integers(0, 3)), draw(st.integers(1, 5))
             part = st.tuples(*[st.integers(question, question + context)] * 2).map(sorted)
-            own_begin, own_end = draw(st.just((question, question + context)) | part)
-            total = question + context + 1
+            own = draw(st.just((question, question + context)) | part)
+            bounds = dict(zip(NAMES, (*own, question, question + context), strict=True))
             start = [character + i for i in range(context)]
-            windows.append(
-                {
-                    "example": example,
-                    "context_begin": question,
-                    "context_end": question + context,
-                    "own_begin": own_begin,
-                    "own_end": own_end,
-                    "offset_start": start,
-                    "offset_end": [s + 1 + draw(st.integers(0, 2)) for s in start],
-                    "start_logits": draw(st.lists(logit, min_size=total, max_size=total)),
-                    "end_logits": draw(st.lists(logit, min_size=total, max_size=total)),
-                }
-            )
+            places = {"offset_start": start, "offset_end": [s + 1 + draw(st.integers(0, 2)) for s in start]}
+            total = question + context + 1
+            logits = {name: draw(st.lists(logit, min_size=total, max_size=total)) for name in LOGITS}
+            windows.append({"example": example, **bounds, **places, **logits})
             character += context
     return sizes, windows
 
@@ -71,7 +63,7 @@ def candidates_by_loops(window, sizes):
 
 def without_blanks(window):
     """The same window; no span begins or ends at a token of spaces."""
-    changed = {name: list(window[name]) for name in ("start_logits", "end_logits")}
+    changed = {name: list(window[name]) for name in LOGITS}
     for token, (start, end) in enumerate(zip(window["offset_start"], window["offset_end"], strict=True)):
         if not CONTEXT[start:end].strip():
             for logits in changed.values():
@@ -101,8 +93,7 @@ def logits_of(windows, fill=9.0):
     """Padded [B, T]; the filling would win if it were read."""
     longest = max(len(window["start_logits"]) for window in windows)
     return tuple(
-        torch.tensor([window[name] + [fill] * (longest - len(window[name])) for window in windows])
-        for name in ("start_logits", "end_logits")
+        torch.tensor([window[name] + [fill] * (longest - len(window[name])) for window in windows]) for name in LOGITS
     )
 
 
@@ -160,7 +151,7 @@ def test_a_token_of_spaces_is_not_an_answer_and_neither_begins_nor_ends_one():
     context = "ab \u3000cd\U0001f600 ef"
     asked = [replace(ASKED[0], context=context)]
     tokens = {"offset_start": [0, 2, 3, 4, 6, 7], "offset_end": [2, 3, 4, 6, 7, 10]}
-    logits = {name: [9.0, 0.0, 9.0, 9.0, 1.0, 2.0, 0.0, 9.0] for name in ("start_logits", "end_logits")}
+    logits = {name: [9.0, 0.0, 9.0, 9.0, 1.0, 2.0, 0.0, 9.0] for name in LOGITS}
     window_of_spaces = window(context_end=7, own_end=7, **tokens, **logits)
     for n_best in (20, 1):
         answers = decode(window_of_spaces, sizes=SpanSettings(n_best, 2), asked=asked).n_best(n_best)["id0"]
