@@ -18,7 +18,7 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.version import __version__
-from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL, Calibrator
+from swep_ds.evaluation.calibration import Calibrator
 from swep_ds.evaluation.scores import METRICS
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
@@ -152,22 +152,13 @@ def read_predictions(folder: Path, name: str) -> dict[str, str]:
 
 
 def print_scores(scores: Scores, title: str) -> None:
-    """A table in percent, the source domain first and the out-of-domain mean, if there is one, last. With a calibrator
-    it has what that changes in coverage, too."""
+    """A table in percent, the source domain first and the out-of-domain mean, if there is one, last."""
     table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are not markup
     table.add_column("data set")
-    columns = ["EM", "F1", "questions"]
-    if any(CALIBRATED[0] in score for score in scores.values()):
-        columns += [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"{LEVEL} % of the change"]
-    for column in columns:
+    for column in ("EM", "F1", "questions"):
         table.add_column(column, justify="right")
     for name, score in scores.items():
-        cells = _cells(score)
-        if CALIBRATED[0] in score:
-            cells += [f"{score['coverage_at_80']:.1f}", f"{score['calibrated_coverage_at_80']:.1f}"]
-        if "coverage_at_80_change_low" in score:
-            cells.append(f"{score['coverage_at_80_change_low']:+.1f} to {score['coverage_at_80_change_high']:+.1f}")
-        table.add_row(name, *cells)
+        table.add_row(name, *_cells(score))
         for part, words in (("has_answer_", "  with an answer"), ("no_answer_", "  without an answer")):
             if f"{part}total" in score:
                 table.add_row(words, *_cells(score, part))
