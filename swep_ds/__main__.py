@@ -16,7 +16,6 @@ COMMANDS = {
     "report": "write a run's report, one HTML page",
     "analyze": "run the paper's analyses on a run",
     "evaluate": "score a saved model on any data sets",
-    "calibrate": "calibrate the confidences of a finished run",
     "answer": "answer a question about a text",
     "soup": "average the models of finished runs",
     "augment": "make SSMBA's samples from training data",

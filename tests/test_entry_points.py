@@ -13,7 +13,6 @@ REQUIRED = {  # without these, what is missing would be the fault
     "analyze": ["RUN"],
     "answer": ["MODEL", "--question", "Who?"],
     "augment": ["--data", "DATA", "--model", "MODEL", "--output", "FILE.json"],
-    "calibrate": ["RUN"],
     "convert_pairs": ["FILE", "FILE.jsonl"],
     "evaluate": ["MODEL", "--data", "NAME=SOURCE", "--output_dir", "FOLDER"],
     "pretrain_quickstart": ["FOLDER"],

@@ -23,8 +23,7 @@ from swep_ds.common.settings import shown, suggest
 from swep_ds.data.answers import occurrences
 from swep_ds.data.batches import IGNORED, Batch, Padding
 from swep_ds.data.example import Example
-from swep_ds.data.tokens import TextTokens
-from swep_ds.data.windows import WindowCutter, WindowSettings
+from swep_ds.data.windows import TextTokens, WindowCutter, WindowSettings
 from swep_ds.methods import build
 from swep_ds.methods.base import Inputs, Method, NoiseKey, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA

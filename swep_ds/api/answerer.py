@@ -15,10 +15,10 @@ import numpy as np
 
 from swep_ds import ranks
 from swep_ds.common.errors import InputError
+from swep_ds.data.answers import is_blank
 from swep_ds.data.batches import Padding
 from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
-from swep_ds.data.fields import is_blank
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibration import N_BEST, features
 from swep_ds.evaluation.evaluate import decode_alone

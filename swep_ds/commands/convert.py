@@ -7,8 +7,18 @@ Reads the published pairs of Info-HCVAE (Lee et al., ACL 2020), lines of token i
 JSON lines {"context", "question", "answer"}. SQuAD-like JSON needs no conversion: name it as a data source.
 """
 
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 from swep_ds.commands.cli import Parser
-from swep_ds.common.files import path_of
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import check_output, open_input, path_of, write_atomically
+from swep_ds.data.answers import is_blank, occurrences
+
+Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer's first character, if it is there
 
 
 def convert() -> None:
@@ -19,8 +29,7 @@ def convert() -> None:
     parser.add_argument("--tokenizer", default="google-bert/bert-base-uncased", help=text)
     arguments = parser.parse_args()
 
-    from swep_ds.data.pairs import convert_pairs  # after the arguments: these imports take seconds
-    from swep_ds.models.hub import load_tokenizer
+    from swep_ds.models.hub import load_tokenizer  # after the arguments: this takes seconds
 
     counts = convert_pairs(
         arguments.source, arguments.output, lambda: load_tokenizer(arguments.tokenizer, "--tokenizer")
@@ -28,3 +37,84 @@ def convert() -> None:
     print(f"{arguments.output}: {counts.pop('written')} pairs")
     for reason, count in counts.items():
         print(f"dropped: {count} ({reason})")
+
+
+def convert_pairs(source: Path, output: Path, load_tokenizer: Callable) -> Counter:
+    """Writes the pairs of `source` to `output`: JSON lines with id, question, context and answers. Returns counts:
+    "written", and by reason the dropped pairs, which no model can be trained on. `load_tokenizer` loads what made the
+    ids, if there are ids.
+
+    Raises InputError: `output` exists, a line is malformed (the message names it), or no pair is left.
+    """
+    check_output("OUTPUT.jsonl", output)
+    if output.exists():
+        raise InputError(f"{output}: exists already: name another file")
+    counts: Counter = Counter()
+
+    def rows() -> Iterator[str]:
+        for number, (question, context, answer, start) in _pairs(source, load_tokenizer):
+            if start is None:
+                counts["answer not in the context"] += 1
+            elif any(map(is_blank, (question, context, answer))):
+                counts["blank question, context or answer"] += 1
+            else:
+                counts["written"] += 1
+                row = {"id": f"{source.stem}-{number}", "question": question, "context": context}
+                row["answers"] = {"text": [answer], "answer_start": [start]}
+                yield json.dumps(row, ensure_ascii=False) + "\n"
+        if not counts["written"]:
+            raise InputError(f"{source}: holds no pair to train on ({dict(counts) or 'it is empty'})")
+
+    write_atomically(output, rows())
+    return counts
+
+
+def _pairs(source: Path, load_tokenizer: Callable) -> Iterator[tuple[int, Pair]]:
+    """The number of every line and its pair."""
+    tokenizer = None
+    with open_input(source) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            with as_input_error(f"{source}: line {number} is not a generated pair", "see `swep-ds convert --help`"):
+                if not re.match(rb"[\d ]+\t", line):
+                    pair = _of_json(json.loads(line))
+                else:
+                    if tokenizer is None:
+                        tokenizer = load_tokenizer()
+                    pair = _of_ids(line.decode(), tokenizer)
+            yield number, pair
+
+
+def _of_json(row: dict[str, str]) -> Pair:
+    answer = row["answer"].strip()
+    start = 0
+    if answer:  # the pair does not say where its answer comes from: take the first occurrence
+        start = next(occurrences(row["context"], answer), None)
+    return row["question"], row["context"], answer, start
+
+
+def _of_ids(line: str, tokenizer) -> Pair:
+    """A pair of five columns: token ids of "[CLS] question [SEP] context [SEP]" and padding, attention mask, token
+    types, and the answer's first and last position in the ids. Words get a blank between them, so that the same
+    tokenizer makes the same ids of the text."""
+    if type(tokenizer.backend_tokenizer.model).__name__ != "WordPiece":
+        raise InputError(f"--tokenizer {tokenizer.name_or_path}: has no WordPiece vocabulary: name that of a BERT")
+    columns = line.split("\t")
+    ids = list(map(int, columns[0].split()))
+    if max(ids) >= len(tokenizer):
+        raise ValueError(f"token id {max(ids)}, and the tokenizer has {len(tokenizer)}: give --tokenizer")
+
+    def text(begin: int, end: int) -> str:
+        return " ".join(tokenizer.convert_ids_to_tokens(ids[begin:end])).replace(" ##", "").removeprefix("##")
+
+    middle = ids.index(tokenizer.sep_token_id)
+    end = ids.index(tokenizer.sep_token_id, middle + 1)
+    question = text(1, middle)
+    context = text(middle + 1, end)
+    first = int(columns[3])
+    last = int(columns[4])
+    if not middle < first <= last < end:
+        return question, context, "", None
+    answer = text(first, last + 1)
+    return question, context, answer, len(text(middle + 1, last + 1)) - len(answer)

@@ -19,8 +19,6 @@ def soup() -> None:
     check_new_folder("--output", arguments.output)
 
     from swep_ds.pipeline.soup import make_soup  # takes seconds: after the arguments are checked
-    from swep_ds.ranks.group import process_group
 
-    with process_group():
-        make_soup(arguments.runs, arguments.output)
+    make_soup(arguments.runs, arguments.output)
     print(f"soup of {len(arguments.runs)} models in {arguments.output}")

@@ -1,6 +1,7 @@
 """What settings mean, in their JSON schema: a field's meaning is the comment beside it or above it."""
 
 import ast
+import copy
 import functools
 import inspect
 import json
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 Schema = dict[str, Any]
+BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 
 
 class Field(NamedTuple):
@@ -38,16 +40,15 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
         lines = source.splitlines()
         for field in ast.parse(source).body[0].body:
             if isinstance(field, ast.AnnAssign):
-                first = field.lineno - 1
-                while lines[first - 1].lstrip().startswith("#"):
-                    first -= 1
-                words = [line.lstrip("# ") for line in lines[first : field.lineno - 1]]
-                words.append(lines[field.end_lineno - 1].partition("  # ")[2])
-                meaning = " ".join(words).strip()
+                meaning = lines[field.end_lineno - 1].partition("  # ")[2]
+                above = field.lineno - 2
+                while lines[above].lstrip().startswith("#"):
+                    meaning = f"{lines[above].lstrip('# ')} {meaning}"
+                    above -= 1
                 if field.target.id == "name" and not meaning:  # of a section that comes in several kinds
                     meaning = (part.__doc__ or inspect.getmodule(part).__doc__ or "").partition("\n")[0]
                 if meaning:
-                    by_name[field.target.id] = meaning
+                    by_name[field.target.id] = meaning.strip()
     return by_name
 
 
@@ -58,18 +59,15 @@ def add_meanings(schema: Schema, section: type[BaseModel]) -> None:
             schema["properties"][name]["description"] = meaning
 
 
-def describe(schema: Schema, values: dict[str, Any]) -> Iterator[Field]:
+def describe(schema: Schema, values: dict[str, Any], prefix: str = "") -> Iterator[Field]:
     """Every field of settings with these values, those of the kinds of section that they chose included."""
-    return _describe(schema, values, schema["$defs"], "")
-
-
-def _describe(section: Schema, values: dict[str, Any], definitions: Schema, prefix: str) -> Iterator[Field]:
-    for name, field in section["properties"].items():
+    for name, field in schema["properties"].items():
         value = values[name]
-        kinds = [definitions[part["$ref"].rpartition("/")[2]] for part in _parts(field) if "$ref" in part]
+        kinds = [schema["$defs"][part["$ref"].rpartition("/")[2]] for part in _parts(field) if "$ref" in part]
         if kinds and isinstance(value, dict):
             named = [kind for kind in kinds if kind["properties"].get("name", {}).get("const") == value.get("name")]
-            yield from _describe((named or kinds)[0], value, definitions, f"{prefix}{name}.")
+            section = (named or kinds)[0] | {"$defs": schema["$defs"]}
+            yield from describe(section, value, f"{prefix}{name}.")
         else:
             default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else "required"
             yield Field(prefix + name, value, default, _type(field), field.get("description", ""))
@@ -89,26 +87,20 @@ def _type(field: Schema) -> str:
         return " | ".join(choice if isinstance(choice, str) else json.dumps(choice) for choice in choices)
     if "$ref" in field:
         return "section"
-    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    limits = [f"{words} {field[key]:,}" for key, words in bounds.items() if key in field]
-    names = {"object": "mapping", "array": "list"}
-    kind = field.get("type", "any")
-    return ", ".join([names.get(kind, kind), *limits])
+    limits = [f"{words} {field[key]:,}" for key, words in BOUNDS.items() if key in field]
+    kind = {"object": "mapping", "array": "list"}.get(field.get("type"), field.get("type", "any"))
+    return ", ".join([kind, *limits])
 
 
 def for_editors(schema: Schema) -> Schema:
     """The schema of a file that `extends` another one, in which every field may be missing."""
-    schema = _all_optional(schema)
+    schema = copy.deepcopy(schema)
+    for section in (schema, *schema.get("$defs", {}).values()):
+        section.pop("required", None)
+        for field in section.get("properties", {}).values():
+            if "oneOf" in field:  # without its name, a section of one kind may look like one of another kind
+                field["anyOf"] = field.pop("oneOf")
+                del field["discriminator"]
     extends = {"type": "string", "description": "what this file changes: name of a shipped one, or path"}
-    return schema | {"properties": {"extends": extends} | schema["properties"]}
-
-
-def _all_optional(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_all_optional(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {key: _all_optional(part) for key, part in schema.items() if key not in ("required", "discriminator")}
-    if "oneOf" in kept:  # without its name, a section of one kind may look like one of another kind
-        kept["anyOf"] = kept.pop("oneOf")
-    return kept
+    schema["properties"] = {"extends": extends} | schema["properties"]
+    return schema

@@ -1,16 +1,22 @@
-"""Answers: their texts and offsets in every form that files have them, and where the training answer is."""
+"""The fields of a question's row: checked, answers in every form that files have them, and the training answer's place.
 
+A message says what is wrong; `at` adds where.
+"""
+
+import ast
+import json
+import math
 import re
 import string
 import unicodedata
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.fields import excerpt, field, is_blank, is_missing, nested_value
 
+MRQA_COLUMN = "detected_answers"
 GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
 TRUE = ("true", "1", "1.0")
 FALSE = ("false", "0", "0.0")
@@ -21,6 +27,87 @@ _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
+_BLANK = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories of Unicode
+
+# a text, a number or the end of a list, and the white space by which NumPy separates it from the next value
+_VALUE_AND_GAP = re.compile(
+    r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+|[\])}])(\s+(?=['"\w\[{+-]))?""", re.DOTALL
+)
+_NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which NumPy prints its values
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Puts the place in front of the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def excerpt(value: Any) -> str:
+    """A value as a message shows it: on one line and short."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def field(mapping: dict[str, Any], name: str, kind: type = object) -> Any:
+    """`mapping[name]`, which must be of `kind`. Raises InputError: it is not, or is missing."""
+    if name not in mapping:
+        raise InputError(f"field {name!r} is missing; add it (found: {excerpt(list(mapping))})")
+    if not isinstance(mapping[name], kind):
+        raise InputError(f"field {name!r} is {excerpt(mapping[name])}; expected a {kind.__name__}")
+    return mapping[name]
+
+
+def text_field(mapping: dict[str, Any], name: str) -> str:
+    """The field `name`, a string that is not blank."""
+    value = field(mapping, name, str)
+    if is_blank(value):
+        raise InputError(f"{name} is empty; give its text or leave it out of the data set")
+    return value
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has only spaces, control and format characters, such as U+200B, all of which tokenizers drop."""
+    return all(unicodedata.category(character) in _BLANK for character in text)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value says that there is none: null, or NaN, which pandas puts into the gaps of a column."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def nested_value(text: str) -> Any:
+    """The value of a text in JSON, or as Python and NumPy print lists, dicts, texts and numbers: what `to_csv` of
+    pandas and `datasets` writes for them. Nothing is executed. Raises InputError: it is neither."""
+    with suppress(ValueError):
+        return json.loads(text)
+    # NumPy prints ['a' 'b'], which Python would take for ['ab']
+    printed = _VALUE_AND_GAP.sub(lambda match: match[1] + "," if match[2] else match[1], text.strip())
+    try:
+        return _value(ast.parse(printed, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError):
+        raise InputError(
+            f"{excerpt(text)} is neither JSON nor a list or dict as Python prints it; a text that begins with [ or {{ "
+            "goes into a JSON list of texts"
+        ) from None
+
+
+def _value(node: ast.AST) -> Any:
+    match node:
+        case ast.List() | ast.Tuple():
+            return [_value(element) for element in node.elts]
+        case ast.Dict():
+            return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+        case ast.Name(id="nan"):
+            return None
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[made_of]) if _NUMPY.fullmatch(name):
+            return _value(made_of)
+    return ast.literal_eval(node)  # a text, a number, or an error
+
+
+# Answers
 
 
 @lru_cache(2**16)  # both metrics of every evaluation normalise the same gold answers
@@ -36,113 +123,117 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
 
     They are in `answers`, or else in `answer`: one text, a list of texts, an object {text, answer_start} of two lists
     or of one text and its offset, or a list of such objects. Next to texts, `answer_start` has their offset or a list
-    of offsets. Lists and objects may also be written as a text, in JSON or as Python prints it (`nested_value`): in
-    `answers` always, in `answer` where the context does not hold that text. A number is a text.
+    of offsets. Any of these may be written as a text (`_unpacked`). A number is a text.
 
     Raises InputError: anything else; no such field, or `is_impossible` contradicts the answers.
     """
-    given = _given(row, context)
+    impossible = str(row.get("is_impossible")).lower()
+    given = _unpacked(row.get("answers"), context)
+    if is_missing(given) or given in ("", [], {}):
+        if "answers" not in row and "answer" not in row and impossible not in TRUE:
+            raise InputError(f"field 'answers' is missing; add it (found: {excerpt(list(row))})")
+        given = _unpacked(row.get("answer"), context)
     starts = row.get("answer_start")
     if isinstance(given, dict):
         starts = given.get("answer_start")
         given = field(given, "text")
-    texts = _listed(given)
-    if any(isinstance(answer, dict) for answer in texts):
-        starts = [answer.get("answer_start") for answer in texts]
-        texts = [field(answer, "text") for answer in texts]
-    pairs = []
-    if not all(_is_no_text(text, context) for text in texts):
-        for text, start in zip(texts, _one_each(starts, len(texts)), strict=True):
-            if not _is_no_text(text, context):
-                pairs.append((_as_text(text, context), start))
-    impossible = str(row.get("is_impossible")).lower()
+    answers = _listed(given)
+    if any(isinstance(answer, dict) for answer in answers):
+        starts = [answer.get("answer_start") for answer in answers]
+        answers = [field(answer, "text") for answer in answers]
+    texts = [_text(answer, context) for answer in answers]
+    starts = _unpacked(starts, "")
+    if is_missing(starts) or not any(texts):
+        starts = [None] * len(texts)
+    starts = _listed(starts)
+    if len(starts) != len(texts):
+        raise InputError(f"answer_start is {excerpt(starts)}; give one whole number for each text")
+    pairs = [(text, start) for text, start in zip(texts, starts, strict=True) if text]
     if pairs and impossible in TRUE:
-        raise InputError("is_impossible is true, but it has answers: empty its answers, or set is_impossible to false")
+        raise InputError("is_impossible is true, but it has answers: correct one of the two")
     if not pairs and impossible in FALSE:
-        raise InputError(
-            "is_impossible is false, but it has no answers: give its answers, or set is_impossible to true"
-        )
+        raise InputError("is_impossible is false, but it has no answers: correct one of the two")
     return pairs
-
-
-def _given(row: dict[str, Any], context: str) -> Any:
-    """The value of `answers` or `answer`."""
-    given = row.get("answers")
-    if _looks_nested(given):
-        given = _nested_answers(given)
-    if not is_missing(given) and given not in ("", [], {}):
-        return given
-    if not ({"answers", "answer"} & row.keys() or str(row.get("is_impossible")).lower() in TRUE):
-        raise InputError(
-            f"field 'answers' is missing (found: {excerpt(list(row))}); give one text in a field 'answer', or a list "
-            "of texts or objects {text, answer_start} in 'answers'"
-        )
-    given = row.get("answer")
-    if _looks_nested(given) and given.strip() not in context:
-        with suppress(InputError):
-            given = _nested_answers(given)
-    return given
 
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _looks_nested(value: Any) -> bool:
-    return isinstance(value, str) and value.lstrip().startswith(("[", "{"))
+def _unpacked(value: Any, context: str) -> Any:
+    """The list or object that a text holds in JSON or as Python prints it (`nested_value`), unless the context has that
+    text, such as "[1]", letter by letter."""
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")) and value.strip() not in context:
+        return nested_value(value)
+    return value
 
 
-def _nested_answers(text: str) -> Any:
-    with suppress(InputError):
-        given = nested_value(text)
-        if all(is_missing(answer) or isinstance(answer, str | dict) for answer in _listed(given)):
-            return given
-    raise InputError(
-        f"answers {excerpt(text)}: is neither a list of texts nor answers in JSON or as Python prints them: give an "
-        "answer that itself begins with [ or { in a column `answer`, or in a JSON list of texts"
-    )
-
-
-def _one_each(starts: Any, count: int) -> list[Any]:
-    """The offsets of `count` texts; None for each if there are none."""
-    if _looks_nested(starts):
-        starts = nested_value(starts)
-    if is_missing(starts):
-        return [None] * count
-    starts = _listed(starts)
-    if len(starts) != count:
-        raise InputError(f"answer_start is {excerpt(starts)}; give one whole number for each text")
-    return starts
-
-
-def _is_no_text(value: Any, context: str) -> bool:
-    if isinstance(value, str):
-        return is_blank(value) or (value in GAPS and value not in context)
-    return is_missing(value)
-
-
-def _as_text(value: Any, context: str) -> str:
-    """The text of a number. pandas makes numbers of a column of years, and of one with gaps 1852.0."""
+def _text(value: Any, context: str) -> str:
+    """An answer's text; "" for a blank one or a gap. pandas makes numbers of a column of years, and of one with gaps
+    1852.0."""
+    if is_missing(value):
+        return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
         raise InputError(f"the answer {excerpt(value)} is not text; give a string")
+    if is_blank(value) or (value in GAPS and value not in context):
+        return ""
     if re.fullmatch(r"\d+\.0", value) and value not in context:
         return value[:-2]
     return value
 
 
-def squad_span(context: str, text: str, start: int) -> tuple[int, int]:
-    """Characters [start, end) of the answer `text`, without white space at its ends. Raises InputError: it is not at
-    `start`."""
-    actual = context[start : start + len(text)]
-    if start < 0 or actual != text:
-        held = excerpt(actual) if actual else "no text"
-        raise InputError(
-            f"the answer {excerpt(text)} is not at answer_start {start} of its context, which has {held} there; "
-            "correct the offset (it counts characters, from 0)"
-        )
-    return _bare(text, start)
+# Where the training answer is
+
+
+def training_span(
+    row: dict[str, Any], context: str, text: str, start: Any, *, repeated: bool
+) -> tuple[int, int] | None:
+    """Characters [start, end) of the training answer: MRQA's, or `text` at `start`, which may be missing, a float
+    (pandas makes floats of a column with gaps) or a text of CSV. None as in `find_answer`. Raises InputError: it is not
+    there."""
+    if MRQA_COLUMN in row:
+        return mrqa_span(context, row[MRQA_COLUMN])
+    if is_missing(start) or (isinstance(start, str) and is_blank(start)):
+        return find_answer(context, text, repeated=repeated)
+    try:
+        number = float(start)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number.is_integer():
+        raise InputError(f"answer_start is {excerpt(start)}; expected a whole number of characters, from 0")
+    begin = int(number)
+    actual = context[max(begin, 0) : begin + len(text)]
+    if actual != text:
+        raise _elsewhere(text, f"is not at answer_start {begin}", actual)
+    return _bare(text, begin)
+
+
+def mrqa_span(context: str, detected: list[dict[str, Any]]) -> tuple[int, int]:
+    """Characters [start, end) of the first of MRQA's detected answers, at its first place, without white space at its
+    ends.
+
+    The shared task looked answers up with SQuAD's normalisation and in detokenised text: texts that differ only in
+    white space, case, punctuation and articles are the same answer. Raises InputError: there is none, or another text.
+    """
+    if not detected:
+        raise InputError("no detected_answers to train on; leave the question out")
+    text = detected[0]["text"]
+    start, last = detected[0]["char_spans"][0]
+    actual = context[start : last + 1]
+    for form in (str.casefold, normalize_answer):  # the second makes nothing of some texts, such as "the" and "?!"
+        bare = "".join(form(actual).split())
+        if bare and bare == "".join(form(text).split()):
+            return _bare(actual, start)
+    raise _elsewhere(text, f"is not at char_spans {[start, last]}", actual)
+
+
+def _elsewhere(text: str, said: str, actual: str) -> InputError:
+    return InputError(
+        f"the answer {excerpt(text)} {said} of its context, which has {excerpt(actual)} there; correct the "
+        "offset (in characters, from 0)"
+    )
 
 
 def _bare(text: str, start: int) -> tuple[int, int]:
@@ -189,33 +280,3 @@ def _in_spaced_word(character: str) -> bool:
     if _UNSPACED.match(character):
         return False
     return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
-
-
-def mrqa_span(context: str, detected: list[dict[str, Any]]) -> tuple[int, int]:
-    """Characters [start, end) of the first of MRQA's detected answers, at its first place, without white space at its
-    ends.
-
-    The shared task looked answers up with SQuAD's normalisation and in detokenised text: texts that differ only in
-    white space, case, punctuation and articles are the same answer. Raises InputError: there is none, or another text.
-    """
-    if not detected:
-        raise InputError("no detected_answers to train on; leave the question out")
-    text = field(detected[0], "text", str)
-    start, last = field(detected[0], "char_spans", list)[0]
-    actual = context[start : last + 1]
-    if not _same_answer(actual, text):
-        raise InputError(
-            f"the answer {excerpt(text)} is not at char_spans {[start, last]} of its context, which has "
-            f"{excerpt(actual)} there; correct the offsets (characters, from 0, the last one included)"
-        )
-    return _bare(actual, start)
-
-
-def _same_answer(text: str, other: str) -> bool:
-    """Whether the texts differ only in white space and case, or else also in punctuation and articles, which fails for
-    texts that normalise to nothing ("the", "?!")."""
-    for form in (str.casefold, normalize_answer):
-        bare = "".join(form(text).split())
-        if bare and bare == "".join(form(other).split()):
-            return True
-    return False

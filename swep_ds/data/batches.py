@@ -4,19 +4,16 @@
   how the batch is split; resuming at update u needs nothing but u.
 - Windows of similar length share an update: an epoch is shuffled and cut into mega-batches of 50 updates; each
   mega-batch is sorted by length and cut into updates, and the updates are shuffled. On SQuAD-like text random batches
-  of 8 waste a third of their positions in padding.
-- With `max_tokens` an update takes as many windows as fit. Every other mega-batch is sorted in reverse, or short and
-  long windows would meet at its end.
+  of 8 waste a third of their positions in padding. With `max_tokens` an update takes as many windows as fit.
 - All windows of an update are padded to the longest of them, on every rank: Hugging Face's loss takes the softmax
   over padding too, so any other padding would make the loss depend on the split.
 - Every window carries its share of the update's loss. Sums over micro-batches and ranks are then exact means over
-  the global batch, unequal last batches included. A rank without a window gets one of weight 0, so that no rank waits
-  for another forever.
+  the global batch, unequal last batches included. A rank without a window gets one of weight 0, or others would wait.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import datasets
@@ -60,16 +57,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Padding:
-    """The ids that pad a row on the right; token_type_id is None if the model takes no token types."""
+    """The ids that pad a row on the right."""
 
     token_id: int
-    token_type_id: int | None
+    token_type_id: int | None  # None if the model takes no token types
 
     @classmethod
     def of(cls, tokenizer) -> "Padding":
-        if "token_type_ids" in tokenizer.model_input_names:
-            return cls(tokenizer.pad_token_id, tokenizer.pad_token_type_id)
-        return cls(tokenizer.pad_token_id, None)
+        takes_types = "token_type_ids" in tokenizer.model_input_names
+        return cls(tokenizer.pad_token_id, tokenizer.pad_token_type_id if takes_types else None)
 
     def inputs(self, columns: dict[str, list], width: int) -> dict[str, Tensor]:
         """The model's inputs [N, width] from the feature columns `input_ids` and, if taken, `token_type_ids`."""
@@ -90,19 +86,12 @@ def _pad(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
     return torch.from_numpy(padded)
 
 
-def _answers(columns: dict[str, list]) -> dict[str, Tensor]:
-    if "target_ids" in columns:
-        return {"target_ids": _pad(columns["target_ids"], max(map(len, columns["target_ids"])), IGNORED)}
-    return {name: torch.tensor(columns[name]) for name in ("start_position", "end_position")}
-
-
 def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 1) -> int:
     """What DeepSpeed divides the gradients of an update by: the number of micro-steps on all ranks.
 
     The loss of an update is, for each pass, its weight times the mean over the W windows of the global batch. DeepSpeed
-    knows neither passes nor windows. It takes the mean over A micro-batches (the accumulation) on each of R ranks, each
-    in P micro-steps (`split`: one for each pass that trains; `joint`: 1). So whatever is to be a sum is multiplied
-    before:
+    takes the mean over A micro-batches (the accumulation) on each of R ranks, each in P micro-steps (`split`: one for
+    each pass that trains; `joint`: 1). So whatever is to be a sum is multiplied before:
 
         P  by `run_update`, each micro-step's loss, as the passes of a batch add up
         R A  by `TrainingBatches`, a window's weight R A / W, so that windows add up to their mean at any split
@@ -111,68 +100,53 @@ def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 
     return ranks * accumulation * micro_steps
 
 
+@dataclass(eq=False)
 class TrainingBatches:
     """Item k is this rank's batch of micro-step k; update u has micro-steps u * accumulation onwards.
 
-    Args:
-        features: training windows (`build_features`).
-        max_tokens: positions of a micro-batch, with padding; replaces micro_batch_size, which counts windows.
-        group_by_length: whether windows of similar length share an update.
-        epochs: passes over the windows; training ends after max_updates at the latest.
-
-    Raises:
-        InputError: a window is longer than `max_tokens`.
+    Training ends after max_updates at the latest. Raises InputError: a window is longer than `max_tokens`.
     """
 
-    def __init__(
-        self,
-        features: datasets.Dataset,
-        padding: Padding,
-        *,
-        micro_batch_size: int,
-        accumulation: int,
-        rank: int,
-        world_size: int,
-        epochs: float,
-        max_updates: int | None,
-        seed: int,
-        max_tokens: int | None = None,
-        group_by_length: bool = True,
-    ):
-        self.features = features
-        self.padding = padding
-        self.seed = seed
-        self.max_tokens = max_tokens
-        self.group_by_length = group_by_length
-        self.accumulation = accumulation
-        self.rank = rank
-        self.world_size = world_size
-        self.micro_batch = world_size  # windows over all ranks; with max_tokens, micro-batches
-        if not max_tokens:
-            self.micro_batch *= micro_batch_size
-        self.global_batch = self.micro_batch * accumulation
-        self.lengths = np.asarray(features["length"][:])
-        if max_tokens and self.lengths.max() > max_tokens:
+    features: datasets.Dataset
+    padding: Padding
+    _: KW_ONLY
+    micro_batch_size: int  # windows
+    accumulation: int
+    rank: int
+    world_size: int
+    epochs: float
+    max_updates: int | None
+    seed: int
+    max_tokens: int | None = None  # positions of a micro-batch, with padding, in place of micro_batch_size
+    group_by_length: bool = True
+
+    def __post_init__(self):
+        self.micro_batch = self.world_size  # windows over all ranks; with max_tokens, micro-batches
+        if not self.max_tokens:
+            self.micro_batch *= self.micro_batch_size
+        self.global_batch = self.micro_batch * self.accumulation
+        self.lengths = np.asarray(self.features["length"][:])
+        longest = self.lengths.max()
+        if self.max_tokens and longest > self.max_tokens:
             raise InputError(
-                f"train.max_tokens {max_tokens}: the longest window has {self.lengths.max()} tokens: raise it to that "
-                "at least, or lower data.max_length"
+                f"train.max_tokens {self.max_tokens}: the longest window has {longest} tokens: raise it to that at "
+                "least, or lower data.max_length"
             )
         self._rows: list[np.ndarray] = []  # those of each update
         self.updates = 0
-        epochs *= 1 - 1e-12  # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
+        epochs = self.epochs * (1 - 1e-12)  # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
         for epoch in range(math.ceil(epochs)):
             rows = self._shuffled(epoch)
             self._rows += rows
             self.updates += math.ceil(min(1, epochs - epoch) * len(rows))
             if epoch == 0:
                 self.updates_per_epoch = len(rows)  # with max_tokens other epochs have about as many
-            if max_updates and self.updates >= max_updates:
-                self.updates = max_updates
+            if self.max_updates and self.updates >= self.max_updates:
+                self.updates = self.max_updates
                 break
 
     @property
     def size(self) -> str:
-        """The size of an update, in words."""
         if self.max_tokens:
             return f"at most {self.global_batch} x {self.max_tokens} positions"
         return f"{self.global_batch} windows"
@@ -197,6 +171,8 @@ class TrainingBatches:
         return [updates[i] for i in rng.permutation(len(updates))]
 
     def _grouped(self, order: np.ndarray) -> np.ndarray:
+        """Mega-batches, each sorted by length; with `max_tokens` every other one in reverse, or short and long windows
+        would meet at its end."""
         windows = self.global_batch  # per update
         if self.max_tokens:
             windows = max(1, int(self.global_batch * self.max_tokens / self.lengths.mean()))
@@ -223,7 +199,7 @@ class TrainingBatches:
 
     def __getitem__(self, micro_step: int) -> Batch:
         update, micro = divmod(micro_step, self.accumulation)
-        rows = self.windows(update)  # those of all ranks
+        rows = self.windows(update)
         if self.max_tokens:
             mine = rows[micro * self.world_size + self.rank :: self.global_batch]
         else:
@@ -233,9 +209,14 @@ class TrainingBatches:
             mine = rows[:1]
             share = 0
         columns = self.features[mine.tolist()]
+        if "target_ids" in columns:
+            targets = columns["target_ids"]
+            answers = {"target_ids": _pad(targets, max(map(len, targets)), IGNORED)}
+        else:
+            answers = {name: torch.tensor(columns[name]) for name in ("start_position", "end_position")}
         return Batch(
             **self.padding.inputs(columns, int(self.lengths[rows].max())),
-            **_answers(columns),
+            **answers,
             sample_id=torch.from_numpy(mine.astype(np.int64)),
             weight=torch.full((len(mine),), share / len(rows)),
             token_weight=torch.full((len(mine),), share / int(self.lengths[rows].sum())),

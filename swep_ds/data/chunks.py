@@ -1,6 +1,6 @@
 """A file that takes long to make, made in chunks: what is finished stays on disk, and the same command resumes.
 
-The chunks are JSON files in the folder `<output>.chunks` until all are finished. Each is written atomically.
+The chunks are JSON files in the folder `<output>.chunks` until all are finished.
 """
 
 import hashlib
@@ -19,10 +19,7 @@ from swep_ds.data.example import Example
 
 
 class Chunks:
-    """The finished chunks of the file that --output names, which one process writes at a time.
-
-    Raises InputError: the output exists.
-    """
+    """The finished chunks of the file that --output names. Raises InputError: the output exists."""
 
     def __init__(self, output: Path, count: int):
         if output.exists():
@@ -33,16 +30,14 @@ class Chunks:
         self._lock = FileLock(self.folder / ".lock", fallback_to_soft=False)
 
     def take(self, setup: dict[str, Any]) -> list[int]:
-        """Locks the folder for this process and returns the missing chunks.
-
-        Args:
-            setup: what decides the content of all chunks, as JSON; only the same setup resumes them.
+        """Locks the folder until this process ends, and returns the missing chunks. `setup` is what decides their
+        content, as JSON.
 
         Raises InputError: another process has locked the folder, or it holds chunks of another setup.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock.acquire(blocking=False)  # held until the process ends
+            self._lock.acquire(blocking=False)
         except Timeout:
             raise InputError(f"--output {self.output}: another process is writing it: name another") from None
         settings = self.folder / "settings.json"
@@ -61,7 +56,6 @@ class Chunks:
         return self.folder / f"{number:06d}.json"
 
     def write(self, number: int, content: Any) -> None:
-        """Keeps a finished chunk, as JSON."""
         write_atomically(self._file(number), json.dumps(content, ensure_ascii=False))
 
     def read(self, number: int) -> Any:

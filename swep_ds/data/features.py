@@ -1,7 +1,4 @@
-"""Features: the windows of all questions (`data/windows.py`) as columns, cached as Arrow.
-
-A context is tokenised once for all questions about it that follow each other; windows are assembled from its ids.
-"""
+"""Features: the windows of all questions (`data/windows.py`) as columns, cached as Arrow."""
 
 import hashlib
 from collections import Counter
@@ -24,33 +21,36 @@ from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSe
 FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
 ROWS_AT_A_TIME = 1000  # written at once
 
+LIST = pa.list_(pa.int32())
+TYPES = {  # of the columns of `Features.dataset`; positions are indices in `input_ids`
+    # of every window
+    "input_ids": LIST,  # no padding
+    "token_type_ids": pa.list_(pa.int8()),  # only if the tokenizer names it among its model's inputs
+    "length": pa.int32(),  # number of input_ids
+    # for training: the answer's first and last token; both the null position if it is not all there or there is none
+    "start_position": pa.int32(),
+    "end_position": pa.int32(),
+    "has_answer": pa.bool_(),  # whether the whole answer is in this window
+    # for training to generate: the answer's tokens with the special ones, which are all if there is no answer
+    "target_ids": LIST,
+    # for evaluation: index in the list of examples
+    "example": pa.int32(),
+    # for evaluation of extracted answers
+    "null_position": pa.int32(),  # that of [CLS], or 0 if there is none
+    "context_begin": pa.int32(),  # [context_begin, context_end) are the context tokens
+    "context_end": pa.int32(),
+    "own_begin": pa.int32(),  # [own_begin, own_end) have their maximum context in this window
+    "own_end": pa.int32(),
+    "offset_start": LIST,  # characters [start, end) of every context token of this window
+    "offset_end": LIST,
+}
+
 
 @dataclass(frozen=True)
 class Features:
-    """Windows, and how many examples lost something on the way.
+    """Windows, and how many examples lost something on the way."""
 
-    `dataset` gives plain Python values, rows in the order of the examples and of the windows of a context.
-    Positions are indices in `input_ids`. Columns of every window:
-        input_ids                     int32 list, no padding
-        token_type_ids                int8 list, only if the tokenizer names it among its model's inputs
-        length                        int32, number of input_ids
-    for training:
-        start_position, end_position  int32, the answer's first and last token; both the null position if it is not all
-                                      there or the question has no answer
-        has_answer                    bool, whether the whole answer is in this window
-    for training to generate:
-        target_ids                    int32 list, the answer's tokens with the tokenizer's special ones; only these if
-                                      the question has no answer
-    for evaluation:
-        example                       int32, index in the list of examples
-    for evaluation of extracted answers:
-        null_position                 int32, that of [CLS], or 0 if there is none
-        context_begin, context_end    int32, positions [context_begin, context_end) of the context tokens
-        own_begin, own_end            int32, positions [own_begin, own_end) whose maximum context is in this window
-        offset_start, offset_end      int32 lists, characters [start, end) of every context token of this window
-    """
-
-    dataset: Dataset
+    dataset: Dataset  # columns as in `TYPES`; rows in the order of the examples and of the windows of a context
     examples: int
     questions_cut: int  # questions longer than max_query_length
     targets_cut: int  # target answers (task generative) longer than max_target_length
@@ -72,7 +72,7 @@ def build_features(
 
     Training windows without the whole answer learn the null position ("cls") or are left out ("drop"); where answers
     are generated they are always left out. Windows of questions without an answer are never left out.
-    Windows are written as they are made, so memory does not grow with their number. `console` shows the progress.
+    Memory does not grow with the number of windows. `console` shows the progress.
 
     Raises InputError: the sizes leave no room for context, a context has no token, every training window was dropped,
     or the cache cannot be written.
@@ -93,14 +93,13 @@ def build_features(
 
     if cache.load(cached) is None:
         counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
-        schema = _schema(cutter, training)
         with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
             questions = _shown(cutter.tokenise(examples), progress)
             if training:
                 rows = _rows_to_learn(examples, questions, cutter, counts, drop)
             else:
                 rows = _rows_to_answer(questions, cutter, counts)
-            cache.save(cached, schema, _batches(rows, schema), counts)
+            cache.save(cached, _batches(rows), counts)
     dataset, facts = cache.load(cached)
     return Features(dataset, **facts, fingerprint=cached.stem)
 
@@ -109,29 +108,8 @@ def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tupl
     """The windows of a few examples, at least one, as `build_features` makes them for evaluation, but in memory; and
     how many questions were cut. Raises InputError: a context has no token."""
     counts = Counter()
-    rows = list(_rows_to_answer(cutter.tokenise(examples), cutter, counts))
-    return pa.Table.from_pylist(rows, _schema(cutter, training=False)), counts["questions_cut"]
-
-
-def _schema(cutter: WindowCutter, training: bool) -> pa.Schema:
-    int32 = pa.int32()
-    int32s = pa.list_(int32)
-    columns = {"input_ids": int32s}
-    if cutter.takes_types:
-        columns["token_type_ids"] = pa.list_(pa.int8())
-    columns["length"] = int32
-    generative = cutter.settings.task == "generative"
-    if training and generative:
-        columns["target_ids"] = int32s
-    elif training:
-        columns |= {"start_position": int32, "end_position": int32, "has_answer": pa.bool_()}
-    else:
-        columns["example"] = int32
-        if not generative:
-            names = ("null_position", "context_begin", "context_end", "own_begin", "own_end")
-            columns |= dict.fromkeys(names, int32)
-            columns |= {"offset_start": int32s, "offset_end": int32s}
-    return pa.schema(columns)
+    rows = _rows_to_answer(cutter.tokenise(examples), cutter, counts)
+    return pa.Table.from_batches(_batches(rows)), counts["questions_cut"]
 
 
 def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Question]:
@@ -140,8 +118,9 @@ def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Questi
         progress.update(done)
 
 
-def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
     while batch := list(islice(rows, ROWS_AT_A_TIME)):
+        schema = pa.schema({name: TYPES[name] for name in batch[0]})
         yield pa.RecordBatch.from_pylist(batch, schema)
 
 

@@ -1,4 +1,7 @@
-"""What a file holds: recognises its format by its content and gives its items."""
+"""What a file holds: recognises its format by its content, and makes an `Example` of each of its questions.
+
+A file has articles {title, paragraphs} as SQuAD has them, paragraphs {context, qas} (simpletransformers, MRQA) or rows.
+"""
 
 import csv
 import gzip
@@ -6,7 +9,8 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.data.fields import excerpt, field
-from swep_ds.data.layouts import COLUMNS, column_of
+from swep_ds.data.answers import MRQA_COLUMN, answer_pairs, at, excerpt, field, is_missing, text_field, training_span
+from swep_ds.data.example import Example
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
 
@@ -23,6 +27,13 @@ ARROW = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # first bytes of Parquet, an 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 MAX_HEADER = 4096  # characters of a file's first line that are looked at
 ROWS_AT_A_TIME = 100  # converted to Python objects at once: many rows may repeat one long context
+MAX_NAMED = 100  # faulty questions of a file that a message names
+
+MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")  # several of its sets put [SEP] after titles
+COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible", MRQA_COLUMN)
+
+
+# Formats
 
 
 def file_items(path: Path) -> Items:
@@ -34,7 +45,10 @@ def file_items(path: Path) -> Items:
     if content.startswith(ARROW):
         yield from numbered(table_rows(_arrow_table(content)))
         return
-    text = re.sub(r"\Asep=[,;\t]\r?\n", "", _text(content))  # a hint for Excel
+    fix = "save text as UTF-8, save a workbook of Excel or LibreOffice as CSV UTF-8, and unpack an archive"
+    with as_input_error("is neither Parquet nor Arrow nor UTF-8 text", fix):
+        text = content.decode("utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
+    text = re.sub(r"\Asep=[,;\t]\r?\n", "", text)  # a hint for Excel
     header, *_ = text[:MAX_HEADER].lstrip().splitlines() or [""]
     delimiter = max(",;\t", key=header.count)
     if header.startswith(("{", "[")):
@@ -52,43 +66,23 @@ def numbered(rows: Iterable[Any]) -> Items:
     return ((f"row {number}", row) for number, row in enumerate(rows))
 
 
-def _text(content: bytes) -> str:
-    encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"is neither Parquet nor Arrow nor UTF-8 text (byte {error.start}): save text as UTF-8, save a workbook of "
-            "Excel or LibreOffice as CSV UTF-8, and unpack an archive"
-        ) from None
-
-
-# JSON
-
-
 def _json_items(text: str) -> Items:
-    """The items of a JSON document or of JSON lines, whose places are the lines."""
+    """The items of a JSON document, or of JSON lines, whose places are the lines."""
+    fix = "correct it or fetch the file again"
     try:
-        return document_items(json.loads(text))
+        document = json.loads(text)
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
-            raise _not_json(error, error.lineno) from None
-    return _json_lines(text)
-
-
-def _json_lines(text: str) -> Items:
+            raise InputError(f"not JSON ({error}): {fix}") from None
+    else:
+        yield from document_items(document)
+        return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            try:
+            with as_input_error(f"line {number} is not JSON", fix):
                 value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise _not_json(error, number) from None
             if not (isinstance(value, dict) and "header" in value):  # MRQA's first line
                 yield f"line {number}", value
-
-
-def _not_json(error: json.JSONDecodeError, line: int) -> InputError:
-    return InputError(f"not JSON: line {line}, column {error.colno}: {error.msg}; correct it or fetch the file again")
 
 
 def document_items(document: Any) -> Items:
@@ -99,19 +93,16 @@ def document_items(document: Any) -> Items:
     if "columns" in document and "data" in document:
         return numbered(dict(zip(document["columns"], row, strict=True)) for row in document["data"])
     columns = {name: cells for name, cells in document.items() if isinstance(cells, list | dict)}
-    if {"question", "context"} <= {column_of(name) for name in columns}:
+    if {"question", "context"} <= set(map(column_of, columns)):
         cells = [list(cells.values()) if isinstance(cells, dict) else cells for cells in columns.values()]
         return numbered(dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True))
     if "data" in document:
-        return ((f"data[{number}]", article) for number, article in enumerate(field(document, "data", list)))
+        return ((f"data[{number}]", article) for number, article in enumerate(document["data"]))
     if isinstance(document.get("rows"), list):
-        return numbered(row["row"] if isinstance(row, dict) and "row" in row else row for row in document["rows"])
+        return numbered(row.get("row", row) for row in document["rows"])
     if document and all(isinstance(row, dict) for row in document.values()):  # orient="index"
         return numbered(document.values())
     return iter([("line 1", document)])
-
-
-# Tables
 
 
 def _arrow_table(content: bytes) -> pa.Table:
@@ -126,8 +117,10 @@ def _arrow_table(content: bytes) -> pa.Table:
 
 
 def table_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """The rows of a table, with the columns among `COLUMNS`. Raises InputError: as `_known_columns`."""
-    for batch in table.select(_known_columns(table.column_names)).to_batches(ROWS_AT_A_TIME):
+    """The rows of a table, with the columns among `COLUMNS`. Raises InputError: as `known_names`."""
+    known = known_names(tuple(table.column_names))
+    chosen = [number for number, name in enumerate(known) if name in COLUMNS]
+    for batch in table.select(chosen).to_batches(ROWS_AT_A_TIME):
         yield from batch.to_pylist()
 
 
@@ -136,21 +129,20 @@ def _csv_rows(text: str, delimiter: str) -> Items:
     header on, which is row 1."""
     csv.field_size_limit(sys.maxsize)  # a context may be long
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    header: list[str] = []
+    header: tuple[str, ...] = ()
     number = 0
     try:
         for number, cells in enumerate(reader, 1):
             if not any(cells):
                 continue
             if not header:
-                _known_columns(cells)
-                header = [column_of(name) for name in cells]
+                header = known_names(tuple(cells))
                 continue
             if len(cells) != len(header):
                 raise InputError(f"row {number} has {len(cells)} cells, and the header {len(header)}: correct it")
             row = dict(zip(header, cells, strict=True))
-            if "id" in row:  # pandas makes 7.0 of the number 7 in a column with gaps
-                row["id"] = re.sub(r"^(\d+)\.0$", r"\1", row["id"])
+            if "id" in row:
+                row["id"] = re.sub(r"^(\d+)\.0$", r"\1", row["id"])  # as in `_name`
             yield f"row {number}", row
     except csv.Error as error:
         raise InputError(
@@ -159,13 +151,111 @@ def _csv_rows(text: str, delimiter: str) -> Items:
         ) from None
 
 
-def _known_columns(names: Sequence[str]) -> list[str]:
-    """The names that stand for `COLUMNS`. Raises InputError: two stand for the same one, or a needed one is missing."""
-    columns = [column_of(name) for name in names]
+def column_of(name: str) -> str:
+    """The one of `COLUMNS` that a name stands for, in any case and with spaces or a byte-order mark; else the name."""
+    column = str(name).strip(" \t\ufeff").lower()
+    return column if column in COLUMNS else name
+
+
+@lru_cache(256)  # the rows of a file have the same names
+def known_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """`column_of` each name of a row or table. Raises InputError: two names stand for one column, a needed one is
+    missing, or the rows are MRQA's."""
+    columns = tuple(map(column_of, names))
     for column in COLUMNS:
         if columns.count(column) > 1:
             raise InputError(f"has the column {column!r} {columns.count(column)} times; keep one")
     for column in ("question", "context"):
         if column not in columns:
             raise InputError(f"has no column {column} (found: {excerpt(list(names))}): rename yours")
-    return [name for name in names if column_of(name) in COLUMNS]
+    if MRQA_COLUMN in columns:
+        raise InputError(
+            "has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which are no text: "
+            "name the file of the shared task (.jsonl.gz)"
+        )
+    return columns
+
+
+# Questions
+
+
+def read_items(source: str, items: Items, **wanted: bool) -> Iterator[Example]:
+    """The questions of a file's items. `wanted` are the options of `read_examples`. A missing id is made of the last
+    part of `source` and the numbers of the question's place. Raises InputError: for all faulty questions of a file."""
+    message = ""
+    faulty: list[str] = []  # ids
+    for place, fields in _rows(source, items):
+        id_ = _name(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
+        try:
+            yield _example(id_, fields, **wanted)
+        except InputError as error:
+            message = message or f"question {excerpt(id_)}: {error}"
+            faulty.append(excerpt(id_))
+    if len(faulty) > 1:
+        message += f"; {len(faulty) - 1} more of this file's questions have faults: {', '.join(faulty[1:MAX_NAMED])}"
+    if message:
+        raise InputError(message)
+
+
+def _rows(source: str, items: Items) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the unchecked fields of each question."""
+    untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
+    for place, item in items:
+        if not isinstance(item, dict):
+            raise InputError(f"{place}: expected an object, found {excerpt(item)}")
+        title = _name(item.get("title"))
+        if "paragraphs" in item:
+            for number, paragraph in enumerate(item["paragraphs"]):
+                title = title or untitled.setdefault(paragraph.get("context"), f"{source}: {place}")
+                yield from _paragraph_rows(f"{place}.paragraphs[{number}]", paragraph, title)
+        elif "qas" in item:
+            yield from _paragraph_rows(place, item, title)
+        else:
+            with at(place):
+                names = known_names(tuple(item))
+            fields = dict(zip(names, item.values(), strict=True))
+            if isinstance(fields["context"], str):
+                fields["context"] = sys.intern(fields["context"])  # rows repeat their paragraph
+            yield place, fields
+
+
+def _paragraph_rows(place: str, paragraph: dict[str, Any], title: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The questions about one context. MRQA's have a `qid`."""
+    with at(place):
+        context = text_field(paragraph, "context")
+        qas = field(paragraph, "qas", list)
+    if any("qid" in qa or MRQA_COLUMN in qa for qa in qas):
+        # as many blanks as the marker has characters, so that every offset holds
+        context = MRQA_MARKER.sub(lambda marker: " " * len(marker[0]), context)
+    for number, qa in enumerate(qas):
+        fields = {**qa, "context": context, "title": title}
+        fields["id"] = qa.get("qid", qa.get("id"))
+        yield f"{place}.qas[{number}]", fields
+
+
+def _name(value: Any) -> str:
+    """An id or a title, which may be a number; "" for none. pandas makes 7.0 of the number 7 in a column with gaps."""
+    if is_missing(value):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value)
+
+
+def _example(
+    id_: str, fields: dict[str, Any], *, training: bool, unanswerable: bool, repeated: bool, labels: bool
+) -> Example:
+    question = text_field(fields, "question")
+    context = text_field(fields, "context")
+    with as_input_error("holds half of a surrogate pair, which is not text", "remove or complete it"):
+        f"{id_}{question}{context}".encode()  # a run would end where it writes its predictions
+    article = _name(fields.get("title")) or context
+    if not labels:
+        return Example(id_, question, context, (), None, article)
+    pairs = answer_pairs(fields, context)
+    if not pairs and not unanswerable:
+        raise InputError("has no answer; give it, or set data.unanswerable to drop such questions or to train on them")
+    span = None
+    if pairs and training:
+        span = training_span(fields, context, *pairs[0], repeated=repeated)
+    return Example(id_, question, context, tuple(text for text, _ in pairs), span, article)

@@ -7,18 +7,16 @@ the file, and an answer without an offset is looked up in its context.
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
-
-import pyarrow as pa
+from typing import Any, Literal
 
 from swep_ds.common.errors import InputError, as_input_error, reason
 from swep_ds.common.files import check_hub, read_json, user_path
 from swep_ds.common.plugins import check_free, load_entry_points
+from swep_ds.data.answers import at, excerpt, occurrences
 from swep_ds.data.example import Example
-from swep_ds.data.fields import at, excerpt
-from swep_ds.data.formats import Items, document_items, file_items, numbered, table_rows
-from swep_ds.data.layouts import LabelOptions, read_items
+from swep_ds.data.formats import Items, document_items, file_items, numbered, read_items, table_rows
 
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
@@ -27,7 +25,6 @@ GROUP = "swep_ds.readers"  # the entry points' group
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
 
 Reader = Callable[[str], Iterable[dict[str, Any]]]
-R = TypeVar("R", bound=Reader)
 _readers: dict[str, Reader] = {}
 
 
@@ -39,24 +36,22 @@ def read_examples(
     Args:
         source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
             else its data files in name order, whose names may tell splits apart), `quickstart:<domain>[.<split>]`,
-            `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a registered reader. A source with
-            named splits gives "train" for training, else "validation" or, without it, "test" (the quick start has
-            "train" and "test").
+            `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a registered reader. Of named splits
+            it gives "train" for training, else "validation" or, without it, "test".
         training: the first answer of each question must be at its offset or, without one, occur exactly once in the
             context; it becomes `Example.span`.
-        unanswerable: reads questions without an answer, too, which are an error otherwise.
-        repeated: for training, reads questions whose answer has no offset and occurs several times, too, which are an
-            error otherwise; `settle_repeated` then gives each a span or leaves it out.
+        unanswerable: questions without an answer are no error.
+        repeated: for training, an answer without an offset that occurs several times is no error; `settle_repeated`
+            then gives it a span or leaves it out.
         labels: False reads only questions and contexts; answers need not be there, and are left out.
 
-    Raises InputError: a missing or malformed source, faults of its questions (one message for all of a file), duplicate
-    ids, or no example.
+    Raises InputError: a missing or malformed source, faults of its questions, duplicate ids, or no example.
     """
-    wanted = LabelOptions(training, unanswerable, repeated, labels)
+    wanted = {"training": training, "unanswerable": unanswerable, "repeated": repeated, "labels": labels}
     examples: list[Example] = []
     for name, items in _parts(source, training):
         with at(name):
-            examples += read_items(name, items, wanted)
+            examples += read_items(name, items, **wanted)
     if not examples:
         raise InputError(f"{source}: holds no questions; give a data set with at least one")
     ids: set[str] = set()
@@ -65,6 +60,23 @@ def read_examples(
             raise InputError(f"{source}: question id {excerpt(example.id)} occurs twice; make every id unique")
         ids.add(example.id)
     return examples
+
+
+def settle_repeated(examples: list[Example], choice: Literal["error", "first", "drop"]) -> tuple[list[Example], int]:
+    """What `data.repeated_answers` makes of training examples that were read with `repeated`: those whose answer occurs
+    several times get its first place ("first") or are left out ("drop"). Also returns their number."""
+    settled = []
+    count = 0
+    for example in examples:
+        if example.answers and example.span is None:
+            count += 1
+            if choice == "drop":
+                continue
+            text = example.answers[0].strip()
+            start = next(occurrences(example.context, text))
+            example = replace(example, span=(start, start + len(text)))
+        settled.append(example)
+    return settled, count
 
 
 def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
@@ -77,7 +89,7 @@ def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
         for file in files:
             yield str(file), file_items(file)
     elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(Path(source).suffixes):
-        yield source, numbered(table_rows(_hub_table(source, hub_id, training)))
+        yield source, _hub_rows(source, hub_id, training)
     else:
         raise InputError(
             f"data source {source!r}: no such file or folder in {Path.cwd()}; name a local file or folder, a hub id "
@@ -102,19 +114,19 @@ def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     return _data_files(path, training)
 
 
-def reader(name: str) -> Callable[[R], R]:
+def reader(name: str) -> Callable[[Reader], Reader]:
     """Registers a function as the reader of all sources `name:ADDRESS`, in recipes and commands: `@sd.reader("faq")`.
 
-    It gets ADDRESS and yields rows: question and context (str), answers {"text": [str], "answer_start": [int]}, and if
-    wanted id and title (str), which groups questions of one article. They are checked as the rows of a file are. An
-    OSError, ValueError, LookupError or csv.Error that it raises is reported as a fault of the source.
+    It gets ADDRESS and yields rows as those of a file: question and context (str), answers {"text": [str],
+    "answer_start": [int]}, and if wanted id and title (str), which groups questions of one article. An OSError,
+    ValueError, LookupError or csv.Error that it raises is reported as a fault of the source.
 
     Raises TypeError: the name is taken, or is not a name.
     """
     if not (isinstance(name, str) and name.isidentifier()) or f"{name}:" in QUICKSTART:
         raise TypeError(f'reader {name!r}: write @sd.reader("NAME") with a free name of letters, digits and "_"')
 
-    def register(function: R) -> R:
+    def register(function: Reader) -> Reader:
         check_free(name, _readers.get(name), function)
         _readers[name] = function
         return function
@@ -123,7 +135,6 @@ def reader(name: str) -> Callable[[R], R]:
 
 
 def find_reader(source: str) -> Reader | None:
-    """The reader that a source names; None if it names none."""
     name, colon, _ = source.partition(":")
     if not colon or not name.isidentifier():
         return None
@@ -148,31 +159,7 @@ def _registered_rows(source: str, read: Reader) -> Items:
         raise InputError(f"its reader {name} cannot read it ({reason(error)}): correct the data") from error
 
 
-def _data_files(folder: Path, training: bool) -> tuple[Path, ...]:
-    """The files of the wanted split, in name order."""
-    files = sorted(f for f in folder.iterdir() if f.suffix in DATA_SUFFIXES and f.is_file() and f.name[0] != ".")
-    if not files:
-        raise InputError(f"{folder}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
-    splits: dict[str | None, list[Path]] = {}
-    for file in files:
-        splits.setdefault(_split_of(file), []).append(file)
-    if len(splits) == 1:
-        return tuple(files)
-    if None in splits:
-        named = ", ".join(file.name for file in files)
-        raise InputError(f"{folder}: some files of this folder name a split and others do not ({named}): name one file")
-    return tuple(splits[_default_split(str(folder), splits, training)])
-
-
-def _split_of(file: Path) -> str | None:
-    """The split that a file's name says, as in train-00000-of-00001.parquet or dev-v1.1.json; None if it says none."""
-    from datasets.data_files import SPLIT_KEYWORDS  # by which the library tells a folder's splits apart
-
-    words = set(re.split(r"[^a-z]+", file.name.lower()))
-    return next((str(split) for split, names in SPLIT_KEYWORDS.items() if words & set(names)), None)
-
-
-def _hub_table(source: str, hub_id: re.Match[str], training: bool) -> pa.Table:
+def _hub_rows(source: str, hub_id: re.Match[str], training: bool) -> Items:
     from datasets import DatasetDict, load_dataset
 
     check_hub(hub_id["name"], "README.md", f"{source}: not a local file", "dataset")
@@ -181,10 +168,31 @@ def _hub_table(source: str, hub_id: re.Match[str], training: bool) -> pa.Table:
         loaded = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])
     if isinstance(loaded, DatasetDict):
         loaded = loaded[_default_split(source, loaded, training)]
-    return loaded.with_format("arrow")[:]
+    return numbered(table_rows(loaded.with_format("arrow")[:]))
 
 
-def _default_split(source: str, splits: Any, training: bool) -> str:
+def _data_files(folder: Path, training: bool) -> tuple[Path, ...]:
+    """The files of the wanted split, in name order."""
+    from datasets.data_files import SPLIT_KEYWORDS  # by which the library tells a folder's splits apart
+
+    splits: dict[str, list[Path]] = {}  # by the split that names say, as in train-00000-of-00001.parquet; "" if none
+    for file in sorted(folder.iterdir()):
+        if file.suffix in DATA_SUFFIXES and file.is_file() and not file.name.startswith("."):
+            words = set(re.split(r"[^a-z]+", file.name.lower()))
+            split = next((str(split) for split, names in SPLIT_KEYWORDS.items() if words & set(names)), "")
+            splits.setdefault(split, []).append(file)
+    if not splits:
+        raise InputError(f"{folder}: no data file in this folder; expected {', '.join(sorted(DATA_SUFFIXES))}")
+    if len(splits) == 1:
+        [split] = splits
+    elif "" in splits:
+        raise InputError(f"{folder}: some files name a split and {splits[''][0].name} does not: name one file")
+    else:
+        split = _default_split(str(folder), splits, training)
+    return tuple(splits[split])
+
+
+def _default_split(source: str, splits: Iterable[str], training: bool) -> str:
     wanted = ["train"] if training else ["validation", "test"]
     for split in wanted:
         if split in splits:

@@ -17,10 +17,8 @@ MIN_TEXTS_PER_QUESTION = 0.9  # above this many texts per question hardly any tw
 
 
 def subset(examples: list[Example], fraction: float, limit: int | None, seed: int) -> list[Example]:
-    """A seeded choice of `fraction` of the examples, at most `limit`, in their order.
-
-    Choices of one seed are nested: the 10 % are among the 30 %.
-    """
+    """A seeded choice of `fraction` of the examples, at most `limit`, in their order. Choices of one seed are nested:
+    the 10 % are among the 30 %."""
     size = max(1, round(len(examples) * fraction))
     chosen = np.random.default_rng([seed, len(examples)]).permutation(len(examples))[: min(size, limit or size)]
     return [examples[i] for i in np.sort(chosen)]
@@ -32,11 +30,8 @@ def sample_id(original: str, number: int) -> str:
 
 
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
-    """The augmented samples of these questions only.
-
-    Raises InputError: there is none, or one has another answer than its question: it was made from other data, and
-    may hold the text of held-out articles.
-    """
+    """The augmented samples of these questions only. Raises InputError: there is none, or one has another answer than
+    its question: it was made from other data, and may hold the text of held-out articles."""
     by_id = {example.id: example for example in originals}
     samples = []
     for sample in augmented:
@@ -64,12 +59,9 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 
     Paragraphs of one article share their answers (`_inseparable`). An article that would bring the share above twice
     the fraction is kept, unless all would. The choice does not depend on the seed of a run, so scores over seeds share
-    one test set.
-
-    Raises InputError: the examples have fewer than two articles.
+    one test set. Raises InputError: the examples have fewer than two articles.
     """
-    groups = _inseparable(examples, least_articles=1)
-    sizes = _shuffled_sizes(groups)
+    groups, sizes = _inseparable(examples, least_articles=1)
     if len(sizes) < 2:
         raise InputError("data.holdout_fraction: the training data has a single article: give data.eval a test set")
     held: set[str] = set()
@@ -87,13 +79,10 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report.
 
-    The split is by article, or by context if there is one article (`_inseparable`): in random order, each goes to the
-    half that has fewer questions so far. It does not depend on the seed of a run.
-
-    Raises InputError: all questions are about one context.
+    In random order, each article, or context if there is one article (`_inseparable`), goes to the half that has fewer
+    questions so far, whatever the seed of a run. Raises InputError: all questions are about one context.
     """
-    groups = _inseparable(examples, least_articles=2)
-    sizes = _shuffled_sizes(groups)
+    groups, sizes = _inseparable(examples, least_articles=2)
     if len(sizes) < 2:
         raise InputError(
             "eval.select_on: all questions are about one text: name a data set that can be split in half (without one, "
@@ -108,13 +97,6 @@ def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
         else:
             excess += size
     return _divided(examples, groups, second)
-
-
-def _shuffled_sizes(groups: list[str]) -> dict[str, int]:
-    """The number of questions of each group, in an order that is random and always the same."""
-    counts = Counter(groups)
-    names = sorted(counts)
-    return {names[index]: counts[names[index]] for index in np.random.default_rng(0).permutation(len(names))}
 
 
 def _divided(examples: list[Example], groups: list[str], second: set[str]) -> tuple[list[Example], list[Example]]:
@@ -140,8 +122,9 @@ def _recur(examples: Sequence[Example], sources: Sequence[str]) -> bool:
     return len(texts) > MIN_TEXTS_PER_QUESTION * len(examples) and MIN_RECURRING <= len(questions) < len(set(sources))
 
 
-def _inseparable(examples: Sequence[Example], least_articles: int) -> list[str]:
-    """A name for each question's group, whose questions a split must keep on one side.
+def _inseparable(examples: Sequence[Example], least_articles: int) -> tuple[list[str], dict[str, int]]:
+    """A name for each question's group, whose questions a split must keep on one side; and the number of questions of
+    each group, in an order that is random and always the same.
 
     They have the article or, with fewer articles than `least_articles`, the paragraph in common; a paragraph that is
     in two articles ties both. Where questions recur (`_recur`), those with the same text belong together as well,
@@ -155,7 +138,10 @@ def _inseparable(examples: Sequence[Example], least_articles: int) -> list[str]:
         if 2 * np.bincount(with_questions_N).max() <= len(examples):
             group_N = with_questions_N
     # a group's least name does not depend on the order of the examples
-    return pandas.Series(sources).groupby(group_N).transform("min").tolist()
+    groups = pandas.Series(sources).groupby(group_N).transform("min").tolist()
+    counts = Counter(groups)
+    names = sorted(counts)
+    return groups, {names[number]: counts[names[number]] for number in np.random.default_rng(0).permutation(len(names))}
 
 
 def _tied(*columns: Sequence[str]) -> np.ndarray:

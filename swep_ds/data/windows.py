@@ -1,4 +1,4 @@
-"""Windows of token ids: a question and a part of its context. Training, analysis and SSMBA all cut them here.
+"""Tokens of texts, and windows of them: a question and a part of its context, as training, analysis and SSMBA cut them.
 
 An extractive window is [CLS] question [SEP] part of the context [SEP], in the tokenizer's own special tokens for a
 pair; a generative one is "question: ... context: ..." with a part of the context, in those for one text.
@@ -8,9 +8,10 @@ that gives it the most context.
 """
 
 import json
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,10 +20,8 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
-from swep_ds.data.tokens import TextTokens
 
 EXAMPLES_AT_A_TIME = 256  # to tokenise: an encoding takes some 200 bytes for each character
-
 # a tokenizer's own special tokens, without those that were added to it
 NAMED = ("cls_token", "sep_token", "pad_token", "bos_token", "eos_token", "mask_token")
 
@@ -68,6 +67,9 @@ def context_windows(tokens: int, room: int, step: int) -> list[ContextWindow]:
         bounds.append((begin, end))
     owned = np.searchsorted(owners, np.arange(len(bounds) + 1)).tolist()
     return [ContextWindow(*window, *own) for window, own in zip(bounds, pairwise(owned), strict=True)]
+
+
+# Tokenizers
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
@@ -123,9 +125,92 @@ def separate_texts(tokenizer: PreTrainedTokenizerFast) -> None:
     )
 
 
-class Question(NamedTuple):
-    """A tokenised question about a context."""
+# Tokens
 
+
+class TextTokens(NamedTuple):
+    """The tokens of a text, without special ones."""
+
+    ids: np.ndarray  # int32
+    starts: np.ndarray  # int32, first character of every token
+    ends: np.ndarray  # int32, the character after its last one
+
+    @classmethod
+    def of(cls, encoding: Encoding, text: str, gap: str = "") -> "TextTokens":
+        """The tokens of `text`, as `gap` and the text were encoded. Those of the gap end at character 0 or before."""
+        count = len(encoding)
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2)
+        starts = offsets[:, 0].copy()
+        ends = offsets[:, 1].copy()
+        _give_back_first_letters(encoding, gap + text, starts, ends)
+        _deal_out_bytes(encoding, gap + text, starts, ends)
+        starts -= len(gap)
+        ends -= len(gap)
+        _cover_marks(text, starts, ends)
+        return cls(np.fromiter(encoding.ids, np.int32, count), starts, ends)
+
+    def answer_tokens(self, span: tuple[int, int]) -> tuple[int, int]:
+        """First and last token that overlap the characters [start, end); first > last if none does. A token may extend
+        beyond the answer or begin with the space before it."""
+        end_after = np.flatnonzero(self.ends > span[0])
+        start_before = np.flatnonzero(self.starts < span[1])
+        if len(end_after) == 0 or len(start_before) == 0:
+            return len(self.ids), -1
+        return int(end_after[0]), int(start_before[-1])
+
+
+def _give_back_first_letters(encoding: Encoding, text: str, starts: np.ndarray, ends: np.ndarray) -> None:
+    """Corrects the starts of byte-level tokens that lost a letter: such a tokenizer may put a space of its own in front
+    of a word, and the library trims offsets by one character for each space of a token, also where the text has none.
+    """
+    covered = np.maximum.accumulate(np.append(0, ends))[:-1]  # up to here by the tokens before
+    tokens = encoding.tokens
+    for token in np.flatnonzero(starts > covered).tolist():
+        if tokens[token].startswith("\u0120") and not text[starts[token] - 1].isspace():  # how they write a space
+            starts[token] -= 1
+
+
+def _deal_out_bytes(encoding: Encoding, text: str, starts: np.ndarray, ends: np.ndarray) -> None:
+    """Gives each byte token the character that its byte is of. A Unigram tokenizer with byte fallback gives the tokens
+    of neighbouring unknown characters the offsets of all of them."""
+    shared = (starts[1:] == starts[:-1]) & (ends[1:] == ends[:-1]) & (ends[1:] - starts[1:] > 1)
+    if not shared.any():
+        return
+    tokens = encoding.tokens
+    first = 0
+    for last in [*np.flatnonzero(~shared).tolist(), len(tokens) - 1]:
+        begin = int(starts[first])
+        end = int(ends[first])
+        sizes = [len(character.encode()) for character in text[begin:end]]
+        if last > first and sum(sizes) == last + 1 - first and tokens[first].startswith("<0x"):
+            characters = np.repeat(np.arange(begin, end), sizes)
+            starts[first : last + 1] = characters
+            ends[first : last + 1] = characters + 1
+        first = last + 1
+
+
+def _cover_marks(text: str, starts: np.ndarray, ends: np.ndarray) -> None:
+    """Moves each token's end over the combining marks behind it, which a tokenizer that strips accents or composes
+    characters leaves out: an answer would be cut in a letter."""
+    if not any(map(is_mark, set(text))):
+        return
+    limits = np.append(starts[1:], len(text))
+    for token in np.flatnonzero((ends >= 0) & (ends < limits)):
+        while ends[token] < limits[token] and is_mark(text[ends[token]]):
+            ends[token] += 1
+
+
+def is_mark(character: str) -> bool:
+    """Whether this belongs to the letter before it: a combining mark, a voicing mark of half-width kana, or a vowel or
+    end of a Hangul syllable."""
+    mark = unicodedata.category(character).startswith("M") or character in "\uff9e\uff9f"
+    return mark or "\u1160" <= character <= "\u11ff"
+
+
+# Windows
+
+
+class Question(NamedTuple):
     ids: np.ndarray  # int32, at most `max_query_length`
     cut: bool  # whether it was longer
     context: TextTokens
@@ -186,16 +271,17 @@ class Template(NamedTuple):
 
 class WindowCutter:
     """Cuts windows for one tokenizer and one setting. Making one takes far longer than a question's windows: keep it.
-
-    Raises InputError: the longest question leaves no room for context.
-    """
+    Raises InputError: the longest question leaves no room for context."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings):
         self.settings = settings
         self.backend = plain_backend(tokenizer)
         self.gap = ""
         if settings.task == "generative":
-            self.gap = _gap(self.backend)
+            # a byte-level tokenizer needs a space before a piece of a sentence; others add it themselves
+            bare = self.backend.encode("context:", add_special_tokens=False).ids
+            if self.backend.encode(" context:", add_special_tokens=False).ids != bare:
+                self.gap = " "
             self.template = Template.prompt(self.backend, self.gap)
         else:
             self.template = Template.learn(self.backend)
@@ -217,30 +303,22 @@ class WindowCutter:
             self.cls_from_end = len(suffix) - suffix.index(cls)
 
     def tokenise(self, examples: Sequence[Example]) -> Iterator[Question]:
-        """The questions, in order. A context is tokenised once for questions that follow each other.
-
-        Raises InputError: a context has no token.
-        """
+        """The questions, in order. A context is tokenised once for the questions of a group. Raises InputError: a
+        context has no token."""
         longest = self.settings.max_query_length
-        contexts: dict[str, TextTokens] = {}
         for begin in range(0, len(examples), EXAMPLES_AT_A_TIME):
             group = examples[begin : begin + EXAMPLES_AT_A_TIME]
-            before = contexts
-            contexts = {example.context: before.get(example.context) for example in group}
-            new = [context for context, tokens in contexts.items() if tokens is None]
-            encodings = self.backend.encode_batch([self.gap + context for context in new], add_special_tokens=False)
-            for context, encoding in zip(new, encodings, strict=True):
-                contexts[context] = self._tokens(encoding, context)
-                if len(encoding) == 0:
-                    raise InputError(
-                        f"the tokenizer finds no token in the context {context[:40]!r}: leave its questions out of the "
-                        "data set"
-                    )
-            texts = [self.gap + example.question for example in group]
-            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+            contexts = list(dict.fromkeys(example.context for example in group))
+            encodings = self.backend.encode_batch([self.gap + text for text in contexts], add_special_tokens=False)
+            tokens = {text: self._tokens(encoding, text) for text, encoding in zip(contexts, encodings, strict=True)}
+            questions = [self.gap + example.question for example in group]
+            encodings = self.backend.encode_batch_fast(questions, add_special_tokens=False)
             for example, encoding in zip(group, encodings, strict=True):
+                context = tokens[example.context]
+                if len(context.ids) == 0:
+                    raise InputError(f"the tokenizer finds no token in the context {example.context[:40]!r}: remove it")
                 ids = self.as_text(np.array(encoding.ids[:longest], np.int32))
-                yield Question(ids, len(encoding) > longest, contexts[example.context])
+                yield Question(ids, len(encoding) > longest, context)
 
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
@@ -268,13 +346,3 @@ class WindowCutter:
         """Windows of a context, given both lengths in tokens."""
         room = self.settings.max_length - self.template.specials - question
         return context_windows(context, room, min(self.settings.doc_stride, room))
-
-
-def _gap(backend: Tokenizer) -> str:
-    """What a byte-level tokenizer needs before a piece of a sentence, so that it is not glued to the word before: a
-    space. Others add it themselves."""
-    first = backend.encode("context:", add_special_tokens=False).ids
-    after = backend.encode(" context:", add_special_tokens=False).ids
-    if first == after:
-        return ""
-    return " "

@@ -14,8 +14,7 @@ from transformers.utils import cached_file
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_hub, user_path
 from swep_ds.data.quickstart import ENCODER, T5
-from swep_ds.data.tokens import is_mark
-from swep_ds.data.windows import stop_sampling
+from swep_ds.data.windows import is_mark, stop_sampling
 from swep_ds.models.folders import check_adapter, load_config, model_files
 
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}

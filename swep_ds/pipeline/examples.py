@@ -2,17 +2,17 @@
 
 import gzip
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import user_path
+from swep_ds.data.answers import at
 from swep_ds.data.example import Example
-from swep_ds.data.layouts import settle_repeated
-from swep_ds.data.readers import local_files, read_examples
+from swep_ds.data.readers import local_files, read_examples, settle_repeated
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
-from swep_ds.evaluation.results import RESULTS, read_predictions, read_results
+from swep_ds.evaluation.results import RESULTS, read_results
 from swep_ds.models.folders import model_files
 from swep_ds.models.hub import QUICKSTART
 from swep_ds.pipeline.folder import READING
@@ -38,33 +38,11 @@ def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example
 
 def reported_examples(recipe: Recipe, name: str) -> list[Example]:
     """The questions behind a run's results on one test set, the only one that is read; of `Recipe.validation_set` the
-    reported half. Raises InputError: the source cannot be read, or the recipe has no such test set."""
-    examples = _test(recipe, name)
-    return halves(examples)[1] if name == recipe.validation_set else examples
-
-
-def validation_examples(recipe: Recipe, run: Path) -> list[Example]:
-    """The half of `Recipe.validation_set` by which the finished run of the recipe in the folder `run` chose.
-
-    Raises InputError: its source cannot be read or gives other questions than the run reported, which then may have
-    trained on this half.
-    """
-    name = recipe.validation_set
-    field = source_of_test_set(name)
-    check_unchanged(recipe, run, [field])
-    chosen_by, reported = halves(_test(recipe, name))
-    if [example.id for example in reported] != list(read_predictions(run, name)):
-        raise InputError(f"{field}: its questions are not those that {run} reported: restore the data, or train again")
-    return chosen_by
-
-
-def _test(recipe: Recipe, name: str) -> list[Example]:
-    """A whole test set."""
+    reported half. Raises InputError: the source cannot be read."""
     data = recipe.data
-    if name not in recipe.test_sets:
-        raise InputError(f"the recipe has no test set {name}: name one of {', '.join(recipe.test_sets)}")
     training = _read(data, "data.train", data.train, training=True) if name == HOLDOUT else []
-    return _tests(data, training, [name])[1][name]
+    examples = _tests(data, training, [name])[1][name]
+    return halves(examples)[1] if name == recipe.validation_set else examples
 
 
 def _tests(
@@ -85,10 +63,8 @@ def _tests(
 def _read(data: DataSection, field: str, source: str, *, training: bool) -> list[Example]:
     unanswerable = data.unanswerable != "error"
     repeated = data.repeated_answers != "error"
-    try:
+    with at(field):
         examples = read_examples(source, training=training, unanswerable=unanswerable, repeated=repeated)
-    except InputError as error:
-        raise InputError(f"{field}: {error}") from None
     total = len(examples)
     remarks = {}  # what some questions have -> their number
     if training:
@@ -102,10 +78,7 @@ def _read(data: DataSection, field: str, source: str, *, training: bool) -> list
     elif training:
         remarks["no answer and teach the model to decline (data.unanswerable)"] = without
     if not examples:
-        raise InputError(
-            f"{field}: {source}: all of its {total} questions are dropped (data.unanswerable, data.repeated_answers): "
-            "name other data"
-        )
+        raise InputError(f"{field}: {source}: data.unanswerable or data.repeated_answers drops all of its questions")
     for remark, count in remarks.items():
         if count:
             warn_once(f"{field}: {count} of {total} questions have {remark}")
@@ -143,14 +116,12 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
         sources[f"data.eval.{name}"] = source
     files = {}
     for field, source in sources.items():
-        if source and (fields is None or field in fields):
+        if source:
             files[field] = local_files(source, training=not field.startswith("data.eval."))
-    if fields is None or "model.name" in fields:
-        name = recipe.model.name
-        folder = Path(QUICKSTART.get(name) or user_path(name, "model.name"))
-        if folder.is_dir():
-            files["model.name"] = tuple(file for file in model_files(folder) if file.name != READING)
-    return {field: names for field, names in files.items() if names}
+    model = Path(QUICKSTART.get(recipe.model.name) or user_path(recipe.model.name, "model.name"))
+    if model.is_dir():
+        files["model.name"] = tuple(file for file in model_files(model) if file.name != READING)
+    return {field: names for field, names in files.items() if names and (fields is None or field in fields)}
 
 
 def input_checksums(recipe: Recipe) -> dict[str, str]:
@@ -171,7 +142,7 @@ def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = 
             raise InputError(f"{named} {place}: has changed since {run} read it: restore it, or train again elsewhere")
 
 
-def _content_checksum(files: Iterable[Path]) -> str:
+def _content_checksum(files: tuple[Path, ...]) -> str:
     return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files))
 
 

@@ -42,10 +42,8 @@ def export_model(
 ) -> None:
     """Writes backbone and QA head (safetensors), tokenizer and model card, without the method's parameters. Collective.
 
-    `folder` is replaced as a whole. Raises WriteFailed: on all ranks; an existing model stays.
-
-    Args:
-        keep_fp32: writes float32 whatever the model was trained in, so that another training resumes exactly there.
+    `folder` is replaced as a whole. `keep_fp32` writes float32 whatever the model was trained in, so that another
+    training resumes exactly there. Raises WriteFailed: on all ranks; an existing model stays.
     """
     model = engine.module.qa.model
     masters = keep_fp32 and recipe.train.precision in ("bf16", "fp16")
@@ -62,7 +60,12 @@ def export_model(
                 tokenizer.save_pretrained(unfinished)
                 (unfinished / READING).write_text(ReadingSettings.of(recipe, tested).text(), encoding="utf-8")
                 (unfinished / "README.md").write_text(model_card(recipe, tested), encoding="utf-8")
-                _replace(folder, unfinished)
+                former = folder.with_name(f".{folder.name}.old")
+                shutil.rmtree(former, ignore_errors=True)
+                if folder.exists():
+                    folder.rename(former)
+                unfinished.rename(folder)
+                shutil.rmtree(former, ignore_errors=True)
         finally:
             for _ in weights:  # after a full disk: the other ranks still send the rest
                 pass
@@ -70,16 +73,6 @@ def export_model(
                 shutil.rmtree(unfinished, ignore_errors=True)
 
     write_on_all_ranks(write, folder)
-
-
-def _replace(folder: Path, finished: Path) -> None:
-    """Renames `finished` to `folder`, then deletes what was there."""
-    former = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(former, ignore_errors=True)
-    if folder.exists():
-        folder.rename(former)
-    finished.rename(folder)
-    shutil.rmtree(former, ignore_errors=True)
 
 
 def export_noise(engine, file: Path) -> None:
@@ -152,17 +145,8 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
         model_name=f"{public_name(start).rpartition('/')[2]}-{method.name}",
         eval_results=results or None,
     )
-    return card(
-        head,
-        "model_card.md.jinja",
-        recipe=recipe,
-        summary=summary(method),
-        settings=method.model_dump(exclude={"name"}, exclude_none=True),
-        tested=tested,
-        scores=tested.scores,
-        mean=out_of_domain_mean(tested.scores),
-        null_threshold=tested.null_threshold,
-    )
+    values = {"recipe": recipe, "summary": summary(method), "tested": tested, "mean": out_of_domain_mean(tested.scores)}
+    return card(head, "model_card.md.jinja", null_threshold=tested.null_threshold, **values)
 
 
 def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:

@@ -36,7 +36,7 @@ LOCK_SECONDS = 120.0  # a killed process may still be ending, and a network file
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The global batch of a run, on whatever number of ranks, and how the recipe of its latest start splits it."""
+    """The global batch of a run, on any number of ranks, and how the recipe of its latest start splits it."""
 
     windows: int  # over all ranks and micro-batches; with train.max_tokens the number of micro-batches
     micro_batch_size: int
@@ -56,8 +56,8 @@ class GlobalBatch:
         asked = batch_of_rank(recipe) * world_size
         if asked == self.windows:
             return recipe
-        is_changed = GlobalBatch.of(recipe, self.windows) != self or self.windows % batch_of_rank(recipe)
-        if is_changed or self.windows % world_size:
+        is_changed = GlobalBatch.of(recipe, self.windows) != self
+        if is_changed or self.windows % batch_of_rank(recipe) or self.windows % world_size:
             raise InputError(
                 f"train.micro_batch_size {train.micro_batch_size} x train.gradient_accumulation_steps "
                 f"{train.gradient_accumulation_steps} x {world_size} rank(s) is a global batch of {asked}, and the run "
@@ -67,8 +67,9 @@ class GlobalBatch:
         if train.max_tokens:
             split = {"gradient_accumulation_steps": share}
         else:
-            largest = min(train.micro_batch_size, share)
-            micro = next(size for size in range(largest, 0, -1) if share % size == 0)
+            micro = min(train.micro_batch_size, share)
+            while share % micro:
+                micro -= 1
             split = {"micro_batch_size": micro, "gradient_accumulation_steps": share // micro}
         return recipe.model_copy(update={"train": train.model_copy(update=split)})
 
@@ -85,9 +86,8 @@ class RunFolder:
     """Paths in a run's folder, and who may write there.
 
     `batch.json` in it is a `GlobalBatch`, which a run that resumes on other ranks keeps. It is written before all else:
-    a folder without it is no run's, whatever it holds. In a run of two stages `pretrain/` is the folder of the first
-    stage. In a run with `train.average` `unaveraged/` holds what the same training gives without it: recipe, batch,
-    model, noise generator, predictions and results.
+    a folder without it is no run's. `pretrain/` is the folder of a first stage. `unaveraged/` holds what the same
+    training gives without `train.average`: recipe, batch, model, noise generator, predictions and results.
     """
 
     def __init__(self, path: Path):
@@ -100,8 +100,6 @@ class RunFolder:
         self._made: list[Path] = []  # folders that `take` made, the innermost first
         # the system's lock, which vanishes with its process, and never the file's mere existence
         self._lock = FileLock(path / ".lock", fallback_to_soft=False)
-
-    # What it holds
 
     def read_recipe(self) -> Recipe:
         """Raises InputError: the folder holds no run, or its recipe is damaged."""
@@ -124,15 +122,7 @@ class RunFolder:
     def check_finished(self) -> None:
         """Raises InputError: the folder holds no finished run."""
         if not self.results.is_file():
-            raise InputError(f"{self.path}: holds no {self.results.name}: name the folder of a finished run")
-
-    def check_not_finished(self) -> None:
-        """Raises InputError: the folder, which has no checkpoint, holds a finished run."""
-        if self.results.is_file():
-            raise InputError(
-                f"{self.path}: its run is finished, and without checkpoints it would be trained again: test its model "
-                f"with `swep-ds evaluate`, or delete {self.results}"
-            )
+            raise InputError(f"{self.path}: holds no {RESULTS}: name the folder of a finished run")
 
     # Who may write
 
@@ -141,7 +131,7 @@ class RunFolder:
 
     def __exit__(self, *_) -> None:
         """Unlocks the folder. A start that was refused leaves nothing new in a folder that holds no run."""
-        if self._lock.is_locked and not self._is_run():
+        if self._lock.is_locked and not (self.path / BATCH).is_file():
             (self.path / ".lock").unlink(missing_ok=True)
         for folder in self._made:
             with suppress(OSError):  # it holds something: a run, or what others have put there
@@ -160,8 +150,19 @@ class RunFolder:
 
         Raises InputError: another process, run or files are in the folder, or there is no such checkpoint.
         """
+        where = f"--output_dir {self.path}"
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        self._take_lock()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(blocking=False)
+            except Timeout:
+                say_on_stderr(f"another process trains in {self.path}: waiting up to {LOCK_SECONDS:g} s for it to end")
+                self._lock.acquire(timeout=LOCK_SECONDS)
+        except Timeout:
+            raise InputError(f"{where}: another process is writing to it: name another folder") from None
+        except OSError as error:
+            raise InputError(f"{where}: cannot be made and locked ({error.strerror}): name another folder") from None
         self.check_owner(recipe, resume)
         tags = find_checkpoints(self.checkpoints)
         if resume in ("auto", "never"):
@@ -177,36 +178,16 @@ class RunFolder:
         read_manifest(tag)
         return [tag]
 
-    def _take_lock(self) -> None:
-        where = f"--output_dir {self.path}"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.acquire(blocking=False)
-            except Timeout:
-                say_on_stderr(f"another process trains in {self.path}: waiting up to {LOCK_SECONDS:g} s for it to end")
-                self._lock.acquire(timeout=LOCK_SECONDS)
-        except Timeout:
-            raise InputError(f"{where}: another process is writing to it: name another folder") from None
-        except OSError as error:
-            raise InputError(f"{where}: cannot be made and locked ({error.strerror}): name another folder") from None
-
     def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
         """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""
         where = f"--output_dir {self.path}"
-        start = user_path(recipe.model.name, "model.name").resolve()
-        if start.is_dir() and self.path.resolve() in (start, *start.parents):
-            raise InputError(
-                f"{where}: holds the model that the run starts from (model.name {start}): name another folder"
-            )
-        if not self.path.exists():
-            return
-        if not self._is_run():
-            for entry in sorted(self.path.iterdir()):
-                if not _is_left_by_a_start(entry):
-                    raise InputError(
-                        f"{where}: holds files that belong to no run ({entry.name}): name a new or empty folder"
-                    )
+        if not (self.path / BATCH).is_file():
+            # a start that ended before it wrote the batch leaves hidden files and empty folders
+            for file in self.path.rglob("[!.]*"):
+                if file.is_file():
+                    name = file.relative_to(self.path).parts[0]
+                    raise InputError(f"{where}: holds files that belong to no run ({name}): name a new or empty folder")
+        if not self.recipe.is_file():
             return
         if resume == "never":
             raise InputError(f"{where}: holds a run already: name another folder, or --resume auto to resume it")
@@ -218,17 +199,13 @@ class RunFolder:
         if differing and has_begun:
             raise InputError(f"{where}: holds another run: name another folder ({differing})")
 
-    def _is_run(self) -> bool:
-        return self.recipe.is_file() and (self.path / BATCH).is_file()
-
     # What a start writes
 
-    def begin(self, recipe: Recipe, config: dict[str, Any], windows: int, *, is_trained: bool) -> None:
+    def begin(self, recipe: Recipe, config: dict[str, Any], windows: int) -> None:
         """Writes the settings of a start: recipe, resolved ds_config, and global batch as `GlobalBatch` counts. Earlier
-        results go, unless the run is trained and its recipe unchanged: then they stay until new ones replace them."""
+        results of the same recipe stay until new ones replace them, all others go."""
         dump = recipe.dump()
-        is_same = self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") == dump
-        if not (is_trained and is_same):
+        if self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") != dump:
             for file in (self.results, self.report, self.path / UNAVERAGED / RESULTS):
                 file.unlink(missing_ok=True)
         self.path.mkdir(exist_ok=True)
@@ -241,22 +218,10 @@ class RunFolder:
         write_atomically(self.path / BATCH, json.dumps(asdict(batch)) + "\n")
 
 
-def _is_left_by_a_start(entry: Path) -> bool:
-    """Whether a start that ended before it wrote its recipe may have made this: hidden files, the batch, a first stage,
-    empty folders."""
-    if entry.name.startswith(".") or entry.name == BATCH:
-        return True
-    if entry.name == PRETRAIN and (entry / BATCH).is_file():
-        return True
-    return entry.is_dir() and all(file.name.startswith(".") for file in entry.iterdir())
-
-
 def resume_fingerprint(recipe: Recipe) -> dict[str, object]:
     """The settings, by dotted name, that must stay the same over all starts of a run; if it selects a checkpoint, also
     those that the scores on the selection data depend on."""
-    settings = flatten(recipe.model_dump(mode="json"))
+    free = MAY_CHANGE_ON_RESUME
     if recipe.eval.select_on is None:
-        return without(settings, MAY_CHANGE_ON_RESUME + MAY_CHANGE_UNLESS_SELECTING)
-    bound = without(settings, MAY_CHANGE_ON_RESUME)
-    bound["data.eval, to select on"] = recipe.data.eval.get(recipe.eval.select_on)
-    return bound
+        free += MAY_CHANGE_UNLESS_SELECTING
+    return without(flatten(recipe.model_dump(mode="json")), free)

@@ -2,8 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from swep_ds.common.settings import differences, flatten
 from swep_ds.data.batches import Padding, TrainingBatches
 from swep_ds.data.example import Example
 from swep_ds.data.features import Features, WindowSettings, build_features
+from swep_ds.data.readers import at
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import empty_answer, separate_texts
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
@@ -41,6 +41,7 @@ from swep_ds.training.ds_roles import REPORTS, SPREAD
 log = logging.getLogger(__name__)
 # in a model's config.json: who wrote it and how it is loaded, not what it computes
 NOT_COMPUTED = ("_name_or_path", "architectures", "dtype", "tie_word_embeddings", "transformers_version", "use_cache")
+FIRST_STAGE = "first stage (pretrain)"  # in messages: its recipe is not the one that the user wrote
 OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
@@ -65,9 +66,8 @@ def prepare(
 ) -> Prepared:
     """Loads model and data. Everything that can be wrong is checked before the first long wait. Collective.
 
-    Args:
-        start: where the weights come from; None = `model.name`, which always gives the tokenizer.
-        tested_later: the questions of a second stage, by data set, on which this stage should not train.
+    The weights come from `start`, or else from `model.name`, which always gives the tokenizer. `tested_later` has the
+    questions of a second stage, by data set, on which this stage should not train.
 
     Raises InputError: on all ranks, with the same message.
     """
@@ -171,25 +171,16 @@ def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, w
 def load(
     recipe: Recipe, ds_config: str, tokenizer: PreTrainedTokenizerFast, source: str, *, weights: bool = True
 ) -> tuple[Objective, dict[str, Any]]:
-    """The model with the method, and the ds_config resolved on the ranks of this process group.
-
-    Args:
-        source: where the weights come from.
-        weights: as in `load_trainable`.
+    """The model with the method, weights from `source`, and the ds_config resolved on the ranks of this process group.
 
     Raises InputError: as `load_model` and `complete_ds_config`; or this rank's machine cannot run what is asked for.
     """
     is_partitioned = zero_stage(read_ds_config(ds_config)) == 3
     qa = load_model(recipe, tokenizer, source, mapped=is_partitioned, weights=weights)
     objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
-    config = resolve_ds_config(
-        ds_config,
-        recipe,
-        world_size=ranks.world_size(),
-        micro_steps=len(objective.parts(recipe.train.execution)),
-        hidden_size=qa.hidden_size,
-        on_cpu=ranks.device().type == "cpu",
-    )
+    setup = {"world_size": ranks.world_size(), "micro_steps": len(objective.parts(recipe.train.execution))}
+    setup |= {"hidden_size": qa.hidden_size, "on_cpu": ranks.device().type == "cpu"}
+    config = resolve_ds_config(ds_config, recipe, **setup)
     _check_environment(recipe)
     return objective, config
 
@@ -197,11 +188,10 @@ def load(
 def load_model(
     recipe: Recipe, tokenizer, name: str, *, mapped: bool = False, weights: bool = True
 ) -> ExtractiveQA | GenerativeQA:
-    """The model of the recipe's task.
+    """The model of the recipe's task. `mapped` and `weights` as in `load_trainable`.
 
     Args:
         tokenizer: fitted to the model; None = the model's longest window is not checked either.
-        mapped, weights: as in `load_trainable`.
 
     Raises InputError: `load_trainable` refuses it, it overflows in fp16, or its windows are shorter than
     data.max_length.
@@ -212,18 +202,14 @@ def load_model(
             f"train.precision fp16: activations of {kind} overflow in it (it was trained in bfloat16): set it to "
             "autocast, or to bf16 or fp32"
         )
-    load_kwargs = {
-        "activation_checkpointing": recipe.train.activation_checkpointing,
-        "attention": recipe.model.attention,
-        "attention_dropout": recipe.model.attention_dropout,
-        "mapped": mapped,
-        "weights": weights,
-    }
+    model = recipe.model
+    options = {"activation_checkpointing": recipe.train.activation_checkpointing, "mapped": mapped, "weights": weights}
+    options |= {"attention": model.attention, "attention_dropout": model.attention_dropout}
     if recipe.task == "generative":
         longest_answer = recipe.eval.max_answer_tokens
-        qa = GenerativeQA.load(source, beams=recipe.eval.beams, max_answer_tokens=longest_answer, **load_kwargs)
+        qa = GenerativeQA.load(source, beams=recipe.eval.beams, max_answer_tokens=longest_answer, **options)
     else:
-        qa = ExtractiveQA.load(source, compiled=recipe.train.compile and weights, **load_kwargs)
+        qa = ExtractiveQA.load(source, compiled=recipe.train.compile and weights, **options)
     if tokenizer is None:
         return qa
     fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")
@@ -248,10 +234,8 @@ def _check_environment(recipe: Recipe) -> None:
     """Raises InputError where this rank's machine cannot run what the recipe asks for."""
     precision = recipe.train.precision
     if precision == "tf32" and not accelerator.has_tf32():
-        raise InputError(
-            f"train.precision tf32: {accelerator.product_name()} has no TF32 (NVIDIA GPUs have it from Ampere on): set "
-            "it to fp32"
-        )
+        device = accelerator.product_name()
+        raise InputError(f"train.precision tf32: {device} has no TF32 (NVIDIA GPUs from Ampere on do): set it to fp32")
     if ranks.is_main() and precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
         log.warning("train.precision %s: this processor has no instructions for bf16, fp32 is faster", precision)
     fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
@@ -280,11 +264,8 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], di
     }
     if prepared.validation:
         setup["selection data"] = prepared.validation.features.fingerprint
-    layout = {
-        "world_size": ranks.world_size(),
-        "zero_stage": zero_stage(config),
-        "zero_optimization": config.get("zero_optimization", {}),
-    }
+    layout = {"world_size": ranks.world_size(), "zero_stage": zero_stage(config)}
+    layout["zero_optimization"] = config.get("zero_optimization", {})
     return setup, layout
 
 
@@ -312,25 +293,15 @@ def check_alike(setup: dict[str, Any]) -> None:
 def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> Recipe:
     """Checks the ds_config against each stage of a run in `folder`, which may have begun elsewhere. Reads no model.
 
-    Returns the recipe with the run's global batch split over the ranks.
-
-    Raises InputError: as `complete_ds_config`; or the run cannot continue on so many ranks.
+    Returns the recipe with the run's global batch split over the ranks. Raises InputError: as `complete_ds_config`; or
+    the run cannot continue on so many ranks.
     """
     setup = {"world_size": world_size, "micro_steps": 1, "hidden_size": 1, "on_cpu": on_cpu}
     began = RunFolder(folder).read_batch([])
     if began:
         recipe = began.split(recipe, world_size)
     elif recipe.pretrain:
-        with in_first_stage():
+        with at(FIRST_STAGE):
             resolve_ds_config(ds_config, recipe.first_stage(), **setup)
     resolve_ds_config(ds_config, recipe, **setup)
     return recipe
-
-
-@contextmanager
-def in_first_stage() -> Iterator[None]:
-    """Errors name the stage: its recipe is not the one that the user wrote."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"first stage (pretrain): {error}") from None

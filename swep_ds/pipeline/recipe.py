@@ -1,12 +1,10 @@
 """The recipe: every setting of a run, its type, default and meaning, and the rules between them.
 
-The resolved recipe is the only source of settings: everything downstream gets plain arguments from it. Defaults are
-the paper's extractive set-up (Lee et al. 2021, Section 4.2). A method's settings are in `swep_ds/methods/`.
-`swep_ds/common/settings.py` reads YAML, `extends` and `--set`.
+Everything downstream gets plain arguments from it. Defaults are the paper's extractive set-up (Lee et al. 2021, Section
+4.2). A method's settings are in `swep_ds/methods/`; `swep_ds/common/settings.py` reads YAML, `extends` and `--set`.
 """
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,17 +16,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.plugins import load_entry_points
-from swep_ds.common.settings import (
-    FieldFault,
-    Section,
-    lay_sections,
-    load,
-    read_whole,
-    shown,
-    suggest,
-    validate,
-    without_paths,
-)
+from swep_ds.common.settings import Dumper, FieldFault, Section, change, load, read_whole, shown, suggest, without_paths
 from swep_ds.evaluation.scores import LANGUAGES
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
@@ -159,13 +147,16 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
-        if faults := [*self._test_faults(), *self._training_faults()]:
+        if faults := list(self._faults()):
             raise ValueError("; ".join(faults))
         return self
 
-    def _test_faults(self) -> Iterator[str]:
+    def _faults(self) -> Iterator[str]:
+        method = self.method
+        train = self.train
         tests = self.test_sets
         select_on = self.eval.select_on
+        longest = self.eval.max_answer_tokens
         if not tests and "eval" not in self.data.model_fields_set:
             yield "data.eval names nothing to evaluate on: name test sets, or set data.holdout_fraction or data.eval={}"
         if select_on is not None and select_on not in tests:
@@ -173,34 +164,23 @@ class Recipe(Section):
                 f"eval.select_on: {select_on!r} is not a data set of data.eval{suggest(select_on, tests)} "
                 f"({HOLDOUT} needs data.holdout_fraction)"
             )
-        if isinstance(self.eval.language, dict):
-            for name in self.eval.language:
-                if name not in tests:
-                    yield f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}"
-        if select_on is not None and self.train.average == "last_k":
+        for name in self.eval.language if isinstance(self.eval.language, dict) else ():
+            if name not in tests:
+                yield f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}"
+        if select_on is not None and train.average == "last_k":
             yield (
                 "train.average: last_k is a mean over the end of the run, and eval.select_on may choose an earlier "
                 "checkpoint: set train.average to ema, or eval.select_on to null"
             )
-
-    def _training_faults(self) -> Iterator[str]:
-        method = self.method
-        train = self.train
         if train.execution == "joint" and method.needs_gradient:
             yield (
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
                 "pass for the next: set it to split"
             )
-        if method.uses_model and train.activation_checkpointing:
-            yield (
-                f"train.activation_checkpointing: {method.name} runs the model in evaluation mode, where transformers "
-                "keeps all activations: it would save nothing; set it to false"
-            )
         if self.model.attention == "flash_attention_2" and train.precision in ("fp32", "tf32"):
             yield "model.attention: flash_attention_2 needs half precision: set train.precision to bf16"
         if self.task == "generative" and train.compile:
             yield "train.compile: is for extractive models: set it to false"
-        longest = self.eval.max_answer_tokens
         if self.task == "generative" and self.data.max_target_length > longest:
             yield (
                 f"data.max_target_length: the model would learn answers of {self.data.max_target_length} tokens, and "
@@ -217,32 +197,69 @@ class Recipe(Section):
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
-        Another `method.name`, in a file or an override, drops the settings of the former method. `option` is what the
-        user named the recipe with.
+        Another `method.name` drops the settings of the former method. `option` is what the user named the recipe with.
 
         Raises InputError: no such recipe, an unknown field (names the nearest one) or a wrong value.
         """
-        return load(Recipe, name_or_path, RECIPES, option, overrides, _check_source_domain)
+        return load(Recipe, name_or_path, RECIPES, option, overrides)
 
     @staticmethod
     def make(base: "str | Path | Recipe", **sections: Any) -> "Recipe":
         """A recipe with other sections, as in `Recipe.make("bert_base_squad", seed=1, train={"epochs": 3})`.
 
-        Args:
-            base: name of a shipped recipe, path of a YAML file, or a recipe.
-            sections: a `Section`, such as the settings of a method, replaces the whole section; of a dict each field
-                replaces that field, and another `method.name` drops the settings of the former method.
-
-        Raises InputError: as `load`.
+        `base` is the name of a shipped recipe, the path of a YAML file, or a recipe. A `Section`, such as the settings
+        of a method, replaces the whole section, and a dict only its fields; another `method.name` drops the settings of
+        the former method. Raises InputError: as `load`.
         """
-        sections = without_paths(sections)
         if isinstance(base, Recipe):
+            place = "Recipe"
             tree = base.model_dump(mode="json")
         else:
-            _, tree = read_whole(str(base), RECIPES, "recipe", Recipe, _check_source_domain)
-        merged = lay_sections(Recipe, tree, sections)
-        _check_source_domain(tree, sections, merged)
-        return validate(Recipe, merged, "Recipe" if isinstance(base, Recipe) else f"recipe {base}")
+            place = f"recipe {base}"
+            _, tree = read_whole(str(base), RECIPES, "recipe", Recipe)
+        changes = []
+        for name, given in without_paths(sections).items():
+            if isinstance(given, dict):
+                changes.append(([name], given))
+            else:
+                value = given.model_dump(mode="json") if isinstance(given, Section) else given
+                changes.append(([], {name: value}))
+        return change(Recipe, tree, changes, place)
+
+    @classmethod
+    def check_layer(cls, base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
+        """Checks that the source domain, which is the first test set, still fits where a layer replaces data.train or
+        holds articles out.
+
+        Warns if all test sets are the recipe's, for data.train may be of the same domain. Raises InputError if the only
+        domain that was trained on could count as out of domain.
+        """
+        before = _mapping(base, "data")
+        given = _mapping(layer, "data")
+        after = _mapping(merged, "data")
+        added = _mapping(given, "eval")
+        name, source = next(iter(_mapping(before, "eval").items()), (None, None))
+        if name is None or name in added or _mapping(after, "eval").get(name) != source:
+            return
+        own = "as in --set 'data.eval={NAME: FILE}'"
+        if after.get("holdout_fraction"):
+            if before.get("train") == after.get("train") and not before.get("holdout_fraction"):
+                raise InputError(
+                    f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
+                    f"data.eval.{name} ({source}), which is of that domain too, would count as out of domain: name "
+                    f"only the other test sets, {own}"
+                )
+        elif before.get("train") is not None and given.get("train") not in (None, before["train"], source):
+            kept = (
+                f"data.train is {shown(given['train'])}, while the source domain, data.eval.{name} ({shown(source)}), "
+                "is the recipe's"
+            )
+            if added:
+                raise InputError(
+                    f"{kept}, and {', '.join(map(str, added))} would count as out of domain: name all test sets, the "
+                    f"one of data.train's domain first, {own}"
+                )
+            warn_once(f"{kept}: if it is of another domain, replace it, {own}")
 
     def first_stage(self) -> "FirstStage":
         """The run on `pretrain.train` that comes first. It tests nothing and averages no weights: the second stage
@@ -282,58 +299,13 @@ class Recipe(Section):
 
     def dump(self) -> str:
         """The resolved recipe as YAML; loading it gives this recipe again."""
-        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 class FirstStage(Recipe):
     """The run that a recipe's `pretrain` asks for."""
 
     training_source: ClassVar = "pretrain.train"
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes also such text as 12e4, which is a number in YAML 1.2 only."""
-
-
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9.][0-9_.]*[eE][-+]?[0-9]+$"), list("-+.0123456789")
-)
-
-
-def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
-    """Checks that the source domain, which is the first test set, still fits where a `layer` (a file, --set or a call)
-    replaces data.train or holds articles out.
-
-    Warns if all test sets are the recipe's: the new training data may be of the same domain. Raises InputError if the
-    only domain that was trained on could count as out of domain: the layer adds test sets, or holds articles of the
-    former source domain out.
-    """
-    before = _mapping(base, "data")
-    after = _mapping(merged, "data")
-    given = _mapping(layer, "data")
-    given_tests = _mapping(given, "eval")
-    former = next(iter(_mapping(before, "eval").items()), None)
-    if former not in _mapping(after, "eval").items() or former[0] in given_tests:
-        return
-    name, source = former
-    train = given.get("train")
-    if after.get("holdout_fraction"):
-        if before.get("train") == after.get("train") and not before.get("holdout_fraction"):
-            raise InputError(
-                f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
-                f"data.eval.{name} ({source}), which is of that domain too, would count as out of domain: name only "
-                "the other test sets, as in --set 'data.eval={NAME: FILE}'"
-            )
-        return
-    if before.get("train") is None or train in (None, before["train"], source):
-        return
-    kept = f"data.train is {shown(train)}, while the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
-    if given_tests:
-        raise InputError(
-            f"{kept}, and {', '.join(map(str, given_tests))} would count as out of domain: name all test sets, the one "
-            f"of data.train's domain first, as in --set 'data.eval={{{next(iter(given_tests))}: FILE}}'"
-        )
-    warn_once(f"{kept}: if it is of another domain, replace it, as in --set 'data.eval={{NAME: FILE}}'")
 
 
 def _mapping(tree: dict[str, Any], name: str) -> dict[str, Any]:

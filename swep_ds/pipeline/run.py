@@ -1,7 +1,6 @@
-"""A run, from recipe to report: examples, features, batches, passes, engine, predictions, scores, results.
+"""A run, from recipe to report: `run`, for each stage `_run_stage`, and what that calls, in order.
 
-It reads from top to bottom: `run`, for each stage `_run_stage`, and what that calls, in order. A recipe with `pretrain`
-goes through twice: first on that data, as a separate run in the folder `pretrain/`.
+A recipe with `pretrain` goes through twice: first on that data, as a separate run in the folder `pretrain/`.
 """
 
 import gc
@@ -18,9 +17,9 @@ from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
-from swep_ds.common.errors import RunExit, reason
+from swep_ds.common.errors import InputError, RunExit, reason
 from swep_ds.common.files import read_lines
-from swep_ds.evaluation.evaluate import Evaluation, Predictions
+from swep_ds.data.readers import at
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,
@@ -35,7 +34,7 @@ from swep_ds.evaluation.results import (
 from swep_ds.pipeline.examples import check_unchanged
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
-from swep_ds.pipeline.prepare import Prepared, check_alike, in_first_stage, prepare, resume_setup
+from swep_ds.pipeline.prepare import FIRST_STAGE, Prepared, check_alike, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
@@ -66,9 +65,7 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
 
     Args:
         ds_config: name of a shipped ds_config, or path of a file.
-        output_dir: the run's folder (`RunFolder`).
-        resume: "auto" resumes the run in `output_dir`, "never" refuses a folder with a run; otherwise the folder of a
-            checkpoint to resume from.
+        resume: as in `RunFolder.take`.
         report: writes the report of the finished run, on rank 0.
 
     Raises a `RunExit` on all ranks: InputError, TrainingDiverged (loss or weights are no longer finite), WriteFailed
@@ -81,7 +78,11 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
             check_shared(output_dir)
         start = recipe.model.name
         if not tags:
-            ranks.from_rank0(folder.check_not_finished)
+            if ranks.from_rank0(folder.results.is_file):
+                raise InputError(
+                    f"{folder.path}: its run is finished, and without checkpoints it would be trained again: test its "
+                    f"model with `swep-ds evaluate`, or delete {folder.results}"
+                )
             if recipe.pretrain:
                 start = str(_pretrain(recipe, split, ds_config, folder, resume, say))
         tracker = _run_stage(recipe, prepare(split, ds_config, start), folder, tags, say)
@@ -107,14 +108,14 @@ def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, 
     with RunFolder(folder.path / PRETRAIN) as first_folder:
         tags, first_split = _take(first_folder, first, "never" if resume == "never" else "auto")
         if ranks.from_rank0(first_folder.results.is_file):
-            with in_first_stage():
+            with at(FIRST_STAGE):
                 ranks.from_rank0(lambda: check_unchanged(first, first_folder.path))
         else:
             second = prepare(split, ds_config)  # an error of the second stage must not show hours later
             batch = GlobalBatch.of(recipe, second.batches.global_batch)
             tests = {test.name: test.examples for test in second.tests}
             del second
-            with in_first_stage():
+            with at(FIRST_STAGE):
                 prepared = prepare(first_split, ds_config, tested_later=tests)
             say(f"first stage, in {first_folder.path}:")
             write_on_rank0(lambda: folder.write_batch(batch), folder.path)
@@ -133,11 +134,8 @@ def _run_stage(
 ) -> Tracker:
     """Trains, evaluates, exports and writes the results; returns the tracker, which the caller finishes.
 
-    With `train.average` a run has two outcomes: `main`, the mean of the weights, and `plain`, the last weights.
-
-    Args:
-        tags: checkpoints; the first one is resumed from. [] = a new run.
-        keep_fp32: as in `export_model`.
+    It resumes from the first of the checkpoints `tags`. With `train.average` a run has two outcomes: `main`, the mean
+    of the weights, and `plain`, the last weights. `keep_fp32` as in `export_model`.
     """
     updates = prepared.batches.updates
     setup, layout = resume_setup(recipe, prepared)
@@ -164,7 +162,7 @@ def _run_stage(
         )
         before = checkpoints.load(engine.deepspeed, tags[0]) if tags else TrainState()
         # last, so that a start that is refused leaves the folder as it was
-        _begin(main, prepared, is_trained=before.updates == updates)
+        _begin(main, prepared)
         if tags:
             say(f"resuming from {tags[0]}: {before.updates} of {updates} updates are done")
         settings = recipe.model_dump(mode="json")
@@ -214,9 +212,8 @@ def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
     engine.destroy()
 
 
-def _begin(outcome: Outcome, prepared: Prepared, *, is_trained: bool) -> None:
-    batch = prepared.batches.global_batch
-    begin = partial(outcome.folder.begin, outcome.recipe, prepared.config, batch, is_trained=is_trained)
+def _begin(outcome: Outcome, prepared: Prepared) -> None:
+    begin = partial(outcome.folder.begin, outcome.recipe, prepared.config, prepared.batches.global_batch)
     write_on_rank0(begin, outcome.folder.path)
 
 
@@ -255,22 +252,32 @@ def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, s
 
 
 def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, keep_fp32: bool) -> Evaluated:
-    """Tunes threshold and calibrator on the validation data, tests the weights and writes them into the folder."""
     folder = outcome.folder
     title = outcome.recipe.title
-    _begin(outcome, prepared, is_trained=True)
+    _begin(outcome, prepared)
     if outcome.kind:
         title += f", {outcome.kind}"
         say(f"{outcome.kind}, in {folder.path}:")
+    evaluation = prepared.evaluation
+    validation = prepared.validation
     names = {test.name: test.scorer.name(test.golds) for test in prepared.tests}
-    predictions = None
     validated = None
+    why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
+    fitted = (
+        "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
+    )
     with outcome.weights():
-        if prepared.validation:
-            predictions = prepared.evaluation.predict(engine, prepared.validation)
+        if validation:
+            predictions = evaluation.predict(engine, validation)
             if outcome.recipe.eval.select_on:
-                validated = prepared.validation.score(predictions)
-        evaluation = _tuned(prepared, predictions, say)
+                validated = validation.score(predictions)
+            if evaluation.null_threshold is not None:
+                evaluation, why = evaluation.with_threshold(predictions, validation)
+            if validation.name == prepared.tests[0].name:
+                evaluation, fitted = evaluation.with_calibrator(predictions, validation)
+        if evaluation.null_threshold is not None:
+            say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
+        say(fitted)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
         tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
         ranks.progress("export")
@@ -279,25 +286,6 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
     if scores and ranks.is_main():
         print_scores(scores, title)
     return tested
-
-
-def _tuned(prepared: Prepared, predictions: Predictions | None, say: Say) -> Evaluation:
-    """The evaluation with the threshold and, on source text, the calibrator that the answers to the validation data
-    choose."""
-    evaluation = prepared.evaluation
-    validation = prepared.validation
-    why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
-    confidences = (
-        "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
-    )
-    if predictions and evaluation.null_threshold is not None:
-        evaluation, why = evaluation.with_threshold(predictions, validation)
-    if predictions and validation.name == prepared.tests[0].name:
-        evaluation, confidences = evaluation.with_calibrator(predictions, validation)
-    if evaluation.null_threshold is not None:
-        say(f"questions are declined at null odds above {evaluation.null_threshold:.2f}: {why}")
-    say(confidences)
-    return evaluation
 
 
 def _write_results(
@@ -309,11 +297,10 @@ def _write_results(
     if recipe.pretrain:
         pretraining = {"data": recipe.pretrain.train}
         inputs.pop("pretrain.train", None)  # it was maybe read in an earlier start, or by another run
-        first_folder = RunFolder(outcome.folder.path / PRETRAIN)
-        if outcome.kind == UNAVERAGED:
-            first_folder = RunFolder(outcome.folder.path.parent / PRETRAIN)
-        if first_folder.results.is_file():
-            first = read_results(first_folder.results)
+        run_folder = outcome.folder.path.parent if outcome.kind == UNAVERAGED else outcome.folder.path
+        results_of_first = RunFolder(run_folder / PRETRAIN).results
+        if results_of_first.is_file():
+            first = read_results(results_of_first)
             pretraining |= first.train
             if "data.train" in first.inputs:
                 inputs["pretrain.train"] = first.inputs["data.train"]

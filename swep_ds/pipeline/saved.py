@@ -1,4 +1,4 @@
-"""Saved models: loads them, evaluates them on data sets, and calibrates those of finished runs."""
+"""Saved models: loads them, and evaluates them on data sets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, P
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, reason
-from swep_ds.common.files import read_json, write_atomically
+from swep_ds.common.files import read_json
 from swep_ds.common.settings import Section, validate
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.evaluation.calibration import Calibrator
-from swep_ds.evaluation.evaluate import EvalSet, Evaluation
+from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models.extractive import ExtractiveQA
@@ -26,7 +26,6 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.loading import check_answers, load_weights
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import validation_examples
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_name, warn_once
 from swep_ds.ranks.writing import write_on_rank0
@@ -74,10 +73,8 @@ class SavedModel:
 def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     """Loads an exported run, or any question-answering model with default settings.
 
-    It computes in the dtype of its files or, on a CPU that could only emulate that one, in float32.
-
-    Args:
-        null_threshold: replaces the model's own, which its calibrator was fitted with: another one leaves that out.
+    It computes in the dtype of its files or, on a CPU that could only emulate that one, in float32. `null_threshold`
+    replaces the model's own, which its calibrator was fitted with: another one leaves that out.
 
     Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or, tried on
     a short and on its longest window, it fails or computes NaN.
@@ -99,16 +96,15 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     if accelerator.emulates(model.dtype):
         model = model.float()
     model = model.eval().to(ranks.device())
-    longest = longest_window(tokenizer, model)
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
     else:
+        longest = longest_window(tokenizer, model)
         # at least half of a small model's window is for a context
         query = max(1, min(WindowSettings.max_query_length, longest // 2))
         sizes = WindowSection(max_length=min(WindowSettings.max_length, longest), max_query_length=query)
         reading = ReadingSettings(data=sizes, eval=EvalSection())
-    task = "generative" if generative else "extractive"
-    windows = WindowSettings(task=task, **reading.data.model_dump())
+    windows = WindowSettings(task="generative" if generative else "extractive", **reading.data.model_dump())
     calibrator = None
     if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
         null_threshold = reading.null_threshold
@@ -140,9 +136,6 @@ def _reading_file(source: str) -> Path | None:
             raise InputError(f"model {source}: the hub gives no {READING} ({reason(error)}): try again") from None
         warn_once(f"model {source}: offline, and its {READING} is not in the hub's cache: read with default windows")
         return None
-
-
-# Evaluating
 
 
 def evaluate_saved(
@@ -190,8 +183,8 @@ def evaluate_saved(
     scorers = {test.name: test.scorer.name(test.golds) for test in test_sets}
     say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
-    calibrator = saved.calibrator.model_dump() if saved.calibrator else None
     results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "scorers": scorers}
+    calibrator = saved.calibrator.model_dump() if saved.calibrator else None
     results |= _given(null_threshold=saved.null_threshold, calibrator=calibrator)
     results["versions"] = versions()
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)
@@ -208,7 +201,7 @@ def _read_data_sets(options: Sequence[str]) -> dict[str, list[Example]]:
     tests = {}
     for option in options:
         name, separator, source = option.partition("=")
-        if not separator or not name:
+        if not separator:
             raise InputError(f"--data {option}: write it as name=source")
         if name in tests:
             raise InputError(f"--data {name}: is given twice: rename one")
@@ -218,41 +211,3 @@ def _read_data_sets(options: Sequence[str]) -> dict[str, list[Example]]:
         except (InputError, ValueError) as error:
             raise InputError(f"--data {name}: {error}") from None
     return tests
-
-
-# Calibrating
-
-
-def validation_half(
-    saved: SavedModel, recipe: Recipe, examples: list[Example], batch_size: int
-) -> tuple[Evaluation, EvalSet]:
-    """A saved model's evaluation by the rules of its run, and the `validation_examples` as windows. Collective."""
-    tests = {recipe.validation_set: examples}
-    evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size, saved.null_threshold)
-    [half] = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests, recipe.eval.answer_language))
-    return evaluation, half
-
-
-def calibrate_run(run: Path, batch_size: int) -> None:
-    """Fits a calibrator as the run itself would, and writes it into its model's `READING`. Collective.
-
-    Raises InputError: no finished run, or it held out no half of its source domain.
-    """
-    say = Console(quiet=not ranks.is_main()).print
-    folder = RunFolder(run)
-
-    def load() -> tuple[Recipe, list[Example], SavedModel]:
-        folder.check_finished()
-        recipe = folder.read_recipe()
-        if recipe.validation_set not in recipe.test_sets[:1]:
-            raise InputError(f"{run}: held out no half of its source domain to calibrate on: train with eval.select_on")
-        return recipe, validation_examples(recipe, run), load_saved(str(folder.model))
-
-    recipe, examples, saved = ranks.on_all_ranks(load)
-    evaluation, validation = validation_half(saved, recipe, examples, batch_size)
-    say(f"half of {validation.name}: {len(examples)} questions in {len(validation.features.dataset)} windows")
-    evaluation, line = evaluation.with_calibrator(evaluation.predict(saved.qa.predict, validation), validation)
-    say(line)
-    file = folder.model / READING
-    reading = ReadingSettings.load(file).model_copy(update={"calibrator": evaluation.calibrator})
-    write_on_rank0(lambda: write_atomically(file, reading.text()), file)

@@ -7,6 +7,7 @@ All recipes are validated before the first run starts. Only the folders say whic
 resumes, and a table can be made at any time: `sweep.json` says what each folder holds.
 """
 
+import functools
 import itertools
 import json
 import logging
@@ -232,8 +233,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
             an override of a setting that distinguishes variants or points.
     """
-    path, tree = read_layers(name_or_path, SWEEPS, "sweep", Sweep, _lay_over)
-    sweep = validate(Sweep, tree, path)
+    path, layers = read_layers(name_or_path, SWEEPS, "sweep", Sweep)
+    sweep = validate(Sweep, functools.reduce(_lay_over, layers), path)
     given = [override.partition("=")[0].strip() for override in overrides]
     if "seed" in given:
         raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")

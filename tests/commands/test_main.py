@@ -85,7 +85,7 @@ TRAIN, SWEEP, SUBMIT = (str(ROOT / "scripts" / name) for name in ("train.py", "s
     [
         ([TRAIN, "--recipe", "mine.yaml"], "train.epochs: 'two': must be a valid number"),
         ([TRAIN, "--ds_config", "zer2"], "--ds_config zer2: no such file"),
-        ([SWEEP, "sweep.yaml"], "method.betta: swep has no setting 'betta'; did you mean 'beta'?"),
+        ([SWEEP, "sweep.yaml"], "method.betta is not a field; did you mean 'method.beta'?"),
         ([SUBMIT, "train", "--gpus_per_node", "1", "--", "--set", "methd.name=swep"], "did you mean 'method'?"),
     ],
 )

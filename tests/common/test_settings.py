@@ -36,7 +36,6 @@ def test_a_text_that_is_not_yaml_has_a_place(tmp_path, text, part):
     ("override", "said"),
     [
         ("seed=x", "seed: 'x': must be a valid integer, unable to parse string as an integer"),
-        ("seed=on", "seed: True is not a number: write one"),
         ("train.epochs=", "train.epochs: None: must be a valid number"),
         ("train.compile=ja", "train.compile: 'ja': must be a valid boolean, unable to interpret input"),
         ("train.schedule=Linear", "train.schedule: 'Linear': must be 'linear' or 'constant'"),
@@ -78,13 +77,7 @@ def test_a_file_that_is_no_recipe_is_told(tmp_path):
     assert message(file).endswith("two.yaml, which extends this one: files cannot go round in a circle")
 
 
-@pytest.mark.parametrize(
-    ("names", "part"),
-    [
-        (["a/b"], "becomes a file name"),
-        (["held_out"], "names the held-out training articles"),
-    ],
-)
-def test_names_of_data_sets_become_files_in_one_folder(tmp_path, names, part):
-    file = write(tmp_path / "r.yaml", MINIMAL | {"data": {"train": "t", "eval": dict.fromkeys(names, "y")}})
-    assert part in message(file)
+def test_names_of_data_sets_become_files_in_one_folder(tmp_path):
+    for name, said in (("a/b", "becomes a file name"), ("held_out", "names the held-out training articles")):
+        file = write(tmp_path / "r.yaml", MINIMAL | {"data": {"train": "t", "eval": {name: "y"}}})
+        assert said in message(file)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import resource
 import tracemalloc
 from fractions import Fraction
 from pathlib import Path
@@ -13,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from swep_ds.common.errors import InputError
 from swep_ds.data import features as features_module
 from swep_ds.data import windows as windows_module
 from swep_ds.data.features import build_features
-from swep_ds.data.windows import WindowSettings, context_windows
-from tests.support import tiny
+from swep_ds.data.windows import WindowCutter, WindowSettings, context_windows
+from tests.support import bad_input, tiny
 from tests.support.marks import with_marks
 from tests.support.tiny_windows import CONTEXT, EXAMPLES, SMALL, build
 
@@ -40,11 +40,10 @@ def begins_by_loop(count, room, step):
     return begins
 
 
-def owner_by_loop(count, room, step, position):
+def owner_by_loop(bounds, position):
     """Index of the maximum-context window of a token."""
     scores = {}
-    for index, begin in enumerate(begins_by_loop(count, room, step)):
-        end = min(begin + room, count)
+    for index, (begin, end) in enumerate(bounds):
         if begin <= position < end:
             scores[index] = min(position - begin, end - 1 - position) + Fraction(end - begin, 100)
     return max(scores, key=scores.get)
@@ -58,11 +57,11 @@ def owner_by_loop(count, room, step, position):
 def test_context_windows_follow_the_rules(count, room, step):
     step = min(step, room)
     windows = context_windows(count, room, step)
-    begins = begins_by_loop(count, room, step)
-    assert [(window.begin, window.end) for window in windows] == [(at, min(at + room, count)) for at in begins]
+    bounds = [(begin, min(begin + room, count)) for begin in begins_by_loop(count, room, step)]
+    assert [(window.begin, window.end) for window in windows] == bounds
     owned = [[*range(window.own_begin, window.own_end)] for window in windows]
-    by_rule = [owner_by_loop(count, room, step, position) for position in range(count)]
-    assert owned == [[p for p, owner in enumerate(by_rule) if owner == index] for index in range(len(begins))]
+    by_rule = [owner_by_loop(bounds, position) for position in range(count)]
+    assert owned == [[p for p, owner in enumerate(by_rule) if owner == index] for index in range(len(bounds))]
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
@@ -107,20 +106,14 @@ def test_windows_of_a_long_context(kind, sizes):
         question = tokens(kind, example.question)[0][: sizes.max_query_length]
         ids, offsets = tokens(kind, example.context)
         room = sizes.max_length - len(prefix + middle + suffix) - len(question)
-        context_begin = len(prefix + question + middle)
+        at = len(prefix + question + middle)
         for begin, end, own_begin, own_end in context_windows(len(ids), room, min(sizes.doc_stride, room)):
-            row = {
-                "input_ids": prefix + question + middle + ids[begin:end] + suffix,
-                "example": index,
-                "null_position": 0,
-                "context_begin": context_begin,
-                "context_end": context_begin + end - begin,
-                "own_begin": context_begin + own_begin - begin,
-                "own_end": context_begin + own_end - begin,
-                "offset_start": [start for start, _ in offsets[begin:end]],
-                "offset_end": [stop for _, stop in offsets[begin:end]],
-            }
-            expected.append(row | {"length": len(row["input_ids"])})
+            inputs = prefix + question + middle + ids[begin:end] + suffix
+            row = {"input_ids": inputs, "length": len(inputs), "example": index, "null_position": 0}
+            row |= {"context_begin": at, "context_end": at + end - begin}
+            row |= {"own_begin": at + own_begin - begin, "own_end": at + own_end - begin}
+            row["offset_start"], row["offset_end"] = (list(ends) for ends in zip(*offsets[begin:end], strict=True))
+            expected.append(row)
     for row in rows:
         row.pop("token_type_ids", None)
     assert rows == expected
@@ -187,17 +180,18 @@ def test_windows_without_the_answer_can_be_dropped():
     assert fewer == [row for row in rows if row["has_answer"]]
     assert dropped.windows_without_answer == kept.windows_without_answer == len(rows) - len(fewer) > 0
     long = [tiny.example("When?", CONTEXT, " ".join(tiny.SENTENCES[:3]))]
-    with pytest.raises(InputError, match=r"no window holds its whole answer.*raise data.max_length"):
-        build(long, "wordpiece", SMALL, training=True, windows_without_answer="drop")
+    said = bad_input.refused(build, long, "wordpiece", SMALL, training=True, windows_without_answer="drop")
+    assert said.startswith("no window holds its whole answer")
 
 
 def test_sizes_that_leave_no_room_and_a_context_without_tokens():
     """3 special tokens and a question of at most 8."""
-    with pytest.raises(InputError, match=r"^max_length 11 leaves no room for context after .* 8 .* to at least 12,"):
-        build(EXAMPLES, "wordpiece", WindowSettings(11, 5, 8))
+    said = bad_input.refused(build, EXAMPLES, "wordpiece", WindowSettings(11, 5, 8))
+    assert said.startswith("max_length 11 leaves no room for context after")
+    assert "to at least 12," in said
     empty = tiny.Example("empty", "When?", "\u200b\u200b", ("x",), (0, 1), "a")
-    with pytest.raises(InputError, match="the tokenizer finds no token in the context"):
-        build([EXAMPLES[0], empty], "wordpiece", SMALL)
+    said = bad_input.refused(build, [EXAMPLES[0], empty], "wordpiece", SMALL)
+    assert said.startswith("the tokenizer finds no token in the context")
 
 
 GENERATIVE = WindowSettings(max_length=64, doc_stride=6, max_query_length=24, task="generative", max_target_length=5)
@@ -277,3 +271,81 @@ def test_memory_does_not_grow_with_tokens_times_windows(tmp_path, monkeypatch):
     tracemalloc.stop()
     assert len(built.dataset) > 2400
     assert peak < 20 * 2**20
+
+
+# The cache: used if nothing changed, made again if incomplete
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """A filled cache; `again` reads it and tells whether it tokenised."""
+    tokenised = []
+    tokenise = WindowCutter.tokenise
+    monkeypatch.setattr(WindowCutter, "tokenise", lambda *args: tokenised.append(1) or tokenise(*args))
+    setup = {"examples": EXAMPLES, "tokenizer": tiny.wordpiece(), "settings": SMALL, "training": True}
+
+    def again(**changes):
+        tokenised.clear()
+        features = build_features(**setup | changes, cache_dir=tmp_path / "new" / "cache")
+        return features, bool(tokenised)
+
+    first, fresh = again()
+    assert fresh
+    return first, again, tmp_path / "new" / "cache"
+
+
+def test_cache_is_used_when_nothing_changed(cached):
+    first, again, folder = cached
+    second, fresh = again()
+    assert not fresh
+    assert list(first.dataset) == list(second.dataset)
+    assert dataclasses.replace(first, dataset=None) == dataclasses.replace(second, dataset=None)
+    assert first.windows_without_answer > 0
+    assert {file.suffix for file in folder.iterdir()} == {".arrow", ".json"}
+    # answers for scoring are not part of a window
+    assert not again(examples=[dataclasses.replace(e, id=f"{e.id}x", answers=("y",)) for e in EXAMPLES])[1]
+
+
+def test_cache_notices_changes(cached):
+    _, again, _ = cached
+    changes = [{"training": False}, {"windows_without_answer": "drop"}, {"tokenizer": tiny.unigram()}]
+    for field, value in {"max_length": 25, "doc_stride": 6, "max_query_length": 7}.items():
+        changes.append({"settings": dataclasses.replace(SMALL, **{field: value})})
+    changes += [{"examples": EXAMPLES[:3]}, {"examples": EXAMPLES[::-1]}]
+    for field, value in {"question": "where?", "context": CONTEXT + " ", "span": (0, 3)}.items():
+        changes.append({"examples": [*EXAMPLES[:3], dataclasses.replace(EXAMPLES[3], **{field: value})]})
+    for change in changes:
+        assert again(**change)[1], change
+        assert not again(**change)[1], change
+
+
+def test_an_incomplete_cache_is_made_again(cached):
+    """As a copy that was stopped, and a build that was killed between its two files."""
+    first, again, folder = cached
+    rows = list(first.dataset)
+    [windows], [facts] = folder.glob("*.arrow"), folder.glob("*.json")
+    for damage in (lambda: windows.write_bytes(windows.read_bytes()[:-50]), facts.unlink):
+        damage()
+        second, fresh = again()
+        assert fresh
+        assert list(second.dataset) == rows
+        assert not again()[1]
+
+
+def test_a_build_that_fails_leaves_nothing(cached, monkeypatch, tmp_path):
+    _, again, folder = cached
+    before = sorted(folder.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # of a file's bytes: writing more fails
+    try:
+        assert f"{folder}: tokenised windows cannot be written" in bad_input.refused(again, training=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(features_module, "_inputs", stop)
+    with pytest.raises(KeyboardInterrupt):
+        again(training=False)
+    assert sorted(folder.iterdir()) == before

@@ -12,11 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from swep_ds.data.answers import find_answer
+from swep_ds.data.answers import find_answer, nested_value
 from swep_ds.data.example import Example
-from swep_ds.data.fields import nested_value
-from swep_ds.data.layouts import settle_repeated
-from swep_ds.data.readers import read_examples
+from swep_ds.data.readers import read_examples, settle_repeated
 from tests.support import bad_input, qa_files
 from tests.support.qa_files import lines, refused
 
@@ -122,91 +120,76 @@ def test_other_python_is_refused_and_not_run(text):
     assert "is neither JSON nor a list or dict as Python prints it" in said
 
 
-def test_one_answer_a_row(save):
-    asked = [{"id": "1", "question": "Who built it?", "context": CONTEXT, "answer": "Vera Lind"}]
-    asked.append({"id": "2", "question": "What, then?", "context": CONTEXT, "answer": "it"})  # also in "built"
-    for content in (table(asked), table(asked, ";", quoting=csv.QUOTE_ALL), json.dumps(asked)):
-        first, second = read_examples(save(content), training=True)
-        assert first == Example("1", "Who built it?", CONTEXT, ("Vera Lind",), (47, 56), CONTEXT)
-        assert (second.question, second.span) == ("What, then?", (58, 60))
-        assert [e.span for e in read_examples(save(content), training=False)] == [None, None]
+# "it" is also in "with", and 'Ann' in "Annika"
+REPEATING = "Ann met Annika with it in 1852, said Ann."
 
 
 @pytest.mark.parametrize(
-    "answers", [ANSWERS["text"], {"text": ANSWERS["text"]}, ANSWERS, ANSWERS | {"answer_start": [None, None]}]
+    ("fields", "answers", "span"),
+    [
+        ({"answer": "Annika"}, ("Annika",), (8, 14)),
+        ({"answer": "it"}, ("it",), (20, 22)),
+        ({"answers": "Annika"}, ("Annika",), (8, 14)),
+        ({"answers": ["Annika", "it"]}, ("Annika", "it"), (8, 14)),
+        ({"answers": {"text": ["Annika", "it"]}}, ("Annika", "it"), (8, 14)),
+        ({"answers": {"text": ["Ann", "it"], "answer_start": [37, 20]}}, ("Ann", "it"), (37, 40)),
+        ({"answers": {"text": ["Annika"], "answer_start": [None]}}, ("Annika",), (8, 14)),
+        ({"answer": "Ann", "answer_start": 37}, ("Ann",), (37, 40)),
+        ({"answers": "Ann", "answer_start": 37}, ("Ann",), (37, 40)),
+        ({"answers": ["Ann"], "answer_start": 37}, ("Ann",), (37, 40)),
+        ({"answers": ["Ann", "Ann met"], "answer_start": [37, 0]}, ("Ann", "Ann met"), (37, 40)),
+        # pandas makes numbers of a column of years, and floats of one with gaps
+        ({"answer": 1852}, ("1852",), (26, 30)),
+        ({"answer": 1852.0}, ("1852",), (26, 30)),
+        # a blank answer is none: as plain text it would be a gold answer that no model can give
+        ({"answers": {"text": [None, "it", " "], "answer_start": [0, 20, 0]}}, ("it",), (20, 22)),
+        ({"answer": "\u200b"}, (), None),
+        ({"answers": None}, (), None),
+        ({"answers": [" ", ""]}, (), None),
+        ({"answers": {"text": [""], "answer_start": [-1]}}, (), None),
+        ({"answers": [{"text": None, "answer_start": None}]}, (), None),
+        ({"answer": "", "is_impossible": True}, (), None),
+    ],
 )
-def test_several_answers_a_row(save, answers):
-    for content in (table([row(json.dumps(answers))]), json.dumps(row(answers))):
-        assert read_examples(save(content), training=True) == EXAMPLES[:1]
+def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
+    asked = {"id": "q", "question": "Who?", "context": REPEATING} | fields
+    printed = {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in asked.items()}
+    for content in (json.dumps(asked), table([printed]), table([printed], ";", quoting=csv.QUOTE_ALL)):
+        for training in (True, False):
+            expected = Example("q", "Who?", REPEATING, answers, span if training else None, REPEATING)
+            assert read_examples(save(content), training=training, unanswerable=True) == [expected]
+            if not answers:
+                said = (
+                    "question 'q': has no answer; give it, or set data.unanswerable to drop such questions or to train"
+                )
+                assert said in refused(save(content), training=training)
 
 
-def test_offsets_beside_answers_are_checked(save):
-    one = {"question": "What?", "context": "tea or tea", "answer": "tea", "answer_start": 7}
-    for content in (json.dumps(one), table([one])):
-        assert read_examples(save(content), training=True)[0].span == (7, 10)
-    for wrong, said in ((6, "is not at answer_start 6"), ("7.5", "answer_start is '7.5'"), ("7th", "answer_start is")):
-        assert said in refused(save(table([one | {"answer_start": wrong}])))
-    several = {"question": "Who?", "context": "Ann met Ann.", "answers": ["Ann", "Ann met"], "answer_start": [8, 0]}
-    single = several | {"answers": ["Ann"], "answer_start": 8}
-    for content in (
-        json.dumps(several),
-        json.dumps(single),
-        table([several | {key: json.dumps(several[key]) for key in ("answers", "answer_start")}]),
-        table([single | {"answers": "Ann"}]),
-    ):
-        assert read_examples(save(content), training=True)[0].span == (8, 11)
-    said = "answer_start is [8]; give one whole number for each text"
-    assert said in refused(save(json.dumps(several | {"answer_start": [8]})))
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"answer": "Ann", "answer_start": 36}, "is not at answer_start 36 of its context, which has ' An' there"),
+        ({"answer": "Ann", "answer_start": "7.5"}, "answer_start is '7.5'; expected a whole number"),
+        ({"answer": "Ann", "answer_start": "7th"}, "answer_start is '7th'"),
+        ({"answers": ["Ann", "Ann"], "answer_start": [37]}, "answer_start is [37]; give one whole number for each"),
+    ],
+)
+def test_offsets_are_checked(save, fields, said):
+    assert said in refused(save([{"question": "Who?", "context": REPEATING} | fields]))
 
 
-@pytest.mark.parametrize("answer", ["[1]", "[note", "{x}"])
-def test_a_texts_answer_that_looks_like_json_says_how_it_is_written(save, answer):
-    asked = {"question": "Who?", "context": f"See {answer} here."}
-    said = refused(save(table([asked | {"answers": answer}])))
-    assert "give an answer that itself begins with [ or { in a column `answer`, or" in said
-    for given in ({"answer": answer}, {"answers": json.dumps([answer])}):
-        assert read_examples(save(table([asked | given])), training=True)[0].answers == (answer,)
-
-
-def test_lists_in_the_column_answer_are_no_texts(save):
-    """An answer that the context holds letter by letter is a text, whatever it looks like."""
+@pytest.mark.parametrize("column", ["answer", "answers"])
+def test_an_answer_that_the_context_holds_letter_by_letter_is_a_text_and_another_list_is_none(save, column):
     for given in (ANSWERS["text"], ANSWERS, OBJECTS):
-        contexts = [CONTEXT, "It says ['Vera']."]
-        frame = pd.DataFrame({"question": "Who?", "context": contexts, "answer": [given, "['Vera']"]})
-        first, second = read_examples(save(frame.to_csv()), training=False)
-        assert first.answers == ("Vera Lind", "Lind")
-        assert second.answers == ("['Vera']",)
+        for answer in ("['Vera']", "[1]", "[note", "{x}"):
+            frame = pd.DataFrame({"question": "Who?", "context": [CONTEXT, f"See {answer}."], column: [given, answer]})
+            first, second = read_examples(save(frame.to_csv()), training=False)
+            assert (first.answers, second.answers) == (("Vera Lind", "Lind"), (answer,))
+    said = refused(save(table([{"question": "Who?", "context": "A note.", column: "[note"}])), training=False)
+    assert "is neither JSON nor a list or dict as Python prints it; a text that begins with [ or { goes into a" in said
 
 
 # Gaps and questions without an answer
-
-
-@pytest.mark.parametrize(
-    "answers",
-    [
-        {"answer": "\u200b"},
-        {"answers": None},
-        {"answers": [" ", ""]},
-        {"answers": {"text": [""], "answer_start": [-1]}},
-        {"answers": [{"text": None, "answer_start": None}]},
-    ],
-)
-def test_a_blank_answer_is_no_answer(save, answers):
-    """As plain text it would be a gold answer that no model can give."""
-    asked = {"id": "q", "question": "Who?", "context": "foo bar", **answers}
-    squad = qa_files.squad(asked, context=asked["context"])
-    for content in (json.dumps(asked), json.dumps(asked | {"is_impossible": True}), json.dumps(squad)):
-        for training in (True, False):
-            [example] = read_examples(save(content), training=training, unanswerable=True)
-            assert (example.answers, example.span) == ((), None)
-            said = "question 'q': has no answer; give it, or set data.unanswerable to drop such questions or to train"
-            assert said in refused(save(content), training=training)
-
-
-def test_blank_answers_beside_others_are_left_out_with_their_offsets(save):
-    answers = {"text": [None, "cat", " "], "answer_start": [0, 2, 0]}
-    [example] = read(save([{"question": "Who?", "context": "A cat.", "answers": answers}]))
-    assert (example.answers, example.span) == (("cat",), (2, 5))
 
 
 def test_a_question_marked_impossible_needs_no_answers(save):
@@ -243,28 +226,15 @@ def test_whole_numbers_as_floats(save, tmp_path):
 def test_a_gap_that_pandas_writes_is_no_answer_unless_the_context_has_it(save):
     for gap in ("NaN", "None", "nan", "NULL", "<NA>"):
         frame = pd.DataFrame({"question": "Who?", "context": ["A cat.", f"He says {gap}."], "answer": [None, gap]})
-        first, second = read(save(frame.to_csv(na_rep=gap)))
-        assert (first.answers, second.answers) == ((), (gap,))
-
-
-def test_numbers_are_answers(save):
-    """pandas makes numbers of a column of years, and floats of one with gaps."""
-    frame = pd.DataFrame({"question": "When?", "context": "In 1852.", "answer": [1852, 1852.0, None]})
-    for content in (frame.to_json(orient="records"), frame.to_csv()):
-        assert [example.span for example in read(save(content))] == [(3, 7), (3, 7), None]
+        assert [example.answers for example in read(save(frame.to_csv(na_rep=gap)))] == [(), (gap,)]
 
 
 def test_questions_need_no_answers(save):
     asked = [{key: row[key] for key in ("id", "question", "context")} for row in ROWS]
     expected = [Example(e.id, e.question, e.context, (), None, e.article) for e in EXAMPLES]
-    for content in (
-        lines(asked),
-        table(asked),
-        lines(ROWS),
-        json.dumps([row | {"answers": 5} for row in asked]),
-        table([row | {"answers": "{'text'"} for row in asked]),
-    ):
-        assert read_examples(save(content), training=False, labels=False) == expected
+    for rows in (asked, ROWS, [row | {"answers": "{'text'"} for row in asked]):
+        for content in (lines(rows), table(rows)):
+            assert read_examples(save(content), training=False, labels=False) == expected
 
 
 # Answers without an offset
@@ -298,26 +268,13 @@ def test_an_answer_is_found_only_where_it_occurs_once_as_whole_words(context, te
         assert found in bad_input.refused(find_answer, context, text)
 
 
-REPEATED = [
-    {"id": "once", "question": "Who?", "context": "Ann met Bob.", "answer": "Bob"},
-    {"id": "twice", "question": "Who?", "context": "Annika met Ann, and Ann left.", "answer": " Ann "},
-    {"id": "at", "question": "Who?", "context": "Ann met Ann.", "answer": "Ann", "answer_start": 8},
-    {"id": "none", "question": "Who?", "context": "Ann met Ann.", "answer": ""},
-]
-
-
-def test_repeated_answers_get_their_first_place_or_are_left_out(save):
-    source = save(pd.DataFrame(REPEATED).to_csv())
-    spans = {"once": (8, 11), "twice": (11, 14), "at": (8, 11), "none": None}
-    examples = read(source, repeated=True)
-    for choice, left_out in (("first", set()), ("drop", {"twice"})):
-        settled, count = settle_repeated(examples, choice)
-        assert count == 1
-        assert {e.id: e.span for e in settled} == {id_: s for id_, s in spans.items() if id_ not in left_out}
-    message = refused(source, unanswerable=True)
-    assert "'twice': the answer 'Ann' occurs 2 times in its context; give its answer_start (in " in message
-    assert "set data.repeated_answers to first" in message
-    assert len(read_examples(source, training=False, unanswerable=True)) == 4  # tests need no place
+def test_a_repeated_answer_gets_its_first_place_or_is_left_out(save):
+    source = save([{"question": "Who?", "context": "Annika met Ann, and Ann left.", "answer": " Ann "}])
+    [example], count = settle_repeated(read(source, repeated=True), "first")
+    assert (example.span, count) == ((11, 14), 1)
+    assert settle_repeated(read(source, repeated=True), "drop") == ([], 1)
+    assert "the answer 'Ann' occurs 2 times in its context; give its answer_start (in char" in refused(source)
+    assert len(read_examples(source, training=False)) == 1  # tests need no place
 
 
 # Spreadsheets
@@ -345,7 +302,7 @@ def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, enc
 def test_other_formats_are_refused_with_the_fix(save, content):
     for compress in (bytes, gzip.compress):
         said = refused(save(compress(content)))
-        assert "is neither Parquet nor Arrow nor UTF-8 text (byte " in said
+        assert "is neither Parquet nor Arrow nor UTF-8 text ('utf-8' codec" in said
         assert "a workbook of Excel or LibreOffice as CSV UTF-8, and unpack an archive" in said
 
 
@@ -357,12 +314,14 @@ def test_other_formats_are_refused_with_the_fix(save, content):
         ('question,context,answer\nq,"To be" is said,be\n', "malformed table of text after row 1 (',' expected after"),
         ("question;text;answer\nWho?;A text;text\n", "has no column context (found: ['question', 'text', 'answer'])"),
         ('"id","asked"\n"1","When?"\n', "has no column question (found: ['id', 'asked']): rename yours"),
-        ("question,context,anwser\nWho?,A text,text\n", "field 'answers' is missing (found: ['question', 'context',"),
+        (
+            "question,context,anwser\nWho?,A text,text\n",
+            "'answers' is missing; add it (found: ['question', 'context',",
+        ),
         ("question,context,Answer,answer\na,b,b,b\n", "has the column 'answer' 2 times"),
-        ([row(ANSWERS) | {"Question": "What?"}], "row 0: has a field twice"),
+        ([row(ANSWERS) | {"Question": "What?"}], "row 0: has the column 'question' 2 times"),
         ("question,context,answer\n,A text,text\n", "question 'data-2': question is empty"),
         ("question,context,answer\nWho?,A text,\n", "question 'data-2': has no answer; give it, or set"),
-        ("question,context,answers\nWho?,A text,[1\n", "answers '[1': is neither a list of texts nor"),
         ("question,context,answer\n", "holds no questions"),
     ],
 )

@@ -11,8 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import windows_to_answer
-from swep_ds.data.tokens import TextTokens
-from swep_ds.data.windows import WindowCutter, WindowSettings, named_tokens, separate_texts
+from swep_ds.data.windows import TextTokens, WindowCutter, WindowSettings, named_tokens, separate_texts
 from swep_ds.evaluation.evaluate import decode_alone
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 from tests.support import tiny
@@ -71,7 +70,8 @@ def trained(model, trainer, steps, alphabet=LETTERS, specials=SPECIALS, **sizes)
     return tokenizer
 
 
-def wordpiece(**steps) -> Tokenizer:
+def wordpiece(normalizer, pre_tokenizer) -> Tokenizer:
+    steps = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
     return trained(models.WordPiece(unk_token="<unk>"), trainers.WordPieceTrainer, steps, vocab_size=200)
 
 
@@ -100,10 +100,8 @@ def unigram(byte_fallback: bool = False, **steps) -> Tokenizer:
 METASPACE = {scheme: pre_tokenizers.Metaspace(prepend_scheme=scheme) for scheme in ("always", "first", "never")}
 LLAMA = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
 KINDS = {
-    "WordPiece": lambda: wordpiece(
-        normalizer=normalizers.BertNormalizer(lowercase=True), pre_tokenizer=pre_tokenizers.BertPreTokenizer()
-    ),
-    "WordPiece, cased": lambda: wordpiece(normalizer=normalizers.NFC(), pre_tokenizer=pre_tokenizers.Whitespace()),
+    "WordPiece": lambda: wordpiece(normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()),
+    "WordPiece, cased": lambda: wordpiece(normalizers.NFC(), pre_tokenizers.Whitespace()),
     "byte-level": lambda: byte_level(prefix=False),
     "byte-level, prefix": lambda: byte_level(prefix=True),
     "byte-level, prefix, untrimmed": lambda: byte_level(prefix=True, trimmed=False),

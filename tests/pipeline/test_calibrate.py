@@ -1,7 +1,6 @@
-"""A run calibrates its confidences on held-out text, and `swep-ds calibrate` does so afterwards."""
+"""A run calibrates its confidences on held-out text."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +8,13 @@ import pytest
 import yaml
 
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.data.splits import clusters
+from swep_ds.data.splits import clusters, halves
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, N_BEST, Calibrator, calibrated_scores, features
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.evaluation.spans import Answer
-from swep_ds.pipeline.examples import reported_examples, validation_examples
+from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.saved import calibrate_run, load_saved
-from swep_ds.ranks.group import process_group
-from tests.support.bad_input import refused
-from tests.support.fork_server import ROOT, run_script
+from swep_ds.pipeline.saved import load_saved
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
 SETTINGS = ["eval.select_on=held_out", "train.max_updates=1"]
@@ -67,7 +63,7 @@ def test_a_run_fits_a_calibrator_to_the_half_that_it_does_not_report(runs):
     calibrator = Calibrator.model_validate(reading["calibrator"])
     assert results["calibrator"] == reading["calibrator"]
     recipe = Recipe.load(str(run / "recipe.yaml"))
-    assert calibrator.questions == len(validation_examples(recipe, run))
+    assert calibrator.questions == len(halves(load_examples(recipe)[1]["held_out"])[0])
     for name in recipe.test_sets:
         examples = reported_examples(recipe, name)
         answers, softmax, sure, n_best = (
@@ -97,27 +93,6 @@ def test_a_run_without_a_calibrator_says_why(runs):
     assert read(runs / "plain" / "model" / "reading.json")["calibrator"] is None
     assert not (runs / "plain" / "calibrated").exists()
     assert (runs / "plain" / "n_best" / "test.json").is_file()
-
-
-def test_a_finished_run_is_calibrated_as_it_would_have_been_itself(runs, tmp_path):
-    run, command = shutil.copytree(runs / "calibrated", tmp_path / "again"), ROOT / "scripts" / "calibrate.py"
-    file = run / "model" / "reading.json"
-    kept = read(file)
-    file.write_text(json.dumps(kept | {"calibrator": None}))
-    ended = run_script(command, str(run), ranks=2)
-    assert "confidences are calibrated by" in ended.stdout
-    again = read(file)
-    assert {**again, "calibrator": None} == {**kept, "calibrator": None}
-    assert again["calibrator"]["kind"] == kept["calibrator"]["kind"]
-    assert again["calibrator"]["log_loss"] == pytest.approx(kept["calibrator"]["log_loss"], rel=1e-3)
-    questions = run / "predictions" / "held_out.json"
-    questions.write_text(json.dumps(read(questions) | {"another": "answer"}))
-    ended = run_script(command, str(run), check=False)
-    assert ended.returncode == 2
-    assert f"data.train: its questions are not those that {run} reported: restore the data" in ended.stderr
-    with process_group():
-        said = refused(calibrate_run, runs / "plain", 32)
-    assert "held out no half of its source domain to calibrate on: train with eval.select_on" in said
 
 
 def test_answers_below_the_least_confidence_are_declined(runs):

@@ -20,7 +20,6 @@ from swep_ds.pipeline.examples import (
     input_files,
     load_examples,
     reported_examples,
-    validation_examples,
 )
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
@@ -70,7 +69,6 @@ def test_one_set_is_read_as_among_all_of_them(folder):
     assert reported_examples(lacking, HOLDOUT) == halves(whole[HOLDOUT])[1]
     assert reported_examples(Recipe.make(lacking, data={"train": GONE}), "news") == whole["news"]
     assert re.search(r"^data\.eval\.lost: .*gone\.json", refused(reported_examples, lacking, "lost"))
-    assert "no test set nyt: name one of held_out, news, forum" in refused(reported_examples, selecting, "nyt")
 
 
 def test_test_questions_that_are_trained_on_are_counted(tmp_path, caplog):
@@ -124,7 +122,7 @@ def test_some_question_must_be_left(tmp_path, setting, answer):
     (tmp_path / "rows.json").write_text(json.dumps([{"question": "Who?", "context": "Ann, Ann", "answer": answer}]))
     settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", f"data.{setting}=drop"]
     said = refused(load_examples, Recipe.load("quickstart", settings))
-    assert "all of its 1 questions are dropped (data.unanswerable, data.repeated_answers)" in said
+    assert said.endswith("data.unanswerable or data.repeated_answers drops all of its questions")
 
 
 # Fractions and samples
@@ -207,7 +205,6 @@ def test_a_folder_stands_for_the_data_files_in_it(tmp_path, saved):
 def test_what_a_run_read_is_compared_before_anything_is_computed_from_it_again(tmp_path):
     folder = finished(tmp_path)
     recipe = Recipe.load(str(folder / "recipe.yaml"))
-    selecting = Recipe.load(str(folder / "recipe.yaml"), ["eval.select_on=test"])
     run = TrainedRun.load(folder)
     assert run.test_examples()
     assert run.training_examples()
@@ -219,7 +216,6 @@ def test_what_a_run_read_is_compared_before_anything_is_computed_from_it_again(t
     said = f"data.eval.test {tmp_path}/test.json: has changed since {folder} read it: restore it, or train again"
     assert refused(run.test_examples).startswith(said)
     assert refused(read_answered, folder, recipe, "test").startswith(said)
-    assert refused(validation_examples, selecting, folder).startswith(said)
     assert run.training_examples()
     (tmp_path / "train.json").write_text(json.dumps(document))
     assert refused(run.training_examples).startswith(f"data.train {tmp_path}/train.json: has changed")

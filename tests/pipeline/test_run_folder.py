@@ -14,6 +14,8 @@ from swep_ds.pipeline import folder as run_folder
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.run import run
+from swep_ds.ranks.group import process_group
 from tests.support.bad_input import refused
 from tests.support.tiny_checkpoint import change_manifest, write_checkpoint
 
@@ -66,10 +68,10 @@ def test_a_new_folder_is_made_with_its_parents_and_a_start_that_is_refused_leave
 
 
 def test_a_finished_run_without_checkpoints_is_not_trained_again(used, tmp_path):
-    folder = RunFolder(used)
-    folder.check_not_finished()
-    folder.results.write_text("{}")
-    assert "and without checkpoints it would be trained again" in refused(folder.check_not_finished)
+    (used / "results.json").write_text("{}")
+    with process_group():
+        said = refused(run, recipe(), "zero0", used, "auto")
+    assert "and without checkpoints it would be trained again" in said
     assert take(used, resume=str(write_checkpoint(tmp_path / "other", 2))) == []  # nor from elsewhere
 
 
@@ -95,21 +97,11 @@ def test_a_first_start_that_was_killed_anywhere_starts_again(tmp_path):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).touch()
         assert take(path, settings) == []
-    for folder in (path / "pretrain", path):
+    for folder in (path, path / "pretrain"):
         RunFolder(folder).write_batch(BATCH)
         assert take(path, settings) == []
     (path / "checkpoints").mkdir()
     assert take(path, settings) == []
-
-
-@pytest.mark.parametrize("output", ["a", "a/model", "link"])
-def test_the_model_that_a_run_starts_from_is_not_in_its_folder(tmp_path, output):
-    (tmp_path / "a" / "model").mkdir(parents=True)
-    (tmp_path / "a" / "model" / "config.json").write_text("{}")
-    (tmp_path / "link").symlink_to("a")
-    settings = recipe(model__name=str(tmp_path / "a" / "model"))
-    assert "holds the model that the run starts from (model.name" in message(tmp_path / output, settings)
-    assert take(tmp_path / "b", settings) == []
 
 
 def test_folders_may_be_on_another_disk(used, tmp_path):
@@ -148,12 +140,19 @@ def test_another_process_holds_the_folder_until_it_ends(used, monkeypatch, capsy
 def test_another_run_names_all_fields_that_differ(used):
     said = message(used, recipe(train__learning_rate=2e-4, method__beta=0.5, seed=3))
     assert all(f"{field} " in said for field in ("train.learning_rate", "method.beta", "seed"))
+    assert re.search(r"; and \d+ more\)$", message(used, Recipe.load("official")))  # five of many
     (used / "recipe.yaml").write_text(recipe(pretrain={"train": "generated"}).dump())
     said = message(used)
     assert "pretrain.train" in said
     assert "data.train" not in said
-    said = message(used, Recipe.load("official"))  # five of many
-    assert re.search(r"; and \d+ more\)$", said)
+
+
+def test_a_start_that_was_refused_in_its_first_update_binds_nothing(used):
+    (used / "metrics.jsonl").write_text("")
+    other = recipe(train__learning_rate=2e-4)
+    assert take(used, other) == []
+    (used / "checkpoints" / "update-00000001").mkdir(parents=True)
+    assert "holds another run" in message(used, other)
 
 
 def test_the_same_run_and_what_may_change_in_it(used):
@@ -173,24 +172,13 @@ def test_the_same_run_and_what_may_change_in_it(used):
     assert free == ["eval.select_on"]
 
 
-def test_a_start_that_was_refused_in_its_first_update_binds_nothing(used):
-    (used / "metrics.jsonl").write_text("")
-    assert take(used, recipe(train__learning_rate=2e-4)) == []
-    (used / "checkpoints" / "update-00000001").mkdir(parents=True)
-    assert "holds another run" in message(used, recipe(train__learning_rate=2e-4))
-
-
 def test_what_selection_depends_on_binds_where_there_is_one(used):
     selecting = {"eval__select_on": "x"}
     assert "eval.select_on None" in message(used, recipe(**selecting))
     (used / "recipe.yaml").write_text(recipe(**selecting).dump())
     assert take(used, recipe(**selecting, data__eval={"x": "y", "more": "z"}, eval__batch_size=3)) == []
-    for changes, field in [
-        ({"data__eval": {"x": "elsewhere"}}, "data.eval, to select on"),
-        ({"data__max_eval_examples": 5}, "data.max_eval_examples"),
-        ({"eval__n_best": 10}, "eval.n_best"),
-    ]:
-        assert f"({field} " in message(used, recipe(**selecting, **changes))
+    for section, field, value in (("data", "max_eval_examples", 5), ("eval", "n_best", 10)):
+        assert f"({section}.{field} " in message(used, recipe(**selecting, **{f"{section}__{field}": value}))
 
 
 def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatch):
@@ -252,18 +240,15 @@ def test_the_global_batch_is_kept_on_other_ranks(began, world_size, kept):
     assert GlobalBatch(*began).split(asked, world_size) == kept
 
 
-@pytest.mark.parametrize(
-    ("began", "asked", "world_size", "batch"),
-    [
+def test_a_global_batch_that_cannot_be_kept_is_refused():
+    for began, asked, world_size, batch in (
         (GlobalBatch(32, 8, 1), recipe_of(8, 1), 3, 24),
         (GlobalBatch(8, 8, 2), recipe_of(8, 2, **TOKENS), 3, 6),
         (GlobalBatch(12, 8, 1), recipe_of(8, 1), 1, 8),
         (GlobalBatch(16, 8, 1), recipe_of(8, 2), 2, 32),
-    ],
-)
-def test_a_global_batch_that_cannot_be_kept_is_refused(began, asked, world_size, batch):
-    said = f"x {world_size} rank(s) is a global batch of {batch}, and the run began with {began.windows}: choose values"
-    assert said in refused(began.split, asked, world_size)
+    ):
+        said = f"x {world_size} rank(s) is a global batch of {batch}, and the run began with {began.windows}: choose "
+        assert said in refused(began.split, asked, world_size)
 
 
 def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path):
@@ -276,17 +261,13 @@ def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path)
     assert RunFolder(tmp_path / "new").read_batch([other]) == GlobalBatch(**of_checkpoint)
 
 
-def test_results_stay_until_there_are_new_ones_unless_settings_change_or_more_is_trained(tmp_path):
+def test_results_stay_until_there_are_new_ones_unless_settings_change(tmp_path):
     folder = RunFolder(tmp_path)
     kept = [folder.results, folder.report, tmp_path / "unaveraged" / "results.json"]
     kept[2].parent.mkdir()
-    for given, is_trained, stay in (
-        (recipe(), True, True),
-        (recipe(eval__n_best=5), True, False),
-        (recipe(), False, False),
-    ):
-        folder.begin(recipe(), {}, 8, is_trained=True)
-        for file in kept:
-            file.write_text("{}")
-        folder.begin(given, {}, 8, is_trained=is_trained)
+    folder.begin(recipe(), {}, 8)
+    for file in kept:
+        file.write_text("{}")
+    for given, stay in ((recipe(), True), (recipe(eval__n_best=5), False)):
+        folder.begin(given, {}, 8)
         assert [file.exists() for file in kept] == [stay] * 3

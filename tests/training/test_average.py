@@ -5,15 +5,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from swep_ds.data.splits import halves
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import read_results
 from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline import prepare
-from swep_ds.pipeline.examples import validation_examples
+from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
-from swep_ds.pipeline.saved import load_saved, validation_half
+from swep_ds.pipeline.saved import load_saved
 from swep_ds.ranks.group import process_group
 from swep_ds.training.average import WeightAverage, newest_share
 from swep_ds.training.engine import build_engine
@@ -128,6 +129,8 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
     monkeypatch.undo()
     for part in (tmp_path / "run", tmp_path / "run" / UNAVERAGED):
         saved, selection = load_saved(str(part / "model")), read_results(part / "results.json").selection
-        evaluation, half = validation_half(saved, recipe, validation_examples(recipe, part), 8)
+        evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size=8)
+        tests = {"test": halves(load_examples(recipe)[1]["test"])[0]}
+        [half] = evaluation.prepare(tests, recipe.eval.answer_language)
         score = half.score(evaluation.predict(saved.qa.predict, half))
         assert (selection.update, selection.f1) == (chosen + 1, pytest.approx(score["f1"]))

@@ -20,14 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.quickstart.grammar import (
-    Mention,
-    Passage,
-    load_kinds,
-    write_passage,
-    write_questions,
-    write_unanswerable,
-)
+from swep_ds.data.quickstart.grammar import load_kinds, write_passage, write_questions, write_unanswerable
 from swep_ds.data.quickstart.world import World
 
 SOURCE = "encyclopedia"
@@ -56,32 +49,25 @@ def corpus(domain: str, split: Literal["train", "test"], unanswerable: bool = Fa
             f"evaluation, {SOURCE} for training"
         )
     kinds = load_kinds(domain)
-    world = World(random.Random(f"swep-ds quickstart {domain} {split}"), split)
+    parts = [("", _ARTICLES[split], None, 4)]
+    if unanswerable:  # with an rng of their own, so that the others are the same with them and without
+        parts.append(("unanswerable ", _SHORT_ARTICLES[split], 2, 2))
     articles = []
-    for number in range(_ARTICLES[split]):
-        passage = write_passage(kinds[number % len(kinds)], world)
-        articles.append((passage, write_questions(passage, world, 4)))
-    if unanswerable:
-        # with an rng of their own, so that what stands above is the same with them and without
-        world = World(random.Random(f"swep-ds quickstart unanswerable {domain} {split}"), split)
-        for number in range(_SHORT_ARTICLES[split]):
-            passage = write_passage(kinds[number % len(kinds)], world, most=2)
-            articles.append((passage, write_questions(passage, world, 2)))
+    for name, count, most, asked in parts:
+        world = World(random.Random(f"swep-ds quickstart {name}{domain} {split}"), split)
+        for number in range(count):
+            passage = write_passage(kinds[number % len(kinds)], world, most=most)
+            articles.append((passage, write_questions(passage, world, asked)))
     data = []
     for number, (passage, questions) in enumerate(articles):
-        unanswered = write_unanswerable(passage, kinds, world) if unanswerable else None
-        data.append(_article(f"{domain}-{split}-{number:04d}", passage, questions, unanswered))
+        id_ = f"{domain}-{split}-{number:04d}"
+        qas: list[dict] = []
+        for letter, (question, answer) in zip("abcd", questions, strict=False):
+            answers = [{"text": passage.text[answer.start : answer.end], "answer_start": answer.start}]
+            qas.append({"id": f"{id_}-{letter}", "question": question, "answers": answers})
+        if unanswerable:
+            question = write_unanswerable(passage, kinds, world)
+            qas.append({"id": f"{id_}-z", "question": question, "answers": [], "is_impossible": True})
+        title = f"{passage.kind.title}: {', '.join(record['name'] for record in passage.records)}"
+        data.append({"title": title, "paragraphs": [{"context": passage.text, "qas": qas}]})
     return {"version": f"swep-ds quickstart {2 if unanswerable else 1}", "data": data}
-
-
-def _article(name: str, passage: Passage, questions: list[tuple[str, Mention]], unanswered: str | None) -> dict:
-    """A SQuAD article of one paragraph. `unanswered`: a question that the passage does not answer."""
-    text = passage.text
-    qas: list[dict] = []
-    for letter, (question, answer) in zip("abcd", questions, strict=False):
-        answers = [{"text": text[answer.start : answer.end], "answer_start": answer.start}]
-        qas.append({"id": f"{name}-{letter}", "question": question, "answers": answers})
-    if unanswered:
-        qas.append({"id": f"{name}-z", "question": unanswered, "answers": [], "is_impossible": True})
-    title = f"{passage.kind.title}: {', '.join(record['name'] for record in passage.records)}"
-    return {"title": title, "paragraphs": [{"context": text, "qas": qas}]}

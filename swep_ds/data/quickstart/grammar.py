@@ -5,7 +5,6 @@ and questions that ask for one field. A passage is about two or three things of 
 relations of each, so the relation narrows the answer to a few candidates and the entity decides between them.
 """
 
-import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,11 @@ class Kind:
     openers: list[str] = field(default_factory=list)  # come first, state nothing
     asides: list[str] = field(default_factory=list)  # come anywhere, state nothing
     informal: bool = False  # sentences do not start with a capital
+
+    @property
+    def templates(self) -> list[tuple[str, str]]:
+        """Of all questions, each with the field that it asks for."""
+        return [(asked, template) for asked, templates in self.questions.items() for template in templates]
 
 
 @cache
@@ -71,20 +75,22 @@ class Passage:
         """Appends a sentence, its slots filled from the records `subjects` (first, second), and its mentions."""
         self.used.add(template)
         text = f"{self.text} " if self.text else ""
-        begin, cursor = len(text), 0
+        begin = len(text)
+        cursor = 0
         for slot in _SLOT.finditer(template):
             text += template[cursor : slot.start()]
             cursor = slot.end()
             record = subjects[1 if slot[2] else 0]
-            name, value = slot[1], self.records[record].get(slot[1])
-            if name == "short":
-                name, value = "name", self.records[record]["name"]
-                if "name" in self.stated(record):
-                    value = value.split()[-1]
+            name = slot[1].replace("short", "name")
+            value = self.records[record][name]
+            if slot[1] == "short" and "name" in self.stated(record):
+                value = value.split()[-1]
             self.mentions.append(Mention(record, name, len(text), len(text) + len(value), sentence))
             text += value
         text += template[cursor:]
-        self.text = text if self.kind.informal else text[:begin] + text[begin].upper() + text[begin + 1 :]
+        if not self.kind.informal:
+            text = text[:begin] + text[begin].upper() + text[begin + 1 :]
+        self.text = text
 
 
 @cache
@@ -136,7 +142,8 @@ def write_passage(kind: Kind, world: World, brief: bool = False, most: int | Non
             for i in subjects:
                 stated[i] |= slots(template)[0]
     rng.shuffle(plan)
-    plan, padded = plan[:most], not brief and most is None
+    plan = plan[:most]
+    padded = not brief and most is None
     if kind.asides and padded and (len(plan) < 3 or (len(plan) < 6 and rng.random() < 0.5)):
         plan.insert(rng.randint(0, len(plan)), (rng.choice(kind.asides), ()))
     if kind.openers and padded and len(plan) < 7:
@@ -167,8 +174,7 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
                 candidates.append((_fill(template, values), where[0]))
     rng.shuffle(candidates)
     names = [c for c in candidates if c[1].field == "name"][:1]
-    others = [c for c in candidates if c[1].field != "name"][: limit - len(names)]
-    chosen = names + others
+    chosen = names + [c for c in candidates if c[1].field != "name"][: limit - len(names)]
     rng.shuffle(chosen)
     return chosen
 
@@ -176,51 +182,39 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
 def write_unanswerable(passage: Passage, kinds: Sequence[Kind], world: World) -> str:
     """A question that looks as if the passage answered it, and which it does not.
 
-    About half of the questions ask about a thing of the passage what is not stated of it. The others ask about a thing
-    that the passage does not mention: most about one of the same kind, in a relation that the passage states of its
-    things (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018), and a fifth of those about any of `kinds`.
+    About half ask what is not stated of a thing of the passage, and half of these for a relation that it states of
+    another thing. The others ask about a thing that it does not mention: most about one of the same kind, in a relation
+    that the passage states of its things (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018), and a fifth of
+    those about any of `kinds`.
     """
     rng = world.rng
-    while True:
-        if rng.random() < 0.5:
-            question = _ask_unstated(passage, rng)
-        else:
-            kind = rng.choice(kinds) if rng.random() < 0.2 else passage.kind
-            question = _ask_elsewhere(passage, kind, world)
-        if question:
-            return question
-
-
-def _ask_unstated(passage: Passage, rng: random.Random) -> str | None:
-    """A question about a thing of the passage whose answer it does not state, or None.
-
-    In half of the cases it is a relation that the passage states of another thing, so that there is an answer to
-    confuse it with; None if there is no such relation.
-    """
-    record = rng.choice(sorted({mention.record for mention in passage.mentions if mention.field == "name"}))
-    stated = passage.stated(record)
-    confusing = rng.random() < 0.5
-    templates = [
-        template
-        for asked, templates in passage.kind.questions.items()
-        for template in templates
-        if asked not in stated and slots(template)[0] <= stated and (not confusing or asked in passage.fields)
-    ]
-    return _fill(rng.choice(templates), passage.records[record]) if templates else None
-
-
-def _ask_elsewhere(passage: Passage, kind: Kind, world: World) -> str | None:
-    """A question about a thing that the passage does not mention; None if it mentions what the question states."""
-    [record] = draw_records(kind, world, 1)
-    templates = [
-        (template, slots(template)[0] | ({"name"} if asked != "name" else set()))
-        for asked, templates in kind.questions.items()
-        for template in templates
-        if kind is not passage.kind or (asked in passage.fields and slots(template)[0] <= passage.fields)
-    ]
-    template, named = world.rng.choice(templates)
     text = passage.text.lower()
-    return None if any(record[name].lower() in text for name in named) else _fill(template, record)
+    while True:
+        kind = passage.kind
+        if rng.random() < 0.5:
+            number = rng.choice(sorted({mention.record for mention in passage.mentions if mention.field == "name"}))
+            stated = passage.stated(number)
+            confusing = rng.random() < 0.5
+            templates = [
+                template
+                for asked, template in kind.templates
+                if asked not in stated and slots(template)[0] <= stated and (not confusing or asked in passage.fields)
+            ]
+            if templates:
+                return _fill(rng.choice(templates), passage.records[number])
+            continue
+        if rng.random() < 0.2:
+            kind = rng.choice(kinds)
+        [record] = draw_records(kind, world, 1)
+        fitting = [
+            (asked, template)
+            for asked, template in kind.templates
+            if kind is not passage.kind or (asked in passage.fields and slots(template)[0] <= passage.fields)
+        ]
+        asked, template = rng.choice(fitting)
+        named = slots(template)[0] | ({"name"} - {asked})
+        if not any(record[name].lower() in text for name in named):
+            return _fill(template, record)
 
 
 def _fill(template: str, record: dict[str, str]) -> str:

@@ -20,6 +20,7 @@ draws what is in braces, from left to right:
 import random
 import re
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,6 @@ import yaml
 Pool = Literal["pretrain", "train", "test"]
 TEMPLATES = Path(__file__).parent / "templates"
 
-_CODE_LETTERS = "ABCDEFGHKLMNPRSTVWXZ"
 _DRAW = re.compile(r"\{(\w+)(\.lower)?(?: ([^}]*))?\}")
 _NUMBERS = {"int": str, "number": "{:,}".format, "decimal": lambda tenths: f"{tenths // 10}.{tenths % 10}"}
 
@@ -41,17 +41,15 @@ def _pools() -> dict[str, dict[Pool, list[str]]]:
     def join(heads: str, tails: str) -> list[str]:
         return [head + tail for head in parts[heads] for tail in parts[tails] if head.lower() != tail]
 
-    letters = _CODE_LETTERS
+    codes = ["".join(letters) for letters in permutations("ABCDEFGHKLMNPRSTVWXZ", 3)]
+    works = [f"The {adjective} {noun}" for adjective in parts["work_adjectives"] for noun in parts["work_nouns"]]
     return {
         "first": _deal(parts["first_names"], "first names"),
         "surname": _deal(join("surname_heads", "surname_tails"), "surnames"),
         "place": _deal(join("place_heads", "place_tails"), "places"),
         "coined": _deal(join("coined_heads", "coined_tails"), "coined"),
-        "code": _deal([a + b + c for a in letters for b in letters for c in letters if len({a, b, c}) == 3], "codes"),
-        "work": _deal(
-            [f"The {adjective} {noun}" for adjective in parts["work_adjectives"] for noun in parts["work_nouns"]],
-            "works",
-        ),
+        "code": _deal(codes, "codes"),
+        "work": _deal(works, "works"),
     }
 
 
@@ -59,15 +57,17 @@ def _deal(names: list[str], salt: str) -> dict[Pool, list[str]]:
     """Splits the names over the pools: half for pretraining, a quarter each for training and for the tests."""
     names = list(dict.fromkeys(names))
     random.Random(f"swep-ds quickstart {salt}").shuffle(names)
-    half, quarter = len(names) // 2, len(names) // 4
-    return {"pretrain": names[:half], "train": names[half : half + quarter], "test": names[half + quarter :]}
+    half = len(names) // 2
+    rest = half + len(names) // 4
+    return {"pretrain": names[:half], "train": names[half:rest], "test": names[rest:]}
 
 
 class World:
     """Draws names from one pool and values from common ranges, all from one `random.Random`."""
 
     def __init__(self, rng: random.Random, pool: Pool):
-        self.rng, self.pool = rng, pool
+        self.rng = rng
+        self.pool = pool
 
     def draw(self, value: str | list[str]) -> str:
         """Draws the value that a field describes (module docstring)."""

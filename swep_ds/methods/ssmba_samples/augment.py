@@ -17,8 +17,7 @@ from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
-from swep_ds.data.layouts import settle_repeated
-from swep_ds.data.readers import read_examples
+from swep_ds.data.readers import read_examples, settle_repeated
 from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings, Reconstructor
 from swep_ds.models.hub import model_checksum
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0

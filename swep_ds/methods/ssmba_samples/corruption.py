@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds.data.tokens import TextTokens
+from swep_ds.data.windows import TextTokens
 
 MASKED, RANDOM = 0.8, 0.1  # shares of the selected tokens; the rest is unchanged (Devlin et al., NAACL 2019)
 

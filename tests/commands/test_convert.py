@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swep_ds.commands import convert as convert_command
-from swep_ds.common.errors import InputError
+from swep_ds.commands.convert import convert as convert_command
+from swep_ds.commands.convert import convert_pairs
 from swep_ds.data.example import Example
 from swep_ds.data.features import build_features
-from swep_ds.data.pairs import convert_pairs
 from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings
-from tests.support import tiny
+from tests.support import bad_input, tiny
 
 WORDS = " ".join(tiny.SENTENCES).split()
 
@@ -79,7 +78,7 @@ def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_pa
     source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr(sys, "argv", ["convert", str(source), str(output)])
-    convert_command.convert()
+    convert_command()
     assert capsys.readouterr().out.splitlines() == [
         f"{output}: 2 pairs",
         "dropped: 2 (answer not in the context)",
@@ -94,29 +93,26 @@ def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_pa
     ("content", "message"),
     [
         ("", "holds no pair"),
-        ('{"context": "A cat.", "question": "What?"}', "line 1: field 'answer' is missing"),
-        ('{"context": "A cat."', "line 1: is not a generated pair (Expecting"),
-        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1: is not a generated pair (IndexError"),
+        ('{"context": "A cat.", "question": "What?"}', "line 1 is not a generated pair (KeyError: 'answer')"),
+        ('{"context": "A cat."', "line 1 is not a generated pair (Expecting"),
+        ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is not a generated pair (IndexError"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token id 9999, and the tokenizer has"),
     ],
     ids=lambda value: str(value[:40]),
 )
 def test_bad_files(tmp_path, content, message):
-    with pytest.raises(InputError) as caught:
-        convert(tmp_path, content)
-    assert f"{tmp_path / 'pairs.txt'}: " in str(caught.value)
-    assert message in str(caught.value)
+    said = bad_input.refused(convert, tmp_path, content)
+    assert f"{tmp_path / 'pairs.txt'}: " in said
+    assert message in said
     assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
 
 
 def test_nothing_is_overwritten_and_a_missing_file_and_a_wrong_tokenizer_are_named(tmp_path):
     source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
     source.write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
-    with pytest.raises(InputError, match="has no WordPiece vocabulary"):
-        convert_pairs(source, output, tiny.byte_bpe)
+    assert "has no WordPiece vocabulary" in bad_input.refused(convert_pairs, source, output, tiny.byte_bpe)
     assert not output.exists()
-    with pytest.raises(InputError, match=r"none\.txt: no such file"):
-        convert_pairs(tmp_path / "none.txt", output, tiny.wordpiece)
+    missing = tmp_path / "none.txt"
+    assert "none.txt: no such file" in bad_input.refused(convert_pairs, missing, output, tiny.wordpiece)
     output.write_text("")
-    with pytest.raises(InputError, match=r"pairs\.jsonl: exists already"):
-        convert_pairs(source, output, tiny.wordpiece)
+    assert "pairs.jsonl: exists already" in bad_input.refused(convert_pairs, source, output, tiny.wordpiece)
