@@ -104,8 +104,8 @@ def versions() -> dict[str, str]:
 
 
 def provenance() -> dict[str, str]:
-    """When ("date", UTC), where ("machine") and with which code ("commit", unless git does not know this package; ends
-    in "-dirty" where tracked files were changed) the results are made."""
+    """When ("date", UTC), where ("machine") and with which code ("commit", if git knows this package) the results are
+    made."""
     from swep_ds.ranks import accelerator  # imports DeepSpeed, for seconds, which readers of results need not
 
     made = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": accelerator.machine()}
@@ -116,7 +116,6 @@ def provenance() -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    """What git prints in this package's folder; "" if it fails."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, encoding="utf-8").stdout.strip()
 

@@ -130,9 +130,8 @@ def _top(score: np.ndarray, count: int) -> np.ndarray:
 class SpanDecoder:
     """Collects the windows of `examples`, batch by batch and in any order, and answers the examples seen so far.
 
-    Args:
-        best_only: keeps one candidate of a window, which is faster, for `n_best(1)`.
-        null: the model may decline a question: probabilities count the null answer, and `nulls` gives it.
+    With `best_only` it keeps one candidate of a window, which is faster, for `n_best(1)`. With `null` the model may
+    decline a question: probabilities count the null answer, and `nulls` gives it.
     """
 
     def __init__(
