@@ -32,7 +32,7 @@ CORE = (
     *(f"swep_ds/evaluation/{name}.py" for name in ("spans", "scores", "results")),
     *(f"swep_ds/pipeline/{name}.py" for name in ("recipe", "prepare", "run")),
 )
-CACHES = {"cache.py", "chunks.py"}
+CACHES = {"chunks.py"}
 
 
 def test_the_core_is_read_in_an_evening():

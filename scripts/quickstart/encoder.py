@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from transformers import BatchEncoding, BertConfig, BertForMaskedLM, BertModel, BertTokenizer
 
 from quickstart.pretraining import Span, draw_batches, span_labels, span_losses, tokenizer_texts
-from swep_ds.data.quickstart.world import World
+from swep_ds.data.quickstart.grammar import World
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from quickstart.pretraining import Span, draw_batches, span_labels, span_losses, tokenizer_texts
-from swep_ds.data.quickstart.world import World
+from swep_ds.data.quickstart.grammar import World
 
 _SPECIAL = ("<pad>", "</s>", "<unk>", "<extra_id_0>")
 # Words, groups of two digits and single signs, each with the space before it ("\u2581").

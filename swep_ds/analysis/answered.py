@@ -1,8 +1,8 @@
 """A run's answers, question by question: with the accepted ones, another run's, and what is wrong with them."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, islice, product
 from pathlib import Path
@@ -33,28 +33,21 @@ MAX_PLACES = 50  # occurrences of one text in another that are examined
 
 @dataclass(frozen=True)
 class Answered:
-    """A question with its predicted answer, and another run's answer or None; F1 in percent.
-
-    confidence: the answer's probability in [0, 1]; None where the run wrote none.
-    calibrated: how likely the answer is exactly right, by the run's calibrator; None without one.
-    place: the characters of the text that the run pointed at; None where it wrote none.
-    """
+    """A question with a run's answer. What the run did not write is None."""
 
     example: Example
     predicted: str
     right: bool
-    f1: float
-    confidence: float | None = None
-    other: str | None = None
-    other_right: bool = False
-    other_f1: float = 0.0
-    calibrated: float | None = None
-    place: range | None = None
+    f1: float  # in percent
+    confidence: float | None = None  # the answer's probability in [0, 1]
+    calibrated: float | None = None  # how likely the answer is exactly right, by the run's calibrator
+    place: range | None = None  # the characters of the text that the run pointed at
+    other: "Answered | None" = None  # another run's
 
     @property
     def gain(self) -> float:
         """F1 less that of the other run."""
-        return self.f1 - self.other_f1
+        return self.f1 - self.other.f1
 
     @cached_property
     def kind(self) -> str:
@@ -127,51 +120,39 @@ def _widened(place: range, context: str) -> range:
 
 def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None = None) -> list[Answered]:
     """The questions of a test set that the run in `folder` answered, in the order of their source, read again; with the
-    answers of the run in `against`.
-
-    Raises InputError: the questions or the answers cannot be read, or the questions have changed since the run.
-    """
+    answers of the run in `against`. Raises InputError: the questions or the answers cannot be read, or the questions
+    have changed since the run."""
     check_unchanged(recipe, folder, [source_of_test_set(name)])
     answers = read_predictions(folder, name)
+    wrote = {kind: _read_if_any(folder, kind, name) for kind in ("confidence", "calibrated", "n_best")}
+    examples = reported_examples(recipe, name)
+    scorer = Scorer(recipe.eval.answer_language(name))
     others = {}
     if against:
-        others = _read_if_any(against, "predictions", name)
-    confidences = _read_if_any(folder, "confidence", name)
-    calibrated = _read_if_any(folder, "calibrated", name)
-    n_best = _read_if_any(folder, "n_best", name)
-    examples = reported_examples(recipe, name)
-    golds = {example.id: example.answers for example in examples}
-    scorer = Scorer(recipe.eval.answer_language(name))
-    scores = scorer.by_question(answers, golds)
-    other_scores = scorer.by_question(others, golds)
+        others = _scored(_read_if_any(against, "predictions", name), examples, scorer)
     answered = []
-    for example in examples:
-        id_ = example.id
-        if id_ not in answers:
-            continue
+    for id_, item in _scored(answers, examples, scorer).items():
         place = None
-        best = n_best.get(id_)
+        best = wrote["n_best"].get(id_)
         if best and best[0].get("start") is not None:  # else it is declined, or generated
             place = range(best[0]["start"], best[0]["end"])
-            if example.context[place.start : place.stop] != answers[id_]:  # the run may have read other data
+            if item.example.context[place.start : place.stop] != item.predicted:  # the run may have read other data
                 place = None
-        exact_match, f1 = scores[id_]
-        other_exact_match, other_f1 = other_scores[id_]
-        item = Answered(
-            example,
-            answers[id_],
-            right=bool(exact_match),
-            f1=100 * f1,
-            confidence=confidences.get(id_),
-            other=others.get(id_),
-            other_right=bool(other_exact_match),
-            other_f1=100 * other_f1,
-            calibrated=calibrated.get(id_),
-            place=place,
-        )
-        answered.append(item)
+        sure = {kind: wrote[kind].get(id_) for kind in ("confidence", "calibrated")}
+        answered.append(replace(item, **sure, place=place, other=others.get(id_)))
     if not answered:
         raise InputError("its source holds none of the questions that were answered")
+    return answered
+
+
+def _scored(predictions: Mapping[str, str], examples: Sequence[Example], scorer: Scorer) -> dict[str, Answered]:
+    """The questions that have a prediction, by id."""
+    scores = scorer.by_question(predictions, {example.id: example.answers for example in examples})
+    answered = {}
+    for example in examples:
+        if example.id in predictions:
+            exact_match, f1 = scores[example.id]
+            answered[example.id] = Answered(example, predictions[example.id], bool(exact_match), 100 * f1)
     return answered
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from swep_ds.analysis.answered import Answered
 from swep_ds.evaluation.calibration import accuracy_by_coverage, bins, calibration, ordered
 
-POINTS = 400  # a line with more is averaged in blocks
+POINTS = 400  # a line with more is averaged in blocks of neighbours
 RISK_POINTS = 100  # a risk-coverage curve has at most so many
 INCHES = (5.2, 2.9)
 MAX_MARKS = 30  # a line with more points has no marks
@@ -45,7 +45,7 @@ class Chart(NamedTuple):
     over: str = "update"
 
     def svg(self) -> Markup:
-        """The chart as an `<svg>` element, with text as text, for a page that sets --line-1 to --line-4."""
+        """The chart as an `<svg>` element without its opening "<svg ", after which the page puts its description."""
         # the salt makes ids reproducible, and different in each chart of a page
         with mpl.rc_context({**STYLE, "svg.hashsalt": self.title}):
             figure = Figure(figsize=INCHES, facecolor="none")
@@ -69,13 +69,7 @@ class Chart(NamedTuple):
         for number, colour in enumerate(COLOURS, 1):
             text = text.replace(colour, f"var(--line-{number})")
         text = text.replace(INK, "currentColor")
-        ends = ", ".join(f"{label} ends at {values[-1]:.3g}" for label, (_, values) in self.curves.items())
-        label = f"{self.title}: {self.unit} by {self.over}. {ends}."
-        opening = Markup('<svg role="img" aria-label="{}" ').format(label)
-        return opening + Markup(text[text.index("<svg ") + 5 :])
-
-
-# The course of a run
+        return Markup(text[text.index("<svg ") + len("<svg ") :])
 
 
 def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float | None = None) -> list[Chart]:
@@ -103,72 +97,57 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
     ]
     charts = []
     for title, unit, labels, guides in all_charts:
-        curves = {label: points for name, label in labels.items() if (points := curve(lines, name))}
+        curves = {}
+        for name, label in labels.items():
+            points = np.array([(line["update"], line[name]) for line in lines if name in line], dtype=float)
+            if len(points):
+                blocks = np.array_split(points, min(POINTS, len(points)))
+                curves[label] = np.transpose([block.mean(0) for block in blocks])
         if curves:
             charts.append(Chart(title, unit, curves, guides))
     return charts
 
 
-def curve(lines: Lines, name: str) -> Curve | None:
-    """(updates, values) of the lines that have this number, or None if there are none; means over at most `POINTS`
-    blocks of neighbours."""
-    points = [(line["update"], line[name]) for line in lines if name in line]
-    if not points:
-        return None
-    blocks = min(POINTS, len(points))
-    columns = np.array(points, dtype=float).T
-    return tuple(np.array([block.mean() for block in np.array_split(column, blocks)]) for column in columns)
+def confidence(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list] | None:
+    """Does the model know when it does not know? Definitions and sources are in `evaluation/calibration.py`.
 
+    Of the data sets whose answers all have a confidence; None if the first, the source domain, is not among them.
 
-# Does the model know when it does not know? Definitions and sources are in `evaluation/calibration.py`.
-
-
-class Confidence(NamedTuple):
-    """Rows by the softmax's confidences and by the calibrator's: of each data set, and of the curves' two groups."""
-
-    rows: list[Row]
-    groups: list[Row]
-    calibrated: list[Row]
-    calibrated_groups: list[Row]
-    charts: list[Chart]
-
-
-def confidence(answered: Mapping[str, Sequence[Answered]]) -> Confidence | None:
-    """The data sets whose answers all have a confidence; None if the first, the source domain, is not among them.
-
-    Of the source domain and of all questions of the other domains together it has the mean confidence and the share of
-    right answers in each bin, and the share of wrong ones by the share answered.
+    "rows" of each data set, "groups" of two, the source domain and all questions of the others together; the same by
+    the calibrator's confidences ("calibrated", "calibrated_groups"); "charts" of the groups: the mean confidence and
+    the share of right answers in each bin, and the share of wrong ones by the share answered.
     """
     source = next(iter(answered), None)
     if source is None or any(item.confidence is None for item in answered[source]):
         return None
-    tables = []
+    told = {}
     reliability = {}
     risk = {}
-    for kind, suffix in (("confidence", ""), ("calibrated", ", calibrated")):
+    kinds = (("confidence", "rows", "groups", ""), ("calibrated", "calibrated", "calibrated_groups", ", calibrated"))
+    for kind, by_set, by_group, suffix in kinds:
         values = {}  # by data set, [N, 2]: confidence and exact match
         for name, items in answered.items():
             if all(getattr(item, kind) is not None for item in items):
                 values[name] = np.array([(getattr(item, kind), item.right) for item in items], dtype=float)
-        tables.append(_rows(values))
+        told[by_set] = _rows(values)
         others = [values.pop(name) for name in list(values) if name != source]
         if others:
             values[OTHERS] = np.concatenate(others)
-        tables.append(_rows(values))
+        told[by_group] = _rows(values)
         for name, of_group in values.items():
             confidence_N, right_N = ordered(*of_group.T)
             of_bins = [(confidence_N[rows].mean(), right_N[rows].mean()) for rows in reversed(bins(len(right_N)))]
-            reliability[name + suffix] = tuple(100 * np.array(of_bins).T)
+            reliability[name + suffix] = 100 * np.transpose(of_bins)
             total = len(right_N)
             rows = np.unique(np.linspace(0, total - 1, min(RISK_POINTS, total)).round().astype(int))
             risk[name + suffix] = (100 * (rows + 1) / total, 100 * (1 - accuracy_by_coverage(right_N)[rows]))
     bin_ = "mean confidence of a bin, %"
     share = "share of questions answered, most confident first, %"
-    charts = [
+    told["charts"] = [
         Chart("Reliability", "exactly right, %", reliability, {"perfectly calibrated": ((0, 100), (0, 100))}, bin_),
         Chart("Risk and coverage", "wrong answers, %", risk, over=share),
     ]
-    return Confidence(*tables, charts)
+    return told
 
 
 def _rows(values: Mapping[str, np.ndarray]) -> list[Row]:

@@ -6,7 +6,7 @@ say nothing about other seeds.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,43 +50,28 @@ class Domain(NamedTuple):
     lost: int = 0  # those that only the other run does
 
 
-class Domains(NamedTuple):
-    """`rows` hold the source domain first and the mean last; `notes` say where intervals are missing and why.
-
-    loss: of exact answers on other domains, in percent of those at home; None without another domain.
-    which: the questions that count, as words; empty where all do.
-    """
-
-    rows: list[Domain]
-    loss: Interval | None
-    notes: list[str]
-    which: str
-
-
-def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Domains:
+def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dict[str, Any]:
     """The domains of a run that tested on at least one. Intervals are missing where its answers are.
 
     The finding is about the questions that have an answer: a model that declines all questions answers none.
+
+    "rows": a `Domain` each, the source domain first and the mean last; empty if no question of the source domain has an
+    answer. "loss": of exact answers on other domains, in percent of those at home; None without another domain.
+    "notes": where intervals are missing and why. "which": the questions that count, as words; empty where all do.
     """
     which = ""
     if any(score.get("no_answer_total") for score in results.eval.values()):
         which = " with an answer"
     values: dict[str, np.ndarray] = {}  # see `_resampled`
     totals: dict[str, int] = {}
-    ids: dict[str, list[str]] = {}
     few: list[str] = []  # data sets about too few texts
     notes: list[str] = []
     for name, score in results.eval.items():
         items = answered.get(name, ())
         if items:
-            exact_match, f1 = _scores(items).mean(0)
-            same = np.allclose((exact_match, f1), (score["exact_match"], score["f1"]), atol=ROUNDING)
+            same = np.allclose(_scores(items).mean(0), [score[metric] for metric in METRICS], atol=ROUNDING)
             if not same or len(items) != score["total"]:
-                notes.append(
-                    f"{name} has no interval: on today's data the answers score {exact_match:.2f} / {f1:.2f} over "
-                    f"{len(items)} questions, and {score['exact_match']:.2f} / {score['f1']:.2f} over "
-                    f"{score['total']} in results.json."
-                )
+                notes.append(f"{name} has no interval: on today's data its answers do not give the scores of the run.")
                 items = ()
         part = ""
         if score.get("no_answer_total"):
@@ -94,7 +79,6 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
         if total := score.get(f"{part}total"):
             scores = [score[part + metric] for metric in METRICS]
             totals[name] = total
-            ids[name] = [item.example.id for item in items]
             items = [item for item in items if item.example.answers]
             values[name] = _resampled(scores, _scores(items), items, name)
             if items and np.isnan(values[name]).any():
@@ -102,14 +86,14 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
     source = next(iter(results.eval))
     if source not in values:
         notes.append(f"No question of {source}, the source domain, has an answer.")
-        return Domains([], None, notes, which)
+        return {"rows": [], "loss": None, "notes": notes, "which": which}
     if few:
         notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
     others = [name for name in values if name != source]
     if len(others) > 1:
         values[MEAN] = np.mean([values[name] for name in others], axis=0)
         if not np.isnan(values[MEAN]).any():
-            notes += note_on_shared_ids({name: ids[name] for name in others})
+            notes += note_on_shared_ids({name: [item.example.id for item in answered[name]] for name in others})
     rows = []
     for name, of_set in values.items():
         gap = None
@@ -121,7 +105,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> Dom
         at_home_R = values[source][:, 0]
         at_home_R = np.where(at_home_R == 0, np.nan, at_home_R)  # without an answer at home there is nothing to lose
         loss = Interval.of(100 * (1 - values[rows[-1].name][:, 0] / at_home_R))
-    return Domains(rows, loss, notes, which)
+    return {"rows": rows, "loss": loss, "notes": notes, "which": which}
 
 
 def with_answer(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list[Answered]]:
@@ -137,7 +121,7 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
     for name in names:
         items = answered.get(name, ())
         if items and all(item.other is not None for item in items):
-            differences = _scores(items) - np.array([(100.0 * item.other_right, item.other_f1) for item in items])
+            differences = _scores(items) - _scores([item.other for item in items])
             values[name] = _resampled(differences.mean(0), differences, items, name)
             counts[name] = np.sum([differences[:, 0] > 0, differences[:, 0] < 0], axis=1)
     if len(values) == len(names) > 2:

@@ -48,9 +48,6 @@ def draw(table: Table, folder: Path) -> list[Path]:
     return files
 
 
-# Curves
-
-
 def _curves(cells: pd.DataFrame, axis: str) -> dict[str, pd.DataFrame]:
     """The cells of an axis of numbers such as "10 %" or "1e-4", with their "label" and the number "at" it, in order, by
     the title of each model and point of the other axes; only where there are two numbers or more."""
@@ -99,9 +96,6 @@ def _looks(cells: pd.DataFrame) -> dict[str, dict[str, str]]:
     """Colour and mark of each row."""
     looks = zip(cells["method"].unique(), cycle(COLOURS), cycle(MARKS), strict=False)
     return {method: {"color": colour, "marker": mark} for method, colour, mark in looks}
-
-
-# F1 on shifted sets against F1 in domain
 
 
 def plot_line(cells: pd.DataFrame, line: Line) -> Figure:

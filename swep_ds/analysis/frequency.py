@@ -7,6 +7,7 @@ of ranks has
   mean mu         likewise, the mean over dimensions of mu, for methods that learn it
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,33 +26,28 @@ BANDS = ((0, 100), (100, 500), (500, 5_000), (5_000, 10_000))  # ranks (first, l
 NEIGHBOURS = 5
 BATCH = 8  # windows
 TEXTS = 1024  # that are tokenised at a time
+COLUMNS = ["neighbour_distance", "moved_distance", "mu"]
 ROWS = 256  # words whose distances to the whole table are in memory at a time
-TITLES = {
-    "neighbour_distance": "5-NN l2 distance",
-    "moved_distance": "l2 distance before / after",
-    "mu": "mean mu",
-}
 
 
 def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int) -> dict[str, Any]:
-    """The table: {"bands": [{"ranks": [first, last], "words", "words_seen", "neighbour_distance", "moved_distance",
-    "mu"}], "windows", "method", "beta_schedule"}. A value is None if a band has no words, or the method no mu.
+    """The table: {"bands": [{"ranks": [first, last], "words", "words_seen", *COLUMNS}], "windows", "method",
+    "beta_schedule"}. A value is None if a band has no words, or the method no mu.
 
-    `examples` are the training questions; windows of `max_windows` of them, evenly spaced, are perturbed.
-
-    Raises InputError: a method without perturbation.
+    `examples` are the training questions; windows of `max_windows` of them, evenly spaced, are perturbed. Raises
+    InputError as `TrainedRun.perturb`.
     """
     chosen = [examples[k] for k in np.unique(np.linspace(0, len(examples) - 1, max_windows).astype(int))]
     windows = list(answer_windows(chosen, run.tokenizer, run.windows))
     ranked = ranking(run, examples)[: BANDS[-1][1]]
-    words = _means_by_word(run, windows).reindex(index=ranked, columns=["moved_distance", "mu"])
+    words = _means_by_word(run, windows).reindex(index=ranked, columns=COLUMNS)
     words["neighbour_distance"] = neighbour_distance(run.qa.model.get_input_embeddings().weight, ranked)
     bands = []
     for first, last in BANDS:
         of_band = words.iloc[first:last]
         seen = int(of_band["moved_distance"].count())
         band = {"ranks": [first + 1, last], "words": len(of_band), "words_seen": seen}
-        for name in TITLES:
+        for name in COLUMNS:
             known = of_band[name].dropna()
             band[name] = float(known.mean()) if len(known) else None
         bands.append(band)
@@ -61,23 +57,23 @@ def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int)
     return table
 
 
-def ranking(run: TrainedRun, examples: Sequence[Example]) -> np.ndarray:
+def ranking(run: TrainedRun, examples: Sequence[Example]) -> list[int]:
     """Ids of the tokens in the distinct questions and contexts, the most frequent first; ties by smaller id."""
     backend = plain_backend(run.tokenizer)
     texts = list(dict.fromkeys(text for example in examples for text in (example.question, example.context)))
-    counts = np.zeros(len(run.tokenizer), np.int64)
+    counts = Counter()
     for begin in range(0, len(texts), TEXTS):
         for encoding in backend.encode_batch_fast(texts[begin : begin + TEXTS], add_special_tokens=False):
-            np.add.at(counts, encoding.ids, 1)
-    return np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+            counts.update(encoding.ids)
+    return sorted(counts, key=lambda token: (-counts[token], token))
 
 
 @torch.no_grad()
-def neighbour_distance(table: Tensor, words: np.ndarray) -> np.ndarray:
+def neighbour_distance(table: Tensor, words: Sequence[int]) -> np.ndarray:
     """Mean l2 distance of the rows `words` to their `NEIGHBOURS` nearest other rows, [len(words)] float64."""
     table = table.double()
     means = []
-    for ids in torch.from_numpy(words).to(table.device).split(ROWS):
+    for ids in torch.tensor(words, device=table.device).split(ROWS):
         distance = torch.cdist(table[ids], table)
         distance[torch.arange(len(ids)), ids] = torch.inf  # a row is not its own neighbour
         means.append(distance.topk(NEIGHBOURS, largest=False).values.mean(1).cpu())
@@ -92,9 +88,8 @@ def _means_by_word(run: TrainedRun, windows: list[AnswerWindow]) -> pd.DataFrame
         batch = windows[begin : begin + BATCH]
         before, [perturbed] = run.perturb(run.batch(batch))
         values = {"moved_distance": (perturbed.embeddings - before).norm(dim=-1)}
-        statistics = perturbed.measure() if perturbed.measure else {}
-        if "mu" in statistics:
-            values["mu"] = statistics["mu"]
+        if perturbed.measure:
+            values |= perturbed.measure()
         for row, window in enumerate(batch):
             of_words = {name: value[row, window.positions].double().cpu().numpy() for name, value in values.items()}
             frames.append(pd.DataFrame(of_words, index=np.array(window.input_ids)[window.positions]))
@@ -103,6 +98,5 @@ def _means_by_word(run: TrainedRun, windows: list[AnswerWindow]) -> pd.DataFrame
 
 def markdown(table: dict[str, Any], title: str) -> str:
     """The table with the paper's rows; a dash marks a missing value."""
-
-    text = template("frequency.md.jinja").render(table, title=title, rows=TITLES, paper=frequency_table())
+    text = template("frequency.md.jinja").render(table, title=title, paper=frequency_table())
     return text + "\n"

@@ -6,33 +6,22 @@ e~_t, and over draws of the noise (`TrainedRun.draws`), in the units of the word
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import to_hex, to_rgb
 from torch import Tensor
 
 from swep_ds.analysis.answered import Answered, in_fixed_order
 from swep_ds.analysis.pages import template
-from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, answer_windows
+from swep_ds.analysis.trained_run import AnswerWindow, TextWord, TrainedRun, answer_windows
 from swep_ds.common.errors import InputError
 from swep_ds.methods.noise_effect import nearest
 
-# ColorBrewer's YlOrRd, light to dark, up to where black text stays readable
-COLOURS = ((255, 255, 204), (255, 237, 160), (254, 217, 118), (254, 178, 76), (253, 141, 60), (252, 78, 42))
-BATCH = 8  # windows
-COLUMNS = ["question_id", "part", "word", "token", "nearest_before", "nearest_after"]  # of `nearest_words`
 AROUND = 20  # words of the text that a report shows before and after the answer
 MAX_BYTES = 4 * 10**9  # of a model that is loaded for a report
 TRIED = 50  # questions of a data set that are looked at for windows with the answer
-
-
-class Word(NamedTuple):
-    """A word of the text. `part`: "question", "context" or "answer"."""
-
-    text: str
-    part: str
-    distance: float
 
 
 class Scale(NamedTuple):
@@ -40,46 +29,38 @@ class Scale(NamedTuple):
 
     low: float
     high: float
+    # ColorBrewer's YlOrRd, light to dark, up to where black text stays readable
+    colours = ("#ffffcc", "#ffeda0", "#fed976", "#feb24c", "#fd8d3c", "#fc4e2a")
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[Word]]) -> "Scale":
+    def of(cls, texts: Sequence[Sequence[TextWord]]) -> "Scale":
         """From the 2nd to the 98th percentile, so outliers do not stretch it."""
         low, high = np.percentile([word.distance for words in texts for word in words], [2, 98]).tolist()
         return cls(low, high if high > low else low + 1.0)
 
     def colour(self, distance: float) -> str:
-        at = (distance - self.low) / (self.high - self.low) * (len(COLOURS) - 1)
-        channels = [np.interp(at, range(len(COLOURS)), channel) for channel in zip(*COLOURS, strict=True)]
-        return "#" + "".join(f"{round(value):02x}" for value in channels)
-
-    @property
-    def colours(self) -> list[str]:
-        """Stops of a linear gradient."""
-        return [self.colour(distance) for distance in np.linspace(self.low, self.high, len(COLOURS))]
+        stops = np.linspace(self.low, self.high, len(self.colours))
+        channels = np.transpose([to_rgb(colour) for colour in self.colours])
+        return to_hex([np.interp(distance, stops, channel) for channel in channels])
 
 
-def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[list[Word]]:
-    """The words of each window, the question's first.
-
-    Raises InputError: the run's method has no perturbation to look at.
-    """
+def word_distances(run: TrainedRun, windows: Sequence[AnswerWindow]) -> list[list[TextWord]]:
+    """The words of each window with their distances. Raises InputError as `TrainedRun.perturb`."""
     texts = []
-    for begin in range(0, len(windows), BATCH):
-        batch = windows[begin : begin + BATCH]
-        before, draws = run.perturb(run.batch(batch), run.draws)
+    for window in windows:
+        before, draws = run.perturb(run.batch([window]), run.draws)
         distance_NT = sum((draw.embeddings - before).norm(dim=-1) for draw in draws) / run.draws
-        for window, distance_T in zip(batch, distance_NT.double().cpu().numpy(), strict=True):
-            texts.append([Word(word.text, word.part, distance_T[word.positions].mean()) for word in window.words])
+        distance_T = distance_NT[0].double().cpu().numpy()
+        texts.append([word._replace(distance=distance_T[word.positions].mean()) for word in window.words])
     return texts
 
 
 def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFrame:
-    """The paper's Figure 1: a row with `COLUMNS` for each token of the windows' words, the question's first.
+    """The paper's Figure 1: question_id, part, word, token, nearest_before and nearest_after of each token of the
+    windows' words. A token is changed where `nearest_after` differs from it.
 
     Nearest is meant as in `swep_ds/methods/noise_effect.py`, and not all words are nearest to themselves before the
-    perturbation. A token is changed where `nearest_after` differs from it.
-
-    Raises InputError: the run's method has no perturbation to look at.
+    perturbation. Raises InputError as `TrainedRun.perturb`.
     """
     vocabulary = run.qa.model.get_input_embeddings().num_embeddings
     any_batch = run.batch(windows[:1])
@@ -89,42 +70,35 @@ def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFr
 
     rows = []
     for window in windows:
-        batch = run.batch([window])
-        before, [perturbed] = run.perturb(batch)
-        ids = [batch.input_ids[0]]
+        before, [perturbed] = run.perturb(run.batch([window]))
+        ids = [window.input_ids]
         for embeddings in (before, perturbed.embeddings):
-            ids.append(nearest(embeddings[0], look_up, vocabulary))
-        tokens = [run.tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids]
+            ids.append(nearest(embeddings[0], look_up, vocabulary).tolist())
+        tokens = [run.tokenizer.convert_ids_to_tokens(row) for row in ids]
         for word in window.words:
             for at in word.positions:
                 rows.append((window.example.id, word.part, word.text, *(row[at] for row in tokens)))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=["question_id", "part", "word", "token", "nearest_before", "nearest_after"])
 
 
-def page(titles: Sequence[str], texts: Sequence[Sequence[Word]], heading: str, draws: int) -> str:
+def page(titles: Sequence[str], texts: Sequence[Sequence[TextWord]], heading: str, draws: int) -> str:
     """An HTML page of several examples under one colour scale."""
     macros = template("heatmap.html.jinja").module
     return str(macros.page(heading, list(zip(titles, texts, strict=True)), Scale.of(texts), draws))
 
 
-# In a report
+def heat_maps(folder: Path, answered: Mapping[str, Sequence[Answered]]) -> dict[str, Any]:
+    """Heat maps of a question that was answered right and one that was answered wrong by data set.
 
-
-class HeatMaps(NamedTuple):
-    """maps: by data set, questions and their words; scale: of all of them; missing: why there are none."""
-
-    maps: Mapping[str, list[tuple[Answered, list[Word]]]] = {}
-    scale: Scale | None = None
-    draws: int = 1
-    missing: str = ""
-
-
-def heat_maps(folder: Path, answered: Mapping[str, Sequence[Answered]]) -> HeatMaps:
-    """Heat maps of a question that was answered right and one that was answered wrong by data set, under one scale."""
+    "maps": by data set, these questions with their words; "missing": why there are none. Where there are some, "scale",
+    of all of them, and "draws".
+    """
     size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
     if size > MAX_BYTES:
-        return HeatMaps(missing="The model is not loaded again, since it is large. `swep-ds analyze` makes heat maps.")
-    chosen = []
+        missing = "The model is not loaded again, since it is large. `swep-ds analyze` makes heat maps."
+        return {"maps": {}, "missing": missing}
+    maps = {}
+    texts = []
     try:
         run = TrainedRun.load(folder)
         for name, items in answered.items():
@@ -133,21 +107,18 @@ def heat_maps(folder: Path, answered: Mapping[str, Sequence[Answered]]) -> HeatM
                 # an answer may be in the text only after normalisation, or in no window
                 window = next(answer_windows(list(pool)[:TRIED], run.tokenizer, run.windows), None)
                 if window:
-                    chosen.append((name, pool[window.example], window))
-        texts = word_distances(run, [window for *_, window in chosen])
+                    texts += word_distances(run, [window])
+                    maps.setdefault(name, []).append((pool[window.example], _near_answer(texts[-1])))
     except InputError as error:
-        return HeatMaps(missing=str(error))
-    if not chosen:
-        return HeatMaps(missing="No window holds an answer.")
-    maps = {name: [] for name, *_ in chosen}
-    for (name, item, _), words in zip(chosen, texts, strict=True):
-        maps[name].append((item, _near_answer(words)))
-    return HeatMaps(maps, Scale.of(texts), run.draws)
+        return {"maps": {}, "missing": str(error)}
+    if not maps:
+        return {"maps": {}, "missing": "No window holds an answer."}
+    return {"maps": maps, "missing": "", "scale": Scale.of(texts), "draws": run.draws}
 
 
-def _near_answer(words: Sequence[Word]) -> list[Word]:
+def _near_answer(words: Sequence[TextWord]) -> list[TextWord]:
     """The question's words, and at most `AROUND` of the context before and after the answer."""
-    context = [word for word in words if word.part != "question"]
-    answer = [number for number, word in enumerate(context) if word.part == "answer"]
-    near = context[max(0, answer[0] - AROUND) : answer[-1] + 1 + AROUND]
-    return [word for word in words if word.part == "question"] + near
+    question = [word for word in words if word.part == "question"]
+    context = words[len(question) :]
+    in_answer = [number for number, word in enumerate(context) if word.part == "answer"]
+    return question + context[max(0, in_answer[0] - AROUND) : in_answer[-1] + 1 + AROUND]

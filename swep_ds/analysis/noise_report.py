@@ -1,7 +1,6 @@
-"""What a run's noise was and did to the answer (`swep_ds/methods/noise_effect.py`): statements in words, and a table.
+"""What a run's noise was and did to the answer (`swep_ds/methods/noise_effect.py`), in numbers.
 
-The noise changes while it learns, so only the second half of the run counts. Each change is against noise from the
-prior with the same eps, with the half-width of a 95 % interval over the lines of metrics.jsonl.
+The noise changes while it learns, so only the second half of the run counts.
 """
 
 import math
@@ -19,7 +18,7 @@ Lines = Sequence[Mapping[str, Any]]  # metrics.jsonl
 
 
 class NllChange(NamedTuple):
-    """A mean change of the nll in nats, and the half-width of its 95 % interval."""
+    """A mean change of the nll in nats, and the half-width of its 95 % interval over the lines of metrics.jsonl."""
 
     mean: float
     margin: float
@@ -29,37 +28,36 @@ class NllChange(NamedTuple):
         t = float(stdtrit(len(changes) - 1, 0.975))
         return cls(float(changes.mean()), t * float(changes.std(ddof=1)) / math.sqrt(len(changes)))
 
-    def __str__(self) -> str:
-        return f"{self.mean:+.3f} ± {self.margin:.3f}"
-
     @property
     def is_clear(self) -> bool:
         return abs(self.mean) > self.margin
 
 
-Row = tuple[str, float, NllChange, NllChange]  # answer, nll under noise from the prior, changes: learned, shuffled
+def noise_effect(lines: Lines) -> dict[str, Any] | None:
+    """From metrics.jsonl; None where fewer than `MIN_LINES` lines of the second half hold the comparison.
 
-
-class NoiseEffect(NamedTuple):
-    lines: int
-    rows: list[Row]
-    statement: str
-
-
-def noise_effect(lines: Lines) -> NoiseEffect | None:
-    """From metrics.jsonl; None where fewer than `MIN_LINES` lines of the second half hold the comparison."""
+    "lines": their number. "rows": of each answer its title, "prior", the nll under noise from the prior, and the
+    changes against it, with the same eps, by the "learned" noise and by the same "shuffled". "changed": the rows that
+    learned noise changes for certain; "largest": the one that it changes most. "favour": by how much more it changes
+    the nll of the guess than that of the gold answer.
+    """
     names = [f"{answer}_nll_{noise}" for answer in ANSWERS for noise in ("learned", "shuffled", "prior")]
     known = [line for line in lines if _has(line, names) and 2 * line["update"] > lines[-1]["update"]]
     if len(known) < MIN_LINES:
         return None
     nll = {name: np.array([line[name] for line in known]) for name in names}
+    learned = {}
     rows = []
     for answer, title in ANSWERS.items():
         prior = nll[f"{answer}_nll_prior"]
-        learned = NllChange.of(nll[f"{answer}_nll_learned"] - prior)
-        rows.append((title, float(prior.mean()), learned, NllChange.of(nll[f"{answer}_nll_shuffled"] - prior)))
-    gold, guess = (nll[f"{answer}_nll_learned"] - nll[f"{answer}_nll_prior"] for answer in ANSWERS)
-    return NoiseEffect(len(known), rows, _statement(rows, NllChange.of(guess - gold)))
+        learned[answer] = nll[f"{answer}_nll_learned"] - prior
+        shuffled = nll[f"{answer}_nll_shuffled"] - prior
+        changes = {"learned": NllChange.of(learned[answer]), "shuffled": NllChange.of(shuffled)}
+        rows.append({"title": title, "prior": prior.mean(), **changes})
+    changed = [row for row in rows if row["learned"].is_clear]
+    largest = max(changed, key=lambda row: abs(row["learned"].mean), default=None)
+    favour = NllChange.of(learned["guess"] - learned["gold"])
+    return {"lines": len(known), "rows": rows, "changed": changed, "largest": largest, "favour": favour}
 
 
 def noise_size(lines: Lines) -> dict[str, Mapping[str, Any] | None]:
@@ -69,21 +67,3 @@ def noise_size(lines: Lines) -> dict[str, Mapping[str, Any] | None]:
 
 def _has(line: Mapping[str, Any], names: Sequence[str]) -> bool:
     return all(name in line and math.isfinite(line[name]) for name in names)
-
-
-def _statement(rows: Sequence[Row], favour: NllChange) -> str:
-    """`favour`: by how much more learned noise changes the nll of the guess than that of the gold answer."""
-    clear = [(title, learned, shuffled) for title, _, learned, shuffled in rows if learned.is_clear]
-    if not clear:
-        return "Learned noise does to the answer what noise from the prior does, as far as these updates can tell."
-    effects = []
-    for title, learned, _ in clear:
-        verb = "lowers" if learned.mean < 0 else "raises"
-        effects.append(f"{verb} the nll of the {title} by {abs(learned.mean):.3f} nats")
-    effect = " and ".join(effects)
-    if favour.is_clear and favour.mean < 0:
-        effect += ", which favours what the model believes already over the gold answer"
-    elif favour.is_clear:
-        effect += ", which favours the gold answer over what the model believes already"
-    title, _, shuffled = max(clear, key=lambda change: abs(change[1].mean))
-    return f"Learned noise {effect}. Shuffled, it changes the nll of the {title} by {shuffled} nats."

@@ -1,7 +1,4 @@
-"""A finished run whose noise the analyses look at, and the windows of its questions that they look at it in.
-
-Windows are cut as in training (`swep_ds/data/windows.py`), but an analysis looks only at the one that holds the answer.
-"""
+"""A finished run whose noise the analyses look at, and the window of each question that holds its answer."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,27 +35,23 @@ DRAWS = 16  # over which means are taken
 
 
 class TextWord(NamedTuple):
-    """A whitespace word of the text, and the positions of its tokens."""
+    """A whitespace word of the text. `distance`: how far it moves, where `heatmap.word_distances` has measured it."""
 
     text: str
     part: str  # "question", "context" or "answer"
-    positions: list[int]
+    positions: list[int]  # of its tokens
+    distance: float | None = None
 
 
 class AnswerWindow(NamedTuple):
-    """A window as the model reads it.
-
-    words: those of the question, as far as it is not cut, then those of this part of the context.
-    answer: positions of the answer's first and last token.
-    target_ids: the answer's tokens with special ones, for models that generate answers.
-    """
+    """A window as the model reads it."""
 
     example: Example
     input_ids: list[int]
     token_type_ids: list[int]
-    words: list[TextWord]
-    answer: tuple[int, int]
-    target_ids: list[int]
+    words: list[TextWord]  # those of the question, as far as it is not cut, then those of this part of the context
+    answer: tuple[int, int]  # positions of the answer's first and last token
+    target_ids: list[int]  # the answer's tokens with special ones, for models that generate answers
 
     @property
     def positions(self) -> list[int]:
@@ -72,26 +65,20 @@ def answer_windows(
     """For each example the window that holds its whole answer; if several do, the one with most context around it.
 
     The answer is the training answer or, for an example read for evaluation, the first accepted text in the context.
-    Examples without such a window are left out, as in training.
+    Windows are cut as in training; examples without such a window are left out.
     """
     cutter = WindowCutter(tokenizer, settings)
     for example in examples:
-        span = example.span or _find_answer(example)
-        window = span and _window(example, span, cutter)
-        if window:
-            yield window
+        span = example.span
+        for answer in example.answers:  # test data is read without offsets
+            start = next(occurrences(example.context, answer), example.context.find(answer))
+            if span is None and start >= 0:
+                span = (start, start + len(answer))
+        if span:
+            yield from _window(example, span, cutter)
 
 
-def _find_answer(example: Example) -> tuple[int, int] | None:
-    """Test data is read without its offsets."""
-    for answer in example.answers:
-        start = next(occurrences(example.context, answer), example.context.find(answer))
-        if start >= 0:
-            return start, start + len(answer)
-    return None
-
-
-def _window(example: Example, span: tuple[int, int], cutter: WindowCutter) -> AnswerWindow | None:
+def _window(example: Example, span: tuple[int, int], cutter: WindowCutter) -> Iterator[AnswerWindow]:
     template = cutter.template
     context = cutter.encode(example.context)
     question = TextTokens(*(column[: cutter.settings.max_query_length] for column in cutter.encode(example.question)))
@@ -99,18 +86,14 @@ def _window(example: Example, span: tuple[int, int], cutter: WindowCutter) -> An
     windows = cutter.windows(len(question.ids), len(context.ids))
     whole = [window for window in windows if window.begin <= first <= last < window.end]
     if not whole:
-        return None
+        return
     begin, end, *_ = max(whole, key=lambda window: min(first - window.begin, window.end - 1 - last))
     context = TextTokens(*(column[begin:end] for column in context))
     context_begin = template.context_begin(len(question.ids))
-    words = []
-    for word, positions in _words(example.question, question, len(template.prefix)):
-        words.append(TextWord(word.group(), "question", positions))
-    for word, positions in _words(example.context, context, context_begin):
-        in_answer = word.end() > span[0] and word.start() < span[1]
-        words.append(TextWord(word.group(), "answer" if in_answer else "context", positions))
+    words = _words(example.question, question, len(template.prefix), "question")
+    words += _words(example.context, context, context_begin, "context", span)
     shift = context_begin - begin  # from a token of the whole context to its position
-    return AnswerWindow(
+    yield AnswerWindow(
         example,
         template.input_ids(question.ids, context.ids).tolist(),
         template.type_ids(len(question.ids), len(context.ids)).tolist(),
@@ -120,27 +103,28 @@ def _window(example: Example, span: tuple[int, int], cutter: WindowCutter) -> An
     )
 
 
-def _words(text: str, tokens: TextTokens, begin: int) -> Iterator[tuple[re.Match, list[int]]]:
-    """The words that have tokens, with their positions; the first token is at `begin`."""
+def _words(text: str, tokens: TextTokens, begin: int, part: str, answer: tuple[int, int] = (0, 0)) -> list[TextWord]:
+    """The words that have tokens, the first of them at position `begin`; `answer`: characters [start, end)."""
+    words = []
     for word in re.finditer(r"\S+", text):
         first, last = tokens.answer_tokens(word.span())
         if first <= last:
-            yield word, list(range(begin + first, begin + last + 1))
+            in_answer = word.end() > answer[0] and word.start() < answer[1]
+            positions = list(range(begin + first, begin + last + 1))
+            words.append(TextWord(word.group(), "answer" if in_answer else part, positions))
+    return words
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Model and method on this machine's device, in float32 and evaluation mode, without gradients.
-
-    `method` has the parameters of the end of training; `windows` says how the run cut its windows.
-    """
+    """Model and method on this machine's device, in float32 and evaluation mode, without gradients."""
 
     folder: Path
     recipe: Recipe
     qa: ExtractiveQA | GenerativeQA
     tokenizer: PreTrainedTokenizerFast
-    windows: WindowSettings
-    method: Method
+    windows: WindowSettings  # as the run cut its windows
+    method: Method  # with the parameters of the end of training
 
     @classmethod
     def load(cls, folder: Path) -> "TrainedRun":
@@ -160,10 +144,8 @@ class TrainedRun:
         return cls(folder, recipe, qa, saved.tokenizer, saved.windows, method)
 
     def test_examples(self, name: str | None = None) -> list[Example]:
-        """The questions that the run answered of one of its test sets, by default the first, the source domain.
-
-        Raises InputError: the run was not tested on a set of that name, or its source cannot be read or has changed.
-        """
+        """The questions that the run answered of one of its test sets, by default the first, the source domain. Raises
+        InputError: the run was not tested on a set of that name, or its source cannot be read or has changed."""
         names = self.recipe.test_sets
         name = name or next(iter(names), "")
         if name not in names:

@@ -1,5 +1,4 @@
-"""t-SNE of the tokens of a few questions before and after perturbation, in two spaces: word embeddings, and the
-encoder's last hidden state. Each space is embedded once, before and after together."""
+"""t-SNE of the tokens of a few questions, before and after perturbation together, in two spaces."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,9 +24,8 @@ def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFram
     """Two rows, "before" and "after", for each token and space: space, when, question, position, token, x, y.
 
     The tokens are those of question and context, without special ones; if there are more than `MAX_TOKENS`, a
-    random part of them. The perplexity is 30, or a third of the points if that is less.
-
-    Raises InputError: scikit-learn is not installed, or a method without perturbation.
+    random part of them. The perplexity is 30, or a third of the points if that is less. Raises InputError:
+    scikit-learn is not installed; as `TrainedRun.perturb`.
     """
     try:
         from sklearn.manifold import TSNE
@@ -71,10 +69,9 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
         for points, (when, colour), marker in zip(ends, WHEN.items(), "o^", strict=True):
             style = {"s": 16, "color": colour, "alpha": 0.75, "linewidths": 0, "zorder": 2}
             axes.scatter(*points.T, marker=marker, label=f"{when} perturbation", **style)
-        axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")
+        axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2", box_aspect=1)
+        axes.set_aspect("equal", adjustable="datalim")  # every panel is a square with one scale on both axes
         axes.set_title(f"{letter}  {title}", loc="left", fontsize=11)
-        axes.set_box_aspect(1)  # every panel is a square with one scale on both axes
-        axes.set_aspect("equal", adjustable="datalim")
         moves.append((axes, *ends, of_space.loc[of_space["when"] == "before", "token"].tolist()))
     figure.suptitle(f"{heading} ({len(ends[0])} tokens)", fontsize=12, parse_math=False)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)

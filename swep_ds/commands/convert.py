@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from swep_ds.commands.cli import Parser
@@ -50,9 +51,20 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable) -> Count
     if output.exists():
         raise InputError(f"{output}: exists already: name another file")
     counts: Counter = Counter()
+    write_atomically(output, _rows(source, cache(load_tokenizer), counts))
+    return counts
 
-    def rows() -> Iterator[str]:
-        for number, (question, context, answer, start) in _pairs(source, load_tokenizer):
+
+def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[str]:
+    with open_input(source) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            with as_input_error(f"{source}: line {number} is not a generated pair", "see `swep-ds convert --help`"):
+                if re.match(rb"[\d ]+\t", line):
+                    question, context, answer, start = _of_ids(line.decode(), load_tokenizer())
+                else:
+                    question, context, answer, start = _of_json(json.loads(line))
             if start is None:
                 counts["answer not in the context"] += 1
             elif any(map(is_blank, (question, context, answer))):
@@ -62,28 +74,8 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable) -> Count
                 row = {"id": f"{source.stem}-{number}", "question": question, "context": context}
                 row["answers"] = {"text": [answer], "answer_start": [start]}
                 yield json.dumps(row, ensure_ascii=False) + "\n"
-        if not counts["written"]:
-            raise InputError(f"{source}: holds no pair to train on ({dict(counts) or 'it is empty'})")
-
-    write_atomically(output, rows())
-    return counts
-
-
-def _pairs(source: Path, load_tokenizer: Callable) -> Iterator[tuple[int, Pair]]:
-    """The number of every line and its pair."""
-    tokenizer = None
-    with open_input(source) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            with as_input_error(f"{source}: line {number} is not a generated pair", "see `swep-ds convert --help`"):
-                if not re.match(rb"[\d ]+\t", line):
-                    pair = _of_json(json.loads(line))
-                else:
-                    if tokenizer is None:
-                        tokenizer = load_tokenizer()
-                    pair = _of_ids(line.decode(), tokenizer)
-            yield number, pair
+    if not counts["written"]:
+        raise InputError(f"{source}: holds no pair to train on ({dict(counts) or 'it is empty'})")
 
 
 def _of_json(row: dict[str, str]) -> Pair:

@@ -1,7 +1,4 @@
-"""The fields of a question's row: checked, answers in every form that files have them, and the training answer's place.
-
-A message says what is wrong; `at` adds where.
-"""
+"""The fields of a question's row: answers in every form that files have them, and the training answer's place."""
 
 import ast
 import json
@@ -38,7 +35,7 @@ _NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which Nu
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Puts the place in front of the message of an InputError."""
+    """Puts the place in front of the message of an InputError, which says only what is wrong."""
     try:
         yield
     except InputError as error:
@@ -51,8 +48,10 @@ def excerpt(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def field(mapping: dict[str, Any], name: str, kind: type = object) -> Any:
-    """`mapping[name]`, which must be of `kind`. Raises InputError: it is not, or is missing."""
+def field(mapping: Any, name: str, kind: type = object) -> Any:
+    """`mapping[name]`. Raises InputError: it is missing, or not of `kind`."""
+    if not isinstance(mapping, dict):
+        raise InputError(f"expected an object with the field {name!r}, found {excerpt(mapping)}")
     if name not in mapping:
         raise InputError(f"field {name!r} is missing; add it (found: {excerpt(list(mapping))})")
     if not isinstance(mapping[name], kind):
@@ -80,18 +79,12 @@ def is_missing(value: Any) -> bool:
 
 def nested_value(text: str) -> Any:
     """The value of a text in JSON, or as Python and NumPy print lists, dicts, texts and numbers: what `to_csv` of
-    pandas and `datasets` writes for them. Nothing is executed. Raises InputError: it is neither."""
+    pandas and `datasets` writes for them. Nothing is executed. Raises ValueError, SyntaxError or TypeError: neither."""
     with suppress(ValueError):
         return json.loads(text)
     # NumPy prints ['a' 'b'], which Python would take for ['ab']
     printed = _VALUE_AND_GAP.sub(lambda match: match[1] + "," if match[2] else match[1], text.strip())
-    try:
-        return _value(ast.parse(printed, mode="eval").body)
-    except (SyntaxError, ValueError, TypeError):
-        raise InputError(
-            f"{excerpt(text)} is neither JSON nor a list or dict as Python prints it; a text that begins with [ or {{ "
-            "goes into a JSON list of texts"
-        ) from None
+    return _value(ast.parse(printed, mode="eval").body)
 
 
 def _value(node: ast.AST) -> Any:
@@ -123,15 +116,14 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
 
     They are in `answers`, or else in `answer`: one text, a list of texts, an object {text, answer_start} of two lists
     or of one text and its offset, or a list of such objects. Next to texts, `answer_start` has their offset or a list
-    of offsets. Any of these may be written as a text (`_unpacked`). A number is a text.
-
-    Raises InputError: anything else; no such field, or `is_impossible` contradicts the answers.
+    of offsets. Any of these may be written as a text (`_unpacked`). A number is a text. Raises InputError: anything
+    else; no such field, or `is_impossible` contradicts the answers.
     """
     impossible = str(row.get("is_impossible")).lower()
     given = _unpacked(row.get("answers"), context)
     if is_missing(given) or given in ("", [], {}):
-        if "answers" not in row and "answer" not in row and impossible not in TRUE:
-            raise InputError(f"field 'answers' is missing; add it (found: {excerpt(list(row))})")
+        if "answer" not in row and impossible not in TRUE:
+            field(row, "answers")
         given = _unpacked(row.get("answer"), context)
     starts = row.get("answer_start")
     if isinstance(given, dict):
@@ -161,11 +153,16 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _unpacked(value: Any, context: str) -> Any:
-    """The list or object that a text holds in JSON or as Python prints it (`nested_value`), unless the context has that
-    text, such as "[1]", letter by letter."""
-    if isinstance(value, str) and value.lstrip().startswith(("[", "{")) and value.strip() not in context:
+    """The list or object that a text holds in JSON or as Python prints it (`nested_value`). A text that the context has
+    letter by letter, such as "[1]", and one that is no list, such as "[MASK] token", stay texts."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")) or value.strip() in context:
+        return value
+    try:
         return nested_value(value)
-    return value
+    except (ValueError, SyntaxError, TypeError):
+        if not re.match(r"""[\s\[{]+['"]""", value):
+            return value
+    raise InputError(f"{excerpt(value)} is neither JSON nor a list or dict as Python prints it: correct it")
 
 
 def _text(value: Any, context: str) -> str:
@@ -211,12 +208,9 @@ def training_span(
 
 
 def mrqa_span(context: str, detected: list[dict[str, Any]]) -> tuple[int, int]:
-    """Characters [start, end) of the first of MRQA's detected answers, at its first place, without white space at its
-    ends.
-
-    The shared task looked answers up with SQuAD's normalisation and in detokenised text: texts that differ only in
-    white space, case, punctuation and articles are the same answer. Raises InputError: there is none, or another text.
-    """
+    """Characters [start, end) of the first of MRQA's detected answers. The shared task looked answers up with SQuAD's
+    normalisation and in detokenised text: texts that differ only in white space, case, punctuation and articles are the
+    same answer. Raises InputError: there is none, or another text."""
     if not detected:
         raise InputError("no detected_answers to train on; leave the question out")
     text = detected[0]["text"]
@@ -264,19 +258,17 @@ def find_answer(context: str, text: str, *, repeated: bool = False) -> tuple[int
 def occurrences(context: str, text: str) -> Iterator[int]:
     """Where `text`, which is not empty, begins in `context` as whole words. Between characters of a script without
     spaces any place may end a word."""
-    at = context.find(text)
-    while at >= 0:
-        if not (_splits_a_word(context, at) or _splits_a_word(context, at + len(text))):
-            yield at
-        at = context.find(text, at + 1)
 
+    def in_spaced_word(character: str) -> bool:
+        if _UNSPACED.match(character):
+            return False
+        return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
 
-def _splits_a_word(context: str, at: int) -> bool:
-    return 0 < at < len(context) and _in_spaced_word(context[at - 1]) and _in_spaced_word(context[at])
+    def splits_a_word(at: int) -> bool:
+        return 0 < at < len(context) and in_spaced_word(context[at - 1]) and in_spaced_word(context[at])
 
-
-def _in_spaced_word(character: str) -> bool:
-    """Whether this is a letter, digit, underscore or combining mark of a script with spaces between words."""
-    if _UNSPACED.match(character):
-        return False
-    return character.isalnum() or character == "_" or unicodedata.category(character).startswith("M")
+    begin = context.find(text)
+    while begin >= 0:
+        if not (splits_a_word(begin) or splits_a_word(begin + len(text))):
+            yield begin
+        begin = context.find(text, begin + 1)

@@ -1,14 +1,7 @@
 """Batches: the windows of every rank in every update, padded, with their weights in the loss.
 
-- The windows of an update depend only on the seed and the global batch (micro batch x accumulation x ranks), not on
-  how the batch is split; resuming at update u needs nothing but u.
-- Windows of similar length share an update: an epoch is shuffled and cut into mega-batches of 50 updates; each
-  mega-batch is sorted by length and cut into updates, and the updates are shuffled. On SQuAD-like text random batches
-  of 8 waste a third of their positions in padding. With `max_tokens` an update takes as many windows as fit.
-- All windows of an update are padded to the longest of them, on every rank: Hugging Face's loss takes the softmax
-  over padding too, so any other padding would make the loss depend on the split.
-- Every window carries its share of the update's loss. Sums over micro-batches and ranks are then exact means over
-  the global batch, unequal last batches included. A rank without a window gets one of weight 0, or others would wait.
+The windows of an update depend only on the seed and the global batch (micro batch x accumulation x ranks), not on how
+the batch is split; resuming at update u needs nothing but u.
 """
 
 import math
@@ -40,7 +33,7 @@ class Batch(NamedTuple):
     end_position: Tensor | None = None  # [N] int64, the answer's last token
     target_ids: Tensor | None = None  # [N, K] int64, the answer's tokens and the end of sequence; IGNORED = padding
     sample_id: Tensor | None = None  # [N] int64, the window's row: keys its noise
-    weight: Tensor | None = None  # [N] float32, factor of a window's loss (module docstring)
+    weight: Tensor | None = None  # [N] float32, factor of a window's loss: sums are exact means over the update
     token_weight: Tensor | None = None  # [N] float32, the same for means over the update's tokens
     lengths: tuple[int, ...] | None = None  # tokens of each window, always on the host
 
@@ -89,13 +82,9 @@ def _pad(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
 def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 1) -> int:
     """What DeepSpeed divides the gradients of an update by: the number of micro-steps on all ranks.
 
-    The loss of an update is, for each pass, its weight times the mean over the W windows of the global batch. DeepSpeed
-    takes the mean over A micro-batches (the accumulation) on each of R ranks, each in P micro-steps (`split`: one for
-    each pass that trains; `joint`: 1). So whatever is to be a sum is multiplied before:
-
-        P  by `run_update`, each micro-step's loss, as the passes of a batch add up
-        R A  by `TrainingBatches`, a window's weight R A / W, so that windows add up to their mean at any split
-        A P  is the gradient_accumulation_steps that `complete_ds_config` gives DeepSpeed
+    It takes the mean over A micro-batches (the accumulation) on each of R ranks, each in P micro-steps (`split`: one
+    for each pass that trains; `joint`: 1). So what is to be a sum is multiplied before: by P in `run_update`, as the
+    passes of a batch add up, and by R A in `TrainingBatches`, where one of W windows has the weight R A / W.
     """
     return ranks * accumulation * micro_steps
 
@@ -104,7 +93,9 @@ def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 
 class TrainingBatches:
     """Item k is this rank's batch of micro-step k; update u has micro-steps u * accumulation onwards.
 
-    Training ends after max_updates at the latest. Raises InputError: a window is longer than `max_tokens`.
+    Windows of similar length share an update: random batches of 8 waste a third of their positions on SQuAD-like text.
+    With `max_tokens` an update takes as many windows as fit. Training ends after max_updates at the latest.
+    Raises InputError: a window is longer than `max_tokens`.
     """
 
     features: datasets.Dataset
@@ -159,7 +150,8 @@ class TrainingBatches:
         return self._rows[update]
 
     def _shuffled(self, epoch: int) -> list[np.ndarray]:
-        """The rows of each update of an epoch."""
+        """The rows of each update of an epoch, which is shuffled, sorted by length within mega-batches, and cut into
+        updates, which are shuffled."""
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self.features))
         if self.group_by_length:
@@ -205,7 +197,7 @@ class TrainingBatches:
         else:
             mine = rows[micro * self.micro_batch : (micro + 1) * self.micro_batch][self.rank :: self.world_size]
         share = engine_divisor(ranks=self.world_size, accumulation=self.accumulation)
-        if len(mine) == 0:
+        if len(mine) == 0:  # other ranks would wait for this one
             mine = rows[:1]
             share = 0
         columns = self.features[mine.tolist()]
@@ -214,8 +206,10 @@ class TrainingBatches:
             answers = {"target_ids": _pad(targets, max(map(len, targets)), IGNORED)}
         else:
             answers = {name: torch.tensor(columns[name]) for name in ("start_position", "end_position")}
+        # Hugging Face's loss takes the softmax over padding, too: one width on all ranks, or it depends on the split
+        width = int(self.lengths[rows].max())
         return Batch(
-            **self.padding.inputs(columns, int(self.lengths[rows].max())),
+            **self.padding.inputs(columns, width),
             **answers,
             sample_id=torch.from_numpy(mine.astype(np.int64)),
             weight=torch.full((len(mine),), share / len(rows)),

@@ -1,10 +1,13 @@
 """Features: the windows of all questions (`data/windows.py`) as columns, cached as Arrow."""
 
 import hashlib
+import json
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +17,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.console import Console, Progress
-from swep_ds.data import cache
+from swep_ds.common.errors import InputError, reason
+from swep_ds.common.files import write_atomically
 from swep_ds.data.example import Example
 from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSettings
 
@@ -91,7 +95,7 @@ def build_features(
     kind = "train" if training else "eval"
     cached = cache_dir / f"{kind}-{digest.hexdigest()[:32]}.arrow"
 
-    if cache.load(cached) is None:
+    if _load(cached) is None:
         counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
         with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
             questions = _shown(cutter.tokenise(examples), progress)
@@ -99,9 +103,8 @@ def build_features(
                 rows = _rows_to_learn(examples, questions, cutter, counts, drop)
             else:
                 rows = _rows_to_answer(questions, cutter, counts)
-            cache.save(cached, _batches(rows), counts)
-    dataset, facts = cache.load(cached)
-    return Features(dataset, **facts, fingerprint=cached.stem)
+            _save(cached, _batches(rows), counts)
+    return _load(cached)
 
 
 def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tuple[pa.Table, int]:
@@ -110,6 +113,50 @@ def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tupl
     counts = Counter()
     rows = _rows_to_answer(cutter.tokenise(examples), cutter, counts)
     return pa.Table.from_batches(_batches(rows)), counts["questions_cut"]
+
+
+# The cache: an Arrow stream of the windows and, written last, a small JSON file with its size and the counts
+
+
+def _load(cached: Path) -> Features | None:
+    """The cached windows; None if there are none, or if a part of them is missing."""
+    file = cached.with_suffix(".json")
+    if not (cached.exists() and file.exists()):
+        return None
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    if facts.pop("bytes") != cached.stat().st_size:
+        return None
+    return Features(Dataset.from_file(str(cached)), **facts, fingerprint=cached.stem)
+
+
+def _save(cached: Path, batches: Iterator[pa.RecordBatch], counts: Counter) -> None:
+    """Writes the windows, then `counts`, which `batches` fills."""
+    first = next(batches, None)
+    if first is None:
+        raise InputError(
+            "no window holds its whole answer, and windows without it are dropped; raise data.max_length or, for "
+            "extractive answers, keep such windows (data.windows_without_answer: cls)"
+        )
+    folder = cached.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as temporary:
+            windows = Path(temporary, "windows")
+            with pa.OSFile(str(windows), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
+                for batch in chain([first], batches):
+                    writer.write_batch(batch)
+            facts = {"bytes": windows.stat().st_size, **counts}
+            if _load(cached) is None:  # else another node has made it, too: on NFS a new file would take it away
+                os.replace(windows, cached)
+                write_atomically(cached.with_suffix(".json"), json.dumps(facts))
+    except OSError as error:  # most often a full disk or quota, of which Arrow's error names no file
+        raise InputError(
+            f"{folder}: tokenised windows cannot be written ({reason(error)}): make room there, or name another "
+            "folder in HF_DATASETS_CACHE (or HF_HOME)"
+        ) from error
+
+
+# The columns
 
 
 def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Question]:

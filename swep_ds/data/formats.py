@@ -25,7 +25,6 @@ Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its
 
 ARROW = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # first bytes of Parquet, an Arrow file and an Arrow stream
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-MAX_HEADER = 4096  # characters of a file's first line that are looked at
 ROWS_AT_A_TIME = 100  # converted to Python objects at once: many rows may repeat one long context
 MAX_NAMED = 100  # faulty questions of a file that a message names
 
@@ -49,7 +48,7 @@ def file_items(path: Path) -> Items:
     with as_input_error("is neither Parquet nor Arrow nor UTF-8 text", fix):
         text = content.decode("utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     text = re.sub(r"\Asep=[,;\t]\r?\n", "", text)  # a hint for Excel
-    header, *_ = text[:MAX_HEADER].lstrip().splitlines() or [""]
+    header = re.match(r"\s*([^\r\n]*)", text)[1]
     delimiter = max(",;\t", key=header.count)
     if header.startswith(("{", "[")):
         yield from _json_items(text)
@@ -69,12 +68,10 @@ def numbered(rows: Iterable[Any]) -> Items:
 def _json_items(text: str) -> Items:
     """The items of a JSON document, or of JSON lines, whose places are the lines."""
     fix = "correct it or fetch the file again"
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise InputError(f"not JSON ({error}): {fix}") from None
-    else:
+    begun = text.lstrip()
+    with as_input_error("not JSON", fix):
+        document, end = json.JSONDecoder().raw_decode(begun)
+    if not begun[end:].strip():
         yield from document_items(document)
         return
     for number, line in enumerate(text.split("\n"), 1):
@@ -97,7 +94,7 @@ def document_items(document: Any) -> Items:
         cells = [list(cells.values()) if isinstance(cells, dict) else cells for cells in columns.values()]
         return numbered(dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True))
     if "data" in document:
-        return ((f"data[{number}]", article) for number, article in enumerate(document["data"]))
+        return ((f"data[{number}]", article) for number, article in enumerate(field(document, "data", list)))
     if isinstance(document.get("rows"), list):
         return numbered(row.get("row", row) for row in document["rows"])
     if document and all(isinstance(row, dict) for row in document.values()):  # orient="index"
@@ -205,9 +202,13 @@ def _rows(source: str, items: Items) -> Iterator[tuple[str, dict[str, Any]]]:
             raise InputError(f"{place}: expected an object, found {excerpt(item)}")
         title = _name(item.get("title"))
         if "paragraphs" in item:
-            for number, paragraph in enumerate(item["paragraphs"]):
-                title = title or untitled.setdefault(paragraph.get("context"), f"{source}: {place}")
-                yield from _paragraph_rows(f"{place}.paragraphs[{number}]", paragraph, title)
+            with at(place):
+                paragraphs = field(item, "paragraphs", list)
+            for number, paragraph in enumerate(paragraphs):
+                of_paragraph = f"{place}.paragraphs[{number}]"
+                with at(of_paragraph):
+                    title = title or untitled.setdefault(text_field(paragraph, "context"), f"{source}: {place}")
+                yield from _paragraph_rows(of_paragraph, paragraph, title)
         elif "qas" in item:
             yield from _paragraph_rows(place, item, title)
         else:

@@ -1,11 +1,8 @@
-"""Question-answering examples from the hub, from local files, from the quick-start corpus or from a registered reader.
-
-Local files are recognised by content, never by name (`formats`). A question without an id gets one from its place in
-the file, and an answer without an offset is looked up in its context.
-"""
+"""Question-answering examples from the hub, local files, the quick-start corpus or a registered reader."""
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +14,7 @@ from swep_ds.common.plugins import check_free, load_entry_points
 from swep_ds.data.answers import at, excerpt, occurrences
 from swep_ds.data.example import Example
 from swep_ds.data.formats import Items, document_items, file_items, numbered, read_items, table_rows
+from swep_ds.data.quickstart import corpus
 
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
@@ -54,11 +52,9 @@ def read_examples(
             examples += read_items(name, items, **wanted)
     if not examples:
         raise InputError(f"{source}: holds no questions; give a data set with at least one")
-    ids: set[str] = set()
-    for example in examples:
-        if example.id in ids:
-            raise InputError(f"{source}: question id {excerpt(example.id)} occurs twice; make every id unique")
-        ids.add(example.id)
+    [(id_, count)] = Counter(example.id for example in examples).most_common(1)
+    if count > 1:
+        raise InputError(f"{source}: question id {excerpt(id_)} occurs twice; make every id unique")
     return examples
 
 
@@ -81,10 +77,15 @@ def settle_repeated(examples: list[Example], choice: Literal["error", "first", "
 
 def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
     """The files of a source, or all that another source holds, each with its name for messages and its items."""
+    name, _, address = source.partition(":")
     if source.startswith(QUICKSTART):
-        yield source, _quickstart(source, training)
+        domain, _, split = address.partition(".")
+        split = split or ("train" if training else "test")
+        with at(source):
+            articles = corpus(domain, split, unanswerable=name == "quickstart_v2")
+        yield source, document_items(articles)
     elif read := find_reader(source):
-        yield source, _registered_rows(source, read)
+        yield source, _registered_rows(name, address, read)
     elif files := local_files(source, training=training):
         for file in files:
             yield str(file), file_items(file)
@@ -142,17 +143,7 @@ def find_reader(source: str) -> Reader | None:
     return _readers.get(name)
 
 
-def _quickstart(source: str, training: bool) -> Items:
-    from swep_ds.data.quickstart import corpus
-
-    name, _, place = source.partition(":")
-    domain, _, split = place.partition(".")
-    split = split or ("train" if training else "test")
-    yield from document_items(corpus(domain, split, unanswerable=name == "quickstart_v2"))
-
-
-def _registered_rows(source: str, read: Reader) -> Items:
-    name, _, address = source.partition(":")
+def _registered_rows(name: str, address: str, read: Reader) -> Items:
     try:
         yield from numbered(read(address))
     except (OSError, ValueError, LookupError, csv.Error, SystemExit) as error:

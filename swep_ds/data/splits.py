@@ -32,6 +32,7 @@ def sample_id(original: str, number: int) -> str:
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:
     """The augmented samples of these questions only. Raises InputError: there is none, or one has another answer than
     its question: it was made from other data, and may hold the text of held-out articles."""
+    fix = "make it from this data.train with `swep-ds augment`"
     by_id = {example.id: example for example in originals}
     samples = []
     for sample in augmented:
@@ -43,24 +44,18 @@ def samples_of(originals: list[Example], augmented: list[Example]) -> list[Examp
         if wanted != given:
             raise InputError(
                 f"data.augmented: {sample.id!r} has the answer {given!r:.80}, and {original.id!r} of the training data "
-                f"{wanted!r:.80}: make it from this data.train with `swep-ds augment`"
+                f"{wanted!r:.80}: {fix}"
             )
         samples.append(sample)
     if not samples:
-        raise InputError(
-            f"data.augmented: none of its {len(augmented)} questions is a sample of a training question: make it from "
-            "data.train with `swep-ds augment`"
-        )
+        raise InputError(f"data.augmented: none of its {len(augmented)} questions is a sample of data.train's: {fix}")
     return samples
 
 
 def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Example], list[Example]]:
-    """Splits into (kept, held out): whole articles, chosen at random until they hold `fraction` of the questions.
-
-    Paragraphs of one article share their answers (`_inseparable`). An article that would bring the share above twice
-    the fraction is kept, unless all would. The choice does not depend on the seed of a run, so scores over seeds share
-    one test set. Raises InputError: the examples have fewer than two articles.
-    """
+    """Splits into (kept, held out): whole articles (`_inseparable`), chosen at random until they hold `fraction` of the
+    questions, whatever the seed of a run. An article that would bring the share above twice the fraction is kept,
+    unless all would. Raises InputError: the examples have fewer than two articles."""
     groups, sizes = _inseparable(examples, least_articles=1)
     if len(sizes) < 2:
         raise InputError("data.holdout_fraction: the training data has a single article: give data.eval a test set")
@@ -77,11 +72,9 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 
 
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report.
-
-    In random order, each article, or context if there is one article (`_inseparable`), goes to the half that has fewer
-    questions so far, whatever the seed of a run. Raises InputError: all questions are about one context.
-    """
+    """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report. In random
+    order, each article, or context if there is one article (`_inseparable`), goes to the half that has fewer questions
+    so far, whatever the seed of a run. Raises InputError: all questions are about one context."""
     groups, sizes = _inseparable(examples, least_articles=2)
     if len(sizes) < 2:
         raise InputError(
@@ -128,8 +121,7 @@ def _inseparable(examples: Sequence[Example], least_articles: int) -> tuple[list
 
     They have the article or, with fewer articles than `least_articles`, the paragraph in common; a paragraph that is
     in two articles ties both. Where questions recur (`_recur`), those with the same text belong together as well,
-    unless that ties most of the examples to each other.
-    """
+    unless that ties most of the examples to each other."""
     sources = _sources(examples, least_articles)
     columns = [sources, [example.context for example in examples]]
     group_N = _tied(*columns)

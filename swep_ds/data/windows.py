@@ -1,17 +1,14 @@
-"""Tokens of texts, and windows of them: a question and a part of its context, as training, analysis and SSMBA cut them.
+"""Tokens of texts, and windows of them: a question and a part of its context.
 
 An extractive window is [CLS] question [SEP] part of the context [SEP], in the tokenizer's own special tokens for a
 pair; a generative one is "question: ... context: ..." with a part of the context, in those for one text.
-Windows follow the rules of Google's BERT for SQuAD: the next window of a context starts `doc_stride` tokens after the
-one before (a STEP, where a Hugging Face tokenizer's `stride` is the overlap), and a context token belongs to the window
-that gives it the most context.
 """
 
 import json
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -47,7 +44,8 @@ class ContextWindow(NamedTuple):
 
 
 def context_windows(tokens: int, room: int, step: int) -> list[ContextWindow]:
-    """The windows of a context of `tokens` tokens when `room` of them fit next to the question; step <= room.
+    """The windows of a context of `tokens` tokens when `room` of them fit next to the question, as Google's BERT for
+    SQuAD cuts them: each starts `step` <= room tokens after the one before (Hugging Face's `stride` is the overlap).
 
     A token's owner is the window with the largest min(tokens to its left, tokens to its right) + 0.01 * length,
     the earlier one of equals. What a window owns is contiguous.
@@ -138,16 +136,13 @@ class TextTokens(NamedTuple):
     @classmethod
     def of(cls, encoding: Encoding, text: str, gap: str = "") -> "TextTokens":
         """The tokens of `text`, as `gap` and the text were encoded. Those of the gap end at character 0 or before."""
-        count = len(encoding)
-        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * count).reshape(count, 2)
-        starts = offsets[:, 0].copy()
-        ends = offsets[:, 1].copy()
+        starts, ends = np.array(encoding.offsets, np.int32).reshape(-1, 2).T.copy()
         _give_back_first_letters(encoding, gap + text, starts, ends)
         _deal_out_bytes(encoding, gap + text, starts, ends)
         starts -= len(gap)
         ends -= len(gap)
         _cover_marks(text, starts, ends)
-        return cls(np.fromiter(encoding.ids, np.int32, count), starts, ends)
+        return cls(np.array(encoding.ids, np.int32), starts, ends)
 
     def answer_tokens(self, span: tuple[int, int]) -> tuple[int, int]:
         """First and last token that overlap the characters [start, end); first > last if none does. A token may extend
@@ -160,9 +155,8 @@ class TextTokens(NamedTuple):
 
 
 def _give_back_first_letters(encoding: Encoding, text: str, starts: np.ndarray, ends: np.ndarray) -> None:
-    """Corrects the starts of byte-level tokens that lost a letter: such a tokenizer may put a space of its own in front
-    of a word, and the library trims offsets by one character for each space of a token, also where the text has none.
-    """
+    """Corrects the starts of byte-level tokens that begin with a space of the tokenizer's own: the library trims their
+    offsets by one character, also where the text has no space."""
     covered = np.maximum.accumulate(np.append(0, ends))[:-1]  # up to here by the tokens before
     tokens = encoding.tokens
     for token in np.flatnonzero(starts > covered).tolist():
@@ -279,8 +273,8 @@ class WindowCutter:
         self.gap = ""
         if settings.task == "generative":
             # a byte-level tokenizer needs a space before a piece of a sentence; others add it themselves
-            bare = self.backend.encode("context:", add_special_tokens=False).ids
-            if self.backend.encode(" context:", add_special_tokens=False).ids != bare:
+            bare, spaced = self.backend.encode_batch(["context:", " context:"], add_special_tokens=False)
+            if spaced.ids != bare.ids:
                 self.gap = " "
             self.template = Template.prompt(self.backend, self.gap)
         else:

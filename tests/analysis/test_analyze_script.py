@@ -19,9 +19,8 @@ from tests.support.tiny_run import squad
 def run(tmp_path_factory):
     """A run of SWEP with two logged updates."""
     folder = finished(tmp_path_factory.mktemp("run"))
-    lines = [{"update": n, "words_changed": n / 100, "words_changed_clean": 0.01} for n in (1, 5)]
-    lines.append({"update": 6, "loss": 1.0})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [json.dumps({"update": n, "words_changed": n / 100, "words_changed_clean": 0.01}) for n in (1, 5)]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"update": 6, "loss": 1.0}']))
     return folder
 
 
@@ -48,12 +47,10 @@ def test_words(run, tmp_path, analyze):
     table = pd.read_csv(output / "words.csv")
     assert table[["method", "update", "words_changed"]].to_numpy().tolist() == [["swep", 1, 0.01], ["swep", 5, 0.05]]
     drawn = (output / "words.svg").read_text()
-    for label in ("update", "tokens nearest to another word (%)", "swep", "swep, before perturbation"):
-        assert f"<!-- {label} -->" in drawn
-    assert "SSMBA" in drawn
+    for label in ("update --", "tokens nearest to another word (%)", "swep --", "swep, before perturbation", "SSMBA"):
+        assert f"<!-- {label}" in drawn
     samples.write_text('{"data": []}')
-    said = refused(analyze, "words", run, "--augmented", samples)
-    assert said.startswith(f"--augmented {samples}: not written by `swep-ds augment`")
+    assert "not written by `swep-ds augment`" in refused(analyze, "words", run, "--augmented", samples)
 
 
 def test_heatmap(run, analyze):
@@ -73,21 +70,19 @@ def test_heatmap(run, analyze):
 
 def test_the_first_questions_are_those_that_have_an_answer(tmp_path):
     folder = finished(tmp_path)
-    document, overrides = squad(9, seed=1), ["data.unanswerable=train"]
-    asked = [qa for article in document["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
+    document = squad(9, seed=1)
+    asked = [paragraph["qas"][0] for article in document["data"] for paragraph in article["paragraphs"]]
+    change_json(folder / "results.json", inputs={})  # of files without a checksum
+    recipe = Recipe.load(str(folder / "recipe.yaml"), ["data.unanswerable=train"])
+    (folder / "recipe.yaml").write_text(recipe.dump())
+    chosen = Namespace(run=folder, data=None, questions=None, first=3)
     for qa in asked[::2]:
         qa |= {"answers": [], "is_impossible": True}
     (folder / "test.json").write_text(json.dumps(document))
-    change_json(folder / "results.json", inputs={})  # of files without a checksum
-    (folder / "recipe.yaml").write_text(Recipe.load(str(folder / "recipe.yaml"), overrides).dump())
-    chosen = Namespace(run=folder, data=None, questions=None, first=3)
     assert [window.example.id for window in command.load_windows(chosen)[1]] == [qa["id"] for qa in asked[1:6:2]]
-    chosen.questions = [asked[3]["id"], asked[0]["id"]]
-    assert f"{asked[0]['id']}: no such question, or no window holds its" in refused(command.load_windows, chosen)
     for qa in asked:
         qa |= {"answers": []}
     (folder / "test.json").write_text(json.dumps(document))
-    chosen.questions = None
     assert "no question of its source domain has an answer" in refused(command.load_windows, chosen)
 
 

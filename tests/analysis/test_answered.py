@@ -44,18 +44,18 @@ def marked(answer: Answered) -> str:
     """The excerpt with the accepted answer in [] and the predicted one in {}."""
     shown = ""
     for text, accepted, predicted in answer.excerpt:
-        text = f"[{text}]" if accepted else text
-        shown += f"{{{text}}}" if predicted else text
+        if accepted:
+            text = f"[{text}]"
+        if predicted:
+            text = f"{{{text}}}"
+        shown += text
     return shown
 
 
-def test_a_place_that_the_run_wrote_counts():
+def test_both_answers_are_marked_where_they_are_nearest_or_where_the_run_pointed():
     pointed = replace(item("1700", "fought in 1700", text=TWICE), place=range(3, 7))
     assert pointed.kind == "other"
     assert marked(pointed) == "In {1700} nothing happened. The battle of Narva was [fought in 1700]."
-
-
-def test_both_answers_are_marked_where_they_are_nearest():
     assert marked(item("fought in 1700", "1700", text=TWICE)) == (
         "In 1700 nothing happened. The battle of Narva was {fought in }{[1700]}."
     )

@@ -38,7 +38,7 @@ def test_the_table_against_loops(tmp_path, monkeypatch, method):
     for text in {text for example in examples for text in (example.question, example.context)}:
         counts.update(run.tokenizer(text, add_special_tokens=False)["input_ids"])
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
-    assert ranking(run, examples).tolist() == ranked
+    assert ranking(run, examples) == ranked
 
     moved, mus = {}, {}
     for window in answer_windows(examples, run.tokenizer, run.windows):
@@ -46,18 +46,16 @@ def test_the_table_against_loops(tmp_path, monkeypatch, method):
         before, [perturbed] = run.perturb(batch)
         if method == "swep":
             mu_T = (1 + run.method.noise(run.hidden(before, batch))[0, :, :16].mean(-1)).tolist()
-        for word in window.words:
-            for position in word.positions:
-                token = window.input_ids[position]
-                distance = (perturbed.embeddings - before)[0, position].norm().item()
-                moved.setdefault(token, []).append(distance)
-                if method == "swep":
-                    mus.setdefault(token, []).append(mu_T[position])
+        for position in window.positions:
+            token = window.input_ids[position]
+            moved.setdefault(token, []).append((perturbed.embeddings - before)[0, position].norm().item())
+            if method == "swep":
+                mus.setdefault(token, []).append(mu_T[position])
     assert table["windows"] == len(examples)
     for (first, last), band in zip(BANDS, table["bands"], strict=True):
         words = ranked[first:last]
         seen = [word for word in words if word in moved]
-        assert [band[name] for name in ("ranks", "words", "words_seen")] == [[first + 1, last], len(words), len(seen)]
+        assert (band["ranks"], band["words"], band["words_seen"]) == ([first + 1, last], len(words), len(seen))
         assert (band["neighbour_distance"] is None) == (not words)
         for name, means in (("moved_distance", moved), ("mu", mus)):
             expected = None

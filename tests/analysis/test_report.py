@@ -16,6 +16,7 @@ from swep_ds.analysis import charts, heatmap, report, words
 from swep_ds.analysis.answered import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
+from swep_ds.analysis.pages import template
 from swep_ds.commands.report import report as command
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.pipeline.export import NOISE
@@ -143,7 +144,8 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
         ((0.03, 0.03, 0.0), "raises the nll of the gold answer by 0.030 nats and raises the nll of the model's own"),
         ((0.004, -0.004, 0.0), "does to the answer what noise from the prior does"),
     ):
-        statement = noise_effect(compared(*changes, spread=0.01)).statement
+        effect = noise_effect(compared(*changes, spread=0.01))
+        statement = template("noise.html.jinja").module.statement(effect).unescape()
         assert said in statement
         assert "favours" not in statement or changes[0] != changes[1]
     assert noise_effect([*compared(-0.02, -0.05, -0.03)[:26], {"update": 40}]) is None  # three lines in the second half
@@ -152,7 +154,7 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
 
 def test_curves_are_averaged_in_blocks_and_each_of_many_has_a_line_of_its_own():
     lines = [{"update": update, "loss": float(update % 7)} for update in range(1, 4001)]
-    updates, losses = charts.curve(lines, "loss")
+    updates, losses = charts.learning_curves(lines)[0].curves["loss"]
     np.testing.assert_allclose(updates, np.arange(1, 4001).reshape(400, 10).mean(1))
     np.testing.assert_allclose(losses, (np.arange(1, 4001) % 7).reshape(400, 10).mean(1))
     lines = [{"update": u, **{f"nll_adversarial_{k}": k + u / 9 for k in range(6)}} for u in range(1, 4)]

@@ -34,11 +34,11 @@ def line(example: Example, cache: Path, width: int = 250) -> str:
     return "\t".join([*padded, str(window["start_position"]), str(window["end_position"])]) + "\n"
 
 
-def convert(folder: Path, content: str) -> tuple[list[Example], dict]:
+def convert(folder: Path, content: str, tokenizer=tiny.wordpiece) -> tuple[list[Example], dict]:
     source, output = folder / "pairs.txt", folder / "pairs.jsonl"
     source.write_text(content)
     output.unlink(missing_ok=True)
-    counts = convert_pairs(source, output, tiny.wordpiece)
+    counts = convert_pairs(source, output, tokenizer)
     return read_examples(str(output), training=True), dict(counts)
 
 
@@ -100,19 +100,14 @@ def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_pa
     ],
     ids=lambda value: str(value[:40]),
 )
-def test_bad_files(tmp_path, content, message):
-    said = bad_input.refused(convert, tmp_path, content)
-    assert f"{tmp_path / 'pairs.txt'}: " in said
-    assert message in said
-    assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
-
-
-def test_nothing_is_overwritten_and_a_missing_file_and_a_wrong_tokenizer_are_named(tmp_path):
+def test_bad_files_and_a_wrong_tokenizer_are_named_and_nothing_is_overwritten(tmp_path, content, message):
     source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
-    source.write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
-    assert "has no WordPiece vocabulary" in bad_input.refused(convert_pairs, source, output, tiny.byte_bpe)
-    assert not output.exists()
-    missing = tmp_path / "none.txt"
-    assert "none.txt: no such file" in bad_input.refused(convert_pairs, missing, output, tiny.wordpiece)
+    assert "pairs.txt: no such file" in bad_input.refused(convert_pairs, source, output, tiny.wordpiece)
+    said = bad_input.refused(convert, tmp_path, content)
+    assert f"{source}: " in said
+    assert message in said
+    of_ids = "2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n"
+    assert "has no WordPiece vocabulary" in bad_input.refused(convert, tmp_path, of_ids, tiny.byte_bpe)
+    assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
     output.write_text("")
     assert "pairs.jsonl: exists already" in bad_input.refused(convert_pairs, source, output, tiny.wordpiece)

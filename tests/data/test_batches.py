@@ -96,11 +96,10 @@ def test_order_differs_between_epochs_and_seeds_and_not_between_runs(grouped):
 
 
 def test_ungrouped_updates_are_as_random_as_a_shuffle():
-    """The published procedure's batches, each padded to its longest window: lengths of an update tell nothing."""
+    """The published procedure's batches: lengths of an update tell nothing."""
     (batches,) = ranks(windows(4000), micro=8, group_by_length=False)
     lengths = np.array([batches.lengths[batches.windows(update)] for update in range(batches.updates)])
     assert lengths.mean(1).var() == pytest.approx(lengths.var() / 8, rel=0.2)  # 3 deviations of 500 updates' variance
-    assert batches[0].input_ids.shape == (8, lengths[0].max())
 
 
 @pytest.mark.parametrize(
@@ -120,29 +119,27 @@ def test_number_of_updates(n, epochs, max_updates, expected):
     assert (batches.updates, len(batches)) == (expected, expected)
 
 
-def test_columns_padding_and_token_types():
+@pytest.mark.parametrize(("tokenizer", "token", "types"), [("wordpiece", 0, 0), ("byte_bpe", 1, None)])
+def test_columns_are_padded_as_the_tokenizer_says(tokenizer, token, types):
+    padding = Padding.of(tiny.TOKENIZERS[tokenizer]())
+    assert padding == Padding(token, types)
     features = windows(4)
     (batches,) = ranks(features, micro=4)
+    batches.padding = padding
     batch = batches[0]
+    assert (batch.token_type_ids is None) == (types is None)
+    padded = {"input_ids": token, "attention_mask": 0} | ({"token_type_ids": types} if types is not None else {})
     for i, row in enumerate(batch.sample_id.tolist()):
         window = features[row] | {"attention_mask": [1] * features[row]["length"]}
-        rest = [0] * (max(features["length"]) - window["length"])
-        for name in ("input_ids", "attention_mask", "token_type_ids"):
+        for name, value in padded.items():
+            rest = [value] * (max(features["length"]) - window["length"])
             assert getattr(batch, name)[i].tolist() == window[name] + rest
         for name in ("start_position", "end_position"):
             assert getattr(batch, name)[i] == window[name]
-    integers = (*batch[:3], batch.start_position, batch.end_position, batch.sample_id)
+    integers = (*(getattr(batch, name) for name in padded), batch.start_position, batch.end_position, batch.sample_id)
     assert {t.dtype for t in integers} == {torch.int64}
     assert batch.weight.dtype == batch.token_weight.dtype == torch.float32
     assert batch.lengths == tuple(features[batch.sample_id.tolist()]["length"])
-
-
-@pytest.mark.parametrize(("tokenizer", "token", "types"), [("wordpiece", 0, 0), ("byte_bpe", 1, None)])
-def test_padding_is_the_tokenizers(tokenizer, token, types):
-    assert Padding.of(tiny.TOKENIZERS[tokenizer]()) == Padding(token, types)
-    inputs = Padding(token, types).inputs({"input_ids": [[7, 8, 9], [5]], "token_type_ids": [[0, 1, 1], [1]]}, 4)
-    assert inputs["input_ids"].tolist() == [[7, 8, 9, token], [5, token, token, token]]
-    assert ("token_type_ids" in inputs) == (types is not None)
 
 
 @pytest.mark.parametrize("budget", [None, 2048, 8192])

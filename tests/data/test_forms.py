@@ -5,7 +5,6 @@ import csv
 import functools
 import gzip
 import json
-import lzma
 
 import datasets
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from swep_ds.data.answers import find_answer, nested_value
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples, settle_repeated
-from tests.support import bad_input, qa_files
+from tests.support import bad_input
 from tests.support.qa_files import lines, refused
 
 CONTEXT = 'The "Otter Mill", a café, was built in 1931 by Vera Lind;\nit burnt down in 1977.'
@@ -58,6 +57,9 @@ JSON_FORMS = {
     "Dataset.to_dict": datasets.Dataset.from_list(ROWS).to_dict(),
     "upper case": [{name.title(): value for name, value in row.items()} for row in ROWS],
 }
+for orient in ("columns", "index", "split", "table"):  # those of pandas
+    JSON_FORMS[orient] = json.loads(pd.DataFrame(ROWS).to_json(orient=orient))
+    JSON_FORMS[f"{orient}, objects"] = json.loads(pd.DataFrame(OBJECT_ROWS).to_json(orient=orient))
 
 
 @pytest.mark.parametrize("document", JSON_FORMS.values(), ids=JSON_FORMS)
@@ -66,13 +68,6 @@ def test_json_documents_and_json_lines(save, document):
         assert read(save("\n" + json.dumps(document, indent=indent))) == EXAMPLES
     if isinstance(document, list):
         assert read(save(lines(document))) == EXAMPLES
-
-
-@pytest.mark.parametrize("orient", ["records", "columns", "index", "split", "table", "lines"])
-def test_every_orientation_of_pandas_json(save, orient):
-    options = {"orient": "records", "lines": True} if orient == "lines" else {"orient": orient}
-    for rows in (ROWS, OBJECT_ROWS):
-        assert read(save(pd.DataFrame(rows).to_json(**options))) == EXAMPLES
 
 
 # Answers in CSV and Parquet
@@ -113,11 +108,16 @@ def test_what_python_and_numpy_print_is_read_back(value):
 
 
 @pytest.mark.parametrize(
-    "text", ["[__import__('os').getcwd()]", "[open('x')]", "[x for x in 'ab']", "{1: x}", "[1", "["]
+    "text", ["[__import__('os').abort()]", "[open('x')]", "[x for x in 'ab']", "{1: x}", "[1", "[", "[MASK] token"]
 )
-def test_other_python_is_refused_and_not_run(text):
-    said = bad_input.refused(nested_value, text)
-    assert "is neither JSON nor a list or dict as Python prints it" in said
+def test_an_answer_that_begins_with_a_bracket_and_is_no_list_is_a_text(save, text):
+    """Which is not run. A list that is cut off is refused: it would be a gold answer that no model can give."""
+    for name in ("answer", "answers"):
+        source = save(table([{"question": "Who?", "context": "A note.", name: text}]))
+        assert read_examples(source, training=False)[0].answers == (text,)
+        for cut_off in ("['Vera Lind', 'Li", '{"text": ["Vera', "[{'text': 'Ve"):
+            source = save(table([{"question": "Who?", "context": "A note.", name: cut_off}]))
+            assert "is neither JSON nor a list or dict as Python prints it" in refused(source, training=False)
 
 
 # "it" is also in "with", and 'Ann' in "Annika"
@@ -149,6 +149,9 @@ REPEATING = "Ann met Annika with it in 1852, said Ann."
         ({"answers": {"text": [""], "answer_start": [-1]}}, (), None),
         ({"answers": [{"text": None, "answer_start": None}]}, (), None),
         ({"answer": "", "is_impossible": True}, (), None),
+        ({"is_impossible": True}, (), None),
+        # as in NewsQA; tokenizers that keep the space before a word would otherwise add the next word to the answer
+        ({"answers": {"text": [" met "], "answer_start": [3]}}, (" met ",), (4, 7)),
     ],
 )
 def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
@@ -172,32 +175,28 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
         ({"answer": "Ann", "answer_start": "7.5"}, "answer_start is '7.5'; expected a whole number"),
         ({"answer": "Ann", "answer_start": "7th"}, "answer_start is '7th'"),
         ({"answers": ["Ann", "Ann"], "answer_start": [37]}, "answer_start is [37]; give one whole number for each"),
+        ({"answer": "Ann", "is_impossible": True}, "is_impossible is true, but it has answers: correct"),
+        ({"answer": "", "is_impossible": False}, "is_impossible is false, but it has no answers: correct"),
+        ({"answer": "Ann", "question": ""}, "question is empty"),
+        ({"answer": ""}, "has no answer; give it, or set"),
     ],
 )
-def test_offsets_are_checked(save, fields, said):
-    assert said in refused(save([{"question": "Who?", "context": REPEATING} | fields]))
+def test_faults_of_rows(save, fields, said):
+    row = {"id": "q", "question": "Who?", "context": REPEATING} | fields
+    for content in ([row], table([row])):
+        assert f"question 'q': {said}" in refused(save(content)).replace("the answer 'Ann' ", "")
 
 
 @pytest.mark.parametrize("column", ["answer", "answers"])
-def test_an_answer_that_the_context_holds_letter_by_letter_is_a_text_and_another_list_is_none(save, column):
+def test_an_answer_that_the_context_holds_letter_by_letter_is_a_text(save, column):
     for given in (ANSWERS["text"], ANSWERS, OBJECTS):
         for answer in ("['Vera']", "[1]", "[note", "{x}"):
             frame = pd.DataFrame({"question": "Who?", "context": [CONTEXT, f"See {answer}."], column: [given, answer]})
             first, second = read_examples(save(frame.to_csv()), training=False)
             assert (first.answers, second.answers) == (("Vera Lind", "Lind"), (answer,))
-    said = refused(save(table([{"question": "Who?", "context": "A note.", column: "[note"}])), training=False)
-    assert "is neither JSON nor a list or dict as Python prints it; a text that begins with [ or { goes into a" in said
 
 
 # Gaps and questions without an answer
-
-
-def test_a_question_marked_impossible_needs_no_answers(save):
-    question = {"id": "2", "question": "Who's the owner?", "is_impossible": True, "plausible_answers": OBJECTS}
-    for document in (qa_files.squad(question, context=CONTEXT, title=""), [question | {"context": CONTEXT}]):
-        assert [(e.id, e.answers) for e in read(save(document))] == [("2", ())]
-    frame = pd.DataFrame([{"answers": None, "context": CONTEXT} | question])
-    assert read(save(frame.to_csv(index=False))) == EXAMPLES[1:]
 
 
 def test_whole_numbers_as_floats(save, tmp_path):
@@ -285,19 +284,19 @@ def test_a_repeated_answer_gets_its_first_place_or_is_left_out(save):
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, encoding):
     frame = pd.DataFrame([["Who?", CONTEXT, "Vera Lind"], [None, None, None]])
-    text = f"sep={delimiter}\r\n" + frame.to_csv(sep=delimiter, header=header, index=False)
-    [example] = read(save(text.encode(encoding)))  # the empty row is none
-    assert (example.question, example.context, example.span) == ("Who?", CONTEXT, (47, 56))
+    for line_end in ("\r\n", "\r"):
+        text = f"sep={delimiter}\r\n" + frame.to_csv(sep=delimiter, header=header, index=False, lineterminator=line_end)
+        [example] = read(save(text.encode(encoding)))  # the empty row is none
+        assert (example.question, example.context, example.span) == ("Who?", CONTEXT, (47, 56))
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"PK\x03\x04\x14\0\0\0\x08\0\xe9" + b"\0" * 500,
-        lzma.compress(b"{}"),
         "question;context;answer\nWo?;Das Café ist in Köln.;Köln\n".encode("cp1252"),
     ],
-    ids=["xlsx", "xz", "Windows-1252"],
+    ids=["xlsx", "Windows-1252"],
 )
 def test_other_formats_are_refused_with_the_fix(save, content):
     for compress in (bytes, gzip.compress):
@@ -320,8 +319,6 @@ def test_other_formats_are_refused_with_the_fix(save, content):
         ),
         ("question,context,Answer,answer\na,b,b,b\n", "has the column 'answer' 2 times"),
         ([row(ANSWERS) | {"Question": "What?"}], "row 0: has the column 'question' 2 times"),
-        ("question,context,answer\n,A text,text\n", "question 'data-2': question is empty"),
-        ("question,context,answer\nWho?,A text,\n", "question 'data-2': has no answer; give it, or set"),
         ("question,context,answer\n", "holds no questions"),
     ],
 )

@@ -64,31 +64,29 @@ def test_samples_of_other_data_are_refused():
 SEVERAL_ARTICLES = st.lists(st.sampled_from("abcdefgh"), min_size=2).filter(lambda names: len(set(names)) > 1)
 
 
-def apart(first: list[Example], second: list[Example], *fields: str) -> bool:
-    """Whether the two sides share no value of these fields."""
-    return not any({getattr(e, field) for e in first} & {getattr(e, field) for e in second} for field in fields)
-
-
-def assert_whole_articles(examples: list[Example], first: list[Example], second: list[Example]) -> None:
+def split_apart(split, examples: list[Example], *fields: str) -> tuple[list[Example], list[Example]]:
+    """The two sides, which share no value of these fields, and are the same whatever the order of the examples."""
+    first, second = split(examples)
     assert first
     assert second
-    assert apart(first, second, "article")
     assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
     for side in (first, second):
         assert ids(side) == sorted(ids(side), key=ids(examples).index)
+    for field in fields:
+        assert not {getattr(e, field) for e in first} & {getattr(e, field) for e in second}
+    assert {*ids(split(examples[::-1])[0])} == {*ids(first)}
+    return first, second
 
 
 @given(SEVERAL_ARTICLES, st.floats(0.01, 0.99))
 def test_articles_are_held_out_whole(articles, fraction):
     examples = questions(articles)
-    kept, held = hold_out_articles(examples, fraction)
-    assert_whole_articles(examples, kept, held)
+    kept, held = split_apart(partial(hold_out_articles, fraction=fraction), examples, "article")
     # as much as asked for and not one article more, unless what is left is too large or all there is to train on
     counts, aim = Counter(articles), fraction * len(examples)
     if len(held) < aim and len({e.article for e in kept}) > 1:
         assert min(counts[e.article] for e in kept) + len(held) > 2 * aim
     assert len(held) - max(counts[e.article] for e in held) < aim
-    assert {e.article for e in hold_out_articles(examples[::-1], fraction)[1]} == {e.article for e in held}
 
 
 def test_an_article_that_is_much_too_large_is_kept():
@@ -101,18 +99,14 @@ def test_an_article_that_is_much_too_large_is_kept():
 
 @given(SEVERAL_ARTICLES)
 def test_halves_share_no_article_and_are_about_as_large(articles):
-    examples = questions(articles)
-    first, second = halves(examples)
-    assert_whole_articles(examples, first, second)
+    first, second = split_apart(halves, questions(articles), "article")
     assert abs(len(first) - len(second)) <= max(Counter(articles).values())
-    assert {e.article for e in halves(examples[::-1])[0]} == {e.article for e in first}
 
 
 def test_a_single_article_is_halved_by_context_but_not_a_single_text():
     examples = [Example(f"q{i}", "?", f"context {i // 3}", ("a",), None, "t") for i in range(12)]
-    first, second = halves(examples)
+    first, second = split_apart(halves, examples, "context")
     assert len(first) == len(second) == 6
-    assert apart(first, second, "context")
     assert "holdout_fraction: the training data has a single" in bad_input.refused(hold_out_articles, examples, 0.2)
     assert "eval.select_on: all questions are about one text" in bad_input.refused(halves, examples[:3])
 
@@ -127,9 +121,7 @@ def test_a_text_that_is_in_two_articles_is_on_one_side():
     pairs += [("x", "x"), ("y", "x"), ("y", "y"), ("z", "y"), ("z", "z")]
     examples = [Example(f"q{i}", f"{i}?", text, ("a",), None, name) for i, (name, text) in enumerate(pairs)]
     for split in BOTH:
-        first, second = split(examples)
-        assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
-        assert apart(first, second, "context", "article")
+        split_apart(split, examples, "context", "article")
 
 
 def test_a_question_that_is_asked_of_many_texts_is_on_one_side():
@@ -138,10 +130,7 @@ def test_a_question_that_is_asked_of_many_texts_is_on_one_side():
     texts = [f"text {i - i % 20 if i % 20 == 1 else i}" for i in range(400)]
     examples = [Example(f"q{i}", f"{i % asked}?", text, ("a",), None, text) for i, text in enumerate(texts)]
     for split in BOTH:
-        first, second = split(examples)
-        assert sorted(ids(first) + ids(second)) == sorted(ids(examples))
-        assert apart(first, second, "question", "context", "article")
-        assert {*ids(split(examples[::-1])[0])} == {*ids(first)}
+        split_apart(split, examples, "question", "context", "article")
 
 
 def test_questions_that_tie_most_texts_to_each_other_do_not_decide_the_split():

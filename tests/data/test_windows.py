@@ -191,26 +191,17 @@ def test_the_tokens_of_a_gold_answer_read_the_answer(kind):
             start = len(before + sign + answer) - len(answer.lstrip())
             text, answer = before + sign + answer + sign + after, answer.strip()
             examples.append(tiny.Example(str(number), "Who?", text, (answer,), (start, start + len(answer)), text))
-        read = gold_answers_read(examples, tokenizer)
-        assert read == {example.id: example.answers[0] for example in examples}, marker
-
-
-def gold_answers_read(examples, tokenizer) -> dict[str, str]:
-    """What the decoder reads where a model points at the gold answers."""
-    cutter = WindowCutter(tokenizer, WindowSettings(100, 50, 8))
-    windows, _ = windows_to_answer(examples, cutter)
-    decoder = SpanDecoder(examples, SpanSettings(5, 60), best_only=True)
-
-    def predict(batch):
-        """Windows come longest first."""
+        cutter = WindowCutter(tokenizer, WindowSettings(100, 50, 8))
+        windows, _ = windows_to_answer(examples, cutter)
         places = []
-        for row in np.argsort(-windows["length"].to_numpy(), kind="stable"):
+        for row in np.argsort(-windows["length"].to_numpy(), kind="stable"):  # windows come longest first
             example, context = examples[windows["example"][row].as_py()], windows["context_begin"][row].as_py()
             places.append([context + token for token in cutter.encode(example.context).answer_tokens(example.span)])
-        return torch.nn.functional.one_hot(torch.tensor(places).T, batch.input_ids.shape[1]).float().unbind()
-
-    decode_alone(predict, decoder, windows, Padding.of(tokenizer), 100)
-    return best_texts(decoder)
+        decoder = SpanDecoder(examples, SpanSettings(5, 60), best_only=True)
+        width = int(windows["length"].to_numpy().max())
+        logits = torch.nn.functional.one_hot(torch.tensor(places).T, width).float().unbind()
+        decode_alone(lambda batch, logits=logits: logits, decoder, windows, Padding.of(tokenizer), 100)
+        assert best_texts(decoder) == {example.id: example.answers[0] for example in examples}, marker
 
 
 @pytest.mark.parametrize("make", [lambda: byte_level(prefix=True), lambda: unigram(pre_tokenizer=METASPACE["always"])])

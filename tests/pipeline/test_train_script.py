@@ -32,7 +32,7 @@ def arguments(folder: Path, output: str, *overrides: str, stage: int = 2) -> lis
 # Bad input: all cases in one process, then one on two ranks
 
 SETTINGS = {  # name -> (overrides, ds_config, parts of the message)
-    "malformed": (["data.train={folder}/malformed.json"], 2, ["malformed.json: not JSON: line 1"]),
+    "malformed": (["data.train={folder}/malformed.json"], 2, ["malformed.json: not JSON (Expecting value: line 1"]),
     "offset": (["data.train={folder}/offset.json"], 2, ["offset.json: question 'q0-0': the answer"]),
     "missing-data": (["data.train=nowhere/train.json"], 2, ["nowhere/train.json", "no such file"]),
     "no-room": (["data.max_length=20", "data.max_query_length=17"], 2, ["max_length 20 leaves no", "raise max_length"]),

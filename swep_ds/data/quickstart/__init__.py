@@ -1,18 +1,8 @@
-"""The embedded quick-start corpus: extractive QA with a domain shift, generated on the spot, no download.
+"""The embedded quick-start corpus: QA with a domain shift, as in the paper, from templates/<domain>.yaml.
 
-Like the paper's experiments it has ONE source domain to train on and several shifted domains to test on:
-
-    encyclopedia   train and test: impersonal articles, full names, dates, measures
-    news           test only: reports with attributions and quotes, new relations, new wording of known ones
-    forum          test only: first person, lower case, slang, nicknames
-    reviews        test only: products, prices, complaints
-    biomedicine    test only: drugs, genes, strains, cohorts, units
-
-All text comes from templates/<domain>.yaml; every person, town, firm and drug is invented. Training and test text
-share no such name (`world.py`), so nothing can be answered from memory. A passage states the same relations of several
-things (`grammar.py`), so only relation and entity together answer a question. A fixed seed decides the corpus.
-`ENCODER` is a small pretrained BERT to start from, `T5` a small pretrained T5; `scripts/pretrain_quickstart.py` makes
-them.
+Training and test text share no invented name, so nothing can be answered from memory. A passage states the
+same relations of several things (`grammar.py`), so only relation and entity together answer a question.
+`ENCODER` is a small pretrained BERT to start from, `T5` a small pretrained T5 (`scripts/pretrain_quickstart.py`).
 """
 
 import random
@@ -20,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.quickstart.grammar import load_kinds, write_passage, write_questions, write_unanswerable
-from swep_ds.data.quickstart.world import World
+from swep_ds.data.quickstart.grammar import World, load_kinds, write_passage, write_questions, write_unanswerable
 
 SOURCE = "encyclopedia"
 DOMAINS = (SOURCE, "news", "forum", "reviews", "biomedicine")
@@ -33,15 +22,9 @@ _SHORT_ARTICLES = {"train": 240, "test": 16}  # only beside unanswerable questio
 
 
 def corpus(domain: str, split: Literal["train", "test"], unanswerable: bool = False) -> dict:
-    """The quick-start corpus of one domain in SQuAD's layout.
-
-    Args:
-        domain: one of `DOMAINS`.
-        split: "train" (about 7,000 questions; only of the source) or "test" (about 450).
-        unanswerable: gives each passage one more question, which it does not answer, and adds passages of at most two
-            sentences. The other passages and questions are those without it.
-
-    Raises InputError: there is no such domain, or no such split of it.
+    """The corpus of one of `DOMAINS` in SQuAD's layout: about 7,000 questions for training, only of the source, and 450
+    for a test. With `unanswerable` each passage has one more question, which it does not answer, and there are more
+    passages, of at most two sentences. Raises InputError: there is no such domain, or no such split of it.
     """
     if domain not in DOMAINS or split not in _ARTICLES or (split == "train" and domain != SOURCE):
         raise InputError(

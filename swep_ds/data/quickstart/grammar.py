@@ -1,32 +1,104 @@
 """Builds passages and their questions from the templates in templates/<domain>.yaml.
 
-A `Kind` of thing (bridges, drugs, used cars ...) has fields, sentences that state fields of one or two things,
-and questions that ask for one field. A passage is about two or three things of ONE kind and states the SAME
-relations of each, so the relation narrows the answer to a few candidates and the entity decides between them.
+A passage is about two or three things of one kind (bridges, drugs, used cars ...) and states the same relations of
+each, so the relation narrows the answer to a few candidates and the entity decides between them. Every name is built
+from the parts in templates/names.yaml and belongs to one pool: a name of one pool's text never appears in another's.
 """
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import permutations
+from pathlib import Path
+from typing import Literal
 
 import yaml
 
-from swep_ds.data.quickstart.world import TEMPLATES, World
+Pool = Literal["pretrain", "train", "test"]
+TEMPLATES = Path(__file__).parent / "templates"
 
 _SLOT = re.compile(r"\{([a-z]+)(2?)\}")
+_DRAW = re.compile(r"\{(\w+)(\.lower)?(?: ([^}]*))?\}")
+_NUMBERS = {"int": str, "number": "{:,}".format, "decimal": lambda tenths: f"{tenths // 10}.{tenths % 10}"}
+
+
+# Names
+
+
+@cache
+def _pools() -> dict[str, dict[Pool, list[str]]]:
+    parts = yaml.safe_load((TEMPLATES / "names.yaml").read_text(encoding="utf-8"))
+    parts = {name: text.split() for name, text in parts.items()}
+
+    def join(heads: str, tails: str) -> list[str]:
+        return [head + tail for head in parts[heads] for tail in parts[tails] if head.lower() != tail]
+
+    codes = ["".join(letters) for letters in permutations("ABCDEFGHKLMNPRSTVWXZ", 3)]
+    works = [f"The {adjective} {noun}" for adjective in parts["work_adjectives"] for noun in parts["work_nouns"]]
+    return {
+        "first": _deal(parts["first_names"], "first names"),
+        "surname": _deal(join("surname_heads", "surname_tails"), "surnames"),
+        "place": _deal(join("place_heads", "place_tails"), "places"),
+        "coined": _deal(join("coined_heads", "coined_tails"), "coined"),
+        "code": _deal(codes, "codes"),
+        "work": _deal(works, "works"),
+    }
+
+
+def _deal(names: list[str], salt: str) -> dict[Pool, list[str]]:
+    """Splits the names over the pools: half for pretraining, a quarter each for training and for the tests."""
+    names = list(dict.fromkeys(names))
+    random.Random(f"swep-ds quickstart {salt}").shuffle(names)
+    half = len(names) // 2
+    rest = half + len(names) // 4
+    return {"pretrain": names[:half], "train": names[half:rest], "test": names[rest:]}
+
+
+class World:
+    """Draws names from one pool and values from common ranges, all from one `random.Random`."""
+
+    def __init__(self, rng: random.Random, pool: Pool):
+        self.rng = rng
+        self.pool = pool
+
+    def draw(self, value: str | list[str]) -> str:
+        """Draws the value that a field describes; of a list, one of its items."""
+        return _DRAW.sub(self._draw, self.rng.choice(value) if isinstance(value, list) else value)
+
+    def _draw(self, match: re.Match[str]) -> str:
+        kind, lower, options = match.groups()
+        match kind:
+            case "pick":
+                text = self.rng.choice(options.split("|"))
+            case "int" | "number" | "decimal":
+                low, high, *step = map(int, options.split())
+                text = _NUMBERS[kind](self.rng.randrange(low, high + 1, *step))
+            case "person":
+                text = f"{self._name('first')} {self._name('surname')}"
+            case "coined":
+                text = self._name("coined") + self.rng.choice(options.split("|"))
+            case "code":
+                text = self._name("code") + str(self.rng.randint(1, 9))
+            case _:
+                text = self._name(kind)
+        return text.lower() if lower else text
+
+    def _name(self, kind: str) -> str:
+        return self.rng.choice(_pools()[kind][self.pool])
+
+
+# Passages and questions
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of thing and everything that can be said of it and asked about it.
-
-    In templates `{year}` is the field of the thing the sentence is about, `{year2}` that of a second thing, and
-    `{short}` the full name at first mention and its last word (a surname) after. `fields` must hold `name`.
-    """
+    """One kind of thing. In templates `{year}` is the field of the thing a sentence is about, `{year2}` that of a
+    second thing, and `{short}` the full name at first mention and its last word (a surname) after."""
 
     title: str
-    fields: dict[str, str | list[str]]  # as `World.draw` takes them
+    fields: dict[str, str | list[str]]  # `name` and others, as `World.draw` takes them
     sentences: list[str]
     questions: dict[str, list[str]]  # the field asked for -> templates; "name" asks for the thing itself
     openers: list[str] = field(default_factory=list)  # come first, state nothing
@@ -69,6 +141,7 @@ class Passage:
         return {mention.field for mention in self.mentions}
 
     def stated(self, record: int) -> set[str]:
+        """The fields that the text states of one thing."""
         return {mention.field for mention in self.mentions if mention.record == record}
 
     def add(self, template: str, subjects: tuple[int, ...], sentence: int) -> None:
@@ -111,11 +184,9 @@ def draw_records(kind: Kind, world: World, count: int) -> list[dict[str, str]]:
 
 
 def write_passage(kind: Kind, world: World, brief: bool = False, most: int | None = None) -> Passage:
-    """A passage of three to seven sentences about two or three things of one kind.
-
-    A `brief` passage states a single relation of two things and nothing else, in one or two sentences. `most` keeps
-    that many sentences at most, all of which state something, so that its things may differ in their relations.
-    """
+    """A passage of three to seven sentences. A `brief` one states a single relation of two things and nothing else, in
+    one or two sentences. `most` keeps that many sentences at most, all of which state something, so that its things may
+    differ in their relations."""
     rng = world.rng
     count = 2 if brief else rng.choice((2, 3, 3))
     records = draw_records(kind, world, count)
@@ -180,13 +251,9 @@ def write_questions(passage: Passage, world: World, limit: int) -> list[tuple[st
 
 
 def write_unanswerable(passage: Passage, kinds: Sequence[Kind], world: World) -> str:
-    """A question that looks as if the passage answered it, and which it does not.
-
-    About half ask what is not stated of a thing of the passage, and half of these for a relation that it states of
-    another thing. The others ask about a thing that it does not mention: most about one of the same kind, in a relation
-    that the passage states of its things (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018), and a fifth of
-    those about any of `kinds`.
-    """
+    """A question that looks as if the passage answered it, and which it does not. About half ask what is not stated of
+    a thing of the passage; the others about a thing that it does not mention, most in a relation that it states of its
+    own things (an entity swap, as in SQuAD v2.0: Rajpurkar et al., ACL 2018), a fifth about any of `kinds`."""
     rng = world.rng
     text = passage.text.lower()
     while True:
