@@ -14,7 +14,7 @@ from swep_ds.analysis.answered import Answered
 from swep_ds.analysis.significance import RESAMPLES, ROUNDING, interval, note_on_shared_ids, resampled_means
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
-from swep_ds.evaluation.results import Results
+from swep_ds.evaluation.results import METRICS, Results
 
 MEAN = "mean of the others"
 
@@ -60,7 +60,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
     "notes": where intervals are missing and why. "which": the questions that count, as words; empty where all do.
     """
     which = ""
-    if any(score.no_answer_total for score in results.eval.values()):
+    if any(score.get("no_answer_total") for score in results.eval.values()):
         which = " with an answer"
     values: dict[str, np.ndarray] = {}  # see `_resampled`
     totals: dict[str, int] = {}
@@ -69,14 +69,15 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
     for name, score in results.eval.items():
         items = answered.get(name, ())
         if items:
-            same = np.allclose(_scores(items).mean(0), (score.exact_match, score.f1), atol=ROUNDING)
-            if not same or len(items) != score.total:
+            same = np.allclose(_scores(items).mean(0), [score[metric] for metric in METRICS], atol=ROUNDING)
+            if not same or len(items) != score["total"]:
                 notes.append(f"{name} has no interval: on today's data its answers do not give the scores of the run.")
                 items = ()
-        scores, total = (score.exact_match, score.f1), score.total
-        if score.no_answer_total:
-            scores, total = (score.has_answer_exact_match, score.has_answer_f1), score.has_answer_total
-        if total:
+        part = ""
+        if score.get("no_answer_total"):
+            part = "has_answer_"
+        if total := score.get(f"{part}total"):
+            scores = [score[part + metric] for metric in METRICS]
             totals[name] = total
             items = [item for item in items if item.example.answers]
             values[name] = _resampled(scores, _scores(items), items, name)

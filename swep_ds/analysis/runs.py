@@ -196,7 +196,7 @@ def _shared(run: Run) -> dict[tuple, str]:
     data = run.recipe.data
     settings = _all_settings(run)
     checksums = run.results.inputs  # a source without one, such as a hub id, is compared by its name
-    tested = {f"questions of {name}": score.total for name, score in run.results.eval.items()}
+    tested = {f"questions of {name}": score["total"] for name, score in run.results.eval.items()}
     tested["data sets"] = ", ".join(run.results.eval)
     tested |= {name: value for name, value in settings.items() if name.startswith(("eval.", *OF_THE_TEST))}
     if data.holdout_fraction:

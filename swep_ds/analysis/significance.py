@@ -98,10 +98,10 @@ def _scores(run: Run, data_set: str, examples: Sequence[Example]) -> pd.DataFram
     scores = pd.DataFrame(100 * np.array([*by_question.values()]), index=list(by_question), columns=list(METRICS))
     em, f1 = scores.mean()
     reported = run.results.eval[data_set]
-    if not np.allclose((em, f1), (reported.exact_match, reported.f1), atol=ROUNDING):
+    if not np.allclose((em, f1), (reported["exact_match"], reported["f1"]), atol=ROUNDING):
         raise InputError(
             f"{run.folder / 'predictions' / data_set}.json: it scores {em:.2f} / {f1:.2f} on today's data, and "
-            f"{reported.exact_match:.2f} / {reported.f1:.2f} in results.json"
+            f"{reported['exact_match']:.2f} / {reported['f1']:.2f} in results.json"
         )
     return scores
 

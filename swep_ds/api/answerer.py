@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,9 @@ from swep_ds.data.batches import Padding
 from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.windows import WindowCutter
-from swep_ds.evaluation.calibrator import N_BEST, features
+from swep_ds.evaluation.calibration import N_BEST, features
+from swep_ds.evaluation.evaluate import decode_alone
 from swep_ds.evaluation.generated import GeneratedAnswers
-from swep_ds.evaluation.predict import decode_alone
 from swep_ds.evaluation.spans import Answer, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
@@ -30,28 +30,15 @@ from swep_ds.pipeline.saved import load_saved
 log = logging.getLogger(__name__)
 
 QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer to a question, as `Answer` in evaluation/spans.py. `text` is "" if the model declines, or if
-    `min_confidence` made it decline; that of a model that never declines has no score."""
-
-    text: str
-    probability: float
-    score: float | None
-    start: int | None = None  # characters [start, end) of the context; None for "" and for generated answers
-    end: int | None = None
-    # that the best answer is exactly right, by the calibrator or else its probability; only in the first reply. Where
-    # `min_confidence` withholds an answer, that is the second reply, and the confidence is its own
-    confidence: float | None = None
-
-
-NO_ANSWER = Reply("", 0.0, None)
+NO_ANSWER = Answer("", None, None, score=None, probability=0.0)  # of a model that never declines
 
 
 class QuestionAnswerer:
     """A question-answering model, extractive or generative, on this process's device.
+
+    It gives `Answer`s. `text` is "" if it declines. `confidence` of the first is the probability that the best answer
+    is exactly right, by the calibrator or else the softmax. Where `min_confidence` withholds an answer, that is the
+    second, and the confidence is its own.
 
     Args:
         model: a Hugging Face folder or hub id. A model that a run exported is read with that run's windows.
@@ -89,15 +76,15 @@ class QuestionAnswerer:
         """Whether confidences are those of the model's calibrator."""
         return self._saved.calibrator is not None
 
-    def __call__(self, question: str, context: str, n_best: int = 1) -> list[Reply]:
+    def __call__(self, question: str, context: str, n_best: int = 1) -> list[Answer]:
         """The `n_best` best answers to a question about a text, best first; "" is first where the model declines.
 
-        Raises InputError: question or text are empty; or a generative model is to give several answers.
+        Raises InputError: question or text are empty; or as `check`.
         """
         [replies] = self.answer([(question, context)], n_best)
         return replies
 
-    def answer(self, questions: Iterable[tuple[str, str]], n_best: int = 1) -> Iterator[list[Reply]]:
+    def answer(self, questions: Iterable[tuple[str, str]], n_best: int = 1) -> Iterator[list[Answer]]:
         """As `__call__` for each (question, context), in order, `QUESTIONS_AT_A_TIME` together."""
         numbered = enumerate(questions, 1)
         while chunk := list(itertools.islice(numbered, QUESTIONS_AT_A_TIME)):
@@ -120,7 +107,7 @@ class QuestionAnswerer:
             check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")
             self._texts_checked += len(texts)
 
-    def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Reply]]:
+    def answer_together(self, examples: list[Example], n_best: int = 1) -> Iterator[list[Answer]]:
         """As `answer`, for examples with different ids that are all batched together, without `check`."""
         saved = self._saved
         count = max(n_best, N_BEST) if self.calibrated else n_best
@@ -141,20 +128,12 @@ class QuestionAnswerer:
         answers = decoder.n_best(count)
         nulls = decoder.nulls()
         for example in examples:
-            yield self._replies(example, answers[example.id], nulls.get(example.id))[:n_best]
-
-    def _replies(self, example: Example, answers: Sequence[Answer], null: Answer | None) -> list[Reply]:
-        """Best first, after the decision whether to decline."""
-        candidates = with_null(answers, null, self._saved.null_threshold) or [NO_ANSWER]
-        confidence = candidates[0].probability
-        if self.calibrated:
-            [confidence] = self._saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
-        first, *others = map(_reply, candidates)
-        if confidence >= self.min_confidence or not first.text:
-            return [replace(first, confidence=confidence), *others]
-        declined = _reply(null or NO_ANSWER)
-        return [replace(declined, confidence=confidence), first, *(reply for reply in others if reply.text)]
-
-
-def _reply(answer: Answer | Reply) -> Reply:
-    return Reply(answer.text, answer.probability, answer.score, answer.start, answer.end)
+            null = nulls.get(example.id)
+            candidates = with_null(answers[example.id], null, saved.null_threshold) or [NO_ANSWER]
+            confidence = candidates[0].probability
+            if self.calibrated:
+                [confidence] = saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
+            if confidence < self.min_confidence and candidates[0].text:
+                candidates = [null or NO_ANSWER, *(answer for answer in candidates if answer.text)]
+            candidates[0] = replace(candidates[0], confidence=confidence)
+            yield candidates[:n_best]

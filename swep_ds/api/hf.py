@@ -1,13 +1,8 @@
 """A method in Hugging Face's `Trainer`: one base class before it, and the argument `method`.
 
-    class RobustTrainer(sd.hf.RobustMixin, Trainer): ...
-
-    trainer = RobustTrainer(model=model, args=args, train_dataset=data, method=sd.Swep(beta=1e-4))
-
 `trainer.model` stays the bare model: evaluation, saving, the hub and PEFT work on it. Only what the Trainer prepares to
 train, DDP's or DeepSpeed's module, is the wrapped model, so that the noise generator's parameters are in the optimizer
-and in all that the ranks reduce. The loss of an update is the mean over its windows on all ranks, also where
-micro-batches differ in size.
+and in all that the ranks reduce.
 """
 
 from pathlib import Path
@@ -27,11 +22,15 @@ PREFIX = "objective.qa.model."  # prefix of the model's weights in the wrapper's
 
 
 class RobustMixin:
-    """Trains with a method instead of the model's own loss. Stands before `Trainer` in a class's bases.
+    """Trains with a method instead of the model's own loss. Stands before `Trainer` in a class's bases:
 
-    The seed of the noise is `args.seed`. A data set may have a column `sample_id` (whole numbers) to key the noise;
-    without one a hash of each window's tokens does. What the method measures ("nll_clean", "kl_per_window" ...) is
-    logged with the loss, as means over the updates since the last line.
+        class RobustTrainer(sd.hf.RobustMixin, Trainer): ...
+
+        trainer = RobustTrainer(model=model, args=args, train_dataset=data, method=sd.Swep(beta=1e-4))
+
+    An update's loss is the mean over its windows on all ranks. The seed of the noise is `args.seed`; a column
+    `sample_id` (whole numbers) keys it, or else a hash of each window's tokens. What the method measures ("nll_clean",
+    "kl_per_window" ...) is logged with the loss, as means over the updates since the last line.
 
     Raises InputError: at the start, no settings of a method, or arguments that do not go with it; in `train`, as
     `sd.wrap`.

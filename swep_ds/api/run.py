@@ -61,10 +61,7 @@ def train(
         resume: "auto", "never" (a folder with a run is refused), or the folder of a checkpoint.
         sections: laid over the recipe, as `Recipe.make` does.
 
-    Raises:
-        InputError: wrong settings, data or files; on all ranks.
-        TrainingDiverged: the loss is no longer finite.
-        WriteFailed: a file of the run cannot be written.
+    Raises InputError, TrainingDiverged or WriteFailed, on all ranks.
     """
     whole = Recipe.make(recipe, **sections)  # before the imports, which take seconds
     hide_cpu_notice()

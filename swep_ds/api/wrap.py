@@ -42,14 +42,8 @@ class RobustOutput(ModelOutput):
 
 
 class Robust(nn.Module):
-    """What `wrap` returns. In training `forward` gives the method's loss; in evaluation it is the bare model's.
-
-    Give all of its `parameter_groups` to the optimizer. `state_dict` holds what an exact continuation needs. Save the
-    bare model from `model`.
-
-    Attributes:
-        update: the number of the current update, from 0; keys the noise.
-    """
+    """What `wrap` returns. Give all of its `parameter_groups` to the optimizer. `state_dict` holds what an exact
+    continuation needs. Save the bare model from `model`. `update`, from 0, keys the noise."""
 
     def __init__(self, model: nn.Module, settings: Settings, seed: int, updates: int | None):
         super().__init__()
@@ -61,7 +55,7 @@ class Robust(nn.Module):
             method = build(settings, qa.hidden_size, qa.embedding_size)
             # steps of 3e-5 are lost on weights in half precision
             method.to(table.device, torch.promote_types(table.dtype, torch.float32))
-        if updates is None and _depends_on_progress(method):
+        if updates is None and any(_weights(method, at) != _weights(method, 0.0) for at in (0.25, 0.5, 0.75, 0.999)):
             raise InputError(
                 f"method {settings.name}: its weights change over the training: give wrap the number of updates"
             )
@@ -85,13 +79,11 @@ class Robust(nn.Module):
 
     @property
     def method(self) -> Method:
-        """Has the noise generator of SWEP as `method.noise`."""
         return self.objective.method
 
     @property
     def config(self):
-        """The model's, which Accelerate and DeepSpeed read."""
-        return self.model.config
+        return self.model.config  # for Accelerate and DeepSpeed
 
     def parameter_groups(self) -> list[dict]:
         """For an optimizer: the model's trained parameters, then the method's with `noise_learning_rate`, if set."""
@@ -104,9 +96,8 @@ class Robust(nn.Module):
         call's part of the mean over the update's windows; in evaluation what the model returns.
 
         Inputs are as the model takes them: input_ids [N, T] int64, attention_mask, token_type_ids; to train also
-        start_positions and end_positions [N], or for a sequence-to-sequence model labels [N, K] with -100 at padding;
-        and sample_id [N] int64, which keys the noise: by default `sample_ids`. A window does not count if either
-        position is outside of the batch's width.
+        start_positions and end_positions [N], or labels [N, K] with -100 at padding; and sample_id [N] int64, by
+        default `sample_ids`. A window does not count if either position is outside of the batch's width.
 
         Raises InputError: in training, an input is unknown; the model computes something else from embeddings than from
         their ids; or there are more than `updates` updates.
@@ -126,18 +117,14 @@ class Robust(nn.Module):
             self._watched.append(metrics[self.method.watches].double())
         self._calls_left -= 1
         if self._calls_left == 0:
-            self._end_update()
+            if self._watched:
+                mean = torch.stack(self._watched).mean()
+                if dist.is_initialized():
+                    dist.all_reduce(mean)
+                    mean = mean / dist.get_world_size()
+                self.method.observe(mean)
+            self._begin(self.update + 1)
         return RobustOutput(loss, metrics)
-
-    def _end_update(self) -> None:
-        """Moves to the next update's noise. The method gets the mean of what it watches over all ranks."""
-        if self._watched:
-            mean = torch.stack(self._watched).mean()
-            if dist.is_initialized():
-                dist.all_reduce(mean)
-                mean = mean / dist.get_world_size()
-            self.method.observe(mean)
-        self._begin(self.update + 1)
 
     @torch.compiler.disable
     def _check(self) -> None:
@@ -156,10 +143,8 @@ class Robust(nn.Module):
 
     def begin_update(self, micro_batches: Sequence[Mapping[str, Tensor]]) -> None:
         """Makes the coming calls one update, with one noise, whose loss is the mean over all of its windows: the losses
-        of the calls, divided by `len(micro_batches)` and averaged over ranks, add up to it. Collective.
-
-        Args:
-            micro_batches: the inputs of all of these calls on this rank, on its device; on every rank as many.
+        of the calls, divided by `len(micro_batches)` and averaged over ranks, add up to it. `micro_batches` are the
+        inputs of these calls on this rank, on its device; every rank has as many. Collective.
 
         Raises InputError: an input is unknown.
         """
@@ -232,7 +217,6 @@ def wrap(model: nn.Module, method: Settings, *, seed: int = 0, updates: int | No
     Args:
         model: a transformers model, or PEFT's around it, with a head for spans (`*ForQuestionAnswering`) or a
             sequence-to-sequence model, on its device and in its dtype. It is not copied: `model` itself is trained.
-        method: the settings of a method, such as `sd.Swep(...)`.
         seed: draws the method's weights and its noise.
         updates: of the whole training, for methods whose weights change with the progress; more are refused. A training
             call is an update, or as many as `begin_update` gets.
@@ -292,11 +276,8 @@ def check_offered(settings: Settings) -> None:
         )
 
 
-def _depends_on_progress(method: Method) -> bool:
-    def weights(progress: float) -> list[tuple]:
-        return [(part.name, part.weight, float(part.kl_weight)) for part in method.passes(progress)]
-
-    return any(weights(progress) != weights(0.0) for progress in (0.25, 0.5, 0.75, 0.999))
+def _weights(method: Method, progress: float) -> list[tuple]:
+    return [(part.name, part.weight, float(part.kl_weight)) for part in method.passes(progress)]
 
 
 def _mask(inputs: Mapping[str, Tensor]) -> Tensor:

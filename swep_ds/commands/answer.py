@@ -18,13 +18,14 @@ import json
 import math
 import time
 from argparse import Namespace
-from dataclasses import asdict
 from typing import Any
 
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import check_output, path_of, read_text
+
+FIELDS = ("text", "probability", "score", "start", "end", "confidence")  # of an answer in --output
 
 
 def parser() -> Parser:
@@ -117,11 +118,11 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
             asked = examples[chunk * QUESTIONS_AT_A_TIME :][:QUESTIONS_AT_A_TIME]
             lines = []
             for example, replies in zip(asked, answerer.answer_together(asked, n_best), strict=True):
-                best = asdict(replies[0])
-                line = {"id": example.id, "question": example.question, "answer": best["text"]}
-                line |= {name: best[name] for name in ("probability", "confidence", "start", "end")}
+                answers = [{name: getattr(reply, name) for name in FIELDS} for reply in replies]
+                line = {"id": example.id, "question": example.question, "answer": replies[0].text}
+                line |= {name: answers[0][name] for name in ("probability", "confidence", "start", "end")}
                 if n_best > 1:
-                    line["answers"] = [asdict(reply) for reply in replies]
+                    line["answers"] = answers
                 lines.append(line)
                 progress.update(done + len(lines))
             chunks.write(chunk, lines)

@@ -9,7 +9,7 @@ Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
 from swep_ds.common.files import check_new_folder, path_of
-from swep_ds.evaluation.mlqa import LANGUAGES
+from swep_ds.evaluation.scores import LANGUAGES
 
 
 def evaluate() -> None:

@@ -1,45 +1,39 @@
-"""Evaluates a model on any number of data sets: windows, predictions, scores, files."""
+"""Evaluates a model on any number of data sets: windows, predictions, scores, files.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+The questions are spread over the ranks: exactly one rank answers each of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
-from datasets import config as datasets_config
+import pyarrow as pa
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
-from swep_ds.common.console import Console
-from swep_ds.data.batches import Padding
+from swep_ds.common.console import Console, Progress
+from swep_ds.data.batches import Batch, Padding
 from swep_ds.data.example import Example
 from swep_ds.data.features import Features, build_features
 from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
-from swep_ds.evaluation.calibration import calibrated_scores, calibration
-from swep_ds.evaluation.calibrator import N_BEST, Calibrator, features, fit
+from swep_ds.evaluation.calibration import N_BEST, Calibrator, calibrated_scores, calibration, features, fit
 from swep_ds.evaluation.generated import GeneratedAnswers
-from swep_ds.evaluation.predict import Predict, decode
 from swep_ds.evaluation.results import Score, Scores, write_predictions
-from swep_ds.evaluation.scores import Scorer
-from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, with_null
+from swep_ds.evaluation.scores import METRICS, Scorer
+from swep_ds.evaluation.spans import Answer, Columns, SpanDecoder, SpanSettings, with_null
 from swep_ds.ranks.writing import write_on_rank0
 
-CACHE = Path(datasets_config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
-
-
-@dataclass(frozen=True)
-class EvalSet:
-    """A tokenised test set."""
-
-    name: str
-    examples: list[Example]
-    features: Features
-
-    @property
-    def golds(self) -> dict[str, tuple[str, ...]]:
-        return {example.id: example.answers for example in self.examples}
+CACHE = Path(datasets.config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
+Predict = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
+Decoder = SpanDecoder | GeneratedAnswers
 
 
 @dataclass(frozen=True)
@@ -74,33 +68,57 @@ class Predictions:
         return np.array([features(example, self.n_best[example.id]) for example in examples])
 
 
-def _fields(answer: Answer) -> dict[str, Any]:
-    fields = {"text": answer.text, "probability": answer.probability, "score": answer.score}
-    if answer.start is not None:
-        fields |= {"start": answer.start, "end": answer.end}
-    return fields
+@dataclass(frozen=True)
+class EvalSet:
+    """A tokenised test set."""
+
+    name: str
+    examples: list[Example]
+    features: Features
+    scorer: Scorer
+
+    @property
+    def golds(self) -> dict[str, tuple[str, ...]]:
+        return {example.id: example.answers for example in self.examples}
+
+    def right(self, predictions: Predictions) -> list[float]:
+        """The exact match of each question."""
+        return [em for em, _ in self.scorer.by_question(predictions.texts, self.golds).values()]
+
+    def best_thresholds(self, predictions: Predictions, *, reachable: bool = False) -> dict[str, float]:
+        """As `Scorer.best_thresholds`."""
+        return self.scorer.best_thresholds(predictions.texts, self.golds, predictions.odds, reachable=reachable)
+
+    def score(self, predictions: Predictions) -> Score:
+        """EM, F1 and total of what `Evaluation.predict` gave; at the threshold with the best F1 if the model may
+        decline."""
+        if predictions.nulls:
+            best = self.best_thresholds(predictions, reachable=True)
+            predictions = predictions.declining(best["best_f1_threshold"])
+        score = self.scorer.score(predictions.texts, self.golds)
+        return {name: score[name] for name in (*METRICS, "total")}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Tokenises, predicts, decides when to decline, and scores, with one set of rules, windows and thresholds."""
+    """Tokenises, predicts, decides when to decline, and scores, with one set of windows and thresholds."""
 
     tokenizer: PreTrainedTokenizerFast
     windows: WindowSettings
     spans: SpanSettings
     batch_size: int  # windows per rank
-    scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by data set; others have SQuAD's rules
     null_threshold: float | None = None  # a question with null odds above this is declined; None = never
     calibrator: Calibrator | None = None
 
-    def scorer(self, name: str) -> Scorer:
-        """The rules for a data set."""
-        return self.scorers.get(name, Scorer())
-
-    def prepare(self, tests: dict[str, list[Example]]) -> list[EvalSet]:
-        """Tokenises data sets by name. On several ranks call it inside `local_rank_zero_first`, for the cache."""
+    def prepare(self, tests: dict[str, list[Example]], language: Callable[[str], str | None]) -> list[EvalSet]:
+        """Tokenises data sets by name, each with the `Scorer` of its language. On several ranks call it inside
+        `local_rank_zero_first`, for the cache."""
         build = partial(build_features, training=False, cache_dir=CACHE, console=Console(quiet=not ranks.is_main()))
-        return [EvalSet(name, tests[name], build(tests[name], self.tokenizer, self.windows)) for name in tests]
+        sets = []
+        for name, examples in tests.items():
+            windows = build(examples, self.tokenizer, self.windows)
+            sets.append(EvalSet(name, examples, windows, Scorer(language(name))))
+        return sets
 
     def run(self, predict: Predict, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:
         """Scores by data set, in order, on every rank; rank 0 writes the folders `BY_TEST`. Collective.
@@ -118,9 +136,9 @@ class Evaluation:
             given = predictions.declining(self.null_threshold)
             n_best = {id_: [_fields(answer) for answer in answers] for id_, answers in given.n_best.items()}
             contents = {"predictions": given.texts, "confidence": given.confidences, "n_best": n_best}
-            right = self._right(given, test)
+            right = test.right(given)
             softmax = list(given.confidences.values())
-            score = self.scorer(test.name).score(given.texts, test.golds) | calibration(softmax, right)
+            score = test.scorer.score(given.texts, test.golds) | calibration(softmax, right)
             if self.calibrator:
                 sure = self.calibrator.confidence(given.features(test.examples)).tolist()
                 score |= calibrated_scores(softmax, sure, right, clusters(test.examples))
@@ -128,7 +146,7 @@ class Evaluation:
             if predictions.nulls:
                 contents["null_odds"] = predictions.odds
                 if not all(test.golds.values()):
-                    score |= self._best_thresholds(predictions, test)
+                    score |= test.best_thresholds(predictions)
             scores[test.name] = score
             write_on_rank0(partial(write_predictions, folder, test.name, contents), folder)
         return scores
@@ -148,31 +166,81 @@ class Evaluation:
         ids = [example.id for example in test.examples]
         return Predictions({id_: n_best[id_] for id_ in ids}, {id_: nulls[id_] for id_ in ids if id_ in nulls})
 
-    def score(self, predictions: Predictions, test: EvalSet) -> Score:
-        """EM and F1 of what `predict` gave; at the threshold with the best F1 if the model may decline."""
-        if predictions.nulls:
-            best = self._best_thresholds(predictions, test, reachable=True)
-            predictions = predictions.declining(best["best_f1_threshold"])
-        return self.scorer(test.name).score(predictions.texts, test.golds)
-
     def with_threshold(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
         """The evaluation at the threshold with the best F1 on `test`, half of a data set; and why."""
         if all(test.golds.values()):
             return self, f"half of {test.name}, which could choose another, has no question without an answer"
-        best = self._best_thresholds(predictions, test, reachable=True)
+        best = test.best_thresholds(predictions, reachable=True)
         return replace(self, null_threshold=best["best_f1_threshold"]), f"the best by F1 on half of {test.name}"
 
     def with_calibrator(self, predictions: Predictions, test: EvalSet) -> tuple["Evaluation", str]:
         """The evaluation with a calibrator fitted to these answers, if there are enough; and a line for the log."""
         given = predictions.declining(self.null_threshold)
-        fitted = fit(given.features(test.examples), self._right(given, test), clusters(test.examples).tolist())
+        fitted = fit(given.features(test.examples), test.right(given), clusters(test.examples).tolist())
         calibrator = fitted if isinstance(fitted, Calibrator) else None
         return replace(self, calibrator=calibrator), str(fitted)
 
-    def _right(self, predictions: Predictions, test: EvalSet) -> list[float]:
-        """The exact match of each question."""
-        return [em for em, _ in self.scorer(test.name).by_question(predictions.texts, test.golds).values()]
 
-    def _best_thresholds(self, predictions: Predictions, test: EvalSet, *, reachable: bool = False) -> dict[str, float]:
-        scorer = self.scorer(test.name)
-        return scorer.best_thresholds(predictions.texts, test.golds, predictions.odds, reachable=reachable)
+def _fields(answer: Answer) -> dict[str, Any]:
+    fields = {"text": answer.text, "probability": answer.probability, "score": answer.score}
+    if answer.start is not None:
+        fields |= {"start": answer.start, "end": answer.end}
+    return fields
+
+
+@torch.no_grad()
+def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int) -> None:
+    """Runs this rank's share of the windows of the decoder's examples through a model in evaluation mode, `batch_size`
+    at a time, and adds the outputs to the decoder. Collective.
+
+    All ranks make the same number of calls, as ZeRO-3 requires: a rank without windows left repeats the first one and
+    drops the result.
+    """
+    batches = _batches(features, batch_size, ranks.rank(), ranks.world_size())
+    calls = max(ranks.gather(len(batches)))
+    padded = batches + [np.array([0])] * (calls - len(batches))
+    stored = features.with_format("arrow")
+    with Progress(Console(quiet=not ranks.is_main()), "batches", calls) as progress:
+        for number, rows in enumerate(padded, 1):
+            ranks.progress(f"evaluation, batch {number}")
+            columns = read_columns(stored, rows)
+            result = predict(_batch(columns, padding).to(ranks.device()))
+            if number <= len(batches):
+                decoder.add(columns, *result)
+            progress.update(number)
+
+
+@torch.no_grad()
+def decode_alone(predict: Predict, decoder: Decoder, windows: pa.Table, padding: Padding, batch_size: int) -> None:
+    """As `decode`, in a process that need not be a rank."""
+    for rows in _batches(windows, batch_size, rank=0, world_size=1):
+        columns = read_columns(windows, rows)
+        decoder.add(columns, *predict(_batch(columns, padding).to(ranks.device())))
+
+
+def read_columns(windows: datasets.Dataset | pa.Table, rows: np.ndarray) -> Columns:
+    """Rows of a table, or of a data set in "arrow" format, by column."""
+    chosen = windows.take(rows) if isinstance(windows, pa.Table) else windows[rows.tolist()]
+    [table] = chosen.combine_chunks().to_batches()
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        columns[field.name] = column if pa.types.is_list(field.type) else column.to_numpy()
+    return columns
+
+
+def _batch(columns: Columns, padding: Padding) -> Batch:
+    rows = {}
+    for name in {"input_ids", "token_type_ids"} & columns.keys():
+        values = columns[name].values.to_numpy()  # if the list is a slice, those of other rows as well
+        rows[name] = [values[begin:end] for begin, end in pairwise(columns[name].offsets.to_numpy().tolist())]
+    lengths = tuple(columns["length"].tolist())
+    return Batch(**padding.inputs(rows, max(lengths)), lengths=lengths)
+
+
+def _batches(features: datasets.Dataset | pa.Table, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
+    """This rank's rows: all windows of every `world_size`-th question, longest first so that memory peaks at once."""
+    example = np.asarray(features["example"][:])
+    length = np.asarray(features["length"][:])
+    rows = np.flatnonzero(example % world_size == rank)
+    rows = rows[np.argsort(-length[rows], kind="stable")]
+    return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]

@@ -18,39 +18,20 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.version import __version__
-from swep_ds.evaluation.calibration import CALIBRATED, COVERED_ACCURACY, LEVEL
-from swep_ds.evaluation.calibrator import Calibrator
+from swep_ds.evaluation.calibration import Calibrator
 from swep_ds.evaluation.scores import METRICS
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
 RESULTS = "results.json"
 OUT_OF_DOMAIN = "out-of-domain mean"
-Score = dict[str, float | int]  # exact_match and f1 in percent, total; of a test set also what `DataSetScore` has
+# those of `Scorer.score`; of a test set also those of `calibration`, `calibrated_scores` and `Scorer.best_thresholds`
+Score = dict[str, float | int]
 Scores = dict[str, Score]  # by data set
 
 
 class Checked(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)  # fields of later versions are ignored
-
-
-class SetScore(Checked):
-    exact_match: float
-    f1: float
-    total: int
-
-
-class DataSetScore(SetScore):
-    """A test set's scores, also those of `calibration`, `calibrated_scores` and `Scorer.best_thresholds`."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float | int]
-    # where some questions have no answer
-    has_answer_exact_match: float | None = None
-    has_answer_f1: float | None = None
-    has_answer_total: int | None = None
-    no_answer_exact_match: float | None = None
-    no_answer_total: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,13 +45,15 @@ class Evaluated:
     validation: Score | None = None  # on the validation half of a run with `eval.select_on`
 
 
-class Selection(SetScore):
+class Selection(Checked):
     """The checkpoint that was chosen, and its score."""
 
     data_set: str
     update: int
+    exact_match: float
+    f1: float
     total: int | None = None
-    checkpoints: dict[str, SetScore] = {}  # by update
+    checkpoints: Scores = {}  # by update
 
 
 class Results(Checked):
@@ -85,7 +68,7 @@ class Results(Checked):
     train: dict[str, Any] = {}
     pretraining: dict[str, Any] | None = None  # the first stage's "data", and its section `train`
     selection: Selection | None = None
-    eval: dict[str, DataSetScore]  # the source domain first
+    eval: Scores  # the source domain first
     scorers: dict[str, str] = {}  # by data set: scoring rules
     null_threshold: float | None = None  # a model that may decline does so above it
     calibrator: Calibrator | None = None
@@ -97,8 +80,7 @@ class Results(Checked):
 
     @property
     def scores(self) -> Scores:
-        """`eval` without the scores that a set does not have."""
-        return {name: score.model_dump(exclude_none=True) for name, score in self.eval.items()}
+        return self.eval
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:
@@ -122,8 +104,8 @@ def versions() -> dict[str, str]:
 
 
 def provenance() -> dict[str, str]:
-    """When ("date", UTC), where ("machine") and with which code ("commit", unless git does not know this package; ends
-    in "-dirty" where tracked files were changed) the results are made."""
+    """When ("date", UTC), where ("machine") and with which code ("commit", if git knows this package) the results are
+    made."""
     from swep_ds.ranks import accelerator  # imports DeepSpeed, for seconds, which readers of results need not
 
     made = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": accelerator.machine()}
@@ -134,7 +116,6 @@ def provenance() -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    """What git prints in this package's folder; "" if it fails."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, encoding="utf-8").stdout.strip()
 
@@ -170,22 +151,13 @@ def read_predictions(folder: Path, name: str) -> dict[str, str]:
 
 
 def print_scores(scores: Scores, title: str) -> None:
-    """A table in percent, the source domain first and the out-of-domain mean, if there is one, last. With a calibrator
-    it has what that changes in coverage, too."""
+    """A table in percent, the source domain first and the out-of-domain mean, if there is one, last."""
     table = Table(title=Text(title), title_justify="left")  # Text: brackets in a path are not markup
     table.add_column("data set")
-    columns = ["EM", "F1", "questions"]
-    if any(CALIBRATED[0] in score for score in scores.values()):
-        columns += [f"coverage at {COVERED_ACCURACY} %", "calibrated", f"{LEVEL} % of the change"]
-    for column in columns:
+    for column in ("EM", "F1", "questions"):
         table.add_column(column, justify="right")
     for name, score in scores.items():
-        cells = _cells(score)
-        if CALIBRATED[0] in score:
-            cells += [f"{score['coverage_at_80']:.1f}", f"{score['calibrated_coverage_at_80']:.1f}"]
-        if "coverage_at_80_change_low" in score:
-            cells.append(f"{score['coverage_at_80_change_low']:+.1f} to {score['coverage_at_80_change_high']:+.1f}")
-        table.add_row(name, *cells)
+        table.add_row(name, *_cells(score))
         for part, words in (("has_answer_", "  with an answer"), ("no_answer_", "  without an answer")):
             if f"{part}total" in score:
                 table.add_row(words, *_cells(score, part))

@@ -49,6 +49,7 @@ class Answer:
     probability: float  # among all spans of this question; of a generated answer the whole sequence's, given its window
     # only of the null answer: its score less that of the best one: the higher, the likelier that the context holds none
     odds: float | None = None
+    confidence: float | None = None  # only in the first answer of a `QuestionAnswerer`, which says what it is
 
 
 def with_null(answers: Sequence[Answer], null: Answer | None, threshold: float | None) -> list[Answer]:
@@ -65,8 +66,8 @@ def with_null(answers: Sequence[Answer], null: Answer | None, threshold: float |
 def window_candidates(
     start_score_BT: np.ndarray, end_score_BT: np.ndarray, settings: SpanSettings, *, best_only: bool
 ) -> tuple[np.ndarray, ...]:
-    """The C best spans by the module's rule, at most K per window, or if `best_only` all with its highest score: their
-    windows, scores, and first and last positions, each [C], best first; ties go to the earlier start, then end.
+    """The C best spans by the module's rule, at most K per window, or one if `best_only`: their windows, scores, and
+    first and last positions, each [C]; ties go to the earlier start, then end.
 
     Logits are float32, and -inf where no span may start or end.
     """
@@ -83,11 +84,11 @@ def window_candidates(
     score_BP = np.take_along_axis(start_score_BT, start_BN, axis=1)[:, :, None] + end_score_BNM
     score_BP = score_BP.reshape(count, -1)
     if best_only:
-        window, pair = np.nonzero((score_BP == score_BP.max(axis=1, keepdims=True)) & (score_BP > NEVER))
+        pair_BK = score_BP.argmax(axis=1, keepdims=True)  # the first of equals
     else:
         pair_BK = _top(score_BP, min(settings.n_best, score_BP.shape[1]))
-        window, k = np.nonzero(np.take_along_axis(score_BP, pair_BK, axis=1) > NEVER)
-        pair = pair_BK[window, k]
+    window, k = np.nonzero(np.take_along_axis(score_BP, pair_BK, axis=1) > NEVER)
+    pair = pair_BK[window, k]
     number, length = np.divmod(pair, reach)
     start = start_BN[window, number]
     return window, score_BP[window, pair], start, start + length
@@ -129,9 +130,8 @@ def _top(score: np.ndarray, count: int) -> np.ndarray:
 class SpanDecoder:
     """Collects the windows of `examples`, batch by batch and in any order, and answers the examples seen so far.
 
-    Args:
-        best_only: keeps only the best candidates of a window, which is faster, for `n_best(1)`.
-        null: the model may decline a question: probabilities count the null answer, and `nulls` gives it.
+    With `best_only` it keeps one candidate of a window, which is faster, for `n_best(1)`. With `null` the model may
+    decline a question: probabilities count the null answer, and `nulls` gives it.
     """
 
     def __init__(

@@ -21,7 +21,6 @@ from swep_ds.data.readers import at
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import empty_answer, separate_texts
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
-from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.kernels.op import implementation
 from swep_ds.methods import build
@@ -97,13 +96,13 @@ def prepare(
         window_settings(recipe),
         SpanSettings(recipe.eval.n_best, recipe.eval.max_answer_tokens),
         recipe.eval.batch_size,
-        {name: Scorer(recipe.eval.answer_language(name)) for name in tests},
         0.0 if declines else None,  # odds, where no data choose others
     )
 
     def tokenise() -> tuple[Features, list[EvalSet], list[EvalSet]]:
         features = training_features(recipe, tokenizer, training, Console(quiet=not ranks.is_main()))
-        return features, evaluation.prepare(tests), evaluation.prepare(validation)
+        language = recipe.eval.answer_language
+        return features, evaluation.prepare(tests, language), evaluation.prepare(validation, language)
 
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())

@@ -17,7 +17,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 from swep_ds.common.errors import InputError
 from swep_ds.common.plugins import load_entry_points
 from swep_ds.common.settings import Dumper, FieldFault, Section, change, load, read_whole, shown, suggest, without_paths
-from swep_ds.evaluation.mlqa import LANGUAGES
+from swep_ds.evaluation.scores import LANGUAGES
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
 from swep_ds.ranks.environment import is_first_on_node

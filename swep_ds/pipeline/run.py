@@ -25,7 +25,6 @@ from swep_ds.evaluation.results import (
     Results,
     Score,
     Selection,
-    SetScore,
     print_scores,
     provenance,
     read_results,
@@ -223,7 +222,7 @@ def _validate(engine, prepared: Prepared, outcome: Outcome) -> Score:
     with outcome.weights():
         predictions = prepared.evaluation.predict(engine, prepared.validation)
     engine.train()
-    return prepared.evaluation.score(predictions, prepared.validation)
+    return prepared.validation.score(predictions)
 
 
 def _peak(folder: RunFolder, before: TrainState) -> int:
@@ -261,7 +260,7 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
         say(f"{outcome.kind}, in {folder.path}:")
     evaluation = prepared.evaluation
     validation = prepared.validation
-    names = {test.name: evaluation.scorer(test.name).name(test.golds) for test in prepared.tests}
+    names = {test.name: test.scorer.name(test.golds) for test in prepared.tests}
     validated = None
     why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
     fitted = (
@@ -271,7 +270,7 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
         if validation:
             predictions = evaluation.predict(engine, validation)
             if outcome.recipe.eval.select_on:
-                validated = evaluation.score(predictions, validation)
+                validated = validation.score(predictions)
             if evaluation.null_threshold is not None:
                 evaluation, why = evaluation.with_threshold(predictions, validation)
             if validation.name == prepared.tests[0].name:
@@ -306,8 +305,8 @@ def _write_results(
             if "data.train" in first.inputs:
                 inputs["pretrain.train"] = first.inputs["data.train"]
     if selection and outcome.kind == UNAVERAGED:  # the scores of the averages chose the checkpoint
-        score = SetScore.model_validate(tested.validation)
-        selection = selection.model_copy(update=dict(score) | {"checkpoints": {str(selection.update): score}})
+        checkpoints = {str(selection.update): tested.validation}
+        selection = selection.model_copy(update=tested.validation | {"checkpoints": checkpoints})
     results = Results(
         method=recipe.method.name,
         model=recipe.model.name,

@@ -17,10 +17,9 @@ from swep_ds.common.settings import Section, validate
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
-from swep_ds.evaluation.calibrator import Calibrator
+from swep_ds.evaluation.calibration import Calibrator
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, versions, write_results
-from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
@@ -178,13 +177,10 @@ def evaluate_saved(
     tests, saved = ranks.on_all_ranks(load)
     windows = replace(saved.windows, **_given(max_length=max_length, doc_stride=doc_stride))
     scoring = saved.eval.model_copy(update=_given(scorer=scorer, language=language))
-    rules = {name: Scorer(scoring.answer_language(name)) for name in tests}
-    evaluation = Evaluation(
-        saved.tokenizer, windows, saved.spans, batch_size, rules, saved.null_threshold, saved.calibrator
-    )
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
-    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests))
-    scorers = {test.name: rules[test.name].name(test.golds) for test in test_sets}
+    evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, saved.null_threshold, saved.calibrator)
+    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests, scoring.answer_language))
+    scorers = {test.name: test.scorer.name(test.golds) for test in test_sets}
     say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
     results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "scorers": scorers}

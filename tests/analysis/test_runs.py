@@ -142,7 +142,7 @@ def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path,
     places = runs.runs_of_cells(cells) if how == "cells" else runs.find_runs([tmp_path / "runs"])
     done, missing = runs.read_runs(places)
     assert not missing
-    assert [round(run.results.eval["squad"].exact_match) for run in done] == [30, 50, 30]
+    assert [round(run.results.eval["squad"]["exact_match"]) for run in done] == [30, 50, 30]
     first, second, _ = done
     assert second.variant == f"{first.variant}, unaveraged"
     assert second.folder == first.folder / "unaveraged"

@@ -14,10 +14,11 @@ import torch
 from transformers import AutoModelForQuestionAnswering
 
 from swep_ds.api import answerer
-from swep_ds.api.answerer import QuestionAnswerer, Reply
+from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.commands.answer import answer as answer_command
 from swep_ds.common.errors import InputError
 from swep_ds.data.windows import WindowCutter, WindowSettings
+from swep_ds.evaluation.spans import Answer
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
 from tests.support.finished import write_reading
@@ -47,7 +48,7 @@ def model(tmp_path_factory) -> str:
 
 
 @torch.no_grad()
-def by_hand(model: str, question: str, context: str) -> tuple[list[Reply], float]:
+def by_hand(model: str, question: str, context: str) -> tuple[list[tuple], float]:
     """All allowed spans, best first, as (score, start, end, text), and the null score."""
     qa = AutoModelForQuestionAnswering.from_pretrained(model).eval()
     cutter = WindowCutter(tiny.wordpiece(), SIZES)
@@ -85,7 +86,8 @@ def test_the_n_best_are_exact_and_the_null_score_declines_where_it_exceeds_the_b
         replies = asks(*asked, n_best=1 + len(spans))
         [place] = [i for i, reply in enumerate(replies) if not reply.text]
         confidence = probability if declined else None
-        assert replies[place] == Reply("", probability, pytest.approx(null, abs=1e-5), confidence=confidence)
+        score, close = pytest.approx(null, abs=1e-5), pytest.approx(odds, abs=1e-5)
+        assert replies[place] == Answer("", None, None, score, probability, close, confidence)
         assert place == (0 if declined else max(1, sum(score >= null for score, *_ in spans)))
         assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
         [best] = asks(*asked)
@@ -207,7 +209,7 @@ def test_answers_to_a_file_that_were_stopped_are_resumed(answer, tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         answer(ROWS, output)
     assert not output.exists()
-    with pytest.raises(InputError, match=r"other settings \(min_confidence 0\.0 "):
+    with pytest.raises(InputError, match=r"other settings \(min_confidence 0\.0 "):  # `refused` would hold the lock
         answer(ROWS, output, "--min_confidence", "0.5")
     answer(ROWS, output)
     assert asked == [["q0", "q1"], ["q2", "q3"], ["q2", "q3"], ["q4", "q5"]]

@@ -10,13 +10,13 @@ import torch
 import swep_ds as sd
 from swep_ds import methods
 from swep_ds.common import plugins
-from swep_ds.common.errors import InputError
 from swep_ds.common.schema import describe
 from swep_ds.data import readers
 from swep_ds.data.readers import read_examples
 from swep_ds.pipeline.recipe import Recipe
 from tests.pipeline.test_recipe import MINIMAL
 from tests.support import tiny_batches, tiny_models
+from tests.support.bad_input import refused
 from tests.support.tiny_engine import inputs
 
 
@@ -60,8 +60,7 @@ def test_a_registered_method_is_one_of_the_recipes(registry, tmp_path):
     loaded = Recipe.load(str(written), ["method.scale=0.25"])
     assert loaded.method == ScaledSettings(scale=0.25)
     assert Recipe.load(str(written), ["method.name=swep"]).method == sd.Swep()
-    with pytest.raises(InputError, match=r"scal is not a field; did you mean '.*scale'"):
-        Recipe.load(str(written), ["method.scal=1"])
+    assert "scal is not a field; did you mean '" in refused(Recipe.load, str(written), ["method.scal=1"])
     assert type(methods.build(loaded.method, 16, 16)) is Scaled
     fields = describe(Recipe.model_json_schema(), recipe(name="scaled").model_dump(mode="json"))
     said = {field.name: (field.type, field.meaning) for field in fields if field.name.startswith("method.")}
@@ -131,8 +130,7 @@ def test_a_registered_reader_reads_its_sources(registry):
         ("memo:0", "memo:0: holds no questions"),
         ("memoir:1", "no such file or folder"),
     ]:
-        with pytest.raises(InputError, match=said):
-            read_examples(source, training=True)
+        assert said in refused(read_examples, source, training=True)
     with pytest.raises(TypeError, match="'memo' is taken"):
         sd.reader("memo")(print)
 
@@ -175,12 +173,12 @@ def test_an_installed_package_adds_methods_and_readers_and_one_that_cannot_be_im
         installed(tmp_path, "quiet_package", PACKAGE, methods.GROUP)
         plugins.load_entry_points(methods.GROUP)
         assert recipe(name="silent").method.name == "silent"
-        with pytest.raises(InputError, match="silence:x: holds no questions"):
-            read_examples("silence:x", training=True)
+        assert "silence:x: holds no questions" in refused(read_examples, "silence:x", training=True)
         plugins.load_entry_points.cache_clear()
         installed(tmp_path, "broken_package", "import there_is_no_such_module", readers.GROUP)
-        with pytest.raises(InputError, match=r"^entry point silent = broken_package, group .*no_such_module"):
-            read_examples("silence:x", training=True)
+        said = refused(read_examples, "silence:x", training=True)
+        assert said.startswith("entry point silent = broken_package, group ")
+        assert "no_such_module" in said
     finally:
         sys.modules.pop("quiet_package", None)
         plugins.load_entry_points.cache_clear()

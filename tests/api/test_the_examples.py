@@ -32,17 +32,15 @@ def test_there_are_no_others():
     assert {file.name for file in EXAMPLES.glob("*.py")} == tested
 
 
-def test_trainer(example, tmp_path):
-    example("trainer.py", "--output_dir", str(tmp_path), "--max_steps", "2")
-    trained = AutoModelForQuestionAnswering.from_pretrained(tmp_path)
+def test_trainer_with_and_without_low_rank_adapters(example, tmp_path):
+    plain, lora = tmp_path / "plain", tmp_path / "lora"
+    example("trainer.py", "--output_dir", str(plain), "--max_steps", "2")
+    trained = AutoModelForQuestionAnswering.from_pretrained(plain)
     assert all(weights.isfinite().all() for weights in trained.parameters())
-    assert (tmp_path / "checkpoint-2" / sd.hf.METHOD_FILE).is_file()
-
-
-def test_trainer_with_low_rank_adapters(example, tmp_path):
-    example("trainer.py", "--output_dir", str(tmp_path), "--max_steps", "2", "--lora")
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["peft_type"] == "LORA"
-    assert not (tmp_path / "model.safetensors").exists()
+    assert (plain / "checkpoint-2" / sd.hf.METHOD_FILE).is_file()
+    example("trainer.py", "--output_dir", str(lora), "--max_steps", "2", "--lora")
+    assert json.loads((lora / "adapter_config.json").read_text())["peft_type"] == "LORA"
+    assert not (lora / "model.safetensors").exists()
 
 
 def test_plain_loop(example, capsys):

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from swep_ds.data.batches import Padding
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.windows import TextTokens, WindowCutter, WindowSettings, named_tokens, separate_texts
-from swep_ds.evaluation.predict import decode_alone
+from swep_ds.evaluation.evaluate import decode_alone
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 from tests.support import tiny
 from tests.support.decoded import best_texts

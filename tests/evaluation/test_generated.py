@@ -15,31 +15,34 @@ TOKENIZER = tiny.wordpiece()
 ASKED = [tiny.example("Who?", "an abbot of the valley", "an abbot", id_=name) for name in ("a", "b")]
 
 
-def written(*texts: str) -> torch.Tensor:
-    rows = [[*TOKENIZER(text, add_special_tokens=False).input_ids, TOKENIZER.sep_token_id] for text in texts]
-    width = max(map(len, rows))
-    return torch.tensor([row + [IGNORED] * (width - len(row)) for row in rows])
+def written(text: str) -> list[int]:
+    return [*TOKENIZER(text, add_special_tokens=False).input_ids, TOKENIZER.sep_token_id]
+
+
+def decode(*windows: tuple, tokenizer=TOKENIZER) -> GeneratedAnswers:
+    """Of windows (example, token ids, their mean log probability, that of the empty answer)."""
+    decoder = GeneratedAnswers(ASKED, tokenizer)
+    for example, ids, *log_probabilities in windows:
+        scores = [torch.tensor([value]) for value in log_probabilities]
+        decoder.add({"example": [example]}, torch.tensor([[*ids, IGNORED]]), *scores)
+    return decoder
 
 
 def test_the_most_probable_window_wins_whatever_the_order():
-    ids = written("the bridge", "an abbot", "", "the river")
-    columns, scores = {"example": [1, 0, 1, 0]}, torch.tensor([-0.5, -0.1, -0.7, -0.2])
+    windows = [(1, written("the bridge"), -0.5), (0, written("an abbot"), -0.1), (1, written(""), -0.7)]
+    windows.append((0, written("the river"), -0.2))
     # of whole sequences, where the scores are means over tokens
-    expected = {"a": math.exp(-0.1 * (ids[1] != IGNORED).sum()), "b": math.exp(-0.5 * (ids[0] != IGNORED).sum())}
-    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
-        decoder = GeneratedAnswers(ASKED, TOKENIZER)
-        for row in order:
-            decoder.add({"example": [columns["example"][row]]}, ids[[row]], scores[[row]])
+    expected = {"a": math.exp(-0.1 * len(windows[1][1])), "b": math.exp(-0.5 * len(windows[0][1]))}
+    for order in (windows, windows[::-1]):
+        decoder = decode(*order)
         assert best_texts(decoder) == {"a": "an abbot", "b": "the bridge"}
         assert best_probabilities(decoder) == pytest.approx(expected)
 
 
 def test_a_window_that_writes_nothing_does_not_silence_another():
-    decoder = GeneratedAnswers(ASKED, TOKENIZER)
-    silent = torch.tensor([[TOKENIZER.pad_token_id, TOKENIZER.sep_token_id]])
-    for ids, score, best in ((silent, -0.01, ""), (written("abbot"), -3.0, "abbot"), (silent, -0.01, "abbot")):
-        decoder.add({"example": [0]}, ids, torch.tensor([score]))
-        assert best_texts(decoder) == {"a": best}
+    silent = (0, [TOKENIZER.pad_token_id, TOKENIZER.sep_token_id], -0.01)
+    assert best_texts(decode(silent)) == {"a": ""}
+    assert best_texts(decode(silent, (0, written("abbot"), -3.0), silent)) == {"a": "abbot"}
 
 
 def test_the_spaces_of_an_answer_stay_whatever_the_tokenizers_configuration_says():
@@ -48,23 +51,24 @@ def test_the_spaces_of_an_answer_stay_whatever_the_tokenizers_configuration_says
     words = "It 's the holder ."
     ids = tokenizer(words, add_special_tokens=False).input_ids
     assert tokenizer.decode(ids) != words
-    decoder = GeneratedAnswers(ASKED, tokenizer)
-    decoder.add({"example": [0]}, torch.tensor([ids]), torch.tensor([-0.1]))
-    assert best_texts(decoder) == {"a": words}
+    assert best_texts(decode((0, ids, -0.1), tokenizer=tokenizer)) == {"a": words}
 
 
 @pytest.mark.parametrize("broken", [math.nan, -math.inf])
 def test_a_window_whose_probability_is_not_a_number_never_wins(broken):
-    ids = written("tea", "abbot")
-    for order in ([0, 1], [1, 0]):
-        decoder = GeneratedAnswers(ASKED, TOKENIZER)
-        for row in order:
-            scores = torch.tensor([(broken, -0.5)[row]])
-            decoder.add({"example": [0]}, ids[[row]], scores.half(), scores)
+    windows = [(0, written("tea"), broken, broken), (0, written("abbot"), -0.5, -0.5)]
+    for order in (windows, windows[::-1]):
+        decoder = decode(*order)
         assert best_texts(decoder) == {"a": "abbot"}
         assert decoder.nulls()["a"].probability == 0
-    alone = GeneratedAnswers(ASKED, TOKENIZER)
-    alone.add({"example": [0]}, ids[:1], torch.tensor([broken]), torch.tensor([broken]))
+    alone = decode(windows[0])
     [answer], null = alone.n_best(1)["a"], alone.nulls()["a"]
     assert (answer.text, answer.probability) == ("tea", 0)
     assert all(map(math.isfinite, (answer.score, null.score, null.odds)))  # JSON has no other numbers
+
+
+def test_the_window_that_finds_most_decides_whether_there_is_an_answer():
+    null = decode(*((0, written("an abbot"), -0.3, math.log(p)) for p in (0.9, 0.25))).nulls()["a"]
+    assert (null.text, null.start) == ("", None)
+    assert (null.score, null.probability, null.odds) == pytest.approx((math.log(0.25), 0.25, math.log(1 / 3)))
+    assert math.isfinite(decode((0, written("an abbot"), -0.3, 0.0)).nulls()["a"].odds)

@@ -1,31 +1,23 @@
 """Declining a question: null scores of spans and of generated answers, and the threshold on them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from swep_ds.data.batches import IGNORED
 from swep_ds.data.example import Example
 from swep_ds.data.windows import empty_answer
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation, Predictions
-from swep_ds.evaluation.generated import GeneratedAnswers
-from swep_ds.evaluation.scores import Scorer
-from swep_ds.evaluation.spans import Answer, SpanDecoder, SpanSettings, with_null
+from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.spans import Answer, with_null
 from swep_ds.models.seq2seq import GenerativeQA
-from tests.evaluation.test_spans import columns_of, examples, logits_of, window
+from tests.evaluation.test_spans import decode, window
 from tests.support import tiny, tiny_batches, tiny_models
 from tests.support.decoded import best_probabilities, best_texts
 
 FIRST = {"start_logits": [1.0, 0.0, 2.0, 0.0, 9.0], "end_logits": [0.5, 0.0, 0.0, 1.0, 9.0]}  # null score 1.5
 SECOND = {"start_logits": [-1.0, 0.0, 1.0, 0.0, 9.0], "end_logits": [0.0, 0.0, 0.5, 0.0, 9.0]}  # null score -1
-
-
-def decoder(*windows, **options) -> SpanDecoder:
-    decoder = SpanDecoder(examples(), SpanSettings(), null=True, **options)
-    for each in windows:
-        decoder.add(columns_of([each]), *logits_of([each]))
-    return decoder
 
 
 def null(score: float, probability: float, odds: float) -> Answer:
@@ -38,26 +30,25 @@ def test_the_lowest_null_score_of_the_windows_competes_with_the_best_span():
     total = math.log(sum(math.exp(score) for score in (-1.0, *spans)))
     for windows in ([window(**FIRST), window(**SECOND)], [window(**SECOND), window(**FIRST)]):
         for best_only in (True, False):
-            both = decoder(*windows, best_only=best_only)
+            both = decode(*windows, best_only=best_only, null=True)
             assert both.nulls() == {"id0": null(-1.0, pytest.approx(math.exp(-1.0 - total)), odds=-1.0 - 3.0)}
             assert best_texts(both) == {"id0": "cd ef"}
             assert best_probabilities(both) == {"id0": pytest.approx(math.exp(3.0 - total))}
 
 
 def test_the_null_score_is_read_where_the_window_has_its_cls_token_and_only_if_it_counts():
-    assert decoder(window(**FIRST, null_position=4)).nulls()["id0"].score == 18.0
-    plain = SpanDecoder(examples(), SpanSettings())
-    plain.add(columns_of([window(**FIRST)]), *logits_of([window(**FIRST)]))
+    assert decode(window(**FIRST, null_position=4), null=True).nulls()["id0"].score == 18.0
+    plain = decode(window(**FIRST))
     assert plain.nulls() == {}
-    assert best_probabilities(plain)["id0"] > best_probabilities(decoder(window(**FIRST)))["id0"]
+    assert best_probabilities(plain)["id0"] > best_probabilities(decode(window(**FIRST), null=True))["id0"]
 
 
 def test_null_scores_are_finite_whatever_the_logits():
     for extreme in (math.inf, -math.inf, math.nan):
-        [answer] = decoder(window(start_logits=[extreme, 0, 0, 0, 0])).nulls().values()
+        [answer] = decode(window(start_logits=[extreme, 0, 0, 0, 0]), null=True).nulls().values()
         assert math.isfinite(answer.odds)
         assert 0 <= answer.probability <= 1
-    no_span = decoder(window(start_logits=[0.0] + [-math.inf] * 4)).nulls()["id0"]
+    no_span = decode(window(start_logits=[0.0] + [-math.inf] * 4), null=True).nulls()["id0"]
     assert 1e29 < no_span.odds < math.inf
 
 
@@ -82,43 +73,24 @@ def test_a_question_is_declined_above_the_threshold():
     assert with_null(answers, None, 0.0) == answers
 
 
-def example(id_: str, *answers: str) -> Example:
-    return Example(id_, "?", "tea", answers, None, "a")
-
-
 def test_the_threshold_with_the_best_f1_is_chosen_even_if_it_declines_all():
-    evaluation = Evaluation(None, None, None, 1, {}, 0.0)
+    evaluation = Evaluation(None, None, None, 1, 0.0)
     predictions = predicted({"a": "tea", "b": "red tea", "c": "x"}, {"a": -1.0, "b": 0.5, "c": 2.0})
-    half = EvalSet("set", [example("a", "tea"), example("b", "tea"), example("c")], None)
+    first, second, third = (Example(id_, "?", "tea", ("tea",), None, "a") for id_ in "abc")
+    half = EvalSet("set", [first, second, replace(third, answers=())], None, SQUAD)
     chosen, why = evaluation.with_threshold(predictions, half)
     assert (chosen.null_threshold, why) == (0.5, "the best by F1 on half of set")
-    assert evaluation.score(predictions, half)["f1"] == pytest.approx(100 * (2 + 2 / 3) / 3)
-    kept, why = evaluation.with_threshold(predictions, EvalSet("set", half.examples[:2], None))
+    assert half.score(predictions)["f1"] == pytest.approx(100 * (2 + 2 / 3) / 3)
+    kept, why = evaluation.with_threshold(predictions, EvalSet("set", half.examples[:2], None, SQUAD))
     assert kept is evaluation
     assert why == "half of set, which could choose another, has no question without an answer"
     odds = {"a": -1.0, "b": -5.0, "c": -3.0}
     predictions = predicted(dict.fromkeys(odds, "x"), odds)
-    half = EvalSet("set", [example("a", "tea"), example("b"), example("c")], None)
+    half = EvalSet("set", [first, replace(second, answers=()), replace(third, answers=())], None, SQUAD)
     threshold = evaluation.with_threshold(predictions, half)[0].null_threshold
     assert predictions.declining(threshold).texts == dict.fromkeys(odds, "")
-    official = Scorer().best_thresholds(predictions.texts, half.golds, odds)
+    official = half.best_thresholds(predictions)
     assert (official["best_f1"], official["best_f1_threshold"]) == (pytest.approx(200 / 3), 0.0)
-
-
-# Generated answers
-
-
-def test_the_window_that_finds_most_decides_whether_there_is_an_answer():
-    tokenizer, asked = tiny.wordpiece(), [tiny.example("Who?", "an abbot", "an abbot", id_="a")]
-    ids = torch.tensor([[*tokenizer("an abbot", add_special_tokens=False).input_ids, tokenizer.sep_token_id, IGNORED]])
-    decoder = GeneratedAnswers(asked, tokenizer)
-    for p in (0.9, 0.25):
-        decoder.add({"example": [0]}, ids, torch.tensor([-0.3]), torch.tensor([math.log(p)]))
-    expected = null(pytest.approx(math.log(0.25)), pytest.approx(0.25), pytest.approx(math.log(1 / 3)))
-    assert decoder.nulls() == {"a": expected}
-    certain = GeneratedAnswers(asked, tokenizer)
-    certain.add({"example": [0]}, ids, torch.tensor([-0.3]), torch.tensor([0.0]))
-    assert math.isfinite(certain.nulls()["a"].odds)
 
 
 @pytest.mark.parametrize("architecture", ["t5", "bart"])

@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swep_ds.data.answers import normalize_answer
-from swep_ds.evaluation.mlqa import LANGUAGES, normalize_mlqa
-from swep_ds.evaluation.scores import METRICS, SQUAD, Scorer
+from swep_ds.evaluation.scores import LANGUAGES, METRICS, SQUAD, Scorer, normalize_mlqa
 
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 texts = st.text(alphabet=st.sampled_from("aAnthe THE catdog.,-_' \t\u2013\u201cé\u0130ß7\u00a0"), max_size=25)

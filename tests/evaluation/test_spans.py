@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,9 @@ from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
 from tests.support.decoded import best_probabilities, best_texts
 
 CONTEXT = "ab cd ef gh ij kl mn op"
+ASKED = [Example(f"id{i}", "?", CONTEXT, ("ab",), None, "a") for i in (0, 1)]
 NAMES = ("own_begin", "own_end", "context_begin", "context_end")
+LOGITS = ("start_logits", "end_logits")
 logit = st.sampled_from([-math.inf, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0])  # few values: many ties
 
 
@@ -29,22 +32,13 @@ def decodings(draw):
         for _ in range(draw(st.integers(0 if example else 1, 3))):
             question, context = draw(st.integers(0, 3)), draw(st.integers(1, 5))
             part = st.tuples(*[st.integers(question, question + context)] * 2).map(sorted)
-            own_begin, own_end = draw(st.just((question, question + context)) | part)
-            total = question + context + 1
+            own = draw(st.just((question, question + context)) | part)
+            bounds = dict(zip(NAMES, (*own, question, question + context), strict=True))
             start = [character + i for i in range(context)]
-            windows.append(
-                {
-                    "example": example,
-                    "context_begin": question,
-                    "context_end": question + context,
-                    "own_begin": own_begin,
-                    "own_end": own_end,
-                    "offset_start": start,
-                    "offset_end": [s + 1 + draw(st.integers(0, 2)) for s in start],
-                    "start_logits": draw(st.lists(logit, min_size=total, max_size=total)),
-                    "end_logits": draw(st.lists(logit, min_size=total, max_size=total)),
-                }
-            )
+            places = {"offset_start": start, "offset_end": [s + 1 + draw(st.integers(0, 2)) for s in start]}
+            total = question + context + 1
+            logits = {name: draw(st.lists(logit, min_size=total, max_size=total)) for name in LOGITS}
+            windows.append({"example": example, **bounds, **places, **logits})
             character += context
     return sizes, windows
 
@@ -69,7 +63,7 @@ def candidates_by_loops(window, sizes):
 
 def without_blanks(window):
     """The same window; no span begins or ends at a token of spaces."""
-    changed = {name: list(window[name]) for name in ("start_logits", "end_logits")}
+    changed = {name: list(window[name]) for name in LOGITS}
     for token, (start, end) in enumerate(zip(window["offset_start"], window["offset_end"], strict=True)):
         if not CONTEXT[start:end].strip():
             for logits in changed.values():
@@ -78,19 +72,17 @@ def without_blanks(window):
 
 
 def answers_by_loops(windows, sizes, example):
-    spans, windows = [], [without_blanks(window) for window in windows]
+    spans, windows = [], [without_blanks(window) for window in windows if window["example"] == example]
     for window in windows:
-        if window["example"] == example:
-            for score, start, end in candidates_by_loops(window, sizes):
-                begin = window["offset_start"][start - window["context_begin"]]
-                stop = window["offset_end"][end - window["context_begin"]]
-                spans.append((score, begin, stop))
+        for score, start, end in candidates_by_loops(window, sizes):
+            begin = window["offset_start"][start - window["context_begin"]]
+            stop = window["offset_end"][end - window["context_begin"]]
+            spans.append((score, begin, stop))
     spans = sorted(spans, key=lambda c: (-c[0], c[1], c[2]))
     spans = [span for i, span in enumerate(spans) if span[1:] not in {other[1:] for other in spans[:i]}][: sizes.n_best]
     total = sum(
         math.exp(window["start_logits"][start] + window["end_logits"][end])
         for window in windows
-        if window["example"] == example
         for start in range(window["own_begin"], window["own_end"])
         for end in range(start, min(start + sizes.max_answer_tokens, window["context_end"]))
     )
@@ -101,8 +93,7 @@ def logits_of(windows, fill=9.0):
     """Padded [B, T]; the filling would win if it were read."""
     longest = max(len(window["start_logits"]) for window in windows)
     return tuple(
-        torch.tensor([window[name] + [fill] * (longest - len(window[name])) for window in windows])
-        for name in ("start_logits", "end_logits")
+        torch.tensor([window[name] + [fill] * (longest - len(window[name])) for window in windows]) for name in LOGITS
     )
 
 
@@ -112,28 +103,24 @@ def columns_of(windows):
     return {name: pa.array(values) if "offset" in name else np.array(values) for name, values in columns.items()}
 
 
-def examples(count=2):
-    return [Example(f"id{i}", "?", CONTEXT, ("ab",), None, "a") for i in range(count)]
-
-
 @settings(deadline=None)
 @given(decoding=decodings(), batch=st.integers(1, 4), seed=st.integers(0, 99))
 def test_decoder_equals_the_loops_in_any_order_of_windows(decoding, batch, seed):
     sizes, windows = decoding
     shuffled = random.Random(seed).sample(windows, len(windows))
-    decoder, best = SpanDecoder(examples(), sizes), SpanDecoder(examples(), sizes, best_only=True)
+    decoder, best = SpanDecoder(ASKED, sizes), SpanDecoder(ASKED, sizes, best_only=True)
     for i in range(0, len(shuffled), batch):
         some = shuffled[i : i + batch]
         decoder.add(columns_of(some), *logits_of(some))
         best.add(columns_of(some), *logits_of(some))
-    seen = sorted({window["example"] for window in windows})
-    expected = {f"id{i}": answers_by_loops(windows, sizes, i) for i in seen}
     n_best = decoder.n_best(sizes.n_best)
     assert best.n_best(1) == {id_: answers[:1] for id_, answers in n_best.items()}
-    assert n_best.keys() == expected.keys()
-    for id_, answers in n_best.items():
-        assert [(a.text, a.score) for a in answers] == [(text, score) for text, score, _ in expected[id_]]
-        assert [a.probability for a in answers] == pytest.approx([p for _, _, p in expected[id_]])
+    seen = sorted({window["example"] for window in windows})
+    assert list(n_best) == [f"id{i}" for i in seen]
+    for i, answers in zip(seen, n_best.values(), strict=True):
+        expected = answers_by_loops(windows, sizes, i)
+        assert [(a.text, a.score) for a in answers] == [(text, score) for text, score, _ in expected]
+        assert [a.probability for a in answers] == pytest.approx([p for _, _, p in expected])
         assert all(CONTEXT[a.start : a.end] == a.text for a in answers)
 
 
@@ -153,17 +140,18 @@ def window(**changes):
     return base | changes
 
 
-def decode(*windows, sizes=SpanSettings(), asked=None, dtype=torch.float32):  # noqa: B008 (is frozen)
-    decoder = SpanDecoder(asked or examples(), sizes)
-    decoder.add(columns_of(windows), *(logits.to(dtype) for logits in logits_of(windows)))
+def decode(*windows, sizes=SpanSettings(), asked=ASKED, dtype=torch.float32, **options):  # noqa: B008 (is frozen)
+    decoder = SpanDecoder(asked, sizes, **options)
+    for each in windows:
+        decoder.add(columns_of([each]), *(logits.to(dtype) for logits in logits_of([each])))
     return decoder
 
 
 def test_a_token_of_spaces_is_not_an_answer_and_neither_begins_nor_ends_one():
     context = "ab \u3000cd\U0001f600 ef"
-    asked = [Example("id0", "?", context, ("ab",), None, "a")]
+    asked = [replace(ASKED[0], context=context)]
     tokens = {"offset_start": [0, 2, 3, 4, 6, 7], "offset_end": [2, 3, 4, 6, 7, 10]}
-    logits = {name: [9.0, 0.0, 9.0, 9.0, 1.0, 2.0, 0.0, 9.0] for name in ("start_logits", "end_logits")}
+    logits = {name: [9.0, 0.0, 9.0, 9.0, 1.0, 2.0, 0.0, 9.0] for name in LOGITS}
     window_of_spaces = window(context_end=7, own_end=7, **tokens, **logits)
     for n_best in (20, 1):
         answers = decode(window_of_spaces, sizes=SpanSettings(n_best, 2), asked=asked).n_best(n_best)["id0"]
@@ -177,9 +165,8 @@ def test_a_token_of_spaces_is_not_an_answer_and_neither_begins_nor_ends_one():
 def test_half_precision_logits_are_added_in_float32():
     # 256 + 1 is 256 in bfloat16: the sums would tie and the earlier "ab" would win
     logits = {"start_logits": [0.0, 256.0, 256.0, 0.0, 0.0], "end_logits": [0.0, 0.0, 1.0, 0.0, 0.0]}
-    decoder = decode(window(**logits, own_begin=1), sizes=SpanSettings(20, 1), dtype=torch.bfloat16)
-    assert best_texts(decoder) == {"id0": "cd"}
-    assert decoder.n_best(20)["id0"][0].score == 257.0
+    best = decode(window(**logits), sizes=SpanSettings(20, 1), dtype=torch.bfloat16).n_best(20)["id0"][0]
+    assert (best.text, best.score) == ("cd", 257.0)
 
 
 def test_tokens_of_one_character_give_an_answer_once():

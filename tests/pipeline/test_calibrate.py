@@ -9,8 +9,7 @@ import yaml
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.splits import clusters, halves
-from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, calibrated_scores
-from swep_ds.evaluation.calibrator import N_BEST, Calibrator, features
+from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, N_BEST, Calibrator, calibrated_scores, features
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.evaluation.spans import Answer
 from swep_ds.pipeline.examples import load_examples, reported_examples

@@ -1,7 +1,6 @@
 """What a decoder's best answers are, as an evaluation reads them."""
 
-from swep_ds.evaluation.evaluate import Predictions
-from swep_ds.evaluation.predict import Decoder
+from swep_ds.evaluation.evaluate import Decoder, Predictions
 
 
 def best_texts(decoder: Decoder) -> dict[str, str]:

@@ -130,6 +130,7 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path,
     for part in (tmp_path / "run", tmp_path / "run" / UNAVERAGED):
         saved, selection = load_saved(str(part / "model")), read_results(part / "results.json").selection
         evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size=8)
-        [half] = evaluation.prepare({"test": halves(load_examples(recipe)[1]["test"])[0]})
-        score = evaluation.score(evaluation.predict(saved.qa.predict, half), half)
+        tests = {"test": halves(load_examples(recipe)[1]["test"])[0]}
+        [half] = evaluation.prepare(tests, recipe.eval.answer_language)
+        score = half.score(evaluation.predict(saved.qa.predict, half))
         assert (selection.update, selection.f1) == (chosen + 1, pytest.approx(score["f1"]))
