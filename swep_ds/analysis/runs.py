@@ -178,16 +178,16 @@ def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 def _read(run: Run) -> Run:
     """The run with its recipe and results. Raises InputError: why there are none."""
-    if not (run.folder / RESULTS).is_file():
-        raise InputError(sweep.fault_of(run.folder, run.recipe))
-    recipe = sweep.saved_recipe(run.folder)
-    if run.recipe and sweep.identity(run.recipe) != sweep.identity(recipe):
-        raise InputError(sweep.fault_of(run.folder, run.recipe))
-    return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
+    if (run.folder / RESULTS).is_file():
+        recipe = sweep.saved_recipe(run.folder)
+        if run.recipe is None or sweep.identity(run.recipe) == sweep.identity(recipe):
+            return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
+    raise InputError(sweep.fault_of(run.folder, run.recipe))
 
 
 def _shared(run: Run) -> dict[tuple, str]:
-    """What other runs of the model or of the row must have, too: (name, who shares it) -> value as JSON.
+    """What other runs of the model or of the row must have, too: (name, who shares it) -> value as JSON. Files are
+    compared by their checksums, and sources without one, such as hub ids, by their names.
 
     Raises InputError: its ds_config cannot be read.
     """
@@ -195,19 +195,19 @@ def _shared(run: Run) -> dict[tuple, str]:
     row = (run.variant, *run.block)
     data = run.recipe.data
     settings = _all_settings(run)
-    checksums = run.results.inputs  # a source without one, such as a hub id, is compared by its name
     tested = {f"questions of {name}": score.total for name, score in run.results.eval.items()}
     tested["data sets"] = ", ".join(run.results.eval)
     tested |= {name: value for name, value in settings.items() if name.startswith(("eval.", *OF_THE_TEST))}
-    if data.holdout_fraction:
-        tested["data.repeated_answers"] = data.repeated_answers
-        tested["data.train"] = checksums.get("data.train", data.train)
-    shared = {("tested", model): tested | conditions(run.folder)}
-    shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES))
-
-    named = flatten(run.recipe.model_dump(mode="json"))
+    named = settings | {"model.name": run.recipe.model.name}
     sources = {name: (row, str(named.get(name))) for name in SOURCES}
     sources |= {f"data.eval.{name}": (model, source) for name, source in data.eval.items()}
+    if data.holdout_fraction:  # it is tested on articles of its training data
+        tested["data.repeated_answers"] = data.repeated_answers
+        sources["data.train"] = (model, data.train)
+
+    shared = {("tested", model): tested | conditions(run.folder)}
+    shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES))
+    checksums = run.results.inputs
     for name, (who, source) in sources.items():
         value = checksums.get(name, source)
         shared[name, name in checksums, who] = value

@@ -105,6 +105,20 @@ def test_rows_may_name_other_training_data_but_each_is_of_one(tmp_path):
     assert reasons(tmp_path) == {"more-seed0": "read other files than the others (data.train)"}
 
 
+def test_held_out_articles_are_of_one_file_in_all_rows(tmp_path):
+    """A run without a checksum, from an older version, is compared with others that have none."""
+    variants = {"MLE": {}, "Same": {"method.name": "swep"}, "More": {"data.train": "more.json"}}
+    set_ = {"data.holdout_fraction": 0.1, "data.eval": {"nyt": str(tmp_path / "nyt.json")}}
+    fields = {"variants": variants, "seeds": [0, 1, 2], "set": set_}
+    for cell in fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, **fields):
+        inputs = {"data.train": "more" if cell.variant == "More" else "usual"}
+        fake_runs.finish(cell.folder, cell.recipe, {"nyt": 3}, inputs=inputs if cell.seed else {})
+    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
+    more = [f"more-seed{seed}" for seed in range(3)]
+    reason = "read other files than the others (data.train)"
+    assert {run.folder.name: run.reason for run in missing} == dict.fromkeys(more, reason)
+
+
 @pytest.mark.parametrize(
     ("set_", "reason"),
     [
