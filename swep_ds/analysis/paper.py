@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 PAPER: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))
-TRAINED_ON = "SQuAD v1.1"
 Scores = dict[str, dict[str, list[float]]]  # [EM, F1] in percent by method and data set, as paper.yaml names them
 
 

@@ -36,9 +36,7 @@ Tables = dict[str, tuple[list[str], list[list[Any]]]]  # (columns, rows)
 
 def write_report(folder: Path, against: Path | None = None, output: Path | None = None) -> tuple[str, Tables]:
     """Makes the report of a run's folder and writes it there, or to `output`; returns the page and its tables.
-
-    Args:
-        against: the folder of another run, usually plain fine-tuning, to compare the answers with.
+    `against`: the folder of another run, usually plain fine-tuning, to compare the answers with.
 
     Raises InputError: a folder without a run or with damaged files, or `against` without answers to these questions.
     """
@@ -123,12 +121,8 @@ def _compared(
 
 
 def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> list[dict[str, Any]]:
-    """A row per rank, with medians over the logged updates; a single rank without a note has none.
-
-    Args:
-        health: lines of health.jsonl.
-        local_forward: whether a rank's forward passes wait for no other ranks' weights.
-    """
+    """A row per rank, with medians over the lines of health.jsonl; a single rank without a note has none.
+    `local_forward`: whether a rank's forward passes wait for no other ranks' weights."""
     if not health:
         return []
     world = len(health[-1]["step_seconds"])  # at the end: a run may resume on other ranks

@@ -86,14 +86,15 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder: name the folder of a sweep or of a run")
-        known = (sweep.DESCRIPTION, RECIPE)
-        places = [place for place in (folder, *sorted(folder.iterdir())) if any((place / n).is_file() for n in known)]
+        candidates = [folder, *sorted(folder.iterdir())]
+        sweeps = [place for place in candidates if (place / sweep.DESCRIPTION).is_file()]
+        places = [place for place in candidates if place in sweeps or (place / RECIPE).is_file()]
         if not places:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
         if folder in places:
             places = [folder]
         for place in places:
-            if not (place / sweep.DESCRIPTION).is_file():
+            if place not in sweeps:
                 without_sweep.append(place)
                 continue
             described = read_json(place / sweep.DESCRIPTION)

@@ -12,11 +12,11 @@ import pandas as pd
 
 from swep_ds.analysis import crossed, significance
 from swep_ds.analysis.pages import template
-from swep_ds.analysis.paper import TRAINED_ON, paper_score, paper_scores, was_trained_on
+from swep_ds.analysis.paper import paper_score, paper_scores, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, in_domain_f1
 from swep_ds.analysis.runs import MODEL, Run, differing_settings, mixed_versions, read_runs
 from swep_ds.analysis.significance import Difference, Rows
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import public_names
 from swep_ds.common.settings import flatten, without
 from swep_ds.data import splits
@@ -54,10 +54,8 @@ class Table:
 
 def make(found: Sequence[Run], against: str | None = None, line: Line | None = None) -> Table:
     """The table of the runs that are finished and comparable (`read_runs`), with the reason why others are missing.
-
-    Args:
-        against: the row that the others are compared with; None = MLE if there is one.
-        line: F1 on shifted data as in-domain F1 predicts it; None = fitted to the runs of the row `against`, if it can.
+    `against`: the row that the others are compared with; None = MLE if there is one. `line`: F1 on shifted data as
+    in-domain F1 predicts it; None = fitted to the runs of that row, if it can be.
 
     Raises InputError: no row is called `against`.
     """
@@ -93,14 +91,11 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         primary += [about | entry for entry in tested]
 
     table = frame_of(cells, CELL)
-    known = {"blocks": blocks, "base": base, "line": line, "no_line": no_line, "unread": questions.notes}
-    known |= {"methods": set(table["method"]), "metrics": set(table["metric"])}
     notes = template("notes.jinja").render(
-        known,
-        compared=table["difference"].notna().any(),
+        {"blocks": blocks, "cells": table, "base": base, "line": line, "no_line": no_line},
+        unread=[printable(note) for note in questions.notes],  # a library's message may have several lines
         in_domain_f1=line and in_domain_f1(line, [run.results.scores for run in runs]),
         versions=mixed_versions(runs),
-        trained_on=TRAINED_ON,
         unaveraged=unaveraged,
         crossed=crossed,
         significance=significance,
