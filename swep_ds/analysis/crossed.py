@@ -62,14 +62,9 @@ class Estimate(NamedTuple):
 
 
 def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
-    """The mean difference over seeds, questions and data sets.
-
-    Args:
-        sets: by data set, the differences D [..., S, Q] in points, and each question's cluster [Q], numbered from 0
-            without gaps. S >= 2 is the same in all sets, and each has at least two clusters.
-
-    Returns arrays [...].
-    """
+    """The mean difference over seeds, questions and data sets, in arrays [...]. `sets`: by data set, the differences
+    D [..., S, Q] in points, and each question's cluster [Q], numbered from 0 without gaps. S >= 2 is the same in all
+    sets, and each has at least two clusters."""
     per_seed = sum(values.mean(-1) for values, _ in sets) / len(sets)
     seeds = per_seed.shape[-1]
     of_seeds = per_seed.var(-1, ddof=1) / seeds

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from swep_ds.analysis import figures, table
 from swep_ds.analysis.crossed import LEVEL
+from swep_ds.analysis.pages import template
 from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.runs import Run
 from swep_ds.analysis.table import HEADS, Table
@@ -35,8 +36,6 @@ BETWEEN = " / "  # two scores of a cell
 MARKDOWN_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "|*_<`[]\\"})
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX_MARKS = str.maketrans(LATEX_MARKS | {mark: f"\\{mark}" for mark in "&%$#_{}"})
-LATEX_BREAK = r"\\{}"  # without the braces, a following bracket would be an optional length
-FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"  # graphicx: at most as wide as the page
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
@@ -60,8 +59,8 @@ def publish(runs: Sequence[Run], folder: Path | None, against: str | None = None
 # Small tables of text
 
 
-def grids(table: Table) -> Iterator[tuple[str, list[pd.DataFrame]]]:
-    """(title of the block, its grids of text, not escaped): its scores, then what else is known: calibration, points
+def grids(table: Table, text: Callable[[str], str]) -> Iterator[tuple[str, list[pd.DataFrame]]]:
+    """(title of the block, its grids, all made with `text`): its scores, then what else is known: calibration, points
     above the line, differences. The first column has the rows' names under the grid's title."""
     for title, cells in table.cells.groupby("block", sort=False):
         of_block = []
@@ -80,8 +79,7 @@ def grids(table: Table) -> Iterator[tuple[str, list[pd.DataFrame]]]:
             names = primary["method"] + " less " + primary["against"] + ", " + primary["metric"].map(HEADS)
             grid = _differences("primary comparison", primary.assign(method=names))
             of_block.append(grid.rename(columns={"p (Holm)": "p"}))
-        # names come from folders and files: on one line
-        yield printable(title), [grid.map(printable).rename(columns=printable) for grid in of_block]
+        yield text(title), [grid.map(text).rename(columns=text) for grid in of_block]
 
 
 def _scores(title: str, part: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
@@ -139,28 +137,7 @@ def _or(absent: str, value: float, form: str) -> str:
 
 
 def markdown(table: Table) -> str:
-    """EM / F1 in each cell, a dash if no run is finished."""
-
-    def escaped(text: str) -> str:
-        return text.translate(MARKDOWN_MARKS)
-
-    parts = []
-    for title, of_block in grids(table):
-        parts.append(f"**{escaped(title)}**\n")
-        for grid in of_block:
-            frame = grid.map(escaped).rename(columns=escaped)
-            parts.append(markdown_table(frame.columns, frame.to_numpy()))
-    if table.notes:
-        parts.append("".join(f"- {escaped(printable(note))}\n" for note in table.notes))
-    if table.missing:
-        parts.append("Missing:\n\n" + "".join(f"- {escaped(printable(run.line))}\n" for run in table.missing))
-    return "\n".join(parts)
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """pandas needs a further package for this."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return _page("table.md.jinja", table, lambda text: text.translate(MARKDOWN_MARKS))
 
 
 def latex(table: Table) -> str:
@@ -170,26 +147,17 @@ def latex(table: Table) -> str:
     def escaped(text: str) -> str:
         return re.sub(r"(?<![\w.])-(?=\d)", "$-$", text.translate(LATEX_MARKS))  # a minus sign
 
-    def stacked(text: str) -> str:
-        return rf"\shortstack[r]{{{text.replace(BETWEEN, LATEX_BREAK)}}}" if BETWEEN in text else text
-
-    parts = [r"% \usepackage{booktabs,graphicx}", ""]
-    for title, of_block in grids(table):
-        for grid in of_block:
-            frame = grid.map(escaped).rename(columns=escaped)
-            names = frame.columns[0]
-            frame = frame.set_index(names).map(stacked).reset_index()
-            layout = "l" + "r" * (len(frame.columns) - 1)
-            parts += [r"\begin{table}", r"\centering\footnotesize", rf"\caption{{{escaped(title)}: {names}.}}", FITTED]
-            parts += [f"{frame.to_latex(index=False, escape=False, column_format=layout)}}}", r"\end{table}", ""]
-    for line in _lines(table):
-        parts.append(rf"{{\footnotesize\noindent {escaped(line)}\par}}")
-    return "\n".join(parts) + "\n"
+    return _page("table.tex.jinja", table, escaped)
 
 
-def _lines(table: Table) -> list[str]:
-    """The notes, then what is missing."""
-    return [printable(line) for line in (*table.notes, *(f"missing: {run.line}" for run in table.missing))]
+def _page(name: str, table: Table, escaped: Callable[[str], str]) -> str:
+    def text(value: str) -> str:
+        return escaped(printable(value))
+
+    notes = [text(note) for note in table.notes]
+    missing = [text(run.line) for run in table.missing]
+    page = template(name).render(blocks=grids(table, text), notes=notes, missing=missing)
+    return page.rstrip() + "\n"
 
 
 def csv(table: Table) -> str:
@@ -229,7 +197,7 @@ def as_json(table: Table) -> str:
 def show(table: Table) -> None:
     """Prints the blocks, the notes, and what is missing; F1 is below EM."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    for title, of_block in grids(table):
+    for title, of_block in grids(table, printable):
         console.print(Text(title, "bold"))
         for grid in of_block:
             shown = RichTable(show_lines=True)
@@ -238,5 +206,5 @@ def show(table: Table) -> None:
             for cells in grid.to_numpy():
                 shown.add_row(*(Text(cell.replace(BETWEEN, "\n")) for cell in cells))
             console.print(shown)
-    for line in _lines(table):
-        Console().print(line)
+    for line in (*table.notes, *(f"missing: {run.line}" for run in table.missing)):
+        Console().print(printable(line))

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-TRAINED_ON = "SQuAD v1.1"
+PAPER: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))
 Scores = dict[str, dict[str, list[float]]]  # [EM, F1] in percent by method and data set, as paper.yaml names them
 
 
@@ -17,21 +17,16 @@ def plain(name: str) -> str:
 
 
 @cache
-def _tree() -> dict[str, Any]:
-    return yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))
-
-
-@cache
 def _names(kind: str) -> dict[str, str]:
     """The name in the file by each `plain` name."""
-    return {plain(alias): name for name, others in _tree()[kind].items() for alias in (name, *others)}
+    return {plain(alias): name for name, others in PAPER[kind].items() for alias in (name, *others)}
 
 
 def paper_scores(name: str) -> Scores | None:
     """The scores of the model of this label, hub id or local folder of that name; None if the paper has no such
     model."""
     names = _names("models")
-    return _tree()["scores"].get(names.get(plain(name)) or names.get(plain(Path(name).name)))
+    return PAPER["scores"].get(names.get(plain(name)) or names.get(plain(Path(name).name)))
 
 
 def paper_score(scores: Scores, method: str, data_set: str) -> list[float] | None:
@@ -47,9 +42,4 @@ def data_set_name(name: str) -> str:
 def was_trained_on(source: str) -> bool:
     """Whether a `data.train`, a hub id or a file, has the name of the paper's training data."""
     name = re.sub(r"(\.(jsonl?|parquet|arrow|gz))+$", "", Path(re.split("[:@]", source)[0]).name)
-    return plain(name) in map(plain, _tree()["training_data"])
-
-
-def frequency_table() -> dict[str, Any]:
-    """The rows of the paper's table by word frequency (`swep_ds/analysis/frequency.py`), and its "model"."""
-    return _tree()["by_frequency"]
+    return plain(name) in map(plain, PAPER["training_data"])

@@ -27,7 +27,6 @@ from swep_ds.pipeline.recipe import Recipe
 
 log = logging.getLogger(__name__)
 WORST, CHANGED = 8, 4  # questions of each data set in the table of worst answers; those changed, in each direction
-OPEN_CHARTS = 2  # the others are folded
 MAX_RANKS_SHOWN = 16  # with more ranks, only those with a note are shown
 SLOW = 1.5  # a rank's forward passes are slow above this multiple of the median over ranks
 WAITING = 0.1  # a rank waits for data above this share of an update
@@ -37,9 +36,7 @@ Tables = dict[str, tuple[list[str], list[list[Any]]]]  # (columns, rows)
 
 def write_report(folder: Path, against: Path | None = None, output: Path | None = None) -> tuple[str, Tables]:
     """Makes the report of a run's folder and writes it there, or to `output`; returns the page and its tables.
-
-    Args:
-        against: the folder of another run, usually plain fine-tuning, to compare the answers with.
+    `against`: the folder of another run, usually plain fine-tuning, to compare the answers with.
 
     Raises InputError: a folder without a run or with damaged files, or `against` without answers to these questions.
     """
@@ -47,11 +44,15 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     recipe = run.read_recipe()
     results = None
     names = []
-    batch = run.global_batch(recipe, 1)
+    world_size = 1
     if (folder / RESULTS).exists():
         results = read_results(folder / RESULTS)
         names = list(results.eval)
-        batch = run.global_batch(recipe, results.world_size)
+        world_size = results.world_size
+    batch = run.global_batch(recipe, world_size)
+    lines = read_lines(folder / METRICS_FILE)
+    mode = MODES.get(getattr(recipe.method, "noise", None), MODES["learned"])
+    prior = {"prior_mean": mode.prior_mean, "prior_variance": getattr(recipe.method, "prior_variance", None)}
     zero_stage = None
     if (folder / DS_CONFIG).exists():
         zero_stage = read_json(folder / DS_CONFIG).get("zero_optimization", {}).get("stage", 0)
@@ -74,7 +75,6 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     from swep_ds.analysis.heatmap import heat_maps  # imports DeepSpeed: not before the checks
 
     content = {
-        "title": recipe.title,
         "results": results,
         "run": folder.resolve().name,
         "domains": names and domains(results, answered),
@@ -89,7 +89,10 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
         "batch": run.read_batch([]),
         "zero_stage": zero_stage,
         "repeat": command(folder, recipe, batch),
-        **_course(recipe, read_lines(folder / METRICS_FILE)),
+        "lines": lines,
+        "charts": learning_curves(lines, **prior),
+        "noise": noise_size(lines) | prior,
+        "effect": noise_effect(lines),
     }
     html = template("report.html.jinja").render(content)
     write_atomically(output or folder / REPORT, html)
@@ -108,60 +111,40 @@ def _compared(
     here = flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
     there = flatten(other.model_dump(mode="json")) | {"global batch": run.global_batch(other, results.world_size)}
     differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
-    rows = changes(answered, names)
-    compared = [row.name for row in rows]
     return {
         "title": f"{results.method}, seed {results.seed}",
-        "rows": rows,
+        "rows": changes(answered, names),
         "f1_changes": {row.name: row.f1.value for row in changes(with_answer(answered), names)},
-        "left_out": [name for name in names if name not in compared],
         "settings": [(name, here.get(name), there.get(name)) for name in differing],
         "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }
 
 
-def _course(recipe: Recipe, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The learning curves and the noise, from metrics.jsonl."""
-    mode = MODES.get(getattr(recipe.method, "noise", None), MODES["learned"])
-    variance = getattr(recipe.method, "prior_variance", None)
-    charts = learning_curves(lines, mode.prior_mean, variance)
-    return {
-        "updates": lines[-1]["update"] if lines else 0,
-        "charts": charts[:OPEN_CHARTS],
-        "more_charts": charts[OPEN_CHARTS:],
-        "noise": noise_size(lines) | {"prior_mean": mode.prior_mean, "prior_variance": variance},
-        "effect": noise_effect(lines),
-    }
-
-
 def ranks_of(health: Sequence[Mapping[str, Any]], *, local_forward: bool) -> list[dict[str, Any]]:
-    """A row per rank, with medians over the logged updates; a single rank without a note has none.
-
-    Args:
-        health: lines of health.jsonl.
-        local_forward: whether a rank's forward passes wait for no other ranks' weights.
-    """
+    """A row per rank, with medians over the lines of health.jsonl; a single rank without a note has none.
+    `local_forward`: whether a rank's forward passes wait for no other ranks' weights."""
     if not health:
         return []
     world = len(health[-1]["step_seconds"])  # at the end: a run may resume on other ranks
     lines = [line for line in health if len(line["step_seconds"]) == world]
     names = ("step_seconds", "data_seconds", "forward_seconds")
-    step_R, data_R, forward_R = (np.median([line[name] for line in lines], axis=0).tolist() for name in names)
+    seconds_R3 = np.median([[line[name] for name in names] for line in lines], axis=0).T
     usual = np.median([line["forward_seconds"] for line in lines])
     rows = []
-    for rank in range(world):
+    for rank, (step, data, forward) in enumerate(seconds_R3.tolist()):
         bad = [line["update"] for line in lines if rank in line["not_finite"]]
         notes = []
-        if data_R[rank] > WAITING * step_R[rank]:
+        if data > WAITING * step:
             notes.append("waits for data")
-        if local_forward and forward_R[rank] > SLOW * usual:
+        if local_forward and forward > SLOW * usual:
             notes.append("slow forward passes")
         if bad:
             notes.append(f"not finite at {len(bad)} updates, first at {bad[0]}")
-        seconds = (step_R[rank], data_R[rank], forward_R[rank])
-        memory = max(line["memory_mib"][rank] for line in lines)
-        rows.append({"rank": rank, "seconds": seconds, "memory_mib": memory, "notes": ", ".join(notes)})
-    return [row for row in rows if row["notes"] or 1 < world <= MAX_RANKS_SHOWN]
+        if notes or 1 < world <= MAX_RANKS_SHOWN:
+            memory = max(line["memory_mib"][rank] for line in lines)
+            seconds = (step, data, forward)
+            rows.append({"rank": rank, "seconds": seconds, "memory_mib": memory, "notes": ", ".join(notes)})
+    return rows
 
 
 def command(folder: Path, recipe: Recipe, batch: int) -> str:

@@ -58,25 +58,27 @@ def published(name_or_path: str) -> Line:
     return load(Line, name_or_path, LINES, "--line")
 
 
-def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, list[str]]:
-    """The line through the runs of the row of this name, or None and a note that says why it is missing, if any set is
-    shifted. `runs`: by run the scores of its data sets, the source domain first."""
+def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
+    """The line through the runs of the row of this name, or None and why it is missing, if any set is shifted. `runs`:
+    by run the scores of its data sets, the source domain first."""
     tested = {tuple((name, score["total"]) for name, score in scores.items()) for scores in runs}
     if all(len(sets) < 2 for sets in tested):
-        return None, []
-    fault = f"runs of {row} were tested on different data"
-    if len(tested) == 1:
-        in_domain, *shifted = runs[0]
-        x = np.array([scores[in_domain]["f1"] for scores in runs])
-        if len(x) >= MIN_RUNS and np.ptp(x) >= MIN_SPREAD:
-            fits = {}
-            for name in shifted:
-                slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in runs], 1).tolist()
-                fits[name] = Fit(slope=slope, intercept=intercept)
-            source = f"least squares over the {len(x)} runs of {row}"
-            return Line(source=source, in_domain=in_domain, fitted_over=(x.min(), x.max()), shifted=fits), []
-        fault = f"{len(x)} run(s) of {row}, but a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain"
-    return None, [f"Points above the line of in-domain F1: n/a ({fault}; --line names a published line)."]
+        return None, ""
+    if len(tested) > 1:
+        return None, f"runs of {row} were tested on different data"
+    in_domain, *shifted = runs[0]
+    x = np.array([scores[in_domain]["f1"] for scores in runs])
+    if len(x) < MIN_RUNS or np.ptp(x) < MIN_SPREAD:
+        return (
+            None,
+            f"{len(x)} run(s) of {row}, but a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain",
+        )
+    fits = {}
+    for name in shifted:
+        slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in runs], 1).tolist()
+        fits[name] = Fit(slope=slope, intercept=intercept)
+    source = f"least squares over the {len(x)} runs of {row}"
+    return Line(source=source, in_domain=in_domain, fitted_over=(x.min(), x.max()), shifted=fits), ""
 
 
 def add_points(scores: Scores, line: Line) -> Scores:
@@ -90,17 +92,9 @@ def add_points(scores: Scores, line: Line) -> Scores:
     return result
 
 
-def line_notes(line: Line, runs: Sequence[Scores]) -> list[str]:
-    """What the points are above; whether the line is extrapolated for some of these runs, or has nothing to predict."""
+def in_domain_f1(line: Line, runs: Sequence[Scores]) -> list[float]:
+    """The F1 from which the line predicts, of each run that has it; none if there is nothing to predict."""
     known = [(scores, column) for scores in runs if (column := line.in_domain_of(scores))]
     if not any(name != column and line.of(name) for scores, column in known for name in scores):
-        sets = ", ".join(line.shifted)
-        return [f"Points above the line: n/a (no run was tested both on {line.in_domain} and on one of {sets})."]
-    x = [scores[column]["f1"] for scores, column in known]
-    fits = "; ".join(f"{name}: {fit.slope:.3f} x {fit.intercept:+.2f}" for name, fit in line.shifted.items())
-    low, high = line.fitted_over
-    about = f"{line.source}, with x from {low:.4g} to {high:.4g}"
-    notes = [f"Points above the line: F1 less what F1 on {line.in_domain}, x, predicts. {fits} ({about})."]
-    if min(x) < low or max(x) > high:
-        notes.append(f"The line is extrapolated: here x is from {min(x):.2f} to {max(x):.2f}.")
-    return notes
+        return []
+    return [scores[column]["f1"] for scores, column in known]

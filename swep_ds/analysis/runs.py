@@ -86,19 +86,21 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder: name the folder of a sweep or of a run")
-        candidates = [folder]
-        if not (folder / sweep.DESCRIPTION).is_file() and not (folder / RECIPE).is_file():
-            candidates = sorted(folder.iterdir())
-        sweeps = [candidate for candidate in candidates if (candidate / sweep.DESCRIPTION).is_file()]
-        others = [candidate for candidate in candidates if (candidate / RECIPE).is_file() and candidate not in sweeps]
-        if not sweeps and not others:
+        candidates = [folder, *sorted(folder.iterdir())]
+        sweeps = [place for place in candidates if (place / sweep.DESCRIPTION).is_file()]
+        places = [place for place in candidates if place in sweeps or (place / RECIPE).is_file()]
+        if not places:
             raise InputError(f"{folder}: holds no run: name the folder of a sweep, or of a run, with its recipe.yaml")
-        for place in sweeps:
+        if folder in places:
+            places = [folder]
+        for place in places:
+            if place not in sweeps:
+                without_sweep.append(place)
+                continue
             described = read_json(place / sweep.DESCRIPTION)
             primary = tuple(described.get("primary", ())) or None
             sweep.warn_of_unnamed(place, described["runs"])
             runs += [Run(place / name, **entry, primary=primary) for name, entry in described["runs"].items()]
-        without_sweep += others
     rows = []
     for run in runs + _name_runs(without_sweep):
         rows.append(run)
@@ -178,16 +180,16 @@ def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 def _read(run: Run) -> Run:
     """The run with its recipe and results. Raises InputError: why there are none."""
-    if not (run.folder / RESULTS).is_file():
-        raise InputError(sweep.fault_of(run.folder, run.recipe))
-    recipe = sweep.saved_recipe(run.folder)
-    if run.recipe and sweep.identity(run.recipe) != sweep.identity(recipe):
-        raise InputError(sweep.fault_of(run.folder, run.recipe))
-    return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
+    if (run.folder / RESULTS).is_file():
+        recipe = sweep.saved_recipe(run.folder)
+        if run.recipe is None or sweep.identity(run.recipe) == sweep.identity(recipe):
+            return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
+    raise InputError(sweep.fault_of(run.folder, run.recipe))
 
 
 def _shared(run: Run) -> dict[tuple, str]:
-    """What other runs of the model or of the row must have, too: (name, who shares it) -> value as JSON.
+    """What other runs of the model or of the row must have, too: (name, who shares it) -> value as JSON. Files are
+    compared by their checksums, and sources without one, such as hub ids, by their names.
 
     Raises InputError: its ds_config cannot be read.
     """
@@ -195,19 +197,19 @@ def _shared(run: Run) -> dict[tuple, str]:
     row = (run.variant, *run.block)
     data = run.recipe.data
     settings = _all_settings(run)
-    checksums = run.results.inputs  # a source without one, such as a hub id, is compared by its name
     tested = {f"questions of {name}": score["total"] for name, score in run.results.eval.items()}
     tested["data sets"] = ", ".join(run.results.eval)
     tested |= {name: value for name, value in settings.items() if name.startswith(("eval.", *OF_THE_TEST))}
-    if data.holdout_fraction:
-        tested["data.repeated_answers"] = data.repeated_answers
-        tested["data.train"] = checksums.get("data.train", data.train)
-    shared = {("tested", model): tested | conditions(run.folder)}
-    shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES))
-
-    named = flatten(run.recipe.model_dump(mode="json"))
+    named = settings | {"model.name": run.recipe.model.name}
     sources = {name: (row, str(named.get(name))) for name in SOURCES}
     sources |= {f"data.eval.{name}": (model, source) for name, source in data.eval.items()}
+    if data.holdout_fraction:  # it is tested on articles of its training data
+        tested["data.repeated_answers"] = data.repeated_answers
+        sources["data.train"] = (model, data.train)
+
+    shared = {("tested", model): tested | conditions(run.folder)}
+    shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES))
+    checksums = run.results.inputs
     for name, (who, source) in sources.items():
         value = checksums.get(name, source)
         shared[name, name in checksums, who] = value
@@ -227,21 +229,18 @@ def _unlike(shared: Mapping[tuple, str], usual: Mapping[tuple, str]) -> str:
     return ""
 
 
-def settings_notes(rows: Mapping[str, Sequence[Run]]) -> list[str]:
-    """A line for each setting outside `method` in which rows differ. A row of last weights has its mean's settings."""
+def differing_settings(rows: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, dict[str, None]]]:
+    """The settings outside `method` in which rows differ: by name and by value as JSON, the rows that have it. A row of
+    last weights has its mean's settings."""
     last_weights = {run.folder / UNAVERAGED for runs in rows.values() for run in runs}
     settings = []
     for row, runs in rows.items():
         settings += [(row, _all_settings(run)) for run in runs if run.folder not in last_weights]
-    notes = []
+    differing: dict[str, dict[str, dict[str, None]]] = {}
     for name in dict.fromkeys(name for _, values in settings for name in values if not name.startswith("method.")):
-        rows_by_value: dict[str, dict[str, None]] = {}  # by value as JSON
         for row, values in settings:
-            rows_by_value.setdefault(json.dumps(values.get(name)), {})[row] = None
-        if len(rows_by_value) > 1:
-            listed = "; ".join(f"{value} in {', '.join(names)}" for value, names in rows_by_value.items())
-            notes.append(f"Rows differ in more than the method: {name} is {listed}.")
-    return notes
+            differing.setdefault(name, {}).setdefault(json.dumps(values.get(name)), {})[row] = None
+    return {name: by_value for name, by_value in differing.items() if len(by_value) > 1}
 
 
 def _all_settings(run: Run) -> dict[str, Any]:
@@ -249,10 +248,7 @@ def _all_settings(run: Run) -> dict[str, Any]:
     return _row_settings(run.recipe) | {"global batch": batch}
 
 
-def version_note(runs: Sequence[Run]) -> list[str]:
-    """One line if runs were made by different versions of a package, else none."""
+def mixed_versions(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """By package, if runs were made by different versions of it: these versions."""
     versions = pd.DataFrame([run.results.versions for run in runs])
-    mixed = [f"{name} {', '.join(each.dropna().unique())}" for name, each in versions.items() if each.nunique() > 1]
-    if not mixed:
-        return []
-    return [f"The runs were made by different versions: {'; '.join(mixed)}."]
+    return {name: list(each.dropna().unique()) for name, each in versions.items() if each.nunique() > 1}

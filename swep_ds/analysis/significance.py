@@ -4,11 +4,9 @@ There are two kinds. The crossed interval (`crossed.py`) says what other seeds a
 question bootstrap says what other questions would give for these trained models; it knows nothing of other seeds.
 """
 
-import json
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,37 +55,35 @@ class QuestionScores:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self._examples: dict[str, list[Example]] = {}  # by data set and the settings that decide its questions
-        self._scores: dict[tuple[Path, str], pd.DataFrame | None] = {}
+        self._read: dict[Hashable, Any] = {}
 
     def of(self, run: Run, data_set: str) -> pd.DataFrame | None:
         """Columns exact_match and f1, in percent, by question id; 0 without a prediction. None if data or predictions
         cannot be read, have changed since the run, or do not give the scores in the results."""
-        key = (run.folder, data_set)
         examples = self.examples(run.recipe, data_set)
-        if examples and key not in self._scores:
-            try:
-                self._scores[key] = _scores(run, data_set, examples)
-            except InputError as error:
-                self._scores[key] = None
-                self.notes.append(f"No interval with {error}.")
-        return self._scores.get(key)
+        if not examples:
+            return None
+        return self._once((run.folder, data_set), "No interval with {}.", lambda: _scores(run, data_set, examples))
 
-    def examples(self, recipe: Recipe, data_set: str) -> list[Example]:
-        """The questions, read once for all runs that are tested on the same ones; [] if they cannot be read."""
+    def examples(self, recipe: Recipe, data_set: str) -> list[Example] | None:
+        """The questions, read once for all runs that are tested on the same ones; None if they cannot be read."""
         data = recipe.data
         source = data.eval.get(data_set)
         if data_set == HOLDOUT:
-            source = [data.train, data.holdout_fraction, data.repeated_answers]
+            source = (data.train, data.holdout_fraction, data.repeated_answers)
         half = recipe.validation_set == data_set
-        key = json.dumps([data_set, source, data.max_eval_examples, data.unanswerable, half])
-        if key not in self._examples:
+        key = (data_set, source, data.max_eval_examples, data.unanswerable, half)
+        note = f"No intervals on {data_set}: its questions cannot be read ({{}})."
+        return self._once(key, note, lambda: reported_examples(recipe, data_set))
+
+    def _once(self, key: Hashable, note: str, read: Callable[[], Any]) -> Any:
+        if key not in self._read:
+            self._read[key] = None
             try:
-                self._examples[key] = reported_examples(recipe, data_set)
+                self._read[key] = read()
             except InputError as error:
-                self._examples[key] = []
-                self.notes.append(f"No intervals on {data_set}: its questions cannot be read ({error}).")
-        return self._examples[key]
+                self.notes.append(note.replace("{}", str(error)))
+        return self._read[key]
 
 
 def _scores(run: Run, data_set: str, examples: Sequence[Example]) -> pd.DataFrame:
@@ -122,18 +118,17 @@ def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[
     if not rows.get(base):
         return {}
     columns = list(rows[base][0].results.eval)  # the source domain first
-    values, samples, clusters_of, ids = {}, {}, {}, {}
+    known, ids = {}, {}
     for column in columns:
         differences = question_differences(rows, base, column, scores)
         if not differences:
             continue
         examples = scores.examples(rows[base][0].recipe, column)
-        clusters_of[column] = clusters(examples)
+        clusters_Q = clusters(examples)
         means = np.concatenate([values_SQ2.mean(0) for values_SQ2 in differences.values()], axis=1)
-        drawn = np.split(resampled_means(means, clusters_of[column], column), len(differences), axis=1)
-        for (name, values_SQ2), row_samples in zip(differences.items(), drawn, strict=True):
-            values[name, column] = values_SQ2
-            samples[name, column] = row_samples
+        samples = np.split(resampled_means(means, clusters_Q, column), len(differences), axis=1)
+        for (name, values_SQ2), of_row in zip(differences.items(), samples, strict=True):
+            known[name, column] = (values_SQ2, clusters_Q, of_row)
         if column != columns[0]:
             ids[column] = [example.id for example in examples]
     scores.notes += note_on_shared_ids(ids)
@@ -147,9 +142,8 @@ def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[
             continue
         for part, data_sets in parts.items():
             bounds = {}
-            if all((name, data_set) in values for data_set in data_sets):
-                sets = [(values[name, data_set], clusters_of[data_set]) for data_set in data_sets]
-                bounds = _intervals(sets, np.mean([samples[name, data_set] for data_set in data_sets], axis=0))
+            if all((name, data_set) in known for data_set in data_sets):
+                bounds = _intervals([known[name, data_set] for data_set in data_sets])
             for number, metric in enumerate(METRICS):
                 entry = {"method": name, "against": base, "data_set": part, "metric": metric}
                 entry |= _seed_figures(runs, rows[base], data_sets, metric)
@@ -174,19 +168,15 @@ def _seed_figures(runs: Sequence[Run], base: Sequence[Run], data_sets: Sequence[
     return figures
 
 
-def _intervals(sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: np.ndarray) -> dict[str, np.ndarray]:
-    """Bounds and tests, each of EM and F1, for the difference in the mean over data sets.
-
-    Args:
-        sets: by data set, differences [S, Q, 2] and each question's cluster [Q].
-        samples: resampled means [RESAMPLES, 2].
-    """
+def _intervals(sets: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Bounds and tests, each of EM and F1, for the difference in the mean over data sets. `sets`: by data set, the
+    differences [S, Q, 2], each question's cluster [Q], and resampled means [RESAMPLES, 2]."""
     bounds = {}
-    texts = min(effective_clusters(clusters_Q) for _, clusters_Q in sets)
+    texts = min(effective_clusters(clusters_Q) for _, clusters_Q, _ in sets)
     if texts >= MIN_CLUSTERS:
-        bounds["bootstrap_low"], bounds["bootstrap_high"] = interval(samples)
+        bounds["bootstrap_low"], bounds["bootstrap_high"] = interval(np.mean([samples for *_, samples in sets], axis=0))
     if len(sets[0][0]) >= MIN_SEEDS and texts >= MIN_TEXTS:
-        crossed = estimate([(np.moveaxis(values_SQ2, -1, 0), clusters_Q) for values_SQ2, clusters_Q in sets])
+        crossed = estimate([(np.moveaxis(values_SQ2, -1, 0), clusters_Q) for values_SQ2, clusters_Q, _ in sets])
         bounds["low"], bounds["high"] = crossed.interval()
         bounds |= {"p": crossed.p(), "no_difference": crossed.within()}
     return bounds

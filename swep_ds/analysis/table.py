@@ -12,11 +12,11 @@ import pandas as pd
 
 from swep_ds.analysis import crossed, significance
 from swep_ds.analysis.pages import template
-from swep_ds.analysis.paper import TRAINED_ON, paper_score, paper_scores, was_trained_on
-from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, line_notes
-from swep_ds.analysis.runs import MODEL, Run, read_runs, settings_notes, version_note
+from swep_ds.analysis.paper import paper_score, paper_scores, was_trained_on
+from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, in_domain_f1
+from swep_ds.analysis.runs import MODEL, Run, differing_settings, mixed_versions, read_runs
 from swep_ds.analysis.significance import Difference, Rows
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import public_names
 from swep_ds.common.settings import flatten, without
 from swep_ds.data import splits
@@ -54,21 +54,19 @@ class Table:
 
 def make(found: Sequence[Run], against: str | None = None, line: Line | None = None) -> Table:
     """The table of the runs that are finished and comparable (`read_runs`), with the reason why others are missing.
-
-    Args:
-        against: the row that the others are compared with; None = MLE if there is one.
-        line: F1 on shifted data as in-domain F1 predicts it; None = fitted to the runs of the row `against`, if it can.
+    `against`: the row that the others are compared with; None = MLE if there is one. `line`: F1 on shifted data as
+    in-domain F1 predicts it; None = fitted to the runs of that row, if it can be.
 
     Raises InputError: no row is called `against`.
     """
     runs, missing = read_runs(found)
     base = _base_row(list(dict.fromkeys(run.variant for run in found)), against)
-    no_line = []
+    no_line = ""
     if line is None and base is not None:
         line, no_line = fitted([run.results.scores for run in runs if run.variant == base], base)
     questions = significance.QuestionScores()
     titles = public_names(run.model for run in found if MODEL not in run.labels)
-    cells, primary, notes = [], [], []
+    cells, primary, blocks = [], [], []
     for place in dict.fromkeys(run.block for run in found):
         of_block = [run for run in found if run.block == place]
         rows: dict[str, list[Run]] = {run.variant: [] for run in of_block}
@@ -85,17 +83,26 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         tested = [entry for contrast in contrasts for entry in _primary(contrast, rows, questions)]
         _adjust(tested, list(differences.values()))
         scores = score_cells(rows, line)
-        notes += [*settings_notes(rows), *_seeds_notes(title, rows, base), *_add_paper(scores, title, model, rows)]
+        paper = _add_paper(scores, model, rows)
+        blocks.append(about | {"rows": rows, "settings": differing_settings(rows), "paper": paper})
         for cell in scores:
             place_of_cell = (cell["method"], cell.get("data_set"), cell.get("metric"))
             cells.append(about | cell | differences.get(place_of_cell, {}))
         primary += [about | entry for entry in tested]
 
     table = frame_of(cells, CELL)
-    notes += [*_meaning(table, base), *no_line]
-    if line:
-        notes += line_notes(line, [run.results.scores for run in runs])
-    notes = list(dict.fromkeys([*notes, *questions.notes, *version_note(runs)]))
+    notes = template("notes.jinja").render(
+        {"blocks": blocks, "cells": table, "base": base, "line": line, "no_line": no_line},
+        unread=[printable(note) for note in questions.notes],  # a library's message may have several lines
+        in_domain_f1=line and in_domain_f1(line, [run.results.scores for run in runs]),
+        versions=mixed_versions(runs),
+        unaveraged=unaveraged,
+        crossed=crossed,
+        significance=significance,
+        splits=splits,
+        calibration=calibration,
+    )
+    notes = list(dict.fromkeys(notes.splitlines()))
     return Table(table, frame_of(primary, CONTRAST), base, line, missing, notes)
 
 
@@ -175,49 +182,20 @@ def _adjust(primary: Sequence[Difference], others: Sequence[Difference]) -> None
             entry["difference_significant"] = p is not None and p < 1 - crossed.LEVEL / 100
 
 
-# Notes
-
-
-def _seeds_notes(title: str, rows: Rows, base: str | None) -> list[str]:
-    """A line for each row whose differences leave out seeds that it or the base has run."""
-    notes = []
-    base_seeds = {run.seed for run in rows.get(base, [])}
-    for name, runs in rows.items():
-        seeds = {run.seed for run in runs}
-        both = len(seeds & base_seeds)
-        others = ", ".join(map(str, sorted(seeds ^ base_seeds)))
-        if both and others:
-            over = f"over the {both} seeds that both have run; left out: {others}."
-            notes.append(f"{title}: {name} is compared with {base} {over}")
-    return notes
-
-
-def _meaning(cells: pd.DataFrame, base: str | None) -> list[str]:
-    """What the differences and the calibration in the table are: `notes.jinja`."""
-    about = {"base": base or "", "compared": cells["difference"].notna().any(), "metrics": set(cells["metric"])}
-    last_weights = unaveraged(base or "")
-    about["last_weights"] = repr(last_weights) if last_weights in set(cells["method"]) else ""
-    constants = {"crossed": crossed, "significance": significance, "splits": splits, "calibration": calibration}
-    return template("notes.jinja").render(about | constants).splitlines()
-
-
 # The paper's numbers
 
 
-def _add_paper(cells: Sequence[dict[str, Any]], title: str, model: str, rows: Rows) -> list[str]:
+def _add_paper(cells: Sequence[dict[str, Any]], model: str, rows: Rows) -> str:
     """Adds the paper's number to each cell that has one, if these runs trained and tested as the paper's models did;
-    returns a note on these numbers."""
+    returns whether the numbers are "shown", "left out" or "unknown", or "" without runs."""
     runs = [run for row in rows.values() for run in row]
     if not runs:
-        return []
+        return ""
     of_model = paper_scores(model) or paper_scores(runs[0].results.model)
     if of_model is None:
-        return [f"The paper has no numbers for {model}."]
+        return "unknown"
     if not all(map(_as_in_paper, runs)):
-        return [
-            f"{title}: the paper's numbers are left out: its models trained on all of {TRAINED_ON} and on nothing "
-            "else, averaged no weights, and were tested on whole sets. Training data count as such by their name."
-        ]
+        return "left out"
     shifted = list(runs[0].results.scores)[1:]
     for cell in cells:
         if cell.get("metric") in METRICS:
@@ -225,7 +203,7 @@ def _add_paper(cells: Sequence[dict[str, Any]], title: str, model: str, rows: Ro
             known = [paper_score(of_model, cell["method"], data_set) for data_set in data_sets]
             if None not in known:
                 cell["paper"] = float(np.mean(known, axis=0)[METRICS.index(cell["metric"])])
-    return [f"The paper's number, for models trained on {TRAINED_ON}, is in round brackets; a dash: it has none."]
+    return "shown"
 
 
 def _as_in_paper(run: Run) -> bool:

@@ -9,16 +9,12 @@ SPOTS = [
     ("google-bert/bert-base-uncased", "MLE", "squad", (81.32, 88.62)),
     ("BERT-base", "SWEP", "amazon", (62.42, 76.84)),
     ("/models/bert-base-uncased", "adv_aug", "new_wiki", (77.29, 88.38)),
-    ("BERT base", "ssmba", "bioasq", (39.96, 54.49)),
     ("google/electra-small-discriminator", "swep", "NYT", (75.18, 84.18)),
-    ("ELECTRA-small", "Adv-Aug", "BioASQ", (38.23, 53.4)),
     ("ELECTRA-small", "SWEP", "amazon_reviews", (60.89, 74.06)),  # of the main table, not of the ablations
     ("ELECTRA-small", "SWEP, additive", "nyt", (73.87, 83.1)),
     ("ELECTRA-small", "without KL", "Amazon", (59.10, 72.74)),
     ("ELECTRA-small", "SWEP, no L_MLE", "bioasq", (37.89, 53.80)),
-    ("electra-small-discriminator", "ablation_fixed_sigma", "nyt", (73.34, 82.79)),
     ("google-t5/t5-small", "word_dropout", "reddit", (59.32, 72.40)),
-    ("T5-small", "SWEP", "bioasq", (43.01, 55.80)),
     ("t5-small", "Gaussian-Dropout", "wiki", (72.56, 83.69)),
 ]
 TRAINED_ON = ("rajpurkar/squad", "squad:plain_text@train", "data/SQuAD.train.jsonl.gz", "train-v1.1.json")

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from swep_ds.analysis import figures, table
-from swep_ds.analysis.robustness import ABOVE, add_points, fitted, line_notes, published
+from swep_ds.analysis.robustness import ABOVE, add_points, fitted, in_domain_f1, published
 from swep_ds.analysis.runs import find_runs
 from tests.support import fake_runs
 from tests.support.bad_input import refused
@@ -22,11 +22,11 @@ def test_the_line_is_that_of_least_squares():
     x = rng.uniform(50, 90, 12)
     y = 1.2 * x - 20 + rng.normal(0, 1, 12)
     runs = [scores(squad=a, nyt=b, same=7.0) for a, b in zip(x, y, strict=True)]
-    line, note = fitted(runs, "MLE")
+    line, fault = fitted(runs, "MLE")
     design = np.stack([x, np.ones(12)], axis=1)
     expected = np.linalg.lstsq(design, y, rcond=None)[0]
     assert (line.shifted["nyt"].slope, line.shifted["nyt"].intercept) == pytest.approx(expected)
-    assert (line.in_domain, line.fitted_over, note) == ("squad", (min(x), max(x)), [])
+    assert (line.in_domain, line.fitted_over, fault) == ("squad", (min(x), max(x)), "")
     residuals = [add_points(run, line)["nyt"][ABOVE] for run in runs]
     assert residuals == pytest.approx(y - design @ expected)
     assert sum(residuals) == pytest.approx(0, abs=1e-9)
@@ -45,12 +45,10 @@ def test_why_runs_have_no_line_is_said():
     for runs, fault in (
         (few, "7 run(s) of MLE, but a line takes 8, with F1 over 10 points in domain"),
         (close, "20 run(s) of MLE, but a line takes 8, with F1 over 10 points in domain"),
-        ([*ON_BOTH, scores(nyt=1.0)], "runs of MLE were tested on different data"),
         ([*ON_BOTH, OTHER_DATA], "runs of MLE were tested on different data"),
     ):
-        note = f"Points above the line of in-domain F1: n/a ({fault}; --line names a published line)."
-        assert fitted(runs, "MLE") == (None, [note])
-    assert fitted([], "MLE") == fitted([scores(squad=1.0)] * 9, "MLE") == (None, [])
+        assert fitted(runs, "MLE") == (None, fault)
+    assert fitted([], "MLE") == fitted([scores(squad=1.0)] * 9, "MLE") == (None, "")
 
 
 def test_the_published_line_is_found_by_any_name_of_a_data_set():
@@ -60,13 +58,8 @@ def test_the_published_line_is_found_by_any_name_of_a_data_set():
     assert points == pytest.approx(
         {"New_York_Times": 80 - (1.110 * 80 - 11.29), "amazon_reviews_v1.0": 60 - (1.436 * 80 - 51.73)}
     )
-    [about] = line_notes(line, [run])
-    assert "amazon: 1.436 x -51.73 (least squares" in about
-    assert line_notes(line, [run, scores(new_wiki=50.0)])[1:] == [
-        "The line is extrapolated: here x is from 50.00 to 80.00."
-    ]
-    [nothing] = line_notes(line, [scores(squad=90.0, amazon=60.0)])
-    assert "n/a (no run was tested both on new_wiki and on one of nyt, reddit, amazon)" in nothing
+    assert in_domain_f1(line, [run, scores(new_wiki=50.0)]) == [80.0, 50.0]
+    assert in_domain_f1(line, [scores(squad=90.0, amazon=60.0)]) == []
     assert add_points(scores(squad=90.0, amazon=60.0), line) == scores(squad=90.0, amazon=60.0)  # no New-Wikipedia
     # sets that are the same by another name keep their lines apart
     runs = [scores(squad=x, nyt=x - 10, new_york_times=20.0) for x in SPREAD]
@@ -110,3 +103,9 @@ def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path, monkey
     assert {"robustness.png", "robustness.svg"} <= {file.name for file in figures.draw(result, tmp_path)}
     with_published = table.make(find_runs([tmp_path / "runs"]), line=published("squadshifts"))
     assert ABOVE not in set(with_published.cells["metric"])
+    sets = "new_wiki and on one of nyt, reddit, amazon"
+    assert with_published.notes[-1] == f"Points above the line: n/a (no run was tested both on {sets})."
+    narrow = line.model_copy(update={"fitted_over": (30.0, 40.0)})
+    *_, about, extrapolated = table.make(find_runs([tmp_path / "runs"]), line=narrow).notes
+    assert about.endswith("(least squares over the 8 runs of MLE, with x from 30 to 40).")
+    assert extrapolated == "The line is extrapolated: here x is from 20.00 to 85.00."

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from swep_ds.analysis import runs
+from swep_ds.analysis import runs, table
 from swep_ds.pipeline.folder import batch_of_rank
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps.sweep import describe
@@ -86,8 +86,8 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
 
 def test_runs_that_read_other_files_are_left_out_and_different_versions_named(cells, tmp_path):
     change(cells[1], "versions", torch="2.9")
-    note = runs.version_note(runs.read_runs(runs.find_runs([tmp_path / "runs"]))[0])
-    assert note == ["The runs were made by different versions: torch 1.0, 2.9."]
+    notes = table.make(runs.find_runs([tmp_path / "runs"])).notes
+    assert notes[-1] == "The runs were made by different versions: torch 1.0, 2.9."
     for cell, train, squad in zip(cells, "aaabaa", "dccccc", strict=True):
         change(cell, inputs={"data.train": train, "data.eval.squad": squad})
     assert reasons(tmp_path) == {
@@ -96,13 +96,19 @@ def test_runs_that_read_other_files_are_left_out_and_different_versions_named(ce
     }
 
 
-def test_rows_may_name_other_training_data_but_each_is_of_one(tmp_path):
-    variants = {"MLE": {}, "More": {"data.train": "more.json"}}
-    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=[0, 1, 2])
-    for cell in cells:
-        checksum = "more" if cell.variant == "More" and cell.seed else "usual"
-        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3}, inputs={"data.train": checksum})
-    assert reasons(tmp_path) == {"more-seed0": "read other files than the others (data.train)"}
+@pytest.mark.parametrize(("held_out", "left_out"), [(0.0, [1]), (0.1, [0, 1, 2, 3])])
+def test_rows_may_train_on_other_data_unless_articles_of_it_are_the_test(tmp_path, held_out, left_out):
+    """Each row reads one file. Runs without a checksum, from an older version, are compared with others without."""
+    variants = {"MLE": {}, "Same": {"method.name": "swep"}, "More": {"data.train": "more.json"}}
+    set_ = {"data.holdout_fraction": held_out, "data.eval": {"nyt": str(tmp_path / "nyt.json")}}
+    sizes = {"squad": 10, "nyt": 10}
+    for cell in fake_runs.sweep(tmp_path, sizes, variants=variants, seeds=[0, 1, 2, 3], set=set_):
+        inputs = {"data.train": "more" if cell.variant == "More" and cell.seed > 1 else "usual"}
+        fake_runs.finish(cell.folder, cell.recipe, {"nyt": 3}, inputs=inputs if cell.seed else {})
+    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
+    reason = "read other files than the others (data.train)"
+    expected = {f"more-seed{seed}": reason for seed in left_out}
+    assert {run.folder.name: run.reason for run in missing} == expected
 
 
 @pytest.mark.parametrize(
@@ -147,9 +153,8 @@ def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path,
     assert second.variant == f"{first.variant}, unaveraged"
     assert second.folder == first.folder / "unaveraged"
     by_row = {run.variant: [run] for run in done}
-    differing = [line.split(":")[1].split(" is ")[0].strip() for line in runs.settings_notes(by_row)]
-    assert differing == ["train.average", "train.average_decay"]
-    assert runs.settings_notes(dict([*by_row.items()][:2])) == []  # its row's name says it
+    assert list(runs.differing_settings(by_row)) == ["train.average", "train.average_decay"]
+    assert runs.differing_settings(dict([*by_row.items()][:2])) == {}  # its row's name says it
 
 
 def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
@@ -162,8 +167,9 @@ def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
     for cell in cells:
         fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
     done, _ = runs.read_runs(runs.runs_of_cells(cells))
-    assert runs.settings_notes({run.variant: [run] for run in done[:2]} | {"none": []}) == []
-    assert runs.settings_notes({run.variant: [run] for run in done}) == [
+    assert runs.differing_settings({run.variant: [run] for run in done[:2]} | {"none": []}) == {}
+    notes = table.make(runs.runs_of_cells(cells)).notes
+    assert notes[:2] == [
         'Rows differ in more than the method: data.train is "squad.json" in MLE, SWEP; "more.json" in Long.',
         "Rows differ in more than the method: train.epochs is 2.0 in MLE, SWEP; 9.0 in Long.",
     ]

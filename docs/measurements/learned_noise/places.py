@@ -4,8 +4,9 @@
     python docs/measurements/learned_noise/places.py unpack seed0.tar.xz --into runs/learned_noise
 
 An answer is packed as its place in its paragraph; one that declines has none. Unpacking reads it there, from the data
-that the runs' recipes name, relative to the current folder, and compares the answers' SHA-256. The sweep then resumes
-beside the unpacked runs, and its table is theirs, too. Confidences and n best lists stay behind.
+that the runs' recipes name, relative to the current folder, and compares the answers' SHA-256. It drops settings that
+this version no longer has. The sweep then resumes beside the unpacked runs, and its table is theirs, too. Confidences
+and n best lists stay behind.
 """
 
 import argparse
@@ -17,6 +18,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import yaml
+
 from swep_ds.common.errors import InputError
 from swep_ds.data.readers import read_examples
 from swep_ds.pipeline.folder import UNAVERAGED, RunFolder
@@ -24,6 +27,7 @@ from swep_ds.pipeline.recipe import HOLDOUT
 
 KEPT = ("recipe.yaml", "ds_config.json", "batch.json", "metrics.jsonl", "results.json")
 PLACES = "places"
+GONE = ("packing", "on_checkpoint_failure", "stall_seconds")  # settings of `train` in older runs
 
 
 class Answers:
@@ -79,6 +83,15 @@ def pack(archive: Path, runs: list[Path]) -> None:
                 tar.add(path, path.relative_to(folder))
 
 
+def drop_gone(recipe: Path) -> None:
+    """Removes `GONE` from a recipe.yaml; writes nothing if it has none of them."""
+    tree = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in tree["train"].items() if name not in GONE}
+    if kept != tree["train"]:
+        text = yaml.safe_dump(tree | {"train": kept}, sort_keys=False, allow_unicode=True)
+        recipe.write_text(text, encoding="utf-8")
+
+
 def unpack(archives: list[Path], into: Path) -> None:
     """Writes nothing unless all answers come back.
 
@@ -97,6 +110,8 @@ def unpack(archives: list[Path], into: Path) -> None:
         for run in runs:
             if (into / run.name).exists():
                 raise InputError(f"{into / run.name}: exists: remove it, or unpack into another folder")
+        for recipe in Path(folder).rglob("recipe.yaml"):
+            drop_gone(recipe)
         for file in sorted(Path(folder).glob(f"**/{PLACES}/*.json")):
             run, columns = file.parents[1], json.loads(file.read_text())
             texts = answers.at(run, file.stem, columns)
