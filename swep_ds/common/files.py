@@ -6,9 +6,8 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,10 +21,8 @@ DEFAULT_DS_CONFIG = "zero2"  # where the user names none
 
 
 def open_input(path: Path, what: str | None = None) -> BinaryIO:
-    """Opens a file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
-
-    Raises InputError: no such file, or no regular one.
-    """
+    """Opens a file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json". Raises
+    InputError: no such file, or no regular one."""
     if path.exists() and not path.is_file():  # a pipe or a device may never end
         raise InputError(f"{what or path}: is not a regular file: name one")
     try:
@@ -46,9 +43,7 @@ def read_text(path: Path, what: str | None = None) -> str:
 
 def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) -> Any:
     """The value of a JSON file. Without `unique_keys` it is three times as fast, and the last of repeated keys counts.
-
-    Raises InputError: as `read_text`; not JSON, or a repeated key.
-    """
+    Raises InputError: as `read_text`; not JSON, or a repeated key."""
     what = what or str(path)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -83,17 +78,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 # Names
 
 
-def user_path(text: str, option: str) -> Path:
-    """A path that a user gave, with `~` expanded. It need not exist. Raises InputError: there is no such user."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise InputError(f"{option} {text}: there is no such user: name another path") from None
-
-
-def path_of(option: str) -> Callable[[str], Path]:
-    """`user_path` for an option, as argparse's `type`."""
-    return partial(user_path, option=option)
+def user_path(given: str | os.PathLike) -> Path:
+    """A path that a user gave, with `~` expanded."""
+    return Path(given).expanduser()
 
 
 def public_names(sources: Iterable[str]) -> dict[str, str]:
@@ -112,7 +99,6 @@ def public_names(sources: Iterable[str]) -> dict[str, str]:
 
 
 def public_name(source: str) -> str:
-    """`public_names` of one source."""
     return public_names([source])[source]
 
 
@@ -126,12 +112,8 @@ def hub_name(source: str) -> str | None:
 
 def check_hub(repository: str, file: str, label: str, kind: str | None = None) -> None:
     """Raises InputError if the hub cannot be reached to get a file that is not in the cache. Hugging Face's libraries
-    would ask for minutes; all other faults pass, because the libraries name them.
-
-    Args:
-        label: how the user named the repository, as in "model.name google-t5/t5-base".
-        kind: "dataset", or None for a model.
-    """
+    would ask for minutes; all other faults pass, because the libraries name them. `label` is how the user named the
+    repository, and `kind` "dataset", or None for a model."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -152,12 +134,10 @@ def shipped(folder: str) -> Path:
 
 
 def ds_config_path(name_or_path: str) -> Path:
-    """The file of a shipped ds_config, such as "zero2", or the path that the user gave.
-
-    Raises InputError: no such file (lists the shipped ones).
-    """
+    """The file of a shipped ds_config, such as "zero2", or the path that the user gave. Raises InputError: no such file
+    (lists the shipped ones)."""
     files = {file.stem: file for file in sorted(shipped("ds_configs").glob("*.json"))}
-    path = files.get(name_or_path) or user_path(name_or_path, "--ds_config")
+    path = files.get(name_or_path) or user_path(name_or_path)
     if not path.exists():
         raise InputError(f"--ds_config {name_or_path}: no such file: give a path, or a shipped one: {', '.join(files)}")
     return path

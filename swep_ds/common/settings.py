@@ -6,13 +6,12 @@ former kind.
 
 import copy
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from swep_ds.common.errors import InputError, printable, reason
 from swep_ds.common.files import read_text, user_path
@@ -37,17 +36,29 @@ class _Settings(type(BaseModel)):
 
 
 class Section(BaseModel, metaclass=_Settings):
-    """Settings by name. Unknown names and NaN are errors.
-
-    `kinds` has, by section, the classes of a section that comes in several, by the `name` that selects each.
-    """
+    """Settings by name. Unknown names, NaN and a bool in place of a number are errors. `kinds` has, by section, the
+    classes of a section that comes in several, by the `name` that selects each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
     kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_bool_is_a_number(cls, tree: Any) -> Any:
+        """YAML reads yes and on as true, which pydantic would take for 1."""
+        for name, value in tree.items() if isinstance(tree, dict) else ():
+            field = cls.model_fields.get(name)
+            if field and isinstance(value, bool) and _takes_numbers(field.annotation):
+                raise FieldFault(f"{name}: {value}: must be a number")
+        return tree
+
     @classmethod
     def check_layer(cls, base: Tree, layer: Tree, merged: Tree) -> None:
         """Checks settings, those laid over them (a file's or a call's) and the result, which is not yet validated."""
+
+
+def _takes_numbers(annotation: Any) -> bool:
+    return annotation in (int, float) or any(_takes_numbers(part) for part in get_args(annotation))
 
 
 S = TypeVar("S", bound=Section)
@@ -100,10 +111,8 @@ def differences(there: Tree, here: Tree, most: int | None = None) -> str:
 
 
 def validate(model: type[S], tree: Tree, place: Path | str) -> S:
-    """`tree` as typed settings, which were read from the file `place`, or which the user named so.
-
-    Raises InputError: lists all unknown fields and wrong values.
-    """
+    """`tree` as typed settings, which were read from the file `place`, or which the user named so. Raises InputError:
+    lists all unknown fields and wrong values."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -168,12 +177,7 @@ def suggest(name: str, candidates: Iterable[str], before: str = "") -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys. Numbers are those of YAML 1.2: 3e-5 is one, 010 is not octal, and 1:30 is text."""
-
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":int", ":float"))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    """Refuses repeated keys. 3e-5 is text in YAML 1.1: pydantic makes it a number where the field is one."""
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -186,25 +190,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?([0-9][0-9_]*\.[0-9]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$"),
-    list("-+.0123456789"),
-)
-
-
-class Dumper(yaml.SafeDumper):
-    """Quotes the text that `parse_yaml` would take for a number."""
-
-    yaml_implicit_resolvers: ClassVar = _Loader.yaml_implicit_resolvers
-
-
 def parse_yaml(text: str, what: str) -> Any:
-    """The value of a YAML text, which the user named by `what`; None if it is empty.
-
-    Raises InputError: not YAML, or a repeated key.
-    """
+    """The value of a YAML text, which the user named by `what`; None if it is empty. Raises InputError: not YAML, or a
+    repeated key."""
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date like 2019-13-45
@@ -221,9 +209,7 @@ def parse_yaml(text: str, what: str) -> Any:
 def load(model: type[S], name_or_path: str, shipped: Path, option: str, overrides: Sequence[str] = ()) -> S:
     """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides, in
     order, except that those that name a section's kind come first. `option` is what the user names the file with.
-
-    Raises InputError: see `read_layers` and `validate`; an override that is not `a.b=c`.
-    """
+    Raises InputError: see `read_layers` and `validate`; an override that is not `a.b=c`."""
 
     def names_no_kind(override: str) -> bool:
         return override.partition("=")[0].strip().removesuffix(".name") not in model.kinds
@@ -251,16 +237,13 @@ def read_whole(name_or_path: str, shipped: Path, option: str, model: type[Sectio
 
 def read_layers(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, list[Tree]]:
     """The path of `<shipped>/<name>.yaml` or of a YAML file, and the unvalidated contents of the files that it extends
-    and, at the end, of itself.
-
-    Raises InputError: no such file (suggests a shipped one), not YAML, without any field of a recipe or a sweep, or
-    files that extend each other in a circle.
-    """
+    and, at the end, of itself. Raises InputError: no such file (suggests a shipped one), not YAML, without any field of
+    a recipe or a sweep, or files that extend each other in a circle."""
     kind = model.__name__.lower()
     files: list[Path] = []
     layers: list[Tree] = []
     while True:
-        path = user_path(name_or_path, option)
+        path = user_path(name_or_path)
         if not path.suffix:
             path = shipped / f"{name_or_path}.yaml"
         if not path.exists():
@@ -292,16 +275,14 @@ def _lay_over(base: Tree, layer: Tree) -> Tree:
 
 def _is_other_kind(former: Any, new: Any) -> bool:
     """Whether `new` names another kind of a section that comes in several."""
-    if not isinstance(former, dict) or not isinstance(new, dict):
-        return False
-    return "name" in new and new["name"] != former.get("name")
+    if isinstance(former, dict) and isinstance(new, dict) and "name" in new:
+        return new["name"] != former.get("name")
+    return False
 
 
 def change(model: type[S], tree: Tree, changes: Sequence[Change], place: Path | str) -> S:
     """`tree` with new values, as typed settings. Another `name` of a section drops the settings of the former kind.
-
-    `place` and errors as in `validate`; also InputError: a value stands where a change has a section.
-    """
+    `place` and errors as in `validate`; also InputError: a value stands where a change has a section."""
     base = copy.deepcopy(tree)
     layer: Tree = {}
     for section, values in changes:

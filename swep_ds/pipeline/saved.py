@@ -75,10 +75,9 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     """Loads an exported run, or any question-answering model with default settings.
 
     It computes in the dtype of its files or, on a CPU that could only emulate that one, in float32. `null_threshold`
-    replaces the model's own, which its calibrator was fitted with: another one leaves that out.
-
-    Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or, tried on
-    a short and on its longest window, it fails or computes NaN.
+    replaces the model's own, which its calibrator was fitted with: another one leaves that out. Raises InputError: the
+    model cannot be loaded or has no trained head; its tokenizer is another model's; or, tried on a short and on its
+    longest window, it fails or computes NaN.
     """
     source = resolve_model(name, "model")
     label = f"model {name}"
@@ -153,10 +152,7 @@ def evaluate_saved(
 ) -> None:
     """Scores a saved model on `name=source` data sets, the source domain first; writes into `output_dir`. Collective.
 
-    Args:
-        scorer, language: as the recipe's section `eval`, for all data sets.
-        null_threshold: as in `load_saved`.
-
+    `scorer` and `language` as in the recipe's section `eval`, for all data sets; `null_threshold` as in `load_saved`.
     Raises InputError: there is no such model or data. WriteFailed: a full disk or the like.
     """
     say = Console(quiet=not ranks.is_main()).print
@@ -179,9 +175,8 @@ def evaluate_saved(
     windows = replace(saved.windows, **_given(max_length=max_length, doc_stride=doc_stride))
     scoring = saved.eval.model_copy(update=_given(scorer=scorer, language=language))
     rules = {name: Scorer(scoring.answer_language(name)) for name in tests}
-    evaluation = Evaluation(
-        saved.tokenizer, windows, saved.spans, batch_size, rules, saved.null_threshold, saved.calibrator
-    )
+    threshold = saved.null_threshold
+    evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, rules, threshold, saved.calibrator)
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests))
     scorers = {test.name: rules[test.name].name(test.golds) for test in test_sets}
@@ -189,8 +184,7 @@ def evaluate_saved(
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
     results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "scorers": scorers}
     calibrator = saved.calibrator.model_dump() if saved.calibrator else None
-    results |= _given(null_threshold=saved.null_threshold, calibrator=calibrator)
-    results["versions"] = versions()
+    results |= _given(null_threshold=saved.null_threshold, calibrator=calibrator, versions=versions())
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)
     if ranks.is_main():
         print_scores(scores, model_name)

@@ -15,14 +15,9 @@ from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves
 from swep_ds.models.hub import model_checksum
-from swep_ds.pipeline.examples import (
-    input_checksums,
-    input_files,
-    load_examples,
-    reported_examples,
-)
+from swep_ds.pipeline.examples import check_unchanged, input_checksums, input_files, load_examples, reported_examples
 from swep_ds.pipeline.prepare import prepare
-from swep_ds.pipeline.recipe import HOLDOUT, Recipe
+from swep_ds.pipeline.recipe import HOLDOUT, FirstStage, Recipe
 from swep_ds.ranks.group import process_group
 from tests.support import tiny_run
 from tests.support.bad_input import refused
@@ -219,3 +214,7 @@ def test_what_a_run_read_is_compared_before_anything_is_computed_from_it_again(t
     assert run.training_examples()
     (tmp_path / "train.json").write_text(json.dumps(document))
     assert refused(run.training_examples).startswith(f"data.train {tmp_path}/train.json: has changed")
+    first = FirstStage.model_validate(recipe.model_dump(mode="json"))
+    assert refused(check_unchanged, first, folder, ["data.train"]).startswith(f"pretrain.train {tmp_path}/train.json")
+    (tmp_path / "train.json").unlink()  # what is gone cannot be compared
+    check_unchanged(recipe, folder, ["data.train"])

@@ -178,7 +178,6 @@ def test_the_first_stage_is_the_recipe_on_other_data(path):
     ("override", "expected"),
     [
         ("train.learning_rate=3e-5", 3e-5),  # YAML 1.1 reads this one as a string
-        ("seed=010", 10),  # and this one as octal
         ("data.train='a #2.json'", "a #2.json"),
         ("train.adam_betas=[0.8, 0.98]", (0.8, 0.98)),
         ("train.max_updates=null", None),
