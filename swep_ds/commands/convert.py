@@ -15,7 +15,7 @@ from pathlib import Path
 
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import check_output, open_input, user_path, write_atomically
+from swep_ds.common.files import check_output, user_path, write_atomically
 from swep_ds.data.answers import is_blank, occurrences
 
 Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer's first character, if it is there
@@ -72,7 +72,7 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable) -> Count
 def _pairs(source: Path, load_tokenizer: Callable) -> Iterator[tuple[int, Pair]]:
     """The number of every line and its pair."""
     tokenizer = None
-    with open_input(source) as file:
+    with source.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from swep_ds.common.errors import InputError, as_input_error
 
@@ -20,23 +20,13 @@ DEFAULT_DS_CONFIG = "zero2"  # where the user names none
 # Reading
 
 
-def open_input(path: Path, what: str | None = None) -> BinaryIO:
-    """Opens a file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json". Raises
-    InputError: no such file, or no regular one."""
-    if path.exists() and not path.is_file():  # a pipe or a device may never end
-        raise InputError(f"{what or path}: is not a regular file: name one")
-    try:
-        return path.open("rb")
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{what or path}: no such file") from None
-
-
 def read_text(path: Path, what: str | None = None) -> str:
-    """The text of a UTF-8 file, without a byte-order mark. Raises InputError as `open_input` does, or for no UTF-8."""
-    with open_input(path, what) as file:
-        content = file.read()
+    """The text of a UTF-8 file, without a byte-order mark. `what` is how the user named it, such as "--ds_config
+    zero2.json". Raises InputError: no such file, or not UTF-8."""
+    if not path.is_file():
+        raise InputError(f"{what or path}: no such file")
     try:
-        return content.decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{what or path}: is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
 

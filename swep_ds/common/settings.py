@@ -310,7 +310,4 @@ def _parse_override(override: str) -> Change:
     *section, leaf = field.strip().split(".")
     if not separator or not all([*section, leaf]):
         raise InputError(f"--set {override}: write it as section.field=value")
-    value = parse_yaml(text, f"--set {override}")
-    if isinstance(value, str) and " #" in text and "#" not in value:
-        raise InputError(f"--set {override}: what follows ' #' would be left out as a comment: quote the value")
-    return section, {leaf: value}
+    return section, {leaf: parse_yaml(text, f"--set {override}")}

@@ -107,12 +107,10 @@ def test_bad_files(tmp_path, content, message):
     assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
 
 
-def test_nothing_is_overwritten_and_a_missing_file_and_a_wrong_tokenizer_are_named(tmp_path):
+def test_nothing_is_overwritten_and_a_wrong_tokenizer_is_named(tmp_path):
     source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
     source.write_text("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n")
     assert "has no WordPiece vocabulary" in bad_input.refused(convert_pairs, source, output, tiny.byte_bpe)
     assert not output.exists()
-    missing = tmp_path / "none.txt"
-    assert "none.txt: no such file" in bad_input.refused(convert_pairs, missing, output, tiny.wordpiece)
     output.write_text("")
     assert "pairs.jsonl: exists already" in bad_input.refused(convert_pairs, source, output, tiny.wordpiece)
