@@ -4,7 +4,6 @@ A section may come in several kinds that a field `name` tells apart (`method`). 
 former kind.
 """
 
-import copy
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from swep_ds.common.files import read_text, user_path
 from swep_ds.common.schema import add_meanings
 
 Tree = dict[str, Any]
-Change = tuple[list[str], Tree]  # a section's name, in parts, and new values of its fields
+Change = tuple[list[str], Any]  # a field's name, in parts, and its new value
 
 
 # Sections
@@ -208,30 +207,19 @@ def parse_yaml(text: str, what: str) -> Any:
 
 def load(model: type[S], name_or_path: str, shipped: Path, option: str, overrides: Sequence[str] = ()) -> S:
     """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides, in
-    order, except that those that name a section's kind come first. `option` is what the user names the file with.
-    Raises InputError: see `read_layers` and `validate`; an override that is not `a.b=c`."""
-
-    def names_no_kind(override: str) -> bool:
-        return override.partition("=")[0].strip().removesuffix(".name") not in model.kinds
-
+    order. `option` is what the user names the file with. Raises InputError: see `read_layers` and `validate`; an
+    override that is not `a.b=c`."""
     path, tree = read_whole(name_or_path, shipped, option, model)
-    changes = [_parse_override(override) for override in sorted(overrides, key=names_no_kind)]
-    # a shipped file is not to be edited
-    return change(model, tree, changes, path if Path(name_or_path).suffix else f"{option} {name_or_path}")
+    place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # a shipped file is not to be edited
+    return change(model, tree, map(_parse_override, overrides), place)
 
 
 def read_whole(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, Tree]:
-    """As `read_layers`, each file laid over the former one. Another `name` of a section drops the settings of the
-    former kind."""
+    """As `read_layers`, each file laid over the former one."""
     path, layers = read_layers(name_or_path, shipped, option, model)
     tree: Tree = {}
     for layer in layers:
-        merged = _lay_over(tree, layer)
-        for section in model.kinds:
-            if _is_other_kind(tree.get(section), layer.get(section)):
-                merged[section] = layer[section]
-        model.check_layer(tree, layer, merged)
-        tree = merged
+        tree = _lay_over(model, tree, layer)
     return path, tree
 
 
@@ -264,50 +252,47 @@ def read_layers(name_or_path: str, shipped: Path, option: str, model: type[Secti
         option = f"{path}: extends"
 
 
-def _lay_over(base: Tree, layer: Tree) -> Tree:
+def change(model: type[S], tree: Tree, changes: Iterable[Change], place: Path | str) -> S:
+    """`tree` with changes laid over it, as typed settings. `place` and errors as in `validate`."""
+    layer: Tree = {}
+    for (*section, leaf), value in changes:
+        node = layer
+        for key in section:
+            if not isinstance(node.get(key), dict):
+                node[key] = {}
+            node = node[key]
+        node[leaf] = _Whole(value) if isinstance(value, dict) else value
+    return validate(model, _lay_over(model, tree, layer), place)
+
+
+class _Whole(dict):
+    """Replaces the mapping that it is laid over."""
+
+
+def _lay_over(model: type[Section], base: Tree, layer: Tree) -> Tree:
+    """Another `name` of a section drops the settings of the former kind."""
+    merged = _merge(base, layer)
+    for section in model.kinds:
+        former = base.get(section)
+        given = layer.get(section)
+        if isinstance(former, dict) and isinstance(given, dict) and given.get("name") not in (None, former.get("name")):
+            merged[section] = given
+    model.check_layer(base, layer, merged)
+    return merged
+
+
+def _merge(base: Tree, layer: Tree) -> Tree:
     merged = dict(base)
     for key, value in layer.items():
-        if isinstance(base.get(key), dict) and isinstance(value, dict):
-            value = _lay_over(base[key], value)
+        if isinstance(base.get(key), dict) and isinstance(value, dict) and not isinstance(value, _Whole):
+            value = _merge(base[key], value)
         merged[key] = value
     return merged
 
 
-def _is_other_kind(former: Any, new: Any) -> bool:
-    """Whether `new` names another kind of a section that comes in several."""
-    if isinstance(former, dict) and isinstance(new, dict) and "name" in new:
-        return new["name"] != former.get("name")
-    return False
-
-
-def change(model: type[S], tree: Tree, changes: Sequence[Change], place: Path | str) -> S:
-    """`tree` with new values, as typed settings. Another `name` of a section drops the settings of the former kind.
-    `place` and errors as in `validate`; also InputError: a value stands where a change has a section."""
-    base = copy.deepcopy(tree)
-    layer: Tree = {}
-    for section, values in changes:
-        _assign(model, tree, section, values)
-        _assign(model, layer, section, values)
-    model.check_layer(base, layer, tree)
-    return validate(model, tree, place)
-
-
-def _assign(model: type[Section], tree: Tree, section: Sequence[str], values: Tree) -> None:
-    node = tree
-    for key in section:
-        if node.get(key) is None:
-            node[key] = {}
-        node = node[key]
-        if not isinstance(node, dict):
-            raise InputError(f"{'.'.join([*section, *values])}: {key} is a value, not a section")
-    if section and section[0] in model.kinds and _is_other_kind(node, values):
-        node.clear()
-    node |= values
-
-
 def _parse_override(override: str) -> Change:
     field, separator, text = override.partition("=")
-    *section, leaf = field.strip().split(".")
-    if not separator or not all([*section, leaf]):
+    names = field.strip().split(".")
+    if not separator or not all(names):
         raise InputError(f"--set {override}: write it as section.field=value")
-    return section, {leaf: parse_yaml(text, f"--set {override}")}
+    return names, parse_yaml(text, f"--set {override}")

@@ -218,12 +218,12 @@ class Recipe(Section):
             _, tree = read_whole(str(base), RECIPES, "recipe", Recipe)
         changes = []
         for name, given in without_paths(sections).items():
-            if isinstance(given, Section):
-                changes.append(([], {name: given.model_dump(mode="json")}))
-            elif isinstance(given, dict):
-                changes.append(([name], given))
+            if isinstance(given, dict):
+                changes += [([name, field], value) for field, value in given.items()]
+            elif isinstance(given, Section):
+                changes.append(([name], given.model_dump(mode="json")))
             else:
-                changes.append(([], {name: given}))
+                changes.append(([name], given))
         return change(Recipe, tree, changes, place)
 
     @classmethod

@@ -93,10 +93,9 @@ def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], R
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
     tags = ranks.from_rank0(lambda: folder.take(recipe, resume))
     began = ranks.from_rank0(lambda: folder.read_batch(tags))
-    split = recipe
     if began:
-        split = ranks.on_all_ranks(lambda: began.split(recipe, ranks.world_size()))
-    return tags, split
+        recipe = ranks.on_all_ranks(lambda: began.split(recipe, ranks.world_size()))
+    return tags, recipe
 
 
 def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:

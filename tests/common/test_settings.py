@@ -70,9 +70,3 @@ def test_a_file_that_is_no_recipe_is_told(tmp_path):
     write(tmp_path / "one.yaml", {"extends": "two.yaml"})
     file = write(tmp_path / "two.yaml", {"extends": "one.yaml"})
     assert message(file).endswith("two.yaml, which extends this one: files cannot go round in a circle")
-
-
-def test_names_of_data_sets_become_files_in_one_folder(tmp_path):
-    for name, said in (("a/b", "becomes a file name"), ("held_out", "names the held-out training articles")):
-        file = write(tmp_path / "r.yaml", MINIMAL | {"data": {"train": "t", "eval": {name: "y"}}})
-        assert said in message(file)

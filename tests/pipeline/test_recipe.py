@@ -181,15 +181,15 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
     for method, variance in (("prior_aug", 0.1), ("swep", 0.2)):
         above = write(tmp_path / "above.yaml", {"extends": "r.yaml", "method": {"name": method}})
         assert Recipe.load(str(above)).method.prior_variance == variance
-    for name in ("method.name=adv_aug", "method={name: adv_aug}"):  # whose settings may stand before its name
-        assert Recipe.load(str(path), ["method.ascent_steps=7", name]).method.ascent_steps == 7
+    own = ["method.ascent_steps=7", "method.name=adv_aug"]  # its settings may stand before its name
+    assert Recipe.load(str(path), own).method.ascent_steps == 7
     assert Recipe.load(str(path), ["method={name: swep}", "method.name=mle"]).method.name == "mle"
 
 
 def test_what_is_no_override(path):
     assert "section.field=value" in message(path, "train.epochs")
     assert "--set data.train=[: not YAML" in message(path, "data.train=[")
-    assert "data.train.x: train is a value, not a section" in message(path, "data.train.x=1")
+    assert "data.train: {'x': 1}: must be a valid string" in message(path, "data.train.x=1")
 
 
 # Errors
@@ -217,7 +217,9 @@ def test_what_is_no_override(path):
         ("eval.select_on=held_out", "not a data set of data.eval; known are x (held_out needs data.holdout_fraction)"),
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
         ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
-        # sections
+        # sections and names
+        ("data.eval={a/b: y}", "the name 'a/b' becomes a file name"),
+        ("data.eval={held_out: y}", "'held_out' names the held-out training articles: choose another name"),
         ("pretrain=a.json", "pretrain: 'a.json': must be a valid dictionary or instance of PretrainSection"),
         # what does not fit together
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),

@@ -5,13 +5,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from swep_ds.common.files import is_locked
 from swep_ds.pipeline import folder as run_folder
-from swep_ds.pipeline import prepare
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
@@ -177,15 +175,6 @@ def test_what_selection_depends_on_binds_where_there_is_one(used):
     assert take(used, recipe(**selecting, data__eval={"x": "y", "more": "z"}, eval__batch_size=3)) == []
     for section, field, value in (("data", "max_eval_examples", 5), ("eval", "n_best", 10)):
         assert f"({section}.{field} " in message(used, recipe(**selecting, **{f"{section}__{field}": value}))
-
-
-def test_ranks_that_would_train_otherwise_are_named_with_what_differs(monkeypatch):
-    setups = [{"training data": "a"}, {"training data": "a"}, {"training data": "b"}]
-    monkeypatch.setattr(prepare, "ranks", SimpleNamespace(gather=lambda mine: [*setups, mine], host="n{}".format))
-    said = refused(prepare.check_alike, setups[0])
-    assert "rank 2 (here, host n2) starts with other settings than rank 0 (there, host n0): training data 'a'" in said
-    setups.pop()
-    prepare.check_alike(setups[0])
 
 
 # Where it resumes

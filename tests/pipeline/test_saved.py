@@ -1,7 +1,6 @@
 """Saved models: which of them load, and what their reading.json may hold."""
 
 import json
-import math
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -92,12 +91,8 @@ def bert(folder: Path, **settings) -> None:
     tiny_models.model("bert", vocab_size=len(tokenizer), **settings).save_pretrained(folder)
 
 
-def test_a_model_is_tried_and_refused_if_it_computes_no_numbers_or_takes_no_long_window(tmp_path, monkeypatch):
+def test_a_model_is_tried_on_its_longest_window(tmp_path, monkeypatch):
     bert(tmp_path)
-    change_json(tmp_path / "config.json", layer_norm_eps=math.nan)  # it would decline every question, and be sure of it
-    assert "computes NaN or infinity from any text" in refused(load_saved, str(tmp_path))
-    change_json(tmp_path / "config.json", layer_norm_eps=1e-12)
-    load_saved(str(tmp_path))
     forward = BertForQuestionAnswering.forward
 
     def short_only(self, input_ids, **inputs):
