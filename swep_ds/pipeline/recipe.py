@@ -218,7 +218,7 @@ class Recipe(Section):
             _, tree = read_whole(str(base), RECIPES, "recipe", Recipe)
         changes = []
         for name, given in without_paths(sections).items():
-            if isinstance(given, dict):
+            if isinstance(given, dict) and tree.get(name):
                 changes += [([name, field], value) for field, value in given.items()]
             elif isinstance(given, Section):
                 changes.append(([name], given.model_dump(mode="json")))
