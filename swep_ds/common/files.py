@@ -161,9 +161,8 @@ def check_output_folder(option: str, path: Path | None) -> None:
 def check_new_folder(option: str, path: Path) -> None:
     """Raises InputError unless `option` names a new or an empty folder that can be written to."""
     check_output_folder(option, path)
-    entry = next(path.iterdir(), None) if path.is_dir() else None
-    if entry:
-        raise InputError(f"{option} {path}: is not empty (it holds {entry.name}): name a new or empty folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{option} {path}: is not empty: name a new or empty folder")
 
 
 def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
