@@ -17,7 +17,7 @@ import json
 
 from swep_ds.commands.cli import Parser, add_set_option, at_least, main
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import DEFAULT_DS_CONFIG, check_output, path_of, write_atomically
+from swep_ds.common.files import DEFAULT_DS_CONFIG, check_output, user_path, write_atomically
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.recipe import Recipe
 
@@ -45,7 +45,7 @@ def bench() -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--profile", action="store_true", help="the operations or kernels that take the most time")
     what.add_argument("--operations", action="store_true", help="what an update launches, counted at each ZeRO stage")
-    parser.add_argument("--json", type=path_of("--json"), help="also write the figures here")
+    parser.add_argument("--json", type=user_path, help="also write the figures here")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
     arguments = parser.parse_args()
     check_output("--json", arguments.json)

@@ -6,14 +6,14 @@ The defaults made both; scripts/quickstart/encoder.py and t5.py describe the tra
 
 from quickstart import encoder, pretraining, t5
 from swep_ds.commands import cli
-from swep_ds.common.files import check_output_folder, path_of
+from swep_ds.common.files import check_output_folder, user_path
 
 MODELS = {"encoder": encoder, "t5": t5}
 
 
 def main() -> None:
     parser = cli.Parser(description=__doc__)
-    parser.add_argument("folder", type=path_of("FOLDER"), help="where to save tokenizer and model")
+    parser.add_argument("folder", type=user_path, help="where to save tokenizer and model")
     parser.add_argument("--model", choices=MODELS, default="encoder", help="default: %(default)s")
     arguments = parser.parse_args()
     check_output_folder("FOLDER", arguments.folder)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelFor
 
 from swep_ds.commands.cli import Parser, main
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import check_output_folder, path_of, read_json, user_path
+from swep_ds.common.files import check_output_folder, read_json, user_path
 from swep_ds.data.readers import read_examples
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.export import note_tied_weights, write_model
@@ -76,11 +76,11 @@ def write_texts(file: Path) -> None:
 def write() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("model", help=f"{', '.join(CONFIGS)}, or a config.json")
-    parser.add_argument("folder", type=path_of("FOLDER"))
+    parser.add_argument("folder", type=user_path)
     parser.add_argument("--no_weights", action="store_true", help="write only config, tokenizer and texts")
     arguments = parser.parse_args()
     check_output_folder("FOLDER", arguments.folder)
-    settings, file = CONFIGS.get(arguments.model), user_path(arguments.model, "MODEL")
+    settings, file = CONFIGS.get(arguments.model), user_path(arguments.model)
     if settings is None:
         if not file.is_file():
             raise InputError(f"{arguments.model}: no such file; known are {', '.join(CONFIGS)}")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from swep_ds.commands.cli import Parser, main
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import path_of
+from swep_ds.common.files import user_path
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.scores import Scorer
 
@@ -140,7 +140,7 @@ def check(scorers: Path, title: str, golds: dict, contexts: dict, languages: tup
 
 def same_scores() -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument("scorers", type=path_of("SCORERS"), help="folder of the official scripts")
+    parser.add_argument("scorers", type=user_path, help="folder of the official scripts")
     parser.add_argument("data", nargs="*", help="data sources, as in a recipe")
     arguments = parser.parse_args()
     for name in (SQUAD1, SQUAD2, MLQA):

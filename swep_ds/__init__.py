@@ -5,6 +5,7 @@
 Importing this costs next to nothing: each name below is imported when it is used.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +54,15 @@ _NAMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["__version__", "hf", *_NAMES]
 
 
-def __getattr__(name: str) -> Any:
-    from swep_ds.common.console import hide_cpu_notice
+def _is_no_cpu_notice(record: logging.LogRecord) -> bool:
+    """Whether this is not DeepSpeed's notice that it has taken the CPU, which each process would print."""
+    return not str(record.msg).startswith("Setting accelerator to CPU")
 
-    hide_cpu_notice()
+
+logging.getLogger("DeepSpeed").addFilter(_is_no_cpu_notice)
+
+
+def __getattr__(name: str) -> Any:
     if name == "hf":
         value = import_module("swep_ds.api.hf")
     elif name in _NAMES:

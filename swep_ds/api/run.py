@@ -1,10 +1,8 @@
 """Runs from Python: `train` makes one, `Run` reads one."""
 
-import os
 from pathlib import Path
 from typing import Any
 
-from swep_ds.common.console import hide_cpu_notice
 from swep_ds.common.files import DEFAULT_DS_CONFIG, user_path
 from swep_ds.evaluation.results import Results, Scores, read_results
 from swep_ds.pipeline.folder import RunFolder
@@ -15,7 +13,7 @@ class Run:
     """The folder of a run. Nothing is kept in memory: each attribute reads its file."""
 
     def __init__(self, path: Path | str):
-        self.path = user_path(os.fspath(path), "run")
+        self.path = user_path(path)
         self._folder = RunFolder(self.path)
         self.model_dir = self._folder.model  # which `from_pretrained` loads, with its tokenizer
         self.report = self._folder.report  # a page
@@ -64,7 +62,6 @@ def train(
     Raises InputError, TrainingDiverged or WriteFailed, on all ranks.
     """
     whole = Recipe.make(recipe, **sections)  # before the imports, which take seconds
-    hide_cpu_notice()
     import torch
 
     from swep_ds.analysis.report import write_report
@@ -72,7 +69,7 @@ def train(
     from swep_ds.ranks.accelerator import device_count
     from swep_ds.ranks.group import process_group
 
-    folder = user_path(os.fspath(output_dir), "output_dir")
+    folder = user_path(output_dir)
     with torch.random.fork_rng(range(device_count())), process_group():
         run(whole, str(ds_config), folder, str(resume), write_report)
     return Run(folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import check_output_folder, path_of, write_atomically
+from swep_ds.common.files import check_output_folder, user_path, write_atomically
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,9 +27,9 @@ def parser() -> argparse.ArgumentParser:
     def add(command, **runs) -> argparse.ArgumentParser:
         sub = commands.add_parser(command.__name__)
         sub.set_defaults(command=command)
-        sub.add_argument("run", type=path_of("RUN"), metavar="RUN", help="folder of a run", **runs)
+        sub.add_argument("run", type=user_path, metavar="RUN", help="folder of a run", **runs)
         text = "folder to write to (default: analysis/ in the first RUN)"
-        sub.add_argument("--output", type=path_of("--output"), help=text)
+        sub.add_argument("--output", type=user_path, help=text)
         return sub
 
     def add_questions(sub: argparse.ArgumentParser, first: int) -> None:
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(words, nargs="+")
     text = "samples of `swep-ds augment`, to show SSMBA's share"
-    sub.add_argument("--augmented", type=path_of("--augmented"), help=text)
+    sub.add_argument("--augmented", type=user_path, help=text)
     add_questions(add(heatmap), first=3)
     add_questions(add(tsne), first=5)
     sub = add(frequency)

@@ -23,7 +23,7 @@ from typing import Any
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, printable
-from swep_ds.common.files import check_output, path_of, read_text
+from swep_ds.common.files import check_output, read_text, user_path
 
 FIELDS = ("text", "probability", "score", "start", "end", "confidence")  # of an answer in --output
 
@@ -36,8 +36,8 @@ def parser() -> Parser:
     asked.add_argument("--questions", metavar="SOURCE", help="file of questions with their contexts")
     given = options.add_mutually_exclusive_group()
     given.add_argument("--text", help="the text that --question is about")
-    given.add_argument("--text_file", type=path_of("--text_file"), help="file with that text")
-    options.add_argument("--output", type=path_of("--output"), help="new file for the answers to --questions")
+    given.add_argument("--text_file", type=user_path, help="file with that text")
+    options.add_argument("--output", type=user_path, help="new file for the answers to --questions")
     text = "answers to a question; a generative model has one"
     options.add_argument("--n_best", type=at_least(1), default=1, help=text)
     options.add_argument("--batch_size", type=at_least(1), default=32, help="windows in a forward pass")

@@ -12,7 +12,7 @@ share the questions. To resume after a stop, run the command again.
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import path_of
+from swep_ds.common.files import user_path
 
 
 def augment() -> None:
@@ -20,7 +20,7 @@ def augment() -> None:
     parser.add_argument("--data", required=True, metavar="SOURCE", help="training data, as data.train names it")
     parser.add_argument("--model", required=True, help="hub id or local folder of a masked language model")
     text = "a new SQuAD v1.1 file"
-    parser.add_argument("--output", required=True, type=path_of("--output"), metavar="FILE.json", help=text)
+    parser.add_argument("--output", required=True, type=user_path, metavar="FILE.json", help=text)
     parser.add_argument("--samples", type=at_least(1), default=8, help="samples per question")
     parser.add_argument("--share", type=float, default=0.25, help="share of the tokens to corrupt")
     text = "corrupt the answer as well; drop samples that lose it"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NoReturn
 
-from swep_ds.common.console import hide_cpu_notice, protect, say_on_stderr
+from swep_ds.common.console import protect, say_on_stderr
 from swep_ds.common.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, RunExit, denied
 from swep_ds.common.files import shipped
 from swep_ds.ranks.environment import is_first_on_node, read_launch, report
@@ -122,4 +122,3 @@ def main(command: Callable[[], None]) -> None:
 
 
 protect()
-hide_cpu_notice()

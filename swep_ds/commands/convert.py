@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import check_output, open_input, path_of, write_atomically
+from swep_ds.common.files import check_output, user_path, write_atomically
 from swep_ds.data.answers import is_blank, occurrences
 
 Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer's first character, if it is there
@@ -24,8 +24,8 @@ Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer
 
 def convert() -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument("source", type=path_of("FILE"), help="file of generated pairs")
-    parser.add_argument("output", type=path_of("OUTPUT.jsonl"), metavar="OUTPUT.jsonl", help="a new file")
+    parser.add_argument("source", type=user_path, help="file of generated pairs")
+    parser.add_argument("output", type=user_path, metavar="OUTPUT.jsonl", help="a new file")
     text = "hub id or local folder of the tokenizer that made the ids"
     parser.add_argument("--tokenizer", default="google-bert/bert-base-uncased", help=text)
     arguments = parser.parse_args()
@@ -56,7 +56,7 @@ def convert_pairs(source: Path, output: Path, load_tokenizer: Callable) -> Count
 
 
 def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[str]:
-    with open_input(source) as file:
+    with source.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

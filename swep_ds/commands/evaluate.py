@@ -8,7 +8,7 @@ Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are
 """
 
 from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
-from swep_ds.common.files import check_new_folder, path_of
+from swep_ds.common.files import check_new_folder, user_path
 from swep_ds.evaluation.scores import LANGUAGES
 
 
@@ -18,7 +18,7 @@ def evaluate() -> None:
     text = "a test set; may be repeated. Name the source domain first: the out-of-domain mean leaves it out"
     parser.add_argument("--data", action="append", required=True, metavar="NAME=SOURCE", help=text)
     text = "a new or empty folder, for predictions/ and results.json"
-    parser.add_argument("--output_dir", type=path_of("--output_dir"), required=True, help=text)
+    parser.add_argument("--output_dir", type=user_path, required=True, help=text)
     parser.add_argument("--max_length", type=at_least(1), help="tokens in a window (default: as trained, else 384)")
     text = "tokens between windows' starts (default: as trained, else 128)"
     parser.add_argument("--doc_stride", type=at_least(1), help=text)

@@ -44,7 +44,7 @@ def recipes() -> None:
     elif arguments.fields:
         explain(name or "quickstart")
     elif name:
-        path = user_path(name, "NAME")
+        path = user_path(name)
         shipped = [file for kind in KINDS for file in shipped_files(kind)]
         files = [path] if path.suffix else [file for file in shipped if file.stem == name]
         if not files:

@@ -7,16 +7,16 @@ A finished run has written its report.html; for one that is not finished, the pa
 """
 
 from swep_ds.commands.cli import Parser
-from swep_ds.common.files import check_output, path_of
+from swep_ds.common.files import check_output, user_path
 
 
 def report() -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument("run", type=path_of("RUN"), help="a run's folder")
+    parser.add_argument("run", type=user_path, help="a run's folder")
     text = "a run on the same data sets, such as one of MLE"
-    parser.add_argument("--against", type=path_of("--against"), metavar="RUN", help=text)
+    parser.add_argument("--against", type=user_path, metavar="RUN", help=text)
     text = "default: report.html in the run's folder"
-    parser.add_argument("--output", type=path_of("--output"), metavar="FILE", help=text)
+    parser.add_argument("--output", type=user_path, metavar="FILE", help=text)
     arguments = parser.parse_args()
     check_output("--output", arguments.output)
 

@@ -8,13 +8,13 @@ data. The soup is a plain Hugging Face folder whose model card names the runs.
 """
 
 from swep_ds.commands.cli import Parser
-from swep_ds.common.files import check_new_folder, path_of
+from swep_ds.common.files import check_new_folder, user_path
 
 
 def soup() -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument("runs", nargs="+", type=path_of("RUN"), metavar="RUN", help="folder of a finished run")
-    parser.add_argument("--output", required=True, type=path_of("--output"), metavar="FOLDER", help="a new folder")
+    parser.add_argument("runs", nargs="+", type=user_path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("--output", required=True, type=user_path, metavar="FOLDER", help="a new folder")
     arguments = parser.parse_args()
     check_new_folder("--output", arguments.output)
 

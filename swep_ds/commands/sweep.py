@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from swep_ds.commands.cli import Parser, add_set_option, at_least
 from swep_ds.common.console import Console
 from swep_ds.common.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
-from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of, shipped
+from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, shipped, user_path
 
 if TYPE_CHECKING:
     from swep_ds.sweeps.sweep import Cell
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--ds_config", help=text)
     add_set_option(options, "every run")
     text = "for the runs and the table (default: runs/SWEEP)"
-    options.add_argument("--output_dir", type=path_of("--output_dir"), help=text)
+    options.add_argument("--output_dir", type=user_path, help=text)
     options.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time")
     options.add_argument("--ranks", type=at_least(1), metavar="N", default=1, help="processes of each run")
     text = "how many runs may share a device; a CPU takes any"

@@ -15,18 +15,18 @@ import sys
 
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import EXIT_FAULT
-from swep_ds.common.files import check_output_folder, path_of
+from swep_ds.common.files import check_output_folder, user_path
 
 
 def table() -> None:
     parser = Parser(description=__doc__)
     text = "folder of a sweep, or of one or more runs"
-    parser.add_argument("folders", nargs="+", type=path_of("FOLDER"), metavar="FOLDER", help=text)
+    parser.add_argument("folders", nargs="+", type=user_path, metavar="FOLDER", help=text)
     parser.add_argument("--against", metavar="ROW", help="the row that others are compared with (default: MLE)")
     text = "line that predicts F1 on shifted data from in-domain F1: squadshifts or a YAML file (default: fit one to "
     text += "the base row)"
     parser.add_argument("--line", help=text)
-    parser.add_argument("--output", type=path_of("--output"), metavar="DIR", help="write table and figures there")
+    parser.add_argument("--output", type=user_path, metavar="DIR", help="write table and figures there")
     arguments = parser.parse_args()
     check_output_folder("--output", arguments.output)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of
+from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, user_path
 from swep_ds.ranks.environment import is_first_on_node
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add_run_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
     add_set_option(options, "the recipe")
     text = "the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
-    options.add_argument("--output_dir", type=path_of("--output_dir"), help=text)
+    options.add_argument("--output_dir", type=user_path, help=text)
 
 
 def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:

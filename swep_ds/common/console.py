@@ -19,15 +19,6 @@ def say_on_stderr(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
-def is_no_cpu_notice(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("Setting accelerator to CPU")
-
-
-def hide_cpu_notice() -> None:
-    """Drops DeepSpeed's notice that it has taken the CPU, which each process would print."""
-    logging.getLogger("DeepSpeed").addFilter(is_no_cpu_notice)
-
-
 class Console(rich.console.Console):
     """Rich's console without markup. Text keeps its lines; tables fit the width."""
 
@@ -82,9 +73,6 @@ class Progress:
         return self
 
     def __exit__(self, *_) -> None:
-        self.stop()
-
-    def stop(self) -> None:
         if self._bar:
             self._bar.stop()
 

@@ -41,20 +41,12 @@ class Stopped(RunExit):
     title = "stopped"
 
 
-# PyTorch raises RuntimeError when a device's memory is full or a rank is gone
-NOT_OF_THE_INPUT = (RuntimeError, MemoryError)
-
-
 @contextmanager
 def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Turns whatever a library raises while it parses a user's input into `InputError("<what> (<reason>): <fix>")`.
 
     Keep the block as small as the library's call: a bug of this package inside it would be blamed on the input.
-
-    Args:
-        what: the file and field, as in "model.name ./bert: its config.json cannot be parsed".
-        but: exceptions that the input does not cause, such as a full memory; they pass, except NotImplementedError,
-            which is a RuntimeError.
+    Exceptions in `but`, which the input does not cause, pass, except NotImplementedError, which is a RuntimeError.
     """
     try:
         yield

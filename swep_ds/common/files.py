@@ -6,11 +6,10 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from swep_ds.common.errors import InputError, as_input_error
 
@@ -21,34 +20,20 @@ DEFAULT_DS_CONFIG = "zero2"  # where the user names none
 # Reading
 
 
-def open_input(path: Path, what: str | None = None) -> BinaryIO:
-    """Opens a file to read its bytes. `what` is how the user named it, such as "--ds_config zero2.json".
-
-    Raises InputError: no such file, or no regular one.
-    """
-    if path.exists() and not path.is_file():  # a pipe or a device may never end
-        raise InputError(f"{what or path}: is not a regular file: name one")
-    try:
-        return path.open("rb")
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{what or path}: no such file") from None
-
-
 def read_text(path: Path, what: str | None = None) -> str:
-    """The text of a UTF-8 file, without a byte-order mark. Raises InputError as `open_input` does, or for no UTF-8."""
-    with open_input(path, what) as file:
-        content = file.read()
+    """The text of a UTF-8 file, without a byte-order mark. `what` is how the user named it, such as "--ds_config
+    zero2.json". Raises InputError: no such file, or not UTF-8."""
+    if not path.is_file():
+        raise InputError(f"{what or path}: no such file")
     try:
-        return content.decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{what or path}: is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
 
 
 def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) -> Any:
     """The value of a JSON file. Without `unique_keys` it is three times as fast, and the last of repeated keys counts.
-
-    Raises InputError: as `read_text`; not JSON, or a repeated key.
-    """
+    Raises InputError: as `read_text`; not JSON, or a repeated key."""
     what = what or str(path)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -83,17 +68,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 # Names
 
 
-def user_path(text: str, option: str) -> Path:
-    """A path that a user gave, with `~` expanded. It need not exist. Raises InputError: there is no such user."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise InputError(f"{option} {text}: there is no such user: name another path") from None
-
-
-def path_of(option: str) -> Callable[[str], Path]:
-    """`user_path` for an option, as argparse's `type`."""
-    return partial(user_path, option=option)
+def user_path(given: str | os.PathLike) -> Path:
+    """A path that a user gave, with `~` expanded."""
+    return Path(given).expanduser()
 
 
 def public_names(sources: Iterable[str]) -> dict[str, str]:
@@ -112,7 +89,6 @@ def public_names(sources: Iterable[str]) -> dict[str, str]:
 
 
 def public_name(source: str) -> str:
-    """`public_names` of one source."""
     return public_names([source])[source]
 
 
@@ -126,12 +102,8 @@ def hub_name(source: str) -> str | None:
 
 def check_hub(repository: str, file: str, label: str, kind: str | None = None) -> None:
     """Raises InputError if the hub cannot be reached to get a file that is not in the cache. Hugging Face's libraries
-    would ask for minutes; all other faults pass, because the libraries name them.
-
-    Args:
-        label: how the user named the repository, as in "model.name google-t5/t5-base".
-        kind: "dataset", or None for a model.
-    """
+    would ask for minutes; all other faults pass, because the libraries name them. `label` is how the user named the
+    repository, and `kind` "dataset", or None for a model."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -152,12 +124,10 @@ def shipped(folder: str) -> Path:
 
 
 def ds_config_path(name_or_path: str) -> Path:
-    """The file of a shipped ds_config, such as "zero2", or the path that the user gave.
-
-    Raises InputError: no such file (lists the shipped ones).
-    """
+    """The file of a shipped ds_config, such as "zero2", or the path that the user gave. Raises InputError: no such file
+    (lists the shipped ones)."""
     files = {file.stem: file for file in sorted(shipped("ds_configs").glob("*.json"))}
-    path = files.get(name_or_path) or user_path(name_or_path, "--ds_config")
+    path = files.get(name_or_path) or user_path(name_or_path)
     if not path.exists():
         raise InputError(f"--ds_config {name_or_path}: no such file: give a path, or a shipped one: {', '.join(files)}")
     return path
@@ -191,9 +161,8 @@ def check_output_folder(option: str, path: Path | None) -> None:
 def check_new_folder(option: str, path: Path) -> None:
     """Raises InputError unless `option` names a new or an empty folder that can be written to."""
     check_output_folder(option, path)
-    entry = next(path.iterdir(), None) if path.is_dir() else None
-    if entry:
-        raise InputError(f"{option} {path}: is not empty (it holds {entry.name}): name a new or empty folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{option} {path}: is not empty: name a new or empty folder")
 
 
 def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:

@@ -6,31 +6,22 @@ import functools
 import inspect
 import json
 import textwrap
+from collections import namedtuple
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 
 Schema = dict[str, Any]
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-
-
-class Field(NamedTuple):
-    """A field of settings, for people."""
-
-    name: str  # dotted
-    value: Any
-    default: str  # as YAML takes it, or "required"
-    type: str
-    meaning: str
+# a field of settings, for people: its dotted name, and its default as YAML takes it, or "required"
+Field = namedtuple("Field", ["name", "value", "default", "type", "meaning"])
 
 
 @functools.cache
 def meanings(section: type[BaseModel]) -> dict[str, str]:
     """The comments of a class's fields, those of its base classes included, by name: first above, then beside a field.
-
-    Empty for a class without source, such as one that was typed into an interpreter.
-    """
+    Empty for a class without source, such as one that was typed into an interpreter."""
     by_name: dict[str, str] = {}
     for part in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
         try:

@@ -4,22 +4,20 @@ A section may come in several kinds that a field `name` tells apart (`method`). 
 former kind.
 """
 
-import copy
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from swep_ds.common.errors import InputError, printable, reason
 from swep_ds.common.files import read_text, user_path
 from swep_ds.common.schema import add_meanings
 
 Tree = dict[str, Any]
-Change = tuple[list[str], Tree]  # a section's name, in parts, and new values of its fields
+Change = tuple[list[str], Any]  # a field's name, in parts, and its new value
 
 
 # Sections
@@ -37,17 +35,29 @@ class _Settings(type(BaseModel)):
 
 
 class Section(BaseModel, metaclass=_Settings):
-    """Settings by name. Unknown names and NaN are errors.
-
-    `kinds` has, by section, the classes of a section that comes in several, by the `name` that selects each.
-    """
+    """Settings by name. Unknown names, NaN and a bool in place of a number are errors. `kinds` has, by section, the
+    classes of a section that comes in several, by the `name` that selects each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
     kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_bool_is_a_number(cls, tree: Any) -> Any:
+        """YAML reads yes and on as true, which pydantic would take for 1."""
+        for name, value in tree.items() if isinstance(tree, dict) else ():
+            field = cls.model_fields.get(name)
+            if field and isinstance(value, bool) and _takes_numbers(field.annotation):
+                raise FieldFault(f"{name}: {value}: must be a number")
+        return tree
+
     @classmethod
     def check_layer(cls, base: Tree, layer: Tree, merged: Tree) -> None:
         """Checks settings, those laid over them (a file's or a call's) and the result, which is not yet validated."""
+
+
+def _takes_numbers(annotation: Any) -> bool:
+    return annotation in (int, float) or any(_takes_numbers(part) for part in get_args(annotation))
 
 
 S = TypeVar("S", bound=Section)
@@ -100,10 +110,8 @@ def differences(there: Tree, here: Tree, most: int | None = None) -> str:
 
 
 def validate(model: type[S], tree: Tree, place: Path | str) -> S:
-    """`tree` as typed settings, which were read from the file `place`, or which the user named so.
-
-    Raises InputError: lists all unknown fields and wrong values.
-    """
+    """`tree` as typed settings, which were read from the file `place`, or which the user named so. Raises InputError:
+    lists all unknown fields and wrong values."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -127,6 +135,9 @@ def _faults(error: ValidationError, model: type[Section]) -> Iterator[str]:
             yield f"{field} is required: set it"
         elif fault["type"] == "union_tag_not_found":
             yield f"{field}.name is required: set it"
+        elif fault["type"] == "union_tag_invalid":
+            name = fault["ctx"]["tag"]
+            yield f"{field}.name: {name!r} is not a {field}{suggest(name, model.kinds[field])}"
         elif fault["type"] == "value_error":
             yield f"{field}: {error_of_ours}" if field else str(error_of_ours)
         else:
@@ -168,12 +179,7 @@ def suggest(name: str, candidates: Iterable[str], before: str = "") -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys. Numbers are those of YAML 1.2: 3e-5 is one, 010 is not octal, and 1:30 is text."""
-
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":int", ":float"))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    """Refuses repeated keys. 3e-5 is text in YAML 1.1: pydantic makes it a number where the field is one."""
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -186,25 +192,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?([0-9][0-9_]*\.[0-9]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$"),
-    list("-+.0123456789"),
-)
-
-
-class Dumper(yaml.SafeDumper):
-    """Quotes the text that `parse_yaml` would take for a number."""
-
-    yaml_implicit_resolvers: ClassVar = _Loader.yaml_implicit_resolvers
-
-
 def parse_yaml(text: str, what: str) -> Any:
-    """The value of a YAML text, which the user named by `what`; None if it is empty.
-
-    Raises InputError: not YAML, or a repeated key.
-    """
+    """The value of a YAML text, which the user named by `what`; None if it is empty. Raises InputError: not YAML, or a
+    repeated key."""
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date like 2019-13-45
@@ -220,47 +210,31 @@ def parse_yaml(text: str, what: str) -> Any:
 
 def load(model: type[S], name_or_path: str, shipped: Path, option: str, overrides: Sequence[str] = ()) -> S:
     """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides, in
-    order, except that those that name a section's kind come first. `option` is what the user names the file with.
-
-    Raises InputError: see `read_layers` and `validate`; an override that is not `a.b=c`.
-    """
-
-    def names_no_kind(override: str) -> bool:
-        return override.partition("=")[0].strip().removesuffix(".name") not in model.kinds
-
+    order. `option` is what the user names the file with. Raises InputError: see `read_layers` and `validate`; an
+    override that is not `a.b=c`."""
     path, tree = read_whole(name_or_path, shipped, option, model)
-    changes = [_parse_override(override) for override in sorted(overrides, key=names_no_kind)]
-    # a shipped file is not to be edited
-    return change(model, tree, changes, path if Path(name_or_path).suffix else f"{option} {name_or_path}")
+    place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # a shipped file is not to be edited
+    return change(model, tree, map(_parse_override, overrides), place)
 
 
 def read_whole(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, Tree]:
-    """As `read_layers`, each file laid over the former one. Another `name` of a section drops the settings of the
-    former kind."""
+    """As `read_layers`, each file laid over the former one."""
     path, layers = read_layers(name_or_path, shipped, option, model)
     tree: Tree = {}
     for layer in layers:
-        merged = _lay_over(tree, layer)
-        for section in model.kinds:
-            if _is_other_kind(tree.get(section), layer.get(section)):
-                merged[section] = layer[section]
-        model.check_layer(tree, layer, merged)
-        tree = merged
+        tree = _lay_over(model, tree, layer)
     return path, tree
 
 
 def read_layers(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, list[Tree]]:
     """The path of `<shipped>/<name>.yaml` or of a YAML file, and the unvalidated contents of the files that it extends
-    and, at the end, of itself.
-
-    Raises InputError: no such file (suggests a shipped one), not YAML, without any field of a recipe or a sweep, or
-    files that extend each other in a circle.
-    """
+    and, at the end, of itself. Raises InputError: no such file (suggests a shipped one), not YAML, without any field of
+    a recipe or a sweep, or files that extend each other in a circle."""
     kind = model.__name__.lower()
     files: list[Path] = []
     layers: list[Tree] = []
     while True:
-        path = user_path(name_or_path, option)
+        path = user_path(name_or_path)
         if not path.suffix:
             path = shipped / f"{name_or_path}.yaml"
         if not path.exists():
@@ -281,55 +255,47 @@ def read_layers(name_or_path: str, shipped: Path, option: str, model: type[Secti
         option = f"{path}: extends"
 
 
-def _lay_over(base: Tree, layer: Tree) -> Tree:
+def change(model: type[S], tree: Tree, changes: Iterable[Change], place: Path | str) -> S:
+    """`tree` with changes laid over it, as typed settings. `place` and errors as in `validate`."""
+    layer: Tree = {}
+    for (*section, leaf), value in changes:
+        node = layer
+        for key in section:
+            if not isinstance(node.get(key), dict):
+                node[key] = {}
+            node = node[key]
+        node[leaf] = _Whole(value) if isinstance(value, dict) else value
+    return validate(model, _lay_over(model, tree, layer), place)
+
+
+class _Whole(dict):
+    """Replaces the mapping that it is laid over."""
+
+
+def _lay_over(model: type[Section], base: Tree, layer: Tree) -> Tree:
+    """Another `name` of a section drops the settings of the former kind."""
+    merged = _merge(base, layer)
+    for section in model.kinds:
+        former = base.get(section)
+        given = layer.get(section)
+        if isinstance(former, dict) and isinstance(given, dict) and given.get("name") not in (None, former.get("name")):
+            merged[section] = given
+    model.check_layer(base, layer, merged)
+    return merged
+
+
+def _merge(base: Tree, layer: Tree) -> Tree:
     merged = dict(base)
     for key, value in layer.items():
-        if isinstance(base.get(key), dict) and isinstance(value, dict):
-            value = _lay_over(base[key], value)
+        if isinstance(base.get(key), dict) and isinstance(value, dict) and not isinstance(value, _Whole):
+            value = _merge(base[key], value)
         merged[key] = value
     return merged
 
 
-def _is_other_kind(former: Any, new: Any) -> bool:
-    """Whether `new` names another kind of a section that comes in several."""
-    if not isinstance(former, dict) or not isinstance(new, dict):
-        return False
-    return "name" in new and new["name"] != former.get("name")
-
-
-def change(model: type[S], tree: Tree, changes: Sequence[Change], place: Path | str) -> S:
-    """`tree` with new values, as typed settings. Another `name` of a section drops the settings of the former kind.
-
-    `place` and errors as in `validate`; also InputError: a value stands where a change has a section.
-    """
-    base = copy.deepcopy(tree)
-    layer: Tree = {}
-    for section, values in changes:
-        _assign(model, tree, section, values)
-        _assign(model, layer, section, values)
-    model.check_layer(base, layer, tree)
-    return validate(model, tree, place)
-
-
-def _assign(model: type[Section], tree: Tree, section: Sequence[str], values: Tree) -> None:
-    node = tree
-    for key in section:
-        if node.get(key) is None:
-            node[key] = {}
-        node = node[key]
-        if not isinstance(node, dict):
-            raise InputError(f"{'.'.join([*section, *values])}: {key} is a value, not a section")
-    if section and section[0] in model.kinds and _is_other_kind(node, values):
-        node.clear()
-    node |= values
-
-
 def _parse_override(override: str) -> Change:
     field, separator, text = override.partition("=")
-    *section, leaf = field.strip().split(".")
-    if not separator or not all([*section, leaf]):
+    names = field.strip().split(".")
+    if not separator or not all(names):
         raise InputError(f"--set {override}: write it as section.field=value")
-    value = parse_yaml(text, f"--set {override}")
-    if isinstance(value, str) and " #" in text and "#" not in value:
-        raise InputError(f"--set {override}: what follows ' #' would be left out as a comment: quote the value")
-    return section, {leaf: value}
+    return names, parse_yaml(text, f"--set {override}")

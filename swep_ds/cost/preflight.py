@@ -84,7 +84,7 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
     report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]
     report[f"ds_config {ds_config}"] = _files(ds_config_path(ds_config))
     model = recipe.model.name
-    report[f"model.name {model}"] = _files(user_path(resolve_model(model), "model.name")) or _cached(model, "model")
+    report[f"model.name {model}"] = _files(user_path(resolve_model(model))) or _cached(model, "model")
     sources = {"data.train": recipe.data.train, "data.augmented": recipe.data.augmented}
     if recipe.pretrain:
         sources["pretrain.train"] = recipe.pretrain.train
@@ -95,7 +95,7 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
 def _data(source: str) -> str:
     if source.startswith(QUICKSTART) or find_reader(source):
         return "no file"
-    if files := _files(user_path(source, "data")):
+    if files := _files(user_path(source)):
         return files
     if DATA_SUFFIXES & set(Path(source).suffixes):
         return "missing"

@@ -101,7 +101,7 @@ def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
 def local_files(source: str, *, training: bool) -> tuple[Path, ...]:
     """The files that a local file or folder is read from, with `training` as in `read_examples`; none for another
     source. Raises InputError: the folder has no such split."""
-    path = user_path(source, "data source")
+    path = user_path(source)
     if path.is_file():  # no pipe, which every rank would read a part of
         return (path,)
     if not path.is_dir():

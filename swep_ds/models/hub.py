@@ -29,7 +29,7 @@ def resolve_model(name: str, option: str = "model.name") -> str:
     Raises InputError: there is no such folder, and it cannot be a hub id."""
     if name in QUICKSTART:
         return str(QUICKSTART[name])
-    path = user_path(name, option)
+    path = user_path(name)
     if path.is_dir():
         return str(path)
     # a hub id is NAME or OWNER/NAME

@@ -139,35 +139,31 @@ class RunFolder:
         self._lock.release()
 
     def take(self, recipe: Recipe, resume: str) -> list[Path]:
-        """Locks the folder until `__exit__`, and finds where the run resumes.
+        """Locks the folder until `__exit__`. Returns the checkpoints to resume from, the newest first; none for a new
+        run.
 
-        Args:
-            resume: "auto", "never", or the folder of a checkpoint, or of several, of which the newest is used. One
-                outside this folder counts only until this folder has checkpoints or results of its own, so that the
-                same command can be repeated.
-
-        Returns the checkpoints to resume from, for `Checkpoints.load`; none for a new run.
+        `resume` is "auto", "never", or the folder of a checkpoint, or of several, of which the newest is used. One
+        outside this folder counts only until this folder has checkpoints or results of its own, so that the same
+        command can be repeated.
 
         Raises InputError: another process, run or files are in the folder, or there is no such checkpoint.
         """
         where = f"--output_dir {self.path}"
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.acquire(blocking=False)
-            except Timeout:
-                say_on_stderr(f"another process trains in {self.path}: waiting up to {LOCK_SECONDS:g} s for it to end")
-                self._lock.acquire(timeout=LOCK_SECONDS)
+            self._lock.acquire(blocking=False)
         except Timeout:
-            raise InputError(f"{where}: another process is writing to it: name another folder") from None
-        except OSError as error:
-            raise InputError(f"{where}: cannot be made and locked ({error.strerror}): name another folder") from None
+            say_on_stderr(f"another process trains in {self.path}: waiting up to {LOCK_SECONDS:g} s for it to end")
+            try:
+                self._lock.acquire(timeout=LOCK_SECONDS)
+            except Timeout:
+                raise InputError(f"{where}: another process is writing to it: name another folder") from None
         self.check_owner(recipe, resume)
         tags = find_checkpoints(self.checkpoints)
         if resume in ("auto", "never"):
             return tags
-        path = user_path(resume, "--resume")
+        path = user_path(resume)
         if not path.is_dir():
             raise InputError(f"--resume {resume}: no such folder: give auto, never, or a checkpoint's folder")
         is_inside = path.resolve().is_relative_to(self.path.resolve())

@@ -68,8 +68,6 @@ def prepare(
 
     The weights come from `start`, or else from `model.name`, which always gives the tokenizer. `tested_later` has the
     questions of a second stage, by data set, on which this stage should not train.
-
-    Raises InputError: on all ranks, with the same message.
     """
     torch.manual_seed(recipe.seed)
 
@@ -181,20 +179,27 @@ def load(
     setup = {"world_size": ranks.world_size(), "micro_steps": len(objective.parts(recipe.train.execution))}
     setup |= {"hidden_size": qa.hidden_size, "on_cpu": ranks.device().type == "cpu"}
     config = resolve_ds_config(ds_config, recipe, **setup)
-    _check_environment(recipe)
+    precision = recipe.train.precision
+    if precision == "tf32" and not accelerator.has_tf32():
+        device = accelerator.product_name()
+        raise InputError(f"train.precision tf32: {device} has no TF32 (NVIDIA GPUs from Ampere on do): set it to fp32")
+    if ranks.is_main() and precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
+        log.warning("train.precision %s: this processor has no instructions for bf16, fp32 is faster", precision)
+    fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
+    with as_input_error("SWEP_KERNELS: the perturbation kernels cannot run", fix):
+        kernels = implementation(ranks.device().type, torch.float32)
+        if hasattr(kernels, "check_driver"):
+            kernels.check_driver()
     return objective, config
 
 
 def load_model(
     recipe: Recipe, tokenizer, name: str, *, mapped: bool = False, weights: bool = True
 ) -> ExtractiveQA | GenerativeQA:
-    """The model of the recipe's task. `mapped` and `weights` as in `load_trainable`.
+    """The model of the recipe's task, to which a tokenizer is fitted. `mapped` and `weights` as in `load_trainable`.
 
-    Args:
-        tokenizer: fitted to the model; None = the model's longest window is not checked either.
-
-    Raises InputError: `load_trainable` refuses it, it overflows in fp16, or its windows are shorter than
-    data.max_length.
+    Raises InputError: `load_trainable` refuses it, it overflows in fp16, or, with a tokenizer, its windows are shorter
+    than data.max_length.
     """
     source = resolve_model(name)
     if recipe.train.precision == "fp16" and (kind := load_config(source).model_type) in OVERFLOWS_IN_FP16:
@@ -202,12 +207,11 @@ def load_model(
             f"train.precision fp16: activations of {kind} overflow in it (it was trained in bfloat16): set it to "
             "autocast, or to bf16 or fp32"
         )
-    model = recipe.model
     options = {"activation_checkpointing": recipe.train.activation_checkpointing, "mapped": mapped, "weights": weights}
-    options |= {"attention": model.attention, "attention_dropout": model.attention_dropout}
+    options |= {"attention": recipe.model.attention, "attention_dropout": recipe.model.attention_dropout}
     if recipe.task == "generative":
-        longest_answer = recipe.eval.max_answer_tokens
-        qa = GenerativeQA.load(source, beams=recipe.eval.beams, max_answer_tokens=longest_answer, **options)
+        options |= {"beams": recipe.eval.beams, "max_answer_tokens": recipe.eval.max_answer_tokens}
+        qa = GenerativeQA.load(source, **options)
     else:
         qa = ExtractiveQA.load(source, compiled=recipe.train.compile and weights, **options)
     if tokenizer is None:
@@ -230,21 +234,6 @@ def resolve_ds_config(source: str, recipe: Recipe, **setup: Any) -> dict[str, An
     return complete_ds_config(source, recipe.train, **setup)
 
 
-def _check_environment(recipe: Recipe) -> None:
-    """Raises InputError where this rank's machine cannot run what the recipe asks for."""
-    precision = recipe.train.precision
-    if precision == "tf32" and not accelerator.has_tf32():
-        device = accelerator.product_name()
-        raise InputError(f"train.precision tf32: {device} has no TF32 (NVIDIA GPUs from Ampere on do): set it to fp32")
-    if ranks.is_main() and precision in ("bf16", "autocast") and accelerator.emulates(torch.bfloat16):
-        log.warning("train.precision %s: this processor has no instructions for bf16, fp32 is faster", precision)
-    fix = "install what the reason names, such as a C compiler and Python's headers, or set SWEP_KERNELS to torch"
-    with as_input_error("SWEP_KERNELS: the perturbation kernels cannot run", fix):
-        kernels = implementation(ranks.device().type, torch.float32)
-        if hasattr(kernels, "check_driver"):
-            kernels.check_driver()
-
-
 # What a checkpoint and all ranks must share
 
 
@@ -253,15 +242,12 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], di
     config = dict(prepared.config)
     # whether DeepSpeed or `check_finite` notices an overflow changes no number
     config["bf16"] = {key: value for key, value in config["bf16"].items() if key != "check_grad_overflow"}
-    setup = {
-        **resume_fingerprint(recipe),
-        "updates": prepared.batches.updates,
-        "global batch": prepared.batches.global_batch,
-        "training data": prepared.features.fingerprint,
-        "files of model.name": prepared.inputs.get("model.name"),
-        **{f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)},
-        **architecture(prepared.objective),
-    }
+    setup = resume_fingerprint(recipe) | architecture(prepared.objective)
+    setup |= {f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)}
+    setup["updates"] = prepared.batches.updates
+    setup["global batch"] = prepared.batches.global_batch
+    setup["training data"] = prepared.features.fingerprint
+    setup["files of model.name"] = prepared.inputs.get("model.name")
     if prepared.validation:
         setup["selection data"] = prepared.validation.features.fingerprint
     layout = {"world_size": ranks.world_size(), "zero_stage": zero_stage(config)}

@@ -16,7 +16,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.plugins import load_entry_points
-from swep_ds.common.settings import Dumper, FieldFault, Section, change, load, read_whole, shown, suggest, without_paths
+from swep_ds.common.settings import FieldFault, Section, change, load, read_whole, shown, suggest, without_paths
 from swep_ds.evaluation.scores import LANGUAGES
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
@@ -114,9 +114,8 @@ class EvalSection(Section):
         languages = [self.language] if isinstance(self.language, str) else self.language.values()
         for language in languages:
             if language not in LANGUAGES:
-                raise FieldFault(
-                    f"language: {language!r} is not one of {', '.join(LANGUAGES)}: give one, or one by data set"
-                )
+                known = ", ".join(LANGUAGES)
+                raise FieldFault(f"language: {language!r} is not one of {known}: give one, or one by data set")
         if self.scorer == "squad" and self.language != "en":
             raise FieldFault("language: scorer squad has rules only for English: set eval.scorer to mlqa")
         return self
@@ -164,9 +163,10 @@ class Recipe(Section):
                 f"eval.select_on: {select_on!r} is not a data set of data.eval{suggest(select_on, tests)} "
                 f"({HOLDOUT} needs data.holdout_fraction)"
             )
-        for name in self.eval.language if isinstance(self.eval.language, dict) else ():
-            if name not in tests:
-                yield f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}"
+        if isinstance(self.eval.language, dict):
+            for name in self.eval.language:
+                if name not in tests:
+                    yield f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}"
         if select_on is not None and train.average == "last_k":
             yield (
                 "train.average: last_k is a mean over the end of the run, and eval.select_on may choose an earlier "
@@ -198,7 +198,6 @@ class Recipe(Section):
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
         Another `method.name` drops the settings of the former method. `option` is what the user named the recipe with.
-
         Raises InputError: no such recipe, an unknown field (names the nearest one) or a wrong value.
         """
         return load(Recipe, name_or_path, RECIPES, option, overrides)
@@ -219,21 +218,19 @@ class Recipe(Section):
             _, tree = read_whole(str(base), RECIPES, "recipe", Recipe)
         changes = []
         for name, given in without_paths(sections).items():
-            if isinstance(given, dict):
-                changes.append(([name], given))
+            if isinstance(given, dict) and tree.get(name):
+                changes += [([name, field], value) for field, value in given.items()]
+            elif isinstance(given, Section):
+                changes.append(([name], given.model_dump(mode="json")))
             else:
-                value = given.model_dump(mode="json") if isinstance(given, Section) else given
-                changes.append(([], {name: value}))
+                changes.append(([name], given))
         return change(Recipe, tree, changes, place)
 
     @classmethod
     def check_layer(cls, base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
         """Checks that the source domain, which is the first test set, still fits where a layer replaces data.train or
-        holds articles out.
-
-        Warns if all test sets are the recipe's, for data.train may be of the same domain. Raises InputError if the only
-        domain that was trained on could count as out of domain.
-        """
+        holds articles out. Warns if all test sets are the recipe's, for data.train may be of the same domain. Raises
+        InputError if the only domain that was trained on could count as out of domain."""
         before = _mapping(base, "data")
         given = _mapping(layer, "data")
         after = _mapping(merged, "data")
@@ -299,7 +296,7 @@ class Recipe(Section):
 
     def dump(self) -> str:
         """The resolved recipe as YAML; loading it gives this recipe again."""
-        return yaml.dump(self.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 class FirstStage(Recipe):

@@ -63,13 +63,9 @@ class Outcome:
 def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: MakeReport | None = None) -> None:
     """A whole run: train or resume, evaluate, export, write the results. Collective.
 
-    Args:
-        ds_config: name of a shipped ds_config, or path of a file.
-        resume: as in `RunFolder.take`.
-        report: writes the report of the finished run, on rank 0.
-
-    Raises a `RunExit` on all ranks: InputError, TrainingDiverged (loss or weights are no longer finite), WriteFailed
-    or Stopped.
+    `ds_config` is the name of a shipped one or the path of a file, `resume` as in `RunFolder.take`, and `report` writes
+    the report of the finished run, on rank 0. Raises a `RunExit` on all ranks: InputError, TrainingDiverged (loss or
+    weights are no longer finite), WriteFailed or Stopped.
     """
     say = Console(quiet=not ranks.is_main()).print
     with RunFolder(output_dir) as folder:
@@ -96,10 +92,9 @@ def _take(folder: RunFolder, recipe: Recipe, resume: str) -> tuple[list[Path], R
     """The checkpoints to resume from, and the recipe with its global batch split over these ranks."""
     tags = ranks.from_rank0(lambda: folder.take(recipe, resume))
     began = ranks.from_rank0(lambda: folder.read_batch(tags))
-    split = recipe
     if began:
-        split = ranks.on_all_ranks(lambda: began.split(recipe, ranks.world_size()))
-    return tags, split
+        recipe = ranks.on_all_ranks(lambda: began.split(recipe, ranks.world_size()))
+    return tags, recipe
 
 
 def _pretrain(recipe: Recipe, split: Recipe, ds_config: str, folder: RunFolder, resume: str, say: Say) -> Path:
@@ -152,14 +147,9 @@ def _run_stage(
             main = Outcome(recipe, folder, average.applied, recipe.train.average)
             plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), kind=UNAVERAGED)
             outcomes = [plain, main]
-        checkpoints = Checkpoints(
-            folder.checkpoints,
-            recipe.train.keep_checkpoints,
-            setup,
-            layout,
-            asdict(GlobalBatch.of(recipe, prepared.batches.global_batch)),
-            average,
-        )
+        batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
+        keep = recipe.train.keep_checkpoints
+        checkpoints = Checkpoints(folder.checkpoints, keep, setup, layout, batch, average)
         before = checkpoints.load(engine.deepspeed, tags[0]) if tags else TrainState()
         # last, so that a start that is refused leaves the folder as it was
         _begin(main, prepared)
@@ -235,10 +225,8 @@ def _peak(folder: RunFolder, before: TrainState) -> int:
 
 
 def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, say: Say) -> Selection:
-    """Loads the best checkpoint into the engine.
-
-    A run that resumed from another run's last checkpoint has no checkpoint in its folder; it keeps that one.
-    """
+    """Loads the best checkpoint into the engine; a run that resumed from another run's last checkpoint has none in its
+    folder and keeps that one."""
     update = checkpoints.best() or done.updates
     if update != done.updates:
         checkpoints.load(engine.deepspeed, checkpoints.tag(update))
@@ -263,9 +251,8 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
     names = {test.name: test.scorer.name(test.golds) for test in prepared.tests}
     validated = None
     why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
-    fitted = (
-        "confidences are softmax probabilities: no held-out half of the source domain calibrates them (eval.select_on)"
-    )
+    fitted = "confidences are softmax probabilities: no held-out half of the source domain calibrates them"
+    fitted += " (eval.select_on)"
     with outcome.weights():
         if validation:
             predictions = evaluation.predict(engine, validation)

@@ -74,10 +74,9 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     """Loads an exported run, or any question-answering model with default settings.
 
     It computes in the dtype of its files or, on a CPU that could only emulate that one, in float32. `null_threshold`
-    replaces the model's own, which its calibrator was fitted with: another one leaves that out.
-
-    Raises InputError: the model cannot be loaded or has no trained head; its tokenizer is another model's; or, tried on
-    a short and on its longest window, it fails or computes NaN.
+    replaces the model's own, which its calibrator was fitted with: another one leaves that out. Raises InputError: the
+    model cannot be loaded or has no trained head; its tokenizer is another model's; or, tried on a short and on its
+    longest window, it fails or computes NaN.
     """
     source = resolve_model(name, "model")
     label = f"model {name}"
@@ -152,10 +151,7 @@ def evaluate_saved(
 ) -> None:
     """Scores a saved model on `name=source` data sets, the source domain first; writes into `output_dir`. Collective.
 
-    Args:
-        scorer, language: as the recipe's section `eval`, for all data sets.
-        null_threshold: as in `load_saved`.
-
+    `scorer` and `language` as in the recipe's section `eval`, for all data sets; `null_threshold` as in `load_saved`.
     Raises InputError: there is no such model or data. WriteFailed: a full disk or the like.
     """
     say = Console(quiet=not ranks.is_main()).print
@@ -185,8 +181,7 @@ def evaluate_saved(
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
     results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "scorers": scorers}
     calibrator = saved.calibrator.model_dump() if saved.calibrator else None
-    results |= _given(null_threshold=saved.null_threshold, calibrator=calibrator)
-    results["versions"] = versions()
+    results |= _given(null_threshold=saved.null_threshold, calibrator=calibrator, versions=versions())
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)
     if ranks.is_main():
         print_scores(scores, model_name)

@@ -39,10 +39,8 @@ class Ingredient:
 
 def make_soup(runs: Sequence[Path], output: Path) -> None:
     """Writes the mean of the runs' models as a plain Hugging Face folder. It declines questions at the mean of their
-    thresholds, and has no calibrator: theirs were fitted to their own answers.
-
-    Raises InputError: fewer than two runs; or a run that is not finished, or unlike the first in task, start, windows,
-    or in a weight's name, shape or dtype.
+    thresholds, and has no calibrator: theirs were fitted to their own answers. Raises InputError: fewer than two runs;
+    or a run that is not finished, or unlike the first in task, start, windows, or in a weight's name, shape or dtype.
     """
     if len({run.resolve() for run in runs}) < max(2, len(runs)):
         raise InputError(f"RUN {' '.join(map(str, runs))}: a soup is made of two or more different runs: name them")
@@ -102,10 +100,8 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
 
 
 def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
-    """The mean in float64, in the dtype of the weight; integers, such as positions, are the first run's.
-
-    Raises InputError: a weight holds NaN or infinity.
-    """
+    """The mean in float64, in the dtype of the weight; integers, such as positions, are the first run's. Raises
+    InputError: a weight holds NaN or infinity."""
     weights = []
     for ingredient in ingredients:
         with safe_open(ingredient.weights[name], "pt") as content:

@@ -10,9 +10,6 @@ _NAMES |= {"quiet", "synchronize", "gather", "on_all_ranks", "from_rank0", "loca
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from swep_ds.common.console import hide_cpu_notice
-
-    hide_cpu_notice()
     from swep_ds.ranks import group
 
     return getattr(group, name)

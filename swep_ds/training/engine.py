@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
-from swep_ds.common.errors import NOT_OF_THE_INPUT, InputError, as_input_error
+from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
@@ -164,4 +164,5 @@ def _optimizer(groups: list[dict[str, Any]], train: TrainSection) -> Optimizer:
 def _refusals() -> AbstractContextManager[None]:
     """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
     fix = "fix the field it names, or use a shipped file"
-    return as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=NOT_OF_THE_INPUT)
+    others = (RuntimeError, MemoryError)  # PyTorch's when a device's memory is full or a rank is gone
+    return as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=others)

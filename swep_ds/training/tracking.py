@@ -62,7 +62,7 @@ class Tracker:
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         if self.active:
-            self.progress.stop()
+            self.progress.__exit__()
             for file in (self.metrics, self.health):
                 with suppress(OSError):  # `_write` has warned
                     file.close()
@@ -88,7 +88,7 @@ class Tracker:
             self.console.print(f"note: {remark}", style="yellow")
         self.remark = remark
         if done.updates == self.updates:
-            self.progress.stop()
+            self.progress.__exit__()
         self._tell(lambda run: run.log(line, step=done.updates))
 
     def log_health(self, update: int, line: dict[str, list]) -> None:

@@ -14,12 +14,12 @@ from swep_ds.common.files import (
     check_output,
     check_output_folder,
     is_locked,
-    path_of,
     public_name,
     public_names,
     read_json,
     read_lines,
     read_text,
+    user_path,
     write_atomically,
 )
 from swep_ds.ranks.group import on_all_ranks, process_group
@@ -73,8 +73,7 @@ def test_a_file_is_read_whole_and_a_wrong_one_named(tmp_path):
     path.write_bytes(b"\xff\xfe")
     for file, said in [
         (path, "--data X: is not UTF-8 text (byte 0): save it as UTF-8"),
-        (tmp_path, "--data X: is not a regular file: name one"),
-        (tmp_path / "missing", "--data X: no such file"),
+        (tmp_path, "--data X: no such file"),
         (path / "below", "--data X: no such file"),
     ]:
         assert refused(read_text, file, "--data X") == said
@@ -95,8 +94,7 @@ def test_what_is_not_json_is_reported_in_one_line(tmp_path, text, message):
 
 def test_a_path_need_not_exist_and_home_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert path_of("--output_dir")("~/runs/a") == tmp_path / "runs" / "a"
-    assert "--output_dir ~no-such-user/x: " in refused(path_of("--output_dir"), "~no-such-user/x")
+    assert user_path("~/runs/a") == tmp_path / "runs" / "a"
 
 
 def test_whatever_a_parser_raises_names_the_input_and_the_fix():
@@ -127,8 +125,7 @@ def test_an_output_is_checked_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     for name in ("new", "a/b", "empty"):
         check_new_folder("--output", tmp_path / name)
-    said = refused(check_new_folder, "--output", tmp_path)
-    assert re.search(r"is not empty \(it holds \w+\): name a new or empty folder$", said)
+    assert "is not empty: name a new or empty folder" in refused(check_new_folder, "--output", tmp_path)
     monkeypatch.setattr(os, "access", lambda *_: False)  # for root every folder can be written to
     assert "cannot be written to" in refused(check_output, "--output", tmp_path / "other")
     assert "cannot be written to" in refused(check_output_folder, "--output", tmp_path / "a" / "b")

@@ -2,17 +2,9 @@
 
 import pytest
 
-from swep_ds.common.settings import parse_yaml
 from swep_ds.sweeps.sweep import read_sweep
 from tests.pipeline.test_recipe import MINIMAL, message, write
 from tests.support.bad_input import refused
-
-
-def test_numbers_are_those_of_yaml_1_2_and_aliases_are_followed():
-    numbers = {"3e-5": 3e-5, "1.0e-4": 1e-4, "-7": -7, "1_000": 1000, "010": "010", "0": 0, ".5": 0.5, "1:30": "1:30"}
-    assert {text: parse_yaml(text, "x") for text in numbers} == numbers
-    assert parse_yaml("a: &a {k: [1, 2]}\nb: {<<: *a, l: 3}", "x") == {"a": {"k": [1, 2]}, "b": {"k": [1, 2], "l": 3}}
-    assert parse_yaml("", "x") is None
 
 
 @pytest.mark.parametrize(
@@ -37,6 +29,9 @@ def test_a_text_that_is_not_yaml_has_a_place(tmp_path, text, part):
     [
         ("seed=x", "seed: 'x': must be a valid integer, unable to parse string as an integer"),
         ("train.epochs=", "train.epochs: None: must be a valid number"),
+        ("train.epochs=yes", "train.epochs: True: must be a number"),
+        ("train.max_updates=on", "train.max_updates: True: must be a number"),
+        ("method.beta=true", "method.beta: True: must be a number"),
         ("train.compile=ja", "train.compile: 'ja': must be a valid boolean, unable to interpret input"),
         ("train.schedule=Linear", "train.schedule: 'Linear': must be 'linear' or 'constant'"),
         ("data.eval={my set: 5}", "data.eval.my set: 5: must be a valid string"),
@@ -75,9 +70,3 @@ def test_a_file_that_is_no_recipe_is_told(tmp_path):
     write(tmp_path / "one.yaml", {"extends": "two.yaml"})
     file = write(tmp_path / "two.yaml", {"extends": "one.yaml"})
     assert message(file).endswith("two.yaml, which extends this one: files cannot go round in a circle")
-
-
-def test_names_of_data_sets_become_files_in_one_folder(tmp_path):
-    for name, said in (("a/b", "becomes a file name"), ("held_out", "names the held-out training articles")):
-        file = write(tmp_path / "r.yaml", MINIMAL | {"data": {"train": "t", "eval": {name: "y"}}})
-        assert said in message(file)

@@ -44,7 +44,7 @@ def test_scores_and_predictions_are_written_once(folder):
     again = run_script(*command, check=False)
     assert (again.returncode, again.stderr) == (
         2,
-        f"error: --output_dir {output}: is not empty (it holds confidence): name a new or empty folder\n",
+        f"error: --output_dir {output}: is not empty: name a new or empty folder\n",
     )
 
 

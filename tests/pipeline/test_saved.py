@@ -1,7 +1,6 @@
 """Saved models: which of them load, and what their reading.json may hold."""
 
 import json
-import math
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -86,25 +85,10 @@ def test_data_sets_have_names_that_become_files(tmp_path):
         assert refused(_read_data_sets, names) == said
 
 
-def bert(folder: Path, **settings) -> BertForQuestionAnswering:
+def bert(folder: Path, **settings) -> None:
     tokenizer = tiny.wordpiece()
     tokenizer.save_pretrained(folder)
-    model = tiny_models.model("bert", vocab_size=len(tokenizer), **settings)
-    model.save_pretrained(folder)
-    return model
-
-
-def test_a_model_that_computes_no_numbers_is_refused(tmp_path):
-    """It would decline every question, and be sure of it."""
-    model = bert(tmp_path)
-    change_json(tmp_path / "config.json", layer_norm_eps=math.nan)
-    assert "computes NaN or infinity from any text" in refused(load_saved, str(tmp_path))
-    change_json(tmp_path / "config.json", layer_norm_eps=1e-12)
-    load_saved(str(tmp_path))
-    for weight in model.parameters():
-        weight.data *= 1e30
-    model.save_pretrained(tmp_path)
-    assert "computes NaN or infinity from any text" in refused(load_saved, str(tmp_path))
+    tiny_models.model("bert", vocab_size=len(tokenizer), **settings).save_pretrained(folder)
 
 
 def test_a_model_is_tried_on_its_longest_window(tmp_path, monkeypatch):
@@ -132,7 +116,3 @@ def test_an_encoder_decoder_with_a_head_for_spans_is_no_generator(folder):
     """transformers would load it with an untrained output layer, tied to the embeddings, and say nothing."""
     change_json(folder / "config.json", architectures=["T5ForQuestionAnswering"])
     assert "an encoder-decoder that points at spans is not supported" in refused(load_saved, str(folder))
-
-
-def test_the_model_that_comes_with_this_package():
-    assert load_saved("quickstart:t5").windows.task == "generative"

@@ -11,7 +11,7 @@ from swep_ds.pipeline.examples import input_checksums
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import error_line
 from tests.support.fork_server import run_script
-from tests.support.tiny_run import ROOT, TORCHRUN, ds_config, execute, losses, make_runs, prepare, squad
+from tests.support.tiny_run import ROOT, TORCHRUN, ds_config, execute, losses, make_runs, prepare
 
 TRAIN = ROOT / "scripts" / "train.py"
 
@@ -32,13 +32,10 @@ def arguments(folder: Path, output: str, *overrides: str, stage: int = 2) -> lis
 # Bad input: all cases in one process, then one on two ranks
 
 SETTINGS = {  # name -> (overrides, ds_config, parts of the message)
-    "malformed": (["data.train={folder}/malformed.json"], 2, ["malformed.json: not JSON (Expecting value: line 1"]),
-    "offset": (["data.train={folder}/offset.json"], 2, ["offset.json: question 'q0-0': the answer"]),
     "missing-data": (["data.train=nowhere/train.json"], 2, ["nowhere/train.json", "no such file"]),
     "no-room": (["data.max_length=20", "data.max_query_length=17"], 2, ["max_length 20 leaves no", "raise max_length"]),
     "missing-model": (["model.name=nowhere/model"], 2, ["model.name nowhere/model"]),
     "fp16": (["train.precision=fp16"], 2, ["fp16 needs a GPU", "train.precision"]),
-    "holdout": (["data.train={folder}/one.json", "data.holdout_fraction=0.2"], 2, ["data.holdout_fraction", "single"]),
     "ds_config": ([], "contradicting", ["gradient_clipping = 3, but the recipe's train.max_grad_norm gives 1.0"]),
     "files": ([], 2, ["holds files that belong to no run"]),
 }
@@ -46,19 +43,13 @@ SETTINGS = {  # name -> (overrides, ds_config, parts of the message)
 
 @pytest.mark.slow
 def test_bad_input_names_the_file_or_field_and_the_fix_and_leaves_nothing(folder):
-    (folder / "malformed.json").write_text('{"data": [')
-    document = squad(8)
-    (folder / "one.json").write_text(json.dumps({"data": document["data"][:1]}))
-    document["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
-    (folder / "offset.json").write_text(json.dumps(document))
     (folder / "contradicting.json").write_text('{"gradient_clipping": 3, "zero_optimization": {"stage": 2}}')
     (folder / "files").mkdir()
     (folder / "files" / "thesis.tex").write_text("")
     configs = {2: ds_config(folder, 2)} | {"contradicting": folder / "contradicting.json"}
     runs = []
     for name, (overrides, config, _) in SETTINGS.items():
-        sets = [override.format(folder=folder) for override in overrides]
-        run = {"recipe": str(folder / "recipe.yaml"), "set": sets, "ds_config": str(configs[config])}
+        run = {"recipe": str(folder / "recipe.yaml"), "set": overrides, "ds_config": str(configs[config])}
         runs.append(run | {"output_dir": str(folder / name), "fails": True})
     make_runs(folder, runs)
     for name, (_, _, parts) in SETTINGS.items():
@@ -74,7 +65,7 @@ def test_bad_data_ends_all_ranks_with_one_line(folder):
     bad = arguments(folder, "bad", f"data.train={folder / 'bad.json'}")
     ended = run_script(TRAIN, *bad, ranks=2, check=False)
     assert ended.returncode == 2
-    assert "bad.json: not JSON: line 1" in error_line(ended.stderr)
+    assert "bad.json: not JSON (" in error_line(ended.stderr)
     assert "task: extractive" not in ended.stdout  # no recipe, of a run that does not begin
     assert not (folder / "bad").exists()
 
