@@ -207,7 +207,7 @@ def test_what_is_no_override(path):
         ("zzzz.a=1", "; known are data, eval, extends, method, model, pretrain, seed, task, tracking, train"),
         (
             "method.name=sweb",
-            "tag 'sweb' found using 'name' does not match any of the expected tags: 'mle', ",
+            "method.name: 'sweb' is not a method; did you mean 'swep'?",
         ),
         ("method.beta=1 method.name=mle", "method.beta is not a field of mle, but of swep"),
         ("method.name=mle method.prior_variance=1", "method.prior_variance is not a field of mle, but of prior_aug, "),
