@@ -40,19 +40,17 @@ class Parser(argparse.ArgumentParser):
             for word in takewhile(lambda word: word != "--", words):
                 option = word.partition("=")[0]
                 if option.startswith("--") and " " not in option and option not in self._option_string_actions:
-                    self.error(f"unrecognized arguments: {option}{self._hint(option)}")
+                    known = [*self._option_string_actions]
+                    meant = [name for name in known if name.startswith(option)]
+                    meant = meant or difflib.get_close_matches(option, known, n=1, cutoff=0.75)
+                    if meant:
+                        raise InputError(f"unrecognized arguments: {option}; did you mean {' or '.join(meant)}?")
+                    about_set = ": --set SECTION.FIELD=VALUE sets a field of the recipe" if "--set" in known else ""
+                    self.error(f"unrecognized arguments: {option}{about_set}")
         return super().parse_known_args(words, namespace)
 
-    def _hint(self, option: str) -> str:
-        shown = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
-        meant = [name for name in shown if name.startswith(option)]
-        meant = meant or difflib.get_close_matches(option, shown, n=1, cutoff=0.75)
-        if meant:
-            return f"; did you mean {' or '.join(meant)}?"
-        return ": --set SECTION.FIELD=VALUE sets a field of the recipe" if "--set" in shown else ""
-
     def error(self, message: str) -> NoReturn:
-        raise InputError(message if message.endswith("?") else f"{message}: --help lists the options")
+        raise InputError(f"{message}: --help lists the options")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -71,7 +69,6 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def add_launch_options(options: argparse.ArgumentParser) -> None:
-    """Adds `--ranks`, which `launch` serves."""
     text = "start N processes on this machine, each with a device (default: run in this process, as a rank if a "
     text += "launcher started it)"
     options.add_argument("--ranks", type=at_least(1), metavar="N", help=text)
@@ -79,7 +76,6 @@ def add_launch_options(options: argparse.ArgumentParser) -> None:
 
 
 def add_set_option(options: argparse.ArgumentParser, of: str) -> None:
-    """Adds `--set`, which overrides a field of a recipe, or of what `of` names."""
     text = f"override a field of {of}; may be repeated"
     options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help=text)
 
@@ -102,23 +98,19 @@ def launch(ranks: int | None, name: str, *options: str) -> None:
 
 def main(command: Callable[[], None]) -> None:
     """Runs a script's `command` and exits with 0; or, after a `RunExit` or Ctrl-C, with one line and its exit code."""
-    code = EXIT_DONE
     try:
         command()
-    except RunExit as end:
-        report(end)
-        code = end.exit_code
     except KeyboardInterrupt:
         if is_first_on_node():
             say_on_stderr("stopped: by SIGINT")
-        code = EXIT_INTERRUPTED
-    except OSError as error:
-        end = denied(error)
+        sys.exit(EXIT_INTERRUPTED)
+    except (RunExit, OSError) as error:
+        end = error if isinstance(error, RunExit) else denied(error)
         if end is None:
             raise
         report(end)
-        code = end.exit_code
-    sys.exit(code)
+        sys.exit(end.exit_code)
+    sys.exit(EXIT_DONE)
 
 
 protect()

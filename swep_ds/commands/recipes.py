@@ -13,15 +13,15 @@ import json
 import re
 import shutil
 import textwrap
-from pathlib import Path
 
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import PACKAGE, read_text, user_path
 from swep_ds.common.schema import describe, for_editors
 from swep_ds.common.settings import read_whole, sections_of, suggest, validate
+from swep_ds.pipeline.recipe import RECIPES, Recipe
 
-KINDS = ("recipes", "sweeps")  # folders of the package
+FILES = {"recipes": sorted(RECIPES.glob("*.yaml")), "sweeps": sorted((PACKAGE / "sweeps").glob("*.yaml"))}
 
 
 def recipes() -> None:
@@ -36,8 +36,7 @@ def recipes() -> None:
     if arguments.schema and name:
         raise InputError(f"NAME {name}: --schema is for all files alike: leave out NAME")
     if arguments.schema:
-        from swep_ds.pipeline.recipe import Recipe
-        from swep_ds.sweeps.sweep import Sweep
+        from swep_ds.sweeps.sweep import Sweep  # imports pandas, for a second
 
         model = {"recipe": Recipe, "sweep": Sweep}[arguments.schema]
         print(json.dumps(for_editors(model.model_json_schema()), indent=2, ensure_ascii=False))
@@ -45,7 +44,7 @@ def recipes() -> None:
         explain(name or "quickstart")
     elif name:
         path = user_path(name, "NAME")
-        shipped = [file for kind in KINDS for file in shipped_files(kind)]
+        shipped = [*FILES["recipes"], *FILES["sweeps"]]
         files = [path] if path.suffix else [file for file in shipped if file.stem == name]
         if not files:
             raise InputError(f"NAME {name}: no such recipe or sweep{suggest(name, {file.stem for file in shipped})}")
@@ -54,16 +53,11 @@ def recipes() -> None:
         list_all()
 
 
-def shipped_files(kind: str) -> list[Path]:
-    return sorted((PACKAGE / kind).glob("*.yaml"))
-
-
 def list_all() -> None:
     """Prints the name of every recipe and sweep, and the first sentence of its file's head behind its command."""
     width = shutil.get_terminal_size((120, 0)).columns
-    for kind in KINDS:
+    for kind, files in FILES.items():
         print(f"{kind}:")
-        files = shipped_files(kind)
         indent = 4 + max(len(file.stem) for file in files)
         for file in files:
             head = re.match(r"(#.*\n)+", read_text(file))[0]
@@ -75,8 +69,6 @@ def list_all() -> None:
 
 def explain(name: str) -> None:
     """Prints every field of a recipe, as its JSON schema describes it."""
-    from swep_ds.pipeline.recipe import RECIPES, Recipe
-
     path, tree = read_whole(name, RECIPES, "NAME", Recipe)
     left_open = set()  # required fields that the recipe does not give
     for section, info in Recipe.model_fields.items():

@@ -17,15 +17,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, add_set_option, at_least
 from swep_ds.common.console import Console
 from swep_ds.common.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of, shipped
-
-if TYPE_CHECKING:
-    from swep_ds.sweeps.sweep import Cell
+from swep_ds.sweeps.sweep import Cell, describe, last_attempt, read_sweep
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,11 +44,9 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
+def read(arguments: argparse.Namespace) -> tuple[Path, list[Cell], list[str]]:
     """(the sweep's folder, its cells, the script and the options that they share, the ds_config last; for --table
     none)."""
-    from swep_ds.sweeps.sweep import read_sweep
-
     folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
     chosen, cells = read_sweep(arguments.sweep, folder, arguments.set)
     if arguments.table:
@@ -74,21 +69,17 @@ def sweep() -> None:
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
     from swep_ds.analysis.formats import publish  # here and below: after the settings are checked
     from swep_ds.analysis.runs import runs_of_cells
-    from swep_ds.sweeps.sweep import describe
 
-    failed = []
-    if not arguments.table:
-        failed = _run(arguments, folder, cells, command)
+    failed = [] if arguments.table else _run(arguments, folder, cells, command)
     describe(cells, folder)
     if publish(runs_of_cells(cells), folder).missing or failed:
         sys.exit(EXIT_FAULT)
 
 
-def _run(arguments: argparse.Namespace, folder: Path, cells: list["Cell"], command: list[str]) -> list["Cell"]:
+def _run(arguments: argparse.Namespace, folder: Path, cells: list[Cell], command: list[str]) -> list[Cell]:
     """Runs the cells and returns those that failed. Exits here after --cell, or if a signal stopped the runs."""
     from swep_ds.sweeps.conditions import check_data, check_start
     from swep_ds.sweeps.queue import run_queue
-    from swep_ds.sweeps.sweep import describe, last_attempt
 
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     ranks = None if arguments.srun else arguments.ranks

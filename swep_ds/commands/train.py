@@ -13,15 +13,12 @@ the command again to resume. 76: another rank was lost; run the command again to
 import argparse
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, path_of
+from swep_ds.pipeline.recipe import Recipe  # imports no PyTorch: a typo is answered at once
 from swep_ds.ranks.environment import is_first_on_node
-
-if TYPE_CHECKING:
-    from swep_ds.pipeline.recipe import Recipe
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,30 +46,29 @@ def add_run_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--output_dir", type=path_of("--output_dir"), help=text)
 
 
-def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
+def read(arguments: argparse.Namespace) -> tuple[Recipe, str, Path]:
+    """(the recipe, the ds_config, the run's folder). Raises InputError: wrong settings, or no such ds_config."""
+    recipe = Recipe.load(arguments.recipe, arguments.set)
+    ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
+    ds_config_path(ds_config)
     name = f"{Path(arguments.recipe).stem}-{recipe.method.name}-seed{recipe.seed}"
-    return arguments.output_dir or Path("runs") / name
+    return recipe, ds_config, arguments.output_dir or Path("runs") / name
 
 
 def train() -> None:
-    arguments = parser().parse_args()
-    if arguments.plan is not None and arguments.ranks is not None:
-        raise InputError("--ranks: --plan takes the number of devices as its value, such as 8x80: leave out --ranks")
-    start(arguments)
+    start(parser().parse_args())
 
 
 def start(arguments: argparse.Namespace) -> None:
     """Trains, plans or checks, as the options of `parser` say."""
-    from swep_ds.pipeline.recipe import Recipe  # imports no PyTorch: a typo is answered at once
-
-    recipe = Recipe.load(arguments.recipe, arguments.set)
-    ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
-    ds_config_path(ds_config)  # raises if there is no such file
+    if arguments.plan is not None and arguments.ranks is not None:
+        raise InputError("--ranks: --plan takes the number of devices as its value, such as 8x80: leave out --ranks")
+    recipe, ds_config, folder = read(arguments)
     if arguments.plan is not None:
-        _print_plan(arguments, recipe)
+        if is_first_on_node():
+            _print_plan(arguments, recipe)
         return
     launch(arguments.ranks, "train", *(["--preflight"] if arguments.preflight else []))
-    folder = run_folder(arguments, recipe)
 
     from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked
 
@@ -103,7 +99,7 @@ def plan() -> None:
     text = "N GPUs of GIB each (default: this machine's devices)"
     options.add_argument("plan", nargs="?", default="", metavar="NxGIB", help=text)
     add_run_options(options)
-    options.set_defaults(resume="auto")
+    options.set_defaults(resume="auto", ranks=None)
     start(options.parse_args())
 
 
@@ -123,7 +119,7 @@ def preflight() -> None:
     start(options.parse_args())
 
 
-def _print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
+def _print_plan(arguments: argparse.Namespace, recipe: Recipe) -> None:
     from swep_ds.cost.plan import Devices, plan
 
     command = ["--recipe", arguments.recipe]
@@ -133,8 +129,7 @@ def _print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
         command += ["--output_dir", str(arguments.output_dir)]
     if arguments.resume != "auto":
         command += ["--resume", arguments.resume]
-    if is_first_on_node():
-        plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, command)
+    plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, command)
 
 
 def report(folder: Path):

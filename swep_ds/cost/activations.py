@@ -56,16 +56,14 @@ def count_activations(
         batch: on the CPU; only its shapes count.
         answer: tokens of the window and of the answer that a sequence-to-sequence model generates in evaluation.
 
-    Raises:
-        RuntimeError: the model depends on the values of a tensor; fake tensors have none.
+    Raises RuntimeError: the model depends on the values of a tensor; fake tensors have none.
     """
     objective = objective.to(HALVES.get(train.precision, torch.float32)).train()
     autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         if on_gpu:
-            patch = mock.patch.object(nn.functional, "scaled_dot_product_attention", _fused_attention)
-            stack.enter_context(patch)
+            stack.enter_context(mock.patch.object(nn.functional, "scaled_dot_product_attention", _fused_attention))
         objective = objective.to_empty(device="cpu")
         ledger = stack.enter_context(_Ledger(objective))
         batch = Batch(*(torch.empty_like(field) if isinstance(field, Tensor) else field for field in batch))

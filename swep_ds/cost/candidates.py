@@ -6,6 +6,7 @@ allocator.
 """
 
 import gc
+import math
 import statistics
 import time
 import weakref
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,7 +28,9 @@ from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods.base import MicroStep
 from swep_ds.ranks import accelerator
 from swep_ds.training.loop import run_update
+from swep_ds.training.settings import TrainSection
 
+PRIOR_VARIANCE = math.sqrt(0.1 / 0.9)  # of the published code
 Update = Callable[[Batch, int], None]
 
 
@@ -53,6 +57,49 @@ def engine_update(engine, execution: str) -> Update:
     return update
 
 
+class Published(nn.Module):
+    """The loss of the published code's three-pass update of `qa`, a model of `swep_ds.models`.
+
+    h comes from a pass of its own, without gradient but with dropout; then the noisy pass, then the clean one; the
+    losses are summed and go backward once. Noise from torch.randn; the KL is a mean over the batch's tokens.
+    """
+
+    def __init__(self, qa: nn.Module):
+        super().__init__()
+        width = qa.embedding_size
+        self.qa = qa
+        self.method = nn.Sequential(nn.Linear(qa.hidden_size, width), nn.ReLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            hidden = self.qa(self.qa.embed(batch), batch, hidden=True).hidden
+        mu, log_variance = self.method(hidden).chunk(2, -1)
+        embeddings = self.qa.embed(batch)
+        sigma = torch.exp(0.5 * log_variance)
+        noisy = self.qa(embeddings * (mu + sigma * torch.randn_like(mu)), batch).nll.mean()
+        ratio = log_variance.exp() / PRIOR_VARIANCE
+        kl_NT = 0.5 * (ratio + (mu - 1) ** 2 / PRIOR_VARIANCE - 1 - ratio.log()).sum(-1)
+        kl = (kl_NT * batch.attention_mask).sum() / batch.attention_mask.sum()
+        clean = self.qa(self.qa.embed(batch), batch).nll.mean()
+        return 0.5 * (clean + noisy) + kl
+
+
+def published_update(qa: nn.Module, train: TrainSection) -> Update:
+    """The published code's update in plain PyTorch, in float32 without an engine, clipped at 1. Only AdamW is faster
+    than there: it is fused."""
+    objective = Published(qa).to(ranks.device()).train()
+    adam = {"lr": train.learning_rate, "betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW(objective.parameters(), **adam, fused=True)
+
+    def update(batch: Batch, number: int) -> None:
+        objective(batch).backward()
+        nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
 def flops_per_token(update: Update, batch: Batch) -> float:
     """FLOPs of an update on this batch as if it had no padding, as PyTorch counts them, by its tokens."""
     N, T = batch.input_ids.shape
@@ -67,7 +114,7 @@ def flops_per_token(update: Update, batch: Batch) -> float:
 
 
 def largest_batch(batches: TrainingBatches) -> Batch:
-    """The batch of the first epoch with the most positions, on this rank's device."""
+    """The batch of the first epoch with the most positions."""
     return _first_micro_batch(batches, np.argmax(_sizes(batches)))
 
 
@@ -91,6 +138,7 @@ def _sizes(batches: TrainingBatches) -> list[int]:
 
 
 def _first_micro_batch(batches: TrainingBatches, update: int) -> Batch:
+    """On this rank's device."""
     return batches[int(update) * batches.accumulation].to(ranks.device())
 
 
@@ -99,8 +147,8 @@ def _first_micro_batch(batches: TrainingBatches, update: int) -> Batch:
 
 def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, int]:
     """What `make` returns, which loads the model, and the most bytes that are held during an update after the first."""
-    gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
     if accelerator.on_gpu():
+        gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
         gpu = get_accelerator()
         before = gpu.memory_allocated()
         update = make()
@@ -125,9 +173,9 @@ def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, in
 def held_bytes() -> int:
     """Bytes of all tensors that Python knows; each storage counts once."""
     gc.collect()
-    storages = {}
+    storages: dict[int, int] = {}
     for value in gc.get_objects():
-        if issubclass(type(value), torch.Tensor) and not isinstance(value, FakeTensor):
+        if issubclass(type(value), Tensor) and not isinstance(value, FakeTensor):
             for tensor in (value, value.grad if value.is_leaf else None):
                 if tensor is not None and tensor.device.type != "meta":
                     storage = tensor.untyped_storage()
@@ -160,7 +208,7 @@ class _Allocations(TorchDispatchMode):
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 # Time

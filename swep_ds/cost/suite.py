@@ -17,7 +17,6 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.cost import candidates as bench
 from swep_ds.cost import launches
-from swep_ds.cost.published import Published, plain_update
 from swep_ds.evaluation.results import versions
 from swep_ds.pipeline.prepare import Prepared, prepare, training_batches
 from swep_ds.pipeline.recipe import Recipe
@@ -87,7 +86,7 @@ def side_by_side(
 def _build(recipe: Recipe, ds_config: str, *, published: bool) -> bench.Update:
     job = prepare(recipe, ds_config)
     if published:
-        return plain_update(Published(job.objective.qa).to(ranks.device()), recipe.train)
+        return bench.published_update(job.objective.qa, recipe.train)
     return bench.engine_update(_engine(recipe, job), recipe.train.execution)
 
 

@@ -1,7 +1,6 @@
 """Whether a sweep's next runs can start, and train under the same conditions as its finished ones."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from swep_ds.common.errors import InputError
@@ -16,13 +15,8 @@ from swep_ds.training.ds_roles import BY_RECIPE, REPORTS
 SIZES = ("_bucket_size", "_param_persistence_threshold", ".nvme_path")
 
 
-def conditions(folder: Path) -> dict[str, Any]:
-    """What a run's ds_config decides for all runs of a table, flat.
-    Raises InputError: the run's `ds_config.json` is missing or is not JSON."""
-    return _decided(read_json(folder / DS_CONFIG))
-
-
-def _decided(config: dict[str, Any]) -> dict[str, Any]:
+def conditions(config: dict[str, Any]) -> dict[str, Any]:
+    """What a run's resolved ds_config decides for all runs of a table, flat."""
     decided = flatten({name: value for name, value in config.items() if name not in (*BY_RECIPE, *REPORTS)})
     return {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}
 
@@ -51,10 +45,10 @@ def check_start(
         if done is None or not waiting:
             continue
         world = done.get("world_size", 1)
-        there = conditions(cell.folder)
+        there = conditions(read_json(cell.folder / DS_CONFIG))
         # sizes of the model and of micro-steps are not compared
         setup = {"world_size": world, "micro_steps": 1, "hidden_size": 1, "on_cpu": False}
-        here = _decided(prepare.resolve_ds_config(ds_config, cell.recipe, **setup))
+        here = conditions(prepare.resolve_ds_config(ds_config, cell.recipe, **setup))
         if compares_batches:
             there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, world)
             here["global batch"] = batch_of_rank(cell.recipe) * ranks

@@ -149,16 +149,11 @@ def saved_recipe(folder: Path) -> Recipe:
 
 
 def log_of(folder: Path) -> Path:
-    """The log of a sweep's run: a file next to its folder."""
     return folder.with_name(f"{folder.name}.log")
 
 
 def fault_of(folder: Path, recipe: Recipe | None) -> str:
-    """Why a run has no results, in one line, from its folder and the last attempt in its log.
-
-    Args:
-        recipe: the recipe that the run should have; None accepts any.
-    """
+    """Why a run, which should have this recipe, has no results: in one line, from its folder and its log's end."""
     if is_locked(folder / ".lock"):
         return "still running, started earlier"
     attempt, code = last_attempt(folder)
@@ -194,8 +189,7 @@ def last_attempt(folder: Path) -> tuple[list[str], int | None]:
 
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:
-    """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file: the variant, the labels
-    by axis, the seed and the model of each run, by the name of its folder; and the primary comparison, if there is one.
+    """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file.
 
     Raises InputError: the folder is a run's.
     """
@@ -215,22 +209,17 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
 
 def warn_of_unnamed(folder: Path, names: Collection[str]) -> None:
     """Warns of finished runs in a sweep's folder that are not among those that it names: a table leaves them out."""
-    unnamed = sorted({file.parent.name for file in folder.glob(f"*/{RESULTS}")} - set(names))
-    if unnamed:
+    if unnamed := sorted({file.parent.name for file in folder.glob(f"*/{RESULTS}")} - set(names)):
         listed = ", ".join(unnamed)
         log.warning("%s: holds runs that the sweep does not name, and its table leaves out: %s", folder, listed)
 
 
 def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = ()) -> tuple[Sweep, list[Cell]]:
-    """Reads `swep_ds/sweeps/<name>.yaml` or a YAML file. Cells are in order of seed, then point, then variant.
+    """Reads `swep_ds/sweeps/<name>.yaml` or a YAML file. Cells are in order of seed, then point, then variant, each in
+    `<output_dir>/<variant>[-<label> for each axis]-seed<seed>`. `overrides` are `--set` options, applied last.
 
-    Args:
-        output_dir: a cell's folder is `<output_dir>/<variant>[-<label> for each axis]-seed<seed>`.
-        overrides: `--set` options, applied last to every cell.
-
-    Raises:
-        InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
-            an override of a setting that distinguishes variants or points.
+    Raises InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
+    an override of a setting that distinguishes variants or points.
     """
     path, tree = read_layers(name_or_path, SWEEPS, "sweep", Sweep, _lay_over)
     sweep = validate(Sweep, tree, path)

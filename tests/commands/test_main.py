@@ -48,10 +48,13 @@ def test_every_module_of_the_room_is_a_command_and_the_help_lists_it(swep_ds):
         (["train", "--rank", "8"], "error: unrecognized arguments: --rank; did you mean --ranks?\n"),
         (["train", "--ranks", "0"], "error: argument --ranks: 0 must be at least 1: --help lists the options\n"),
         (["train", "--plan", "--ranks", "2"], "error: --ranks: --plan takes the number of devices as its value, su"),
-        (["answer", "m", "--questions", "q", "--text", "t", "--output", "o"], "leave out --text and --text_file\n"),
-        (["answer", "m", "--questions", "q"], "--questions: give --output as well, a new file for the answers\n"),
-        (["answer", "m", "--question", "q"], "--question: give --text or --text_file as well\n"),
-        (["answer", "m", "--question", "q", "--text", "t", "--output", "o"], "--output: is for --questions: leave it"),
+        (
+            ["answer", "m", "--questions", "q", "--text", "t", "--output", "o"],
+            "; the texts of --questions are in its file\n",
+        ),
+        (["answer", "m", "--questions", "q"], "give --questions with --output, a new file for the answers; "),
+        (["answer", "m", "--question", "q"], "give --question with --text or --text_file; the "),
+        (["answer", "m", "--question", "q", "--text", "t", "--output", "o"], "; --question has none\n"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):

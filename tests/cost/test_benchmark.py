@@ -14,8 +14,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from swep_ds.cost import candidates, suite
-from swep_ds.cost.candidates import largest_batch, sample
-from swep_ds.cost.published import Published
+from swep_ds.cost.candidates import Published, largest_batch, sample
 from swep_ds.models.extractive import ExtractiveQA
 from tests.data.test_batches import ranks, windows
 from tests.support import tiny_models

@@ -17,7 +17,7 @@ from swep_ds.commands.train import train
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_hub
 from swep_ds.cost.memory import States
-from swep_ds.cost.plan import GIB, Devices, plan
+from swep_ds.cost.plan import GIB, Devices, _row, plan
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.prepare import resolve_ds_config, training_batches, training_features
@@ -149,20 +149,18 @@ def test_a_head_of_its_own_is_counted(capsys, tmp_path):
 
 
 def test_devices_are_read_and_hold_what_fits_their_memory_and_the_host_s():
-    states = States(parameters=10, optimizer=20, gradients=10, step=5, host=40, host_step=8)
-    peak = states.peak(50)
-    assert peak == 90
-    assert Devices(1, 100, True, None).hold(peak, 10**9)
-    two = Devices(2, 100, True, 107)
-    assert two.host_bytes(states) == 96
-    assert two.hold(peak, 96)
-    assert not two.hold(peak, 97)
-    assert not Devices(1, 153, False, 153).hold(peak, 48)  # on a CPU both are in the same memory
-    assert Devices(1, 154, False, 154).hold(peak, 48)
+    two, cpu = Devices(2, 100, True, 107), Devices(1, 153, False, 153)
+    states = States(parameters=10, optimizer=20, gradients=10, step=5, host=48)
+    row = _row(states, 50, 0, 0, two)
+    assert (row["peak"], row["CPU"]) == (90, 96)
+    assert Devices(1, 100, True, None).hold(90, 10**9)
+    assert two.hold(90, 96)
+    assert not two.hold(90, 97)
+    assert not cpu.hold(90, 48)  # on a CPU both are in the same memory
+    assert Devices(1, 154, False, 154).hold(90, 48)
     # below ZeRO-3 every rank passes its weights through CPU memory, where they stay on a CPU
     states = States(parameters=10, optimizer=20, gradients=10, step=5, loading=40)
-    assert two.host_bytes(states) == 80
-    assert Devices(1, 100, False, 100).host_bytes(states) == 0
+    assert [_row(states, 50, 0, 0, devices)["CPU"] for devices in (two, cpu)] == [80, 0]
     # written as a number and GiB
     assert Devices.parse("8x80") == Devices(8, 80 * GIB, True, None)
     assert Devices.parse("1x22.5").memory == int(22.5 * GIB)

@@ -83,12 +83,13 @@ def test_who_sees_something_else_or_what_is_wrong_is_named():
 
     assert disagreements() == []
     assert disagreements(torch=dict.fromkeys(range(56, 64), "2.12.0"), data={3: "missing", 9: "2 file(s)"}) == [
-        "torch: 2.13.0 on 1016 ranks (node000, node001, node002, node003, and 123 more), 2.12.0 on 8 ranks (node007)",
-        "data: 1 file(s) on 1022 ranks (node000, node001, node002, node003, and 124 more), "
+        "torch: 2.13.0 on 1016 ranks (node000, node001, node002, node003, [...]), 2.12.0 on 8 ranks (node007)",
+        "data: 1 file(s) on 1022 ranks (node000, node001, node002, node003, [...]), "
         "missing on rank 3 (node000), 2 file(s) on rank 9 (node001)",
     ]
     [line] = disagreements(data={rank: f"{rank} file(s)" for rank in range(1024)})
-    assert line.endswith("3 file(s) on rank 3 (node000), and 1020 more")
+    assert "3 file(s) on rank 3 (node000)" in line
+    assert len(line) < 520
     for value in ("missing", "not shared (z)", "not writable (Read-only)"):
         [line] = disagreements(data=dict.fromkeys(range(1024), value))
         assert line.startswith(f"data: {value} on 1024 ranks (")
