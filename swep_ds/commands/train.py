@@ -21,6 +21,10 @@ from swep_ds.pipeline.recipe import Recipe  # imports no PyTorch: a typo is answ
 from swep_ds.ranks.environment import is_first_on_node
 
 
+def train() -> None:
+    start(parser().parse_args())
+
+
 def parser() -> argparse.ArgumentParser:
     options = Parser(description=__doc__)
     add_run_options(options)
@@ -47,16 +51,12 @@ def add_run_options(options: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace) -> tuple[Recipe, str, Path]:
-    """(the recipe, the ds_config, the run's folder). Raises InputError: wrong settings, or no such ds_config."""
+    """(the recipe, the ds_config, the run's folder)."""
     recipe = Recipe.load(arguments.recipe, arguments.set)
     ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
     ds_config_path(ds_config)
     name = f"{Path(arguments.recipe).stem}-{recipe.method.name}-seed{recipe.seed}"
     return recipe, ds_config, arguments.output_dir or Path("runs") / name
-
-
-def train() -> None:
-    start(parser().parse_args())
 
 
 def start(arguments: argparse.Namespace) -> None:
@@ -65,8 +65,15 @@ def start(arguments: argparse.Namespace) -> None:
         raise InputError("--ranks: --plan takes the number of devices as its value, such as 8x80: leave out --ranks")
     recipe, ds_config, folder = read(arguments)
     if arguments.plan is not None:
+        from swep_ds.cost import plan
+
+        command = ["--recipe", arguments.recipe]
+        for text in arguments.set:
+            command += ["--set", text]
+        if arguments.output_dir:
+            command += ["--output_dir", str(arguments.output_dir)]
         if is_first_on_node():
-            _print_plan(arguments, recipe)
+            plan.plan(recipe, plan.Devices.parse(arguments.plan), arguments.ds_config, command)
         return
     launch(arguments.ranks, "train", *(["--preflight"] if arguments.preflight else []))
 
@@ -99,7 +106,7 @@ def plan() -> None:
     text = "N GPUs of GIB each (default: this machine's devices)"
     options.add_argument("plan", nargs="?", default="", metavar="NxGIB", help=text)
     add_run_options(options)
-    options.set_defaults(resume="auto", ranks=None)
+    options.set_defaults(ranks=None)
     start(options.parse_args())
 
 
@@ -117,19 +124,6 @@ def preflight() -> None:
     add_launch_options(options)
     options.set_defaults(plan=None, preflight=True)
     start(options.parse_args())
-
-
-def _print_plan(arguments: argparse.Namespace, recipe: Recipe) -> None:
-    from swep_ds.cost.plan import Devices, plan
-
-    command = ["--recipe", arguments.recipe]
-    for text in arguments.set:
-        command += ["--set", text]
-    if arguments.output_dir:
-        command += ["--output_dir", str(arguments.output_dir)]
-    if arguments.resume != "auto":
-        command += ["--resume", arguments.resume]
-    plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, command)
 
 
 def report(folder: Path):
