@@ -1,17 +1,16 @@
 """What an update costs: its time, in turns with others on the same batches, its memory and its FLOPs.
 
-Memory (`peak_bytes`) is the most that tensors hold during an update, from the moment the model is loaded, without the
-interpreter and libraries. A CPU's comes from all tensors and the results of PyTorch's operations, a GPU's from the
-allocator.
+Memory (`peak_bytes`) is the most that PyTorch's allocator holds during an update, from the moment the model is loaded,
+without the interpreter and libraries.
 """
 
 import gc
 import math
 import statistics
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.autograd.profiler import profile
+from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.utils.flop_counter import FlopCounterMode
 
 from swep_ds import ranks
@@ -162,12 +161,11 @@ def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, in
     update = make()
     update(batch, 0)
     state = held_bytes() - before
-    with _Allocations() as allocations:
-        update(batch, 1)  # so that what the next update frees is known
-        held = allocations.live
-        allocations.peak = held
-        update(batch, 2)
-    return update, state + allocations.peak - held
+    with profile(profile_memory=True) as recorded:
+        update(batch, 1)
+    events = [event for event in recorded.kineto_results.events() if event.name() == MEMORY_EVENT_NAME]
+    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return update, state + max(accumulate(changes, initial=0))
 
 
 def held_bytes() -> int:
@@ -181,34 +179,6 @@ def held_bytes() -> int:
                     storage = tensor.untyped_storage()
                     storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
-
-
-class _Allocations(TorchDispatchMode):
-    """Bytes of the live storages that were allocated under this mode, now and at their peak."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.live = self.peak = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {storage._cdata for storage in _storages((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        for storage in _storages(result):
-            key = storage._cdata
-            if key not in known and key not in self.sizes:
-                self.sizes[key] = storage.nbytes()
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._free, key)
-        return result
-
-    def _free(self, key: int) -> None:
-        self.live -= self.sizes.pop(key)
-
-
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 # Time

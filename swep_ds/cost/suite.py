@@ -30,14 +30,8 @@ RANDOM = ":random"  # suffix of the published procedure's name where it runs on 
 Figures = dict[str, Any]
 
 
-def side_by_side(
-    recipes: dict[str, Recipe], ds_config: str, plain: str, *, updates: int, warmup: int
-) -> Figures | None:
-    """Compares updates in turns, and peak memory; returns None except on rank 0.
-
-    Args:
-        recipes: by candidate name.
-        plain: the name of the published procedure; `recipes` may contain it.
+def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, updates: int, warmup: int) -> Figures:
+    """Compares updates in turns, and peak memory. `recipes` are by candidate; `plain` names the published procedure.
 
     Raises InputError: several ranks are to run the published procedure, which has one.
     """
@@ -55,8 +49,7 @@ def side_by_side(
             flops = bench.flops_per_token(update, largest)
             candidates.append(bench.Candidate(name, update, flops, peak, common))
             if name == plain:  # also on batches as it makes them, whatever the lengths
-                train = first.train.model_copy(update={"group_by_length": False})
-                unsorted = first.model_copy(update={"train": train})
+                unsorted = Recipe.make(first, train={"group_by_length": False})
                 batches = training_batches(unsorted, job.tokenizer, job.features, 0, 1)
                 random = bench.sample(batches, warmup, updates)
                 candidates.append(bench.Candidate(name + RANDOM, update, flops, peak, random))
@@ -76,8 +69,6 @@ def side_by_side(
         ratios = {name: speed / published for name, speed in speeds.items()} if published else {}
         for name, ratio in ratios.items():
             say(f"{name}: {ratio:.2f} times the published procedure's samples per second, each on batches of its own")
-        if not ranks.is_main():
-            return None
         compared = {"ranks": ranks.world_size(), "peak_memory_on": [windows, tokens], "rows": rows}
         about = _about(first) | {"zero_stage": zero_stage(job.config)}
         return about | compared | {"samples_per_second_to_published": ratios}
@@ -90,8 +81,8 @@ def _build(recipe: Recipe, ds_config: str, *, published: bool) -> bench.Update:
     return bench.engine_update(_engine(recipe, job), recipe.train.execution)
 
 
-def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures | None:
-    """Profiles each one's updates, one after the other; returns None except on rank 0.
+def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures:
+    """Profiles each one's updates, one after the other.
 
     The tables are PyTorch's, of all updates. The figures list, the slowest first, an update's kernels on a GPU and its
     operations elsewhere, by name: `seconds` without what they call, and `calls`.
@@ -124,8 +115,6 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
             engine.destroy()
             del engine, update  # one engine at a time is in memory
             gc.collect()
-        if not ranks.is_main():
-            return None
         about = _about(recipe) | {"zero_stage": zero_stage(job.config)}
         return about | {"updates": updates, "profile": profiled}
 
