@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -65,10 +65,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):
 
 
 def test_a_folder_that_the_system_closes_is_one_line_and_exit_code_2(swep_ds, monkeypatch):
-    def table():
-        raise PermissionError(13, "Permission denied", "runs")
-
-    monkeypatch.setattr(command.importlib, "import_module", lambda _: SimpleNamespace(table=table))
+    module = Mock(table=Mock(side_effect=PermissionError(13, "Permission denied", "runs")))
+    monkeypatch.setattr(command.importlib, "import_module", lambda _: module)
     said = "error: runs: Permission denied: change its permissions, or its folder's\n"
     assert swep_ds("table") == (2, "", said)
 

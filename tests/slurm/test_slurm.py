@@ -41,16 +41,12 @@ class Jobs:
 
     def wait(self, condition, deadline: float) -> None:
         while not condition():
-            assert time.monotonic() < deadline, self.said()
+            logs = sorted(self.folder.rglob("*.log"))
+            assert time.monotonic() < deadline, "\n".join(f"{file}:\n{file.read_text()[-3000:]}" for file in logs)
             time.sleep(0.2)
 
-    def ended(self, *jobs: str) -> bool:
-        listed = self.command("squeue", "--noheader", "--format=%A %F").split()
-        return not set(jobs) & set(listed)
-
-    def said(self) -> str:
-        """The end of every log."""
-        return "\n".join(f"{file}:\n{file.read_text()[-3000:]}" for file in sorted(self.folder.rglob("*.log")))
+    def listed(self) -> set[str]:
+        return set(self.command("squeue", "--noheader", "--format=%A %F").split())
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +77,7 @@ def make(jobs: Jobs) -> None:
     (jobs.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
     options = ["sweep.yaml", "--ds_config", str(ds_config(jobs.folder, 0)), "--output_dir", "cells"]
     cells = jobs.submit("sweep", "--", *options)
-    jobs.wait(lambda: jobs.ended(stopped, cells), deadline)
+    jobs.wait(lambda: not jobs.listed() & {stopped, cells}, deadline)
 
 
 def test_a_training_on_two_nodes_that_was_asked_to_stop_resumes_and_runs_to_its_end(done):
