@@ -72,17 +72,13 @@ def answer() -> None:
 
 
 def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
-    """`kwargs`: arguments for `QuestionAnswerer`."""
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import read_examples
     from swep_ds.models.hub import model_checksum
 
     n_best = arguments.n_best
-    try:
-        examples = read_examples(arguments.questions, training=False, labels=False)
-    except InputError as error:
-        raise InputError(f"--questions: {error}") from None
+    examples = read_examples(arguments.questions, training=False, labels=False)
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
     chunks = Chunks(arguments.output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))

@@ -57,10 +57,7 @@ def at_least(least: int) -> Callable[[str], int]:
     """The type of an option: a whole number from `least` on."""
 
     def number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} must be at least {least}")
         return value

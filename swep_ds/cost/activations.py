@@ -34,16 +34,12 @@ ALL = -2
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes that are held at the widest moment of an update, without and with activation checkpointing.
-
-    casts: autocast's copies of the weights, on top of either.
-    answer: keys and values of all decoder layers that one beam of one generated answer caches.
-    """
+    """Bytes that are held at the widest moment of an update, without and with activation checkpointing."""
 
     plain: int
     checkpointed: int
-    casts: int
-    answer: int
+    casts: int  # autocast's copies of the weights, on top of either
+    answer: int  # keys and values of all decoder layers that one beam of one generated answer caches
 
 
 def count_activations(

@@ -109,9 +109,6 @@ def flops_per_token(update: Update, batch: Batch) -> float:
     return counter.get_total_flops() / (N * T)
 
 
-# Batches
-
-
 def largest_batch(batches: TrainingBatches) -> Batch:
     """The batch of the first epoch with the most positions."""
     return _first_micro_batch(batches, np.argmax(_sizes(batches)))
@@ -120,9 +117,8 @@ def largest_batch(batches: TrainingBatches) -> Batch:
 def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
     """Batches of `updates` updates that represent the first epoch, in random order, after `warmup` of the same.
 
-    A systematic sample: the epoch's updates are ordered by their positions, and each of `updates` equal parts gives the
-    one in its middle. Consecutive updates would not do: windows of similar length share an update, so a few more or
-    fewer long ones among 20 updates would move the mean by a tenth.
+    A systematic sample of the updates by their positions: windows of similar length share an update, so a few more or
+    fewer long ones among 20 consecutive updates would move the mean by a tenth.
     """
     by_size = np.argsort(_sizes(batches), kind="stable")
     middles = (np.arange(updates) + 0.5) * len(by_size) / updates
@@ -139,9 +135,6 @@ def _sizes(batches: TrainingBatches) -> list[int]:
 def _first_micro_batch(batches: TrainingBatches, update: int) -> Batch:
     """On this rank's device."""
     return batches[int(update) * batches.accumulation].to(ranks.device())
-
-
-# Memory
 
 
 def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, int]:
@@ -181,15 +174,9 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
-# Time
-
-
 def measure(candidates: list[Candidate], warmup: int) -> None:
-    """Runs each candidate over its batches, in turns; the first `warmup` batches do not count.
-
-    On a GPU each candidate first runs by itself over those that count: the first update with a shape allocates its
-    memory and may plan its kernels, which would count as the first candidate's time.
-    """
+    """Runs each candidate over its batches, in turns; the first `warmup` batches do not count."""
+    # the first update with a shape allocates its memory and may plan its kernels: the first candidate would pay for it
     if accelerator.on_gpu():
         for candidate in candidates:
             for number, batch in enumerate(candidate.batches[warmup:]):
@@ -205,7 +192,7 @@ def measure(candidates: list[Candidate], warmup: int) -> None:
 
 
 def figures(candidates: list[Candidate], warmup: int) -> list[dict[str, Any]]:
-    """A row for each candidate, with ratios to the first one; times on other batches have no ratio."""
+    """A row for each candidate, with ratios to the first one where both ran on the same batches."""
     base = candidates[0]
     rows = []
     for candidate in candidates:

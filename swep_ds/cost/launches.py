@@ -1,8 +1,7 @@
-"""How many operations an update gives the device, in its forwards, its backwards and its step.
+"""How many operations an update gives the device: all that PyTorch's dispatcher hands to it, but views and allocations.
 
-Their number does not depend on the width of the model or the batch: a narrow model on a CPU tells it. All count that
-PyTorch's dispatcher hands to the device, but views and allocations; a foreach or fused operation and a collective count
-once, and so does the perturbation in either direction, as its Triton kernel does.
+Their number does not depend on the width of the model or the batch: a narrow model on a CPU tells it. A foreach or
+fused operation, a collective, and the perturbation in either direction count once.
 """
 
 from collections import Counter
@@ -35,7 +34,7 @@ READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal")  # the host wa
 
 
 class Launches(TorchDispatchMode):
-    """Counts operations and, among them, the reads of a value that the host waits for, by phase."""
+    """Counts operations by phase."""
 
     def __init__(self):
         super().__init__()

@@ -43,13 +43,8 @@ class States:
 def model_states(
     shapes: Sequence[Sequence[int]], config: dict[str, Any], train: TrainSection, world_size: int, averaged: int = 0
 ) -> States:
-    """What a model takes whose `parameters()` have these shapes, in their order.
-
-    Args:
-        config: from `resolve_ds_config`; the optimizer is PyTorch's AdamW or, at ZeRO-0, transformers' Adafactor.
-        averaged: elements of the model's parameters if `train.average` keeps their mean, else 0.
-
-    Raises InputError: the config offloads to disk.
+    """What a model takes whose `parameters()` have these shapes, in their order. `averaged` is the number of elements
+    whose mean `train.average` keeps. Raises InputError: the config, from `resolve_ds_config`, offloads to disk.
     """
     zero = DeepSpeedZeroConfig(**config["zero_optimization"])
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]

@@ -71,11 +71,8 @@ class Devices:
 
 
 def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Sequence[str]) -> None:
-    """Prints the plan of a recipe, or of both stages of a recipe with `pretrain`.
-
-    Args:
-        ds_config: the only one to look at, a path or the name of a shipped one; None = the shipped ones.
-        command: the options of `swep-ds train` that name the recipe and change it.
+    """Prints the plan of a recipe, or of both stages of a recipe with `pretrain`, for one ds_config or for the shipped
+    ones (None). `command` are the options of `swep-ds train` that name the recipe and change it.
 
     Raises InputError: there is no such model, the training data cannot be read, or no ds_config can be planned for.
     """
@@ -115,9 +112,8 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     states, refused = _states(recipe, objective, names, devices)
 
     average = f", average {train.average}" if train.average != "none" else ""
-    say(
-        f"{recipe.method.name} on {recipe.model.name}: {train.precision}, {train.optimizer}, {train.execution}{average}"
-    )
+    how = f"{train.precision}, {train.optimizer}, {train.execution}{average}"
+    say(f"{recipe.method.name} on {recipe.model.name}: {how}")
     say(f"devices: {devices.count} {'GPU(s)' if devices.on_gpu else 'CPU process(es)'} of {_gib(devices.memory)}")
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     say(f"parameters: {model:,} of the model, {method:,} of the method")

@@ -26,11 +26,8 @@ def check_start(
 ) -> None:
     """Raises InputError if the `chosen` cells cannot start: the ds_config cannot be read or contradicts the recipe of a
     run that has not begun, or a finished run trained under another ds_config or global batch than unfinished ones will.
-    A table would leave out the runs of one side.
-
-    Args:
-        ds_config: as in `resolve_ds_config`.
-        ranks: of each run; None = not known, and global batches are not compared, nor recipes with the ds_config.
+    A table would leave out the runs of one side. Where the `ranks` of each run are not known (None), global batches are
+    not compared, nor recipes with the ds_config.
     """
     # these import DeepSpeed, for seconds
     from swep_ds.pipeline import prepare
@@ -67,8 +64,7 @@ def check_start(
 
 
 def check_data(cells: Sequence[Cell]) -> None:
-    """Raises InputError if the data of an unfinished cell cannot be read: its run would fail, and so would all others
-    that read it. Data that several cells name is read once."""
+    """Raises InputError if the data of an unfinished cell cannot be read. What several cells name is read once."""
     read = []
     for cell in cells:
         stages = [cell.recipe, cell.recipe.first_stage()] if cell.recipe.pretrain else [cell.recipe]

@@ -119,10 +119,9 @@ def run_queue(
     cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None, sharing: int = 1
 ) -> tuple[list[Cell], bool]:
     """Runs the cells that have no results yet, `jobs` at a time; one that fails does not stop the others, unless it is
-    the first to end and ends for bad input.
+    the first to end and ends for bad input. `command` is the script and the options that all cells share.
 
     Args:
-        command: script and options that all cells share.
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
         sharing: how many cells may share a device.
 

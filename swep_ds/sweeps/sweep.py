@@ -138,14 +138,10 @@ def identity(recipe: Recipe) -> dict[str, Any]:
 
 def saved_recipe(folder: Path) -> Recipe:
     """The recipe of the run in a folder. Raises InputError: `recipe.yaml` is missing, or from another version."""
-    file = folder / RECIPE
-    fix = "delete the run's folder and run it again"
-    if not file.is_file():
-        raise InputError(f"{file}: no such file: {fix}")
     try:
-        return Recipe.load(str(file))
+        return Recipe.load(str(folder / RECIPE))
     except InputError as error:
-        raise InputError(f"{error}: {fix}") from None
+        raise InputError(f"{error}: delete the run's folder and run it again") from None
 
 
 def log_of(folder: Path) -> Path:

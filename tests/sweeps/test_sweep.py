@@ -20,6 +20,7 @@ from tests.support.sweep_files import MINIMAL, finish, write
 
 SHIPPED = sorted(file.stem for file in SWEEPS.glob("*.yaml"))
 TWO = {"variants": {"MLE": {"method.name": "mle"}, "SWEP": {}}}
+EMA = {"set": {"train.average": "ema"}}
 
 
 @functools.cache
@@ -31,9 +32,6 @@ def message(folder: Path, overrides=(), **fields) -> str:
     said = refused(read_sweep, write(folder, **fields), folder, overrides)
     assert said.startswith((str(folder / "mine.yaml"), "--set"))
     return said
-
-
-# Cells
 
 
 def test_cells_are_variants_times_seeds_with_settings_in_order(tmp_path):
@@ -160,9 +158,6 @@ def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
         assert (tiny_run.ROOT / script).is_file()
 
 
-# Runs
-
-
 def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(tmp_path):
     _, cells = read_sweep(write(tmp_path, **MINIMAL, seeds=[0, 1]), tmp_path / "runs")
     check_start(cells, [], "zero2", 1)  # nothing is done
@@ -200,8 +195,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
     _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "eval.batch_size=7"])
     assert other.results() is None
-    epochs, size = cell.recipe.train.epochs, cell.recipe.eval.batch_size
-    differing = rf"train.epochs {epochs} .*3\.0 .*; eval.batch_size {size} .*7 "
+    differing = rf"train.epochs {cell.recipe.train.epochs} .*3\.0 .*; eval.batch_size \d+ .*7 "
     assert re.match(rf"holds a run with other settings \({differing}", other.fault())
     cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
     assert other.fault() == "exit code 2: error: no room"
@@ -245,9 +239,6 @@ def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):
     assert decided(2, recipe, 2, micro_steps=2, hidden_size=32) == usual
 
 
-# Bad sweeps
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -259,14 +250,14 @@ def test_conditions_are_what_the_recipe_does_not_decide(tmp_path):
         ({"variants": {"a b": {}, "A_B": {}}}, "2 runs would share the folder a-b-seed0: rename one"),
         ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
         (
-            {"variants": {"A": {}, "B": {"data.eval.more": "quickstart:news"}}},
-            "variants.B is tested differently from A, .* give data.eval",
+            {"variants": {"A": {}, "B": {"data.eval.x": "quickstart:news"}}},
+            "variants.B is tested differently from A, b",
         ),
         ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and across.x both set method.name"),
         ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean"),
         (
-            {**TWO, "set": {"train.average": "ema"}, "primary": ["SWEP, unaveraged", "Mle", "f1", "shifted"]},
-            "with 'Mle': name two of MLE; SWEP; MLE, unaveraged; SWEP, unaveraged",
+            {**TWO, **EMA, "primary": ["SWEP", "Mle", "f1", "news"]},
+            "'Mle': name two of MLE; SWEP; MLE, unaveraged; SWEP,",
         ),
         ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': must be 'exact_match' or 'f1'"),
         ({**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]}, "primary 'bbc': no such data set: name one of .*news.*sh"),
@@ -282,7 +273,7 @@ def test_an_override_of_what_makes_a_cell_is_refused(tmp_path):
     for override, said in (
         ("seed=1", "--set seed=...: the seeds are in the sweep's file"),
         ("method.name=swep", "variants and --set both set method.name: change it in the file"),
-        ("data.train_fraction=1", "across.share and --set both set data.train_fraction: change it in the file"),
+        ("data.train_fraction=1", "across.share and --set both set data.train_fraction: "),
     ):
         assert said in message(tmp_path, [override], variants=variants, across=across)
     said = message(tmp_path, ["train.epocs=1"], **MINIMAL)
