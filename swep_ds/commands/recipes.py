@@ -22,6 +22,7 @@ from swep_ds.common.settings import read_whole, sections_of, suggest, validate
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 
 FILES = {"recipes": sorted(RECIPES.glob("*.yaml")), "sweeps": sorted((PACKAGE / "sweeps").glob("*.yaml"))}
+REQUIRED = "required"  # in place of a field that a recipe leaves open
 
 
 def recipes() -> None:
@@ -70,19 +71,15 @@ def list_all() -> None:
 def explain(name: str) -> None:
     """Prints every field of a recipe, as its JSON schema describes it."""
     path, tree = read_whole(name, RECIPES, "NAME", Recipe)
-    left_open = set()  # required fields that the recipe does not give
     for section, info in Recipe.model_fields.items():
         kinds = sections_of(Recipe, section)
-        if not kinds or not (info.is_required() or tree.get(section)):
-            continue
-        given = tree.setdefault(section, {})
-        for field, described in kinds[0].model_fields.items() if isinstance(given, dict) else ():
-            if described.is_required() and field not in given:
-                given[field] = "required"
-                left_open.add(f"{section}.{field}")
+        given = tree.get(section) or {}
+        if kinds and isinstance(given, dict) and (given or info.is_required()):
+            fields = kinds[0].model_fields.items()
+            tree[section] = {name: REQUIRED for name, field in fields if field.is_required()} | given
     recipe = validate(Recipe, tree, path)
     for field in describe(Recipe.model_json_schema(), recipe.model_dump(mode="json")):
-        value = "required" if field.name in left_open else json.dumps(field.value, ensure_ascii=False)
+        value = REQUIRED if field.value == REQUIRED else json.dumps(field.value, ensure_ascii=False)
         print(f"{field.name}: {value}")
         print(f"    {field.type}; default: {field.default}")
         if field.meaning:  # another package's method may leave it out

@@ -12,12 +12,12 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import is_locked, read_json, write_atomically
@@ -64,28 +64,6 @@ class Sweep(Section):
     seeds: list[int] = Field([0], min_length=1)  # each variant is trained with each of them at each point
     # [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET or shifted]: tested by itself, without adjustment
     primary: Primary | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> "Sweep":
-        if shared := _set_twice(self.distinguishing()):
-            raise ValueError(f"{shared}: give it in one of them")
-        return self
-
-    def distinguishing(self) -> dict[str, list[str]]:
-        """Names of the settings in which runs differ: those of the variants, and those of each axis."""
-        names = {"variants": list(itertools.chain(*self.variants.values()))}
-        for axis, points in self.across.items():
-            names[f"across.{axis}"] = list(itertools.chain(*points.values()))
-        return names
-
-
-def _set_twice(names: dict[str, list[str]]) -> str:
-    """Two places that set the same field, or a section and a field in it; empty if there are none."""
-    for part, other in itertools.combinations(names, 2):
-        for name, other_name in itertools.product(names[part], names[other]):
-            if f"{name}.".startswith(f"{other_name}.") or f"{other_name}.".startswith(f"{name}."):
-                return f"{part} and {other} both set {name}"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -222,8 +200,7 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     given = [override.partition("=")[0].strip() for override in overrides]
     if "seed" in given:
         raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")
-    if shared := _set_twice(sweep.distinguishing() | {"--set": given}):
-        raise InputError(f"{path}: {shared}: change it in the file, or drop --set")
+    _check_set_once({"variants": sweep.variants, **sweep.across, "--set": {"": given}}, path)
     cells = []
     points = list(itertools.product(*(of_axis.items() for of_axis in sweep.across.values())))
     for seed, point, (variant, own) in itertools.product(sweep.seeds, points, sweep.variants.items()):
@@ -261,6 +238,15 @@ def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
                 variants[name] = base["variants"].get(name)
         merged["variants"] = variants
     return merged
+
+
+def _check_set_once(places: dict[str, dict[str, Iterable[str]]], path: Path) -> None:
+    """Raises InputError if two places set the same field, or a section and a field in it."""
+    names = {place: list(itertools.chain(*settings.values())) for place, settings in places.items()}
+    for place, other in itertools.combinations(names, 2):
+        for name, other_name in itertools.product(names[place], names[other]):
+            if f"{name}.".startswith(f"{other_name}.") or f"{other_name}.".startswith(f"{name}."):
+                raise InputError(f"{path}: {place} and {other} both set {name}: set it in one of them")
 
 
 def _check_cells(cells: Sequence[Cell], path: Path) -> None:
