@@ -33,14 +33,11 @@ def augment() -> None:
     arguments = vars(parser.parse_args())
     if not 0 < arguments["share"] <= 1:
         raise InputError(f"--share {arguments['share']}: must be above 0 and at most 1")
-    launch(arguments.pop("ranks"), "augment")
     del arguments["local_rank"]
-
-    from swep_ds.methods.ssmba_samples.augment import augment  # after the arguments: these imports take seconds
-    from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings
-    from swep_ds.ranks.group import process_group
-
     data, model, output = (arguments.pop(name) for name in ("data", "model", "output"))
     protect = not arguments.pop("unprotect_answer")
-    with process_group():
+    with launch(arguments.pop("ranks"), "augment"):
+        from swep_ds.methods.ssmba_samples.augment import augment  # after the arguments: these imports take seconds
+        from swep_ds.methods.ssmba_samples.reconstruct import AugmentSettings
+
         augment(data, model, output, AugmentSettings(protect_answer=protect, **arguments))

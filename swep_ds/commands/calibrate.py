@@ -19,10 +19,7 @@ def calibrate() -> None:
     parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank")
     add_launch_options(parser)
     arguments = parser.parse_args()
-    launch(arguments.ranks, "calibrate")
+    with launch(arguments.ranks, "calibrate"):
+        from swep_ds.pipeline.saved import calibrate_run  # after the arguments: this import takes seconds
 
-    from swep_ds.pipeline.saved import calibrate_run  # after the arguments: these imports take seconds
-    from swep_ds.ranks.group import process_group
-
-    with process_group():
         calibrate_run(arguments.run, arguments.batch_size)

@@ -7,6 +7,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import takewhile
 from typing import NoReturn
 
@@ -77,20 +78,21 @@ def add_set_option(options: argparse.ArgumentParser, of: str) -> None:
     options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help=text)
 
 
-def launch(ranks: int | None, name: str, *options: str) -> None:
-    """Becomes DeepSpeed's launcher of scripts/NAME.py on so many ranks, with this command's options and `options`;
-    returns if a single process is asked for.
+def launch(ranks: int | None, name: str, *options: str) -> AbstractContextManager:
+    """The process group to work in; or becomes DeepSpeed's launcher of scripts/NAME.py on so many ranks, with this
+    command's options and `options`.
 
     Raises InputError: a launcher has started this process already, or there are fewer devices.
     """
-    if ranks is None:
-        return
-    if read_launch():
+    if ranks is not None and read_launch():
         raise InputError("--ranks: a launcher has already started this process: leave out one of the two")
-    if ranks > 1:
+    if ranks is not None and ranks > 1:
         from swep_ds.ranks.launcher import become_launcher  # imports PyTorch, for seconds
 
         become_launcher(ranks, shipped("scripts") / f"{name}.py", options)
+    from swep_ds.ranks.group import process_group
+
+    return process_group()
 
 
 def main(command: Callable[[], None]) -> None:

@@ -75,22 +75,17 @@ def start(arguments: argparse.Namespace) -> None:
         if is_first_on_node():
             plan.plan(recipe, plan.Devices.parse(arguments.plan), arguments.ds_config, command)
         return
-    launch(arguments.ranks, "train", *(["--preflight"] if arguments.preflight else []))
-
-    from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked
-
     if arguments.preflight:
-        from swep_ds.cost.preflight import preflight
+        with launch(arguments.ranks, "train", "--preflight"):
+            from swep_ds.cost.preflight import preflight  # takes seconds: after the settings are checked
 
-        with process_group():
             preflight(recipe, ds_config, folder)
         return
+    with launch(arguments.ranks, "train"):
+        from swep_ds.pipeline.run import run
+        from swep_ds.ranks.stopping import request
 
-    from swep_ds.pipeline.run import run
-    from swep_ds.ranks.stopping import request
-
-    request.allowed = True
-    with process_group():
+        request.allowed = True
         run(recipe, ds_config, folder, arguments.resume, report)
 
 
