@@ -20,6 +20,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, check_output, user_path, write_atomically
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks.environment import is_first_on_node
 
 PUBLISHED = "published"
 WITH_ENGINE = ("mle", "swep:split", "swep:joint")
@@ -63,7 +64,7 @@ def bench() -> None:
             figures = suite.profiles(recipes, arguments.ds_config, **options)
         else:
             figures = suite.side_by_side(recipes, arguments.ds_config, PUBLISHED, **options)
-    if arguments.json and figures:
+    if arguments.json and is_first_on_node():
         write_atomically(arguments.json, json.dumps(figures, indent=2) + "\n")
 
 

@@ -13,7 +13,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import public_names, read_json
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS, Results, read_results
-from swep_ds.pipeline.folder import MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
+from swep_ds.pipeline.folder import DS_CONFIG, MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
 from swep_ds.sweeps import sweep
 from swep_ds.sweeps.conditions import conditions
@@ -207,7 +207,7 @@ def _shared(run: Run) -> dict[tuple, str]:
         tested["data.repeated_answers"] = data.repeated_answers
         sources["data.train"] = (model, data.train)
 
-    shared = {("tested", model): tested | conditions(run.folder)}
+    shared = {("tested", model): tested | conditions(read_json(run.folder / DS_CONFIG))}
     shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES))
     checksums = run.results.inputs
     for name, (who, source) in sources.items():

@@ -20,35 +20,6 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_output_folder, user_path, write_atomically
 
 
-def parser() -> argparse.ArgumentParser:
-    options = Parser(description=__doc__)
-    commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency")
-
-    def add(command, **runs) -> argparse.ArgumentParser:
-        sub = commands.add_parser(command.__name__)
-        sub.set_defaults(command=command)
-        sub.add_argument("run", type=user_path, metavar="RUN", help="folder of a run", **runs)
-        text = "folder to write to (default: analysis/ in the first RUN)"
-        sub.add_argument("--output", type=user_path, help=text)
-        return sub
-
-    def add_questions(sub: argparse.ArgumentParser, first: int) -> None:
-        sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
-        chosen = sub.add_mutually_exclusive_group()
-        chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
-        text = "the first N questions that have an answer"
-        chosen.add_argument("--first", type=at_least(1), metavar="N", default=first, help=text)
-
-    sub = add(words, nargs="+")
-    text = "samples of `swep-ds augment`, to show SSMBA's share"
-    sub.add_argument("--augmented", type=user_path, help=text)
-    add_questions(add(heatmap), first=3)
-    add_questions(add(tsne), first=5)
-    sub = add(frequency)
-    sub.add_argument("--windows", type=at_least(1), default=200, help="training windows to perturb")
-    return options
-
-
 def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
     from swep_ds.analysis.formats import to_csv
     from swep_ds.analysis.words import curves, draw, share_of_samples
@@ -130,7 +101,32 @@ def load_windows(arguments: argparse.Namespace):
 
 
 def analyze() -> None:
-    arguments = parser().parse_args()
+    options = Parser(description=__doc__)
+    commands = options.add_subparsers(required=True, metavar="words|heatmap|tsne|frequency")
+
+    def add(command, **runs) -> argparse.ArgumentParser:
+        sub = commands.add_parser(command.__name__)
+        sub.set_defaults(command=command)
+        sub.add_argument("run", type=user_path, metavar="RUN", help="folder of a run", **runs)
+        text = "folder to write to (default: analysis/ in the first RUN)"
+        sub.add_argument("--output", type=user_path, help=text)
+        return sub
+
+    def add_questions(sub: argparse.ArgumentParser, first: int) -> None:
+        sub.add_argument("--data", help="name of one of the run's test sets (default: its first)")
+        chosen = sub.add_mutually_exclusive_group()
+        chosen.add_argument("--questions", nargs="+", metavar="ID", help="ids of the questions")
+        text = "the first N questions that have an answer"
+        chosen.add_argument("--first", type=at_least(1), metavar="N", default=first, help=text)
+
+    sub = add(words, nargs="+")
+    text = "samples of `swep-ds augment`, to show SSMBA's share"
+    sub.add_argument("--augmented", type=user_path, help=text)
+    add_questions(add(heatmap), first=3)
+    add_questions(add(tsne), first=5)
+    sub = add(frequency)
+    sub.add_argument("--windows", type=at_least(1), default=200, help="training windows to perturb")
+    arguments = options.parse_args()
     first = arguments.run[0] if isinstance(arguments.run, list) else arguments.run
     folder = arguments.output or first / "analysis"
     check_output_folder("--output", folder)

@@ -28,7 +28,7 @@ from swep_ds.common.files import check_output, read_text, user_path
 FIELDS = ("text", "probability", "score", "start", "end", "confidence")  # of an answer in --output
 
 
-def parser() -> Parser:
+def answer() -> None:
     options = Parser(description=__doc__)
     options.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
     asked = options.add_mutually_exclusive_group(required=True)
@@ -38,19 +38,21 @@ def parser() -> Parser:
     given.add_argument("--text", help="the text that --question is about")
     given.add_argument("--text_file", type=user_path, help="file with that text")
     options.add_argument("--output", type=user_path, help="new file for the answers to --questions")
-    text = "answers to a question; a generative model has one"
-    options.add_argument("--n_best", type=at_least(1), default=1, help=text)
+    options.add_argument("--n_best", type=at_least(1), default=1, help="answers; a generative model has one")
     options.add_argument("--batch_size", type=at_least(1), default=32, help="windows in a forward pass")
     text = "decline a question whose null odds are above it (default: the model's; if it has none, never)"
     options.add_argument("--null_threshold", type=float, help=text)
     text = "decline if the best answer's confidence is lower"
     options.add_argument("--min_confidence", type=float, default=0.0, help=text)
-    return options
-
-
-def answer() -> None:
-    arguments = parser().parse_args()
-    context = _context(arguments)
+    arguments = options.parse_args()
+    context = arguments.text
+    if arguments.text_file:
+        context = read_text(arguments.text_file, f"--text_file {arguments.text_file}")
+    if (arguments.question is None) != (context is None):
+        raise InputError("give --question with --text or --text_file; the texts of --questions are in its file")
+    if (arguments.questions is None) != (arguments.output is None):
+        raise InputError("give --questions with --output, a new file for the answers; --question has none")
+    check_output("--output", arguments.output)
 
     from swep_ds.api.answerer import QuestionAnswerer  # after the arguments: these imports take seconds
     from swep_ds.ranks.group import process_group
@@ -70,36 +72,14 @@ def answer() -> None:
                 print(f"        confidence that the best answer is exactly right: {reply.confidence:.1%}")
 
 
-def _context(arguments: Namespace) -> str:
-    """The text to ask about; "" with --questions."""
-    if arguments.questions is not None:
-        if arguments.text or arguments.text_file:
-            raise InputError("--questions: its texts are in the file: leave out --text and --text_file")
-        if not arguments.output:
-            raise InputError("--questions: give --output as well, a new file for the answers")
-        check_output("--output", arguments.output)
-        return ""
-    if arguments.output:
-        raise InputError("--output: is for --questions: leave it out")
-    if arguments.text_file:
-        return read_text(arguments.text_file, f"--text_file {arguments.text_file}")
-    if arguments.text is None:
-        raise InputError("--question: give --text or --text_file as well")
-    return arguments.text
-
-
 def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
-    """`kwargs`: arguments for `QuestionAnswerer`."""
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import read_examples
     from swep_ds.models.hub import model_checksum
 
     n_best = arguments.n_best
-    try:
-        examples = read_examples(arguments.questions, training=False, labels=False)
-    except InputError as error:
-        raise InputError(f"--questions: {error}") from None
+    examples = read_examples(arguments.questions, training=False, labels=False)
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
     chunks = Chunks(arguments.output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
@@ -110,12 +90,12 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     console = Console()
     began = time.monotonic()
     kept = min((chunks.count - len(missing)) * QUESTIONS_AT_A_TIME, len(examples))
-    done = kept
     if kept:
         console.print(f"resuming: {kept} of {len(examples)} questions are answered")
     with Progress(console, "questions", len(examples), kept) as progress:
         for chunk in missing:
-            asked = examples[chunk * QUESTIONS_AT_A_TIME :][:QUESTIONS_AT_A_TIME]
+            first = chunk * QUESTIONS_AT_A_TIME
+            asked = examples[first : first + QUESTIONS_AT_A_TIME]
             lines = []
             for example, replies in zip(asked, answerer.answer_together(asked, n_best), strict=True):
                 answers = [{name: getattr(reply, name) for name in FIELDS} for reply in replies]
@@ -124,9 +104,8 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
                 if n_best > 1:
                     line["answers"] = answers
                 lines.append(line)
-                progress.update(done + len(lines))
+                progress.update(first + len(lines))
             chunks.write(chunk, lines)
-            done += len(lines)
     written = (line for chunk in range(chunks.count) for line in chunks.read(chunk))
     chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in written)
     rate = 60 * (len(examples) - kept) / (time.monotonic() - began)

@@ -30,22 +30,14 @@ def augment() -> None:
     text = "as data.repeated_answers of the recipe that trains on the samples"
     parser.add_argument("--repeated_answers", choices=["error", "first", "drop"], default="error", help=text)
     add_launch_options(parser)
-    arguments = parser.parse_args()
-    if not 0 < arguments.share <= 1:
-        raise InputError(f"--share {arguments.share}: must be above 0 and at most 1")
-    launch(arguments.ranks, "augment")
+    arguments = vars(parser.parse_args())
+    if not 0 < arguments["share"] <= 1:
+        raise InputError(f"--share {arguments['share']}: must be above 0 and at most 1")
+    del arguments["local_rank"]
+    data, model, output = (arguments.pop(name) for name in ("data", "model", "output"))
+    protect = not arguments.pop("unprotect_answer")
+    with launch(arguments.pop("ranks"), "augment"):
+        # after the arguments: this import takes seconds
+        from swep_ds.methods.ssmba_samples.augment import AugmentSettings, augment
 
-    # after the arguments: these imports take seconds
-    from swep_ds.methods.ssmba_samples.augment import AugmentSettings, augment
-    from swep_ds.ranks.group import process_group
-
-    settings = AugmentSettings(
-        samples=arguments.samples,
-        share=arguments.share,
-        seed=arguments.seed,
-        batch_size=arguments.batch_size,
-        protect_answer=not arguments.unprotect_answer,
-        repeated_answers=arguments.repeated_answers,
-    )
-    with process_group():
-        augment(arguments.data, arguments.model, arguments.output, settings)
+        augment(data, model, output, AugmentSettings(protect_answer=protect, **arguments))

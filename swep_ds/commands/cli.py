@@ -7,6 +7,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import takewhile
 from typing import NoReturn
 
@@ -40,29 +41,24 @@ class Parser(argparse.ArgumentParser):
             for word in takewhile(lambda word: word != "--", words):
                 option = word.partition("=")[0]
                 if option.startswith("--") and " " not in option and option not in self._option_string_actions:
-                    self.error(f"unrecognized arguments: {option}{self._hint(option)}")
+                    known = [*self._option_string_actions]
+                    meant = [name for name in known if name.startswith(option)]
+                    meant = meant or difflib.get_close_matches(option, known, n=1, cutoff=0.75)
+                    if meant:
+                        raise InputError(f"unrecognized arguments: {option}; did you mean {' or '.join(meant)}?")
+                    about_set = ": --set SECTION.FIELD=VALUE sets a field of the recipe" if "--set" in known else ""
+                    self.error(f"unrecognized arguments: {option}{about_set}")
         return super().parse_known_args(words, namespace)
 
-    def _hint(self, option: str) -> str:
-        shown = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
-        meant = [name for name in shown if name.startswith(option)]
-        meant = meant or difflib.get_close_matches(option, shown, n=1, cutoff=0.75)
-        if meant:
-            return f"; did you mean {' or '.join(meant)}?"
-        return ": --set SECTION.FIELD=VALUE sets a field of the recipe" if "--set" in shown else ""
-
     def error(self, message: str) -> NoReturn:
-        raise InputError(message if message.endswith("?") else f"{message}: --help lists the options")
+        raise InputError(f"{message}: --help lists the options")
 
 
 def at_least(least: int) -> Callable[[str], int]:
     """The type of an option: a whole number from `least` on."""
 
     def number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} must be at least {least}")
         return value
@@ -71,7 +67,6 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def add_launch_options(options: argparse.ArgumentParser) -> None:
-    """Adds `--ranks`, which `launch` serves."""
     text = "start N processes on this machine, each with a device (default: run in this process, as a rank if a "
     text += "launcher started it)"
     options.add_argument("--ranks", type=at_least(1), metavar="N", help=text)
@@ -79,46 +74,42 @@ def add_launch_options(options: argparse.ArgumentParser) -> None:
 
 
 def add_set_option(options: argparse.ArgumentParser, of: str) -> None:
-    """Adds `--set`, which overrides a field of a recipe, or of what `of` names."""
     text = f"override a field of {of}; may be repeated"
     options.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help=text)
 
 
-def launch(ranks: int | None, name: str, *options: str) -> None:
-    """Becomes DeepSpeed's launcher of scripts/NAME.py on so many ranks, with this command's options and `options`;
-    returns if a single process is asked for.
+def launch(ranks: int | None, name: str, *options: str) -> AbstractContextManager:
+    """The process group to work in; or becomes DeepSpeed's launcher of scripts/NAME.py on so many ranks, with this
+    command's options and `options`.
 
     Raises InputError: a launcher has started this process already, or there are fewer devices.
     """
-    if ranks is None:
-        return
-    if read_launch():
+    if ranks is not None and read_launch():
         raise InputError("--ranks: a launcher has already started this process: leave out one of the two")
-    if ranks > 1:
+    if ranks is not None and ranks > 1:
         from swep_ds.ranks.launcher import become_launcher  # imports PyTorch, for seconds
 
         become_launcher(ranks, shipped("scripts") / f"{name}.py", options)
+    from swep_ds.ranks.group import process_group
+
+    return process_group()
 
 
 def main(command: Callable[[], None]) -> None:
     """Runs a script's `command` and exits with 0; or, after a `RunExit` or Ctrl-C, with one line and its exit code."""
-    code = EXIT_DONE
     try:
         command()
-    except RunExit as end:
-        report(end)
-        code = end.exit_code
     except KeyboardInterrupt:
         if is_first_on_node():
             say_on_stderr("stopped: by SIGINT")
-        code = EXIT_INTERRUPTED
-    except OSError as error:
-        end = denied(error)
+        sys.exit(EXIT_INTERRUPTED)
+    except (RunExit, OSError) as error:
+        end = error if isinstance(error, RunExit) else denied(error)
         if end is None:
             raise
         report(end)
-        code = end.exit_code
-    sys.exit(code)
+        sys.exit(end.exit_code)
+    sys.exit(EXIT_DONE)
 
 
 protect()

@@ -29,12 +29,9 @@ def evaluate() -> None:
     parser.add_argument("--null_threshold", type=float, help=text)
     add_launch_options(parser)
     arguments = vars(parser.parse_args())
-    launch(arguments.pop("ranks"), "evaluate")
-    del arguments["local_rank"]
     check_new_folder("--output_dir", arguments["output_dir"])
+    del arguments["local_rank"]
+    with launch(arguments.pop("ranks"), "evaluate"):
+        from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: this import takes seconds
 
-    from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: these imports take seconds
-    from swep_ds.ranks.group import process_group
-
-    with process_group():
         evaluate_saved(arguments.pop("model"), **arguments)

@@ -13,15 +13,16 @@ import json
 import re
 import shutil
 import textwrap
-from pathlib import Path
 
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import PACKAGE, read_text, user_path
 from swep_ds.common.schema import describe, for_editors
 from swep_ds.common.settings import read_whole, sections_of, suggest, validate
+from swep_ds.pipeline.recipe import RECIPES, Recipe
 
-KINDS = ("recipes", "sweeps")  # folders of the package
+FILES = {"recipes": sorted(RECIPES.glob("*.yaml")), "sweeps": sorted((PACKAGE / "sweeps").glob("*.yaml"))}
+REQUIRED = "required"  # in place of a field that a recipe leaves open
 
 
 def recipes() -> None:
@@ -36,8 +37,7 @@ def recipes() -> None:
     if arguments.schema and name:
         raise InputError(f"NAME {name}: --schema is for all files alike: leave out NAME")
     if arguments.schema:
-        from swep_ds.pipeline.recipe import Recipe
-        from swep_ds.sweeps.sweep import Sweep
+        from swep_ds.sweeps.sweep import Sweep  # imports pandas, for a second
 
         model = {"recipe": Recipe, "sweep": Sweep}[arguments.schema]
         print(json.dumps(for_editors(model.model_json_schema()), indent=2, ensure_ascii=False))
@@ -45,7 +45,7 @@ def recipes() -> None:
         explain(name or "quickstart")
     elif name:
         path = user_path(name)
-        shipped = [file for kind in KINDS for file in shipped_files(kind)]
+        shipped = [*FILES["recipes"], *FILES["sweeps"]]
         files = [path] if path.suffix else [file for file in shipped if file.stem == name]
         if not files:
             raise InputError(f"NAME {name}: no such recipe or sweep{suggest(name, {file.stem for file in shipped})}")
@@ -54,16 +54,11 @@ def recipes() -> None:
         list_all()
 
 
-def shipped_files(kind: str) -> list[Path]:
-    return sorted((PACKAGE / kind).glob("*.yaml"))
-
-
 def list_all() -> None:
     """Prints the name of every recipe and sweep, and the first sentence of its file's head behind its command."""
     width = shutil.get_terminal_size((120, 0)).columns
-    for kind in KINDS:
+    for kind, files in FILES.items():
         print(f"{kind}:")
-        files = shipped_files(kind)
         indent = 4 + max(len(file.stem) for file in files)
         for file in files:
             head = re.match(r"(#.*\n)+", read_text(file))[0]
@@ -75,22 +70,16 @@ def list_all() -> None:
 
 def explain(name: str) -> None:
     """Prints every field of a recipe, as its JSON schema describes it."""
-    from swep_ds.pipeline.recipe import RECIPES, Recipe
-
     path, tree = read_whole(name, RECIPES, "NAME", Recipe)
-    left_open = set()  # required fields that the recipe does not give
     for section, info in Recipe.model_fields.items():
         kinds = sections_of(Recipe, section)
-        if not kinds or not (info.is_required() or tree.get(section)):
-            continue
-        given = tree.setdefault(section, {})
-        for field, described in kinds[0].model_fields.items() if isinstance(given, dict) else ():
-            if described.is_required() and field not in given:
-                given[field] = "required"
-                left_open.add(f"{section}.{field}")
+        given = tree.get(section) or {}
+        if kinds and isinstance(given, dict) and (given or info.is_required()):
+            fields = kinds[0].model_fields.items()
+            tree[section] = {name: REQUIRED for name, field in fields if field.is_required()} | given
     recipe = validate(Recipe, tree, path)
     for field in describe(Recipe.model_json_schema(), recipe.model_dump(mode="json")):
-        value = "required" if field.name in left_open else json.dumps(field.value, ensure_ascii=False)
+        value = REQUIRED if field.value == REQUIRED else json.dumps(field.value, ensure_ascii=False)
         print(f"{field.name}: {value}")
         print(f"    {field.type}; default: {field.default}")
         if field.meaning:  # another package's method may leave it out

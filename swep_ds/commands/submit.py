@@ -21,14 +21,14 @@ from swep_ds.commands import sweep as sweep_command
 from swep_ds.commands import train as train_command
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, read_text, shipped
+from swep_ds.common.files import read_text, shipped
 
 # Inside another job the environment describes that job: its cores and their binding, its memory, its ranks. sbatch
 # would pass it on. And sbatch prefers its variables to the #SBATCH lines of a script.
 OF_ANOTHER_JOB = re.compile("(SLURM|SRUN|PMI|PMIX)_.*|SBATCH_(SIGNAL|REQUEUE|NO_REQUEUE|OPEN_MODE|EXPORT)")
 OF_THE_SITE = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-# options of sbatch that decide the number of ranks
-OF_RANKS = ("--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--tasks-per-node")
+# options of sbatch that decide the number of ranks; the value may follow -N and -n at once
+OF_RANKS = re.compile("-[Nn].*|--(nodes|ntasks|ntasks-per-node|tasks-per-node)(=.*)?")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,21 +49,8 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def resources(arguments: argparse.Namespace, tasks: int) -> list[str]:
-    options = {
-        "nodes": arguments.nodes,
-        "ntasks-per-node": tasks,
-        # per node, not per task: ranks of a node that see each other's GPUs exchange data directly
-        "gpus-per-node": arguments.gpus_per_node,
-        "cpus-per-task": arguments.cpus_per_rank,
-        "time": arguments.time,
-        "partition": arguments.partition,
-    }
-    return ["--export=ALL", *(f"--{name}={value}" for name, value in options.items() if value is not None)]
-
-
-def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str], list[str], Path]:
-    """(options of sbatch, options of `swep-ds train` with the run's folder, the folder of the log)."""
+def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str], Path]:
+    """Checks a training. Returns (options of sbatch, the run's folder)."""
     arguments = train_command.parser().parse_args(options)
     if arguments.resume != "auto":
         raise InputError(f"--resume {arguments.resume}: every start of the job would repeat it: leave it out")
@@ -71,29 +58,22 @@ def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str]
         raise InputError("--ranks: srun starts the ranks: leave it out")
     if arguments.plan is not None:
         raise InputError("--plan: trains nothing: run it without submit")
-    from swep_ds.pipeline.recipe import Recipe
+    recipe, ds_config, folder = train_command.read(arguments)
+    folder = folder.absolute()
 
-    recipe = Recipe.load(arguments.recipe, arguments.set)
-    ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
-    ds_config_path(ds_config)
-    # these import PyTorch, for seconds
-    from swep_ds.pipeline.folder import RunFolder
+    from swep_ds.pipeline.folder import RunFolder  # imports PyTorch, for seconds
     from swep_ds.pipeline.prepare import check_ds_config
 
-    folder = train_command.run_folder(arguments, recipe).absolute()
     RunFolder(folder).check_owner(recipe)
     check_ds_config(recipe, ds_config, folder, ranks, on_cpu=on_cpu)
-    chosen = [f"--job-name={folder.name}", f"--output={folder}.slurm-%j.log"]
-    return chosen, _with_folder(options, arguments, folder), folder.parent
+    return [f"--job-name={folder.name}", f"--output={folder}.slurm-%j.log"], folder
 
 
-def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool) -> tuple[list[str], list[str], Path]:
-    """(options of sbatch, options of `swep-ds sweep` with its folder, the folder of the logs), for cells not done."""
+def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool) -> tuple[list[str], Path]:
+    """Checks a sweep. Returns (options of sbatch, for the cells that are not done, and the sweep's folder)."""
     arguments = sweep_command.parser().parse_args(options)
     if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.ranks) > 1:
         raise InputError("leave out --jobs, --ranks, --cell and --table: the array replaces them")
-    from swep_ds.sweeps.conditions import check_start
-
     folder, cells, command = sweep_command.read(arguments)
     folder = folder.absolute()
     unfinished = [str(number) for number, cell in enumerate(cells) if cell.results() is None]
@@ -102,16 +82,11 @@ def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool)
     array = ",".join(unfinished)
     if parallel:
         array += f"%{parallel}"
+
+    from swep_ds.sweeps.conditions import check_start  # imports PyTorch, for seconds
+
     check_start(cells, cells, command[-1], ranks, on_cpu=on_cpu)
-    chosen = [f"--job-name={folder.name}", f"--array={array}", f"--output={folder}/slurm-%A_%a.log"]
-    return chosen, _with_folder(options, arguments, folder), folder
-
-
-def _with_folder(options: list[str], arguments: argparse.Namespace, folder: Path) -> list[str]:
-    """The options with an explicit folder, so that a restarted job finds its run even if the defaults change."""
-    if arguments.output_dir:
-        return options
-    return [*options, "--output_dir", str(folder)]
+    return [f"--job-name={folder.name}", f"--array={array}", f"--output={folder}/slurm-%A_%a.log"], folder
 
 
 def submit() -> None:
@@ -124,21 +99,36 @@ def submit() -> None:
     for argument in arguments.sbatch:
         if not argument.startswith("-"):
             raise InputError(f"--sbatch={argument}: is not an option of sbatch: write --sbatch=--NAME=VALUE")
-        if argument.partition("=")[0] in OF_RANKS:
+        if OF_RANKS.fullmatch(argument):
             instead = "--nodes with --gpus_per_node or --cpu_ranks_per_node"
             raise InputError(f"--sbatch={argument}: give the number of ranks by {instead} instead")
     tasks = arguments.gpus_per_node or arguments.cpu_ranks_per_node
     ranks = arguments.nodes * tasks
     on_cpu = arguments.gpus_per_node is None
-    if arguments.kind == "train":
-        if arguments.parallel:
-            raise InputError("--parallel is for sweeps: a training is one job")
-        chosen, options, logs = training(options, ranks, on_cpu=on_cpu)
+    if arguments.kind == "sweep":
+        chosen, folder = sweep(options, arguments.parallel, ranks, on_cpu=on_cpu)
+        logs = folder
+    elif arguments.parallel:
+        raise InputError("--parallel is for sweeps: a training is one job")
     else:
-        chosen, options, logs = sweep(options, arguments.parallel, ranks, on_cpu=on_cpu)
+        chosen, folder = training(options, ranks, on_cpu=on_cpu)
+        logs = folder.parent
+    if not any(option.startswith("--output_dir") for option in options):
+        options += ["--output_dir", str(folder)]  # a restarted job finds its run even if the defaults change
+    resources = {
+        "nodes": arguments.nodes,
+        "ntasks-per-node": tasks,
+        # per node, not per task: ranks of a node that see each other's GPUs exchange data directly
+        "gpus-per-node": arguments.gpus_per_node,
+        "cpus-per-task": arguments.cpus_per_rank,
+        "time": arguments.time,
+        "partition": arguments.partition,
+    }
+    command = ["sbatch", "--parsable", "--export=ALL"]
+    command += [f"--{name}={value}" for name, value in resources.items() if value is not None]
     scripts = shipped("scripts")
     script = scripts / "slurm" / f"{arguments.kind}.sbatch"
-    command = ["sbatch", "--parsable", *resources(arguments, tasks), *chosen, *arguments.sbatch, str(script), *options]
+    command += [*chosen, *arguments.sbatch, str(script), *options]
     environment = {
         "SWEP_DS_ROOT": str(scripts.parent),
         "SWEP_DS_PYTHON": sys.executable,
@@ -164,9 +154,5 @@ def _queue(command: list[str], environment: dict[str, str], folder: Path) -> str
     except FileNotFoundError:
         raise InputError("sbatch: no such command: submit on a machine of a Slurm cluster, or use --dry_run") from None
     if ended.returncode:
-        reason = " ".join(re.sub("^sbatch: ", "", ended.stderr, flags=re.M).split())
-        raise InputError(f"sbatch refused the job: {reason}")
-    job = ended.stdout.strip().partition(";")[0]
-    if not job.isdigit():
-        raise InputError(f"sbatch gave no job number but {job[:80]!r}: check with squeue whether the job exists")
-    return job
+        raise InputError(f"sbatch refused the job: {' '.join(ended.stderr.split())}")
+    return ended.stdout.strip().partition(";")[0]

@@ -6,9 +6,8 @@
 A sweep file names a recipe, variants (rows) with their settings, axes such as models or shares of the training
 questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each cell is an ordinary run in its own folder,
 with its log next to it.
-Start the command again to run what is not done yet; --table only makes the table of what is done.
-The table is that of `swep-ds table`: table.md, .csv, .tex, .json and curves, in the sweep's folder.
-If the first run that ends has bad input, no other starts.
+Start the command again to run what is not done yet; --table only makes the table of what is done, as `swep-ds table`
+does, in the sweep's folder. If the first run that ends has bad input, no other starts.
 Exit codes: 0: done. 1: a run failed or is missing from the table (the others ran). 2: bad input (one line says what
 and how to fix it). 75: stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """
@@ -17,15 +16,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, add_set_option, at_least
 from swep_ds.common.console import Console
 from swep_ds.common.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, shipped, user_path
-
-if TYPE_CHECKING:
-    from swep_ds.sweeps.sweep import Cell
+from swep_ds.sweeps.sweep import Cell, describe, last_attempt, read_sweep
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,11 +43,9 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def read(arguments: argparse.Namespace) -> tuple[Path, list["Cell"], list[str]]:
+def read(arguments: argparse.Namespace) -> tuple[Path, list[Cell], list[str]]:
     """(the sweep's folder, its cells, the script and the options that they share, the ds_config last; for --table
     none)."""
-    from swep_ds.sweeps.sweep import read_sweep
-
     folder = arguments.output_dir or Path("runs") / Path(arguments.sweep).stem
     chosen, cells = read_sweep(arguments.sweep, folder, arguments.set)
     if arguments.table:
@@ -74,21 +68,17 @@ def sweep() -> None:
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
     from swep_ds.analysis.formats import publish  # here and below: after the settings are checked
     from swep_ds.analysis.runs import runs_of_cells
-    from swep_ds.sweeps.sweep import describe
 
-    failed = []
-    if not arguments.table:
-        failed = _run(arguments, folder, cells, command)
+    failed = [] if arguments.table else _run(arguments, folder, cells, command)
     describe(cells, folder)
     if publish(runs_of_cells(cells), folder).missing or failed:
         sys.exit(EXIT_FAULT)
 
 
-def _run(arguments: argparse.Namespace, folder: Path, cells: list["Cell"], command: list[str]) -> list["Cell"]:
+def _run(arguments: argparse.Namespace, folder: Path, cells: list[Cell], command: list[str]) -> list[Cell]:
     """Runs the cells and returns those that failed. Exits here after --cell, or if a signal stopped the runs."""
     from swep_ds.sweeps.conditions import check_data, check_start
     from swep_ds.sweeps.queue import run_queue
-    from swep_ds.sweeps.sweep import describe, last_attempt
 
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
     ranks = None if arguments.srun else arguments.ranks

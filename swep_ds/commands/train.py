@@ -13,15 +13,16 @@ the command again to resume. 76: another rank was lost; run the command again to
 import argparse
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, user_path
+from swep_ds.pipeline.recipe import Recipe  # imports no PyTorch: a typo is answered at once
 from swep_ds.ranks.environment import is_first_on_node
 
-if TYPE_CHECKING:
-    from swep_ds.pipeline.recipe import Recipe
+
+def train() -> None:
+    start(parser().parse_args())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,45 +50,42 @@ def add_run_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--output_dir", type=user_path, help=text)
 
 
-def run_folder(arguments: argparse.Namespace, recipe: "Recipe") -> Path:
+def read(arguments: argparse.Namespace) -> tuple[Recipe, str, Path]:
+    """(the recipe, the ds_config, the run's folder)."""
+    recipe = Recipe.load(arguments.recipe, arguments.set)
+    ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
+    ds_config_path(ds_config)
     name = f"{Path(arguments.recipe).stem}-{recipe.method.name}-seed{recipe.seed}"
-    return arguments.output_dir or Path("runs") / name
-
-
-def train() -> None:
-    arguments = parser().parse_args()
-    if arguments.plan is not None and arguments.ranks is not None:
-        raise InputError("--ranks: --plan takes the number of devices as its value, such as 8x80: leave out --ranks")
-    start(arguments)
+    return recipe, ds_config, arguments.output_dir or Path("runs") / name
 
 
 def start(arguments: argparse.Namespace) -> None:
     """Trains, plans or checks, as the options of `parser` say."""
-    from swep_ds.pipeline.recipe import Recipe  # imports no PyTorch: a typo is answered at once
-
-    recipe = Recipe.load(arguments.recipe, arguments.set)
-    ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
-    ds_config_path(ds_config)  # raises if there is no such file
+    if arguments.plan is not None and arguments.ranks is not None:
+        raise InputError("--ranks: --plan takes the number of devices as its value, such as 8x80: leave out --ranks")
+    recipe, ds_config, folder = read(arguments)
     if arguments.plan is not None:
-        _print_plan(arguments, recipe)
+        from swep_ds.cost import plan
+
+        command = ["--recipe", arguments.recipe]
+        for text in arguments.set:
+            command += ["--set", text]
+        if arguments.output_dir:
+            command += ["--output_dir", str(arguments.output_dir)]
+        if is_first_on_node():
+            plan.plan(recipe, plan.Devices.parse(arguments.plan), arguments.ds_config, command)
         return
-    launch(arguments.ranks, "train", *(["--preflight"] if arguments.preflight else []))
-    folder = run_folder(arguments, recipe)
-
-    from swep_ds.ranks.group import process_group  # takes seconds: after the settings are checked
-
     if arguments.preflight:
-        from swep_ds.cost.preflight import preflight
+        with launch(arguments.ranks, "train", "--preflight"):
+            from swep_ds.cost.preflight import preflight  # takes seconds: after the settings are checked
 
-        with process_group():
             preflight(recipe, ds_config, folder)
         return
+    with launch(arguments.ranks, "train"):
+        from swep_ds.pipeline.run import run
+        from swep_ds.ranks.stopping import request
 
-    from swep_ds.pipeline.run import run
-    from swep_ds.ranks.stopping import request
-
-    request.allowed = True
-    with process_group():
+        request.allowed = True
         run(recipe, ds_config, folder, arguments.resume, report)
 
 
@@ -103,7 +101,7 @@ def plan() -> None:
     text = "N GPUs of GIB each (default: this machine's devices)"
     options.add_argument("plan", nargs="?", default="", metavar="NxGIB", help=text)
     add_run_options(options)
-    options.set_defaults(resume="auto")
+    options.set_defaults(ranks=None)
     start(options.parse_args())
 
 
@@ -121,20 +119,6 @@ def preflight() -> None:
     add_launch_options(options)
     options.set_defaults(plan=None, preflight=True)
     start(options.parse_args())
-
-
-def _print_plan(arguments: argparse.Namespace, recipe: "Recipe") -> None:
-    from swep_ds.cost.plan import Devices, plan
-
-    command = ["--recipe", arguments.recipe]
-    for text in arguments.set:
-        command += ["--set", text]
-    if arguments.output_dir:
-        command += ["--output_dir", str(arguments.output_dir)]
-    if arguments.resume != "auto":
-        command += ["--resume", arguments.resume]
-    if is_first_on_node():
-        plan(recipe, Devices.parse(arguments.plan), arguments.ds_config, command)
 
 
 def report(folder: Path):

@@ -34,16 +34,12 @@ ALL = -2
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes that are held at the widest moment of an update, without and with activation checkpointing.
-
-    casts: autocast's copies of the weights, on top of either.
-    answer: keys and values of all decoder layers that one beam of one generated answer caches.
-    """
+    """Bytes that are held at the widest moment of an update, without and with activation checkpointing."""
 
     plain: int
     checkpointed: int
-    casts: int
-    answer: int
+    casts: int  # autocast's copies of the weights, on top of either
+    answer: int  # keys and values of all decoder layers that one beam of one generated answer caches
 
 
 def count_activations(
@@ -56,16 +52,14 @@ def count_activations(
         batch: on the CPU; only its shapes count.
         answer: tokens of the window and of the answer that a sequence-to-sequence model generates in evaluation.
 
-    Raises:
-        RuntimeError: the model depends on the values of a tensor; fake tensors have none.
+    Raises RuntimeError: the model depends on the values of a tensor; fake tensors have none.
     """
     objective = objective.to(HALVES.get(train.precision, torch.float32)).train()
     autocast = torch.autocast("cpu", torch.bfloat16) if train.precision == "autocast" else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         if on_gpu:
-            patch = mock.patch.object(nn.functional, "scaled_dot_product_attention", _fused_attention)
-            stack.enter_context(patch)
+            stack.enter_context(mock.patch.object(nn.functional, "scaled_dot_product_attention", _fused_attention))
         objective = objective.to_empty(device="cpu")
         ledger = stack.enter_context(_Ledger(objective))
         batch = Batch(*(torch.empty_like(field) if isinstance(field, Tensor) else field for field in batch))

@@ -1,24 +1,25 @@
 """What an update costs: its time, in turns with others on the same batches, its memory and its FLOPs.
 
-Memory (`peak_bytes`) is the most that tensors hold during an update, from the moment the model is loaded, without the
-interpreter and libraries. A CPU's comes from all tensors and the results of PyTorch's operations, a GPU's from the
-allocator.
+Memory (`peak_bytes`) is the most that PyTorch's allocator holds during an update, from the moment the model is loaded,
+without the interpreter and libraries.
 """
 
 import gc
+import math
 import statistics
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.autograd.profiler import profile
+from torch.autograd.profiler_util import MEMORY_EVENT_NAME
 from torch.utils.flop_counter import FlopCounterMode
 
 from swep_ds import ranks
@@ -26,7 +27,9 @@ from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods.base import MicroStep
 from swep_ds.ranks import accelerator
 from swep_ds.training.loop import run_update
+from swep_ds.training.settings import TrainSection
 
+PRIOR_VARIANCE = math.sqrt(0.1 / 0.9)  # of the published code
 Update = Callable[[Batch, int], None]
 
 
@@ -53,6 +56,49 @@ def engine_update(engine, execution: str) -> Update:
     return update
 
 
+class Published(nn.Module):
+    """The loss of the published code's three-pass update of `qa`, a model of `swep_ds.models`.
+
+    h comes from a pass of its own, without gradient but with dropout; then the noisy pass, then the clean one; the
+    losses are summed and go backward once. Noise from torch.randn; the KL is a mean over the batch's tokens.
+    """
+
+    def __init__(self, qa: nn.Module):
+        super().__init__()
+        width = qa.embedding_size
+        self.qa = qa
+        self.method = nn.Sequential(nn.Linear(qa.hidden_size, width), nn.ReLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            hidden = self.qa(self.qa.embed(batch), batch, hidden=True).hidden
+        mu, log_variance = self.method(hidden).chunk(2, -1)
+        embeddings = self.qa.embed(batch)
+        sigma = torch.exp(0.5 * log_variance)
+        noisy = self.qa(embeddings * (mu + sigma * torch.randn_like(mu)), batch).nll.mean()
+        ratio = log_variance.exp() / PRIOR_VARIANCE
+        kl_NT = 0.5 * (ratio + (mu - 1) ** 2 / PRIOR_VARIANCE - 1 - ratio.log()).sum(-1)
+        kl = (kl_NT * batch.attention_mask).sum() / batch.attention_mask.sum()
+        clean = self.qa(self.qa.embed(batch), batch).nll.mean()
+        return 0.5 * (clean + noisy) + kl
+
+
+def published_update(qa: nn.Module, train: TrainSection) -> Update:
+    """The published code's update in plain PyTorch, in float32 without an engine, clipped at 1. Only AdamW is faster
+    than there: it is fused."""
+    objective = Published(qa).to(ranks.device()).train()
+    adam = {"lr": train.learning_rate, "betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW(objective.parameters(), **adam, fused=True)
+
+    def update(batch: Batch, number: int) -> None:
+        objective(batch).backward()
+        nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
 def flops_per_token(update: Update, batch: Batch) -> float:
     """FLOPs of an update on this batch as if it had no padding, as PyTorch counts them, by its tokens."""
     N, T = batch.input_ids.shape
@@ -63,20 +109,16 @@ def flops_per_token(update: Update, batch: Batch) -> float:
     return counter.get_total_flops() / (N * T)
 
 
-# Batches
-
-
 def largest_batch(batches: TrainingBatches) -> Batch:
-    """The batch of the first epoch with the most positions, on this rank's device."""
+    """The batch of the first epoch with the most positions."""
     return _first_micro_batch(batches, np.argmax(_sizes(batches)))
 
 
 def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
     """Batches of `updates` updates that represent the first epoch, in random order, after `warmup` of the same.
 
-    A systematic sample: the epoch's updates are ordered by their positions, and each of `updates` equal parts gives the
-    one in its middle. Consecutive updates would not do: windows of similar length share an update, so a few more or
-    fewer long ones among 20 updates would move the mean by a tenth.
+    A systematic sample of the updates by their positions: windows of similar length share an update, so a few more or
+    fewer long ones among 20 consecutive updates would move the mean by a tenth.
     """
     by_size = np.argsort(_sizes(batches), kind="stable")
     middles = (np.arange(updates) + 0.5) * len(by_size) / updates
@@ -91,16 +133,14 @@ def _sizes(batches: TrainingBatches) -> list[int]:
 
 
 def _first_micro_batch(batches: TrainingBatches, update: int) -> Batch:
+    """On this rank's device."""
     return batches[int(update) * batches.accumulation].to(ranks.device())
-
-
-# Memory
 
 
 def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, int]:
     """What `make` returns, which loads the model, and the most bytes that are held during an update after the first."""
-    gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
     if accelerator.on_gpu():
+        gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
         gpu = get_accelerator()
         before = gpu.memory_allocated()
         update = make()
@@ -114,20 +154,19 @@ def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, in
     update = make()
     update(batch, 0)
     state = held_bytes() - before
-    with _Allocations() as allocations:
-        update(batch, 1)  # so that what the next update frees is known
-        held = allocations.live
-        allocations.peak = held
-        update(batch, 2)
-    return update, state + allocations.peak - held
+    with profile(profile_memory=True) as recorded:
+        update(batch, 1)
+    events = [event for event in recorded.kineto_results.events() if event.name() == MEMORY_EVENT_NAME]
+    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return update, state + max(accumulate(changes, initial=0))
 
 
 def held_bytes() -> int:
     """Bytes of all tensors that Python knows; each storage counts once."""
     gc.collect()
-    storages = {}
+    storages: dict[int, int] = {}
     for value in gc.get_objects():
-        if issubclass(type(value), torch.Tensor) and not isinstance(value, FakeTensor):
+        if issubclass(type(value), Tensor) and not isinstance(value, FakeTensor):
             for tensor in (value, value.grad if value.is_leaf else None):
                 if tensor is not None and tensor.device.type != "meta":
                     storage = tensor.untyped_storage()
@@ -135,43 +174,9 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
-class _Allocations(TorchDispatchMode):
-    """Bytes of the live storages that were allocated under this mode, now and at their peak."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.live = self.peak = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {storage._cdata for storage in _storages((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        for storage in _storages(result):
-            key = storage._cdata
-            if key not in known and key not in self.sizes:
-                self.sizes[key] = storage.nbytes()
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._free, key)
-        return result
-
-    def _free(self, key: int) -> None:
-        self.live -= self.sizes.pop(key)
-
-
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-# Time
-
-
 def measure(candidates: list[Candidate], warmup: int) -> None:
-    """Runs each candidate over its batches, in turns; the first `warmup` batches do not count.
-
-    On a GPU each candidate first runs by itself over those that count: the first update with a shape allocates its
-    memory and may plan its kernels, which would count as the first candidate's time.
-    """
+    """Runs each candidate over its batches, in turns; the first `warmup` batches do not count."""
+    # the first update with a shape allocates its memory and may plan its kernels: the first candidate would pay for it
     if accelerator.on_gpu():
         for candidate in candidates:
             for number, batch in enumerate(candidate.batches[warmup:]):
@@ -187,7 +192,7 @@ def measure(candidates: list[Candidate], warmup: int) -> None:
 
 
 def figures(candidates: list[Candidate], warmup: int) -> list[dict[str, Any]]:
-    """A row for each candidate, with ratios to the first one; times on other batches have no ratio."""
+    """A row for each candidate, with ratios to the first one where both ran on the same batches."""
     base = candidates[0]
     rows = []
     for candidate in candidates:

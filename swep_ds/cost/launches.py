@@ -1,8 +1,7 @@
-"""How many operations an update gives the device, in its forwards, its backwards and its step.
+"""How many operations an update gives the device: all that PyTorch's dispatcher hands to it, but views and allocations.
 
-Their number does not depend on the width of the model or the batch: a narrow model on a CPU tells it. All count that
-PyTorch's dispatcher hands to the device, but views and allocations; a foreach or fused operation and a collective count
-once, and so does the perturbation in either direction, as its Triton kernel does.
+Their number does not depend on the width of the model or the batch: a narrow model on a CPU tells it. A foreach or
+fused operation, a collective, and the perturbation in either direction count once.
 """
 
 from collections import Counter
@@ -29,13 +28,13 @@ from swep_ds.training.settings import TrainSection
 WARMUP = 3  # updates before the counted one; at ZeRO-3 they record the order of the modules
 PLAIN = "PyTorch"  # the stage of the loop without an engine
 PHASES = ("forward", "backward", "step", "statistics")
-ALLOCATIONS = ("empty", "new_empty", "record_stream", "set_", "resize_", "is_pinned", "is_same_size")
-ALLOCATIONS += ("_unsafe_view",)  # a view whose schema does not say so
+# and _unsafe_view, whose schema does not say that it is a view
+ALLOCATIONS = ("empty", "new_empty", "record_stream", "set_", "resize_", "is_pinned", "is_same_size", "_unsafe_view")
 READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal")  # the host waits for the device
 
 
 class Launches(TorchDispatchMode):
-    """Counts operations and, among them, the reads of a value that the host waits for, by phase."""
+    """Counts operations by phase."""
 
     def __init__(self):
         super().__init__()
@@ -45,16 +44,15 @@ class Launches(TorchDispatchMode):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Counts for this phase, if it is one of PHASES; as `run_update` takes it."""
-        before = self._phase
-        self._phase = name if name in PHASES else None
+        self._phase = name
         yield
-        self._phase = before
+        self._phase = None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         returns = [value.alias_info for value in func._schema.returns]
         is_view = bool(returns) and all(alias is not None and not alias.is_write for alias in returns)
         allocates = func._schema.name.split("::")[1].startswith(ALLOCATIONS)
-        if self._phase and not is_view and not allocates:
+        if self._phase in PHASES and not is_view and not allocates:
             self.operations[self._phase][func._schema.name] += 1
         return func(*args, **(kwargs or {}))
 

@@ -21,7 +21,7 @@ ALLREDUCE_BUCKET = 500_000_000  # engine.py: buffered_allreduce_fallback, in ele
 
 @dataclass(frozen=True)
 class States:
-    """Bytes on one rank's device; `host`, `host_step` and `loading` are in its CPU memory."""
+    """Bytes on one rank's device; `host` and `loading` are in its CPU memory."""
 
     parameters: int = 0
     optimizer: int = 0  # the float32 copy, the moments and the mean of the weights
@@ -30,14 +30,9 @@ class States:
     transient: int = 0  # gradients on their way, buckets and gathered weights, while the activations are held
     step: int = 0  # gradients and working room of the optimizer's step, when the activations are gone
     host: int = 0  # what is offloaded
-    host_step: int = 0  # what its step takes on top
     evaluating: int = 0  # the share of gradients and transient that is there during evaluation
     loading: int = 0  # weights before they are on the device; at ZeRO-3 they stay in their files
     partitioned: bool = False  # whether a weight is whole on a device only while it is used (ZeRO-3)
-
-    def total(self) -> int:
-        """All model states of one rank, on device and host, between an update's last backward and the step."""
-        return self.parameters + self.optimizer + self.buffers + self.gradients + self.host
 
     def peak(self, activations: int, evaluation: int = 0) -> int:
         """The device's peak over an update that holds `activations`, and an evaluation that holds `evaluation`."""
@@ -48,13 +43,8 @@ class States:
 def model_states(
     shapes: Sequence[Sequence[int]], config: dict[str, Any], train: TrainSection, world_size: int, averaged: int = 0
 ) -> States:
-    """What a model takes whose `parameters()` have these shapes, in their order.
-
-    Args:
-        config: from `resolve_ds_config`; the optimizer is PyTorch's AdamW or transformers' Adafactor.
-        averaged: elements of the model's parameters if `train.average` keeps their mean, else 0.
-
-    Raises InputError: the config offloads to disk.
+    """What a model takes whose `parameters()` have these shapes, in their order. `averaged` is the number of elements
+    whose mean `train.average` keeps. Raises InputError: the config, from `resolve_ds_config`, offloads to disk.
     """
     zero = DeepSpeedZeroConfig(**config["zero_optimization"])
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
@@ -62,7 +52,7 @@ def model_states(
         raise InputError("--plan does not know offload to disk: leave --ds_config out")
     model = _Model(shapes, zero, train, world_size, averaged)
     if zero.stage == 0:
-        return model.stage_0()
+        return model.stage_0(shapes, train.optimizer == "adafactor")
     if zero.stage == 3:
         return model.stage_3()
     return model.stages_1_and_2(accumulates=config["gradient_accumulation_steps"] > 1)
@@ -80,29 +70,28 @@ class _Model:
         # one bucket for each dtype of gradients; autocast's have two
         self.bucket = zero.reduce_bucket_size * (6 if train.precision == "autocast" else self.width)
         self.coalesced = self.width * self.numel if train.coalesce_grad_reduction else 0
-        # a step's temporaries for each element: fused AdamW has none, Adafactor two float32 pieces of what it works on
-        self.working = 0
-        self.moments = 8 * self.numel
-        if train.optimizer == "adafactor":
-            self.working = 8
-            # transformers keeps two vectors for a matrix, and no first moment
-            vectors = [shape for shape in shapes if len(shape) < 2]
-            matrices = [shape for shape in shapes if len(shape) >= 2]
-            elements = sum(math.prod(shape) for shape in vectors)
-            elements += sum(math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1] for shape in matrices)
-            self.moments = 4 * elements
 
-    def stage_0(self) -> States:
+    def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
         """Plain data parallelism: PyTorch's optimizer in fp32, fp16/unfused_optimizer.py around it in bf16 and fp16."""
         whole = self.width * self.numel
         copy = 4 * self.numel if self.width < 4 else 0
+        moments = 8 * self.numel
+        working = 0  # the step's temporaries: fused AdamW has none
+        if adafactor:  # transformers keeps two vectors for a matrix, and no first moment
+            working = 8 * self.largest
+            moments = 0
+            for shape in shapes:
+                if len(shape) < 2:
+                    moments += 4 * math.prod(shape)
+                else:
+                    moments += 4 * (math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1])
         # engine.py: allreduce_bucket flattens gradients when the backward is over
         flattened = self.width * min(self.numel, ALLREDUCE_BUCKET + self.largest)
         return States(
             parameters=whole,
-            optimizer=self.moments + copy + 4 * self.averaged,
+            optimizer=moments + copy + 4 * self.averaged,
             gradients=whole,
-            step=whole + max(flattened, copy + self.working * self.largest),
+            step=whole + max(flattened, copy + working),
             loading=4 * self.numel,
         )
 
@@ -126,7 +115,6 @@ class _Model:
                 buffers=width * self.largest,
                 transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
                 host=self._kept(part) + (4 + width) * part + width * self.largest + accumulated,
-                host_step=self.working * part,
                 loading=4 * self.numel,
             )
         transient = self.bucket + oversized + accumulated
@@ -139,7 +127,7 @@ class _Model:
             optimizer=self._kept(part),
             gradients=gradients,
             transient=transient,
-            step=max(flattening, (4 + self.working) * part),
+            step=max(flattening, 4 * part),
             loading=4 * self.numel,
         )
 
@@ -164,7 +152,7 @@ class _Model:
             buffers=persistent + self.bucket,
             gradients=width * part,
             transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
-            step=width * part + (4 + self.working) * group,
+            step=width * part + 4 * group,
             evaluating=gathered + prefetched + width * part,
             partitioned=True,
         )
@@ -176,7 +164,7 @@ class _Model:
         if zero.offload_param is not None:
             host += width * part
             states = replace(states, parameters=0)
-        return replace(states, host=host, host_step=self.working * group)
+        return replace(states, host=host)
 
     def _kept(self, part: int) -> int:
         """A rank's float32 copy with Adam's moments, and the mean of the weights in pieces like the copy's."""

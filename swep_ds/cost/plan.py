@@ -63,11 +63,6 @@ class Devices:
             raise InputError(f"--plan {text}: write it as NUMBERxGIB, such as 8x80 for 8 GPUs of 80 GiB each")
         return Devices(int(match[1]), int(float(match[2]) * GIB), True, None)
 
-    def host_bytes(self, states: States) -> int:
-        """CPU memory of all ranks at the worst moment: what they load, or what they offload."""
-        offloaded = states.host + states.host_step
-        return self.count * (max(states.loading, offloaded) if self.on_gpu else offloaded)
-
     def hold(self, peak: int, host: int) -> bool:
         """Whether a device holds `peak` bytes, and CPU memory `host` bytes; unknown CPU memory counts as enough."""
         if not self.on_gpu:
@@ -76,14 +71,10 @@ class Devices:
 
 
 def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Sequence[str]) -> None:
-    """Prints the plan of a recipe, or of both stages of a recipe with `pretrain`.
+    """Prints the plan of a recipe, or of both stages of a recipe with `pretrain`, for one ds_config or for the shipped
+    ones (None). `command` are the options of `swep-ds train` that name the recipe and change it.
 
-    Args:
-        ds_config: the only one to look at, a path or the name of a shipped one; None = the shipped ones.
-        command: the options of `swep-ds train` that name the recipe and change it.
-
-    Raises:
-        InputError: the model does not exist, the training data cannot be read, or no ds_config can be planned for.
+    Raises InputError: there is no such model, the training data cannot be read, or no ds_config can be planned for.
     """
     # in bf16 DeepSpeed's ZeRO-0 steps one weight tensor after the other: `build_engine` advises against it
     order = [*ORDER[1:], ORDER[0]] if recipe.train.precision == "bf16" else ORDER
@@ -102,11 +93,9 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
         console.print(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
         return
     size = "max_tokens" if recipe.train.max_tokens else "micro_batch_size"
-    console.print(
-        f"none fits: lower train.{size} and raise train.gradient_accumulation_steps, set "
-        "train.activation_checkpointing=true, lower eval.batch_size where evaluation takes the most, or use more or "
-        "larger devices; zero3_offload_nvme keeps the weights on disk"
-    )
+    hint = "set train.activation_checkpointing=true, lower eval.batch_size where evaluation takes the most, or use more"
+    hint += " or larger devices; zero3_offload_nvme keeps the weights on disk"
+    console.print(f"none fits: lower train.{size} and raise train.gradient_accumulation_steps, {hint}")
 
 
 def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console) -> list[str]:
@@ -123,9 +112,8 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     states, refused = _states(recipe, objective, names, devices)
 
     average = f", average {train.average}" if train.average != "none" else ""
-    say(
-        f"{recipe.method.name} on {recipe.model.name}: {train.precision}, {train.optimizer}, {train.execution}{average}"
-    )
+    how = f"{train.precision}, {train.optimizer}, {train.execution}{average}"
+    say(f"{recipe.method.name} on {recipe.model.name}: {how}")
     say(f"devices: {devices.count} {'GPU(s)' if devices.on_gpu else 'CPU process(es)'} of {_gib(devices.memory)}")
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     say(f"parameters: {model:,} of the model, {method:,} of the method")
@@ -168,7 +156,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
 def _states(
     recipe: Recipe, objective: Objective, names: Sequence[str], devices: Devices
 ) -> tuple[dict[str, States], list[InputError]]:
-    """Model states by ds_config, and why the recipe contradicts the others. Raises InputError: it contradicts all."""
+    """Model states by ds_config, and what is wrong with the others. Raises InputError: none can be planned for."""
     train = recipe.train
     shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
     averaged = sum(p.numel() for p in objective.qa.parameters()) if train.average != "none" else 0
@@ -235,13 +223,14 @@ def _batch(recipe: Recipe, count: int, length: int) -> Batch:
 def _row(state: States, activations: int, answers: int, casts: int, devices: Devices) -> dict[str, int]:
     """Bytes by column of the table."""
     copies = 0 if state.partitioned else casts
+    host = max(state.loading, state.host) if devices.on_gpu else state.host
     row = {name: getattr(state, name) for name in ("parameters", "optimizer", "buffers", "gradients", "transient")}
     return row | {
         "activations": activations + copies,
         "step": state.step,
         "evaluation": state.evaluating + answers + copies,
         "peak": state.peak(activations + copies, answers + copies),
-        "CPU": devices.host_bytes(state),
+        "CPU": devices.count * host,
     }
 
 

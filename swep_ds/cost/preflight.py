@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 import psutil
 import torch
@@ -33,15 +34,14 @@ from swep_ds.ranks.writing import find_fault
 Report = dict[str, str]  # subject -> what a rank sees
 FAULTS = ("missing", "not writable", "not shared")  # values that begin so are wrong on any rank
 ENDS = 2**16  # bytes at a file's head and tail that are compared
-SHOWN = 4  # hosts, or values of one subject
 REPEATS = 10  # of a collective that is timed
 
 
 def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """Collective. Prints what rank 0 sees and how fast the ranks communicate.
 
-    Raises InputError: on all ranks, in one message: everything that ranks see differently, that is missing or not
-    writable; where all see the same, with what a start would end with.
+    Raises InputError: on all ranks, with everything that they see differently, that is missing or not writable; or else
+    with what a start would end with.
     """
     say = Console(quiet=not ranks.is_main()).print
     report = ranks.on_all_ranks(lambda: observe(recipe, ds_config))
@@ -147,14 +147,12 @@ def time_all_reduce() -> str:
     timer.timeit(2)
     slowest = max(ranks.gather(timer.timeit(REPEATS).mean))
     bus = 2 * (world - 1) / world * size / slowest / 1e9  # as nccl-tests counts it: comparable at any world size
-    return (
-        f"all-reduce over {world} ranks, {dist.get_backend()}: {slowest * 1e3:,.2f} ms of {size >> 20} MiB "
-        f"({bus:.2f} GB/s on the bus)"
-    )
+    took = f"{slowest * 1e3:,.2f} ms of {size >> 20} MiB ({bus:.2f} GB/s on the bus)"
+    return f"all-reduce over {world} ranks, {dist.get_backend()}: {took}"
 
 
 def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
-    """Each subject that ranks see differently, or that is wrong, with the ranks that see each value."""
+    """Each subject that ranks see differently or that is wrong, and who sees what."""
     faults = []
     for subject in dict.fromkeys(subject for report in reports for subject in report):
         values: dict[str, list[int]] = {}
@@ -162,17 +160,13 @@ def disagreements(hosts: Sequence[str], reports: Sequence[Report]) -> list[str]:
             values.setdefault(report.get(subject, "missing"), []).append(rank)
         if len(values) > 1 or next(iter(values)).startswith(FAULTS):
             most_first = sorted(values.items(), key=lambda item: -len(item[1]))
-            faults.append(f"{subject}: {_first(f'{value} on {_ranks(group, hosts)}' for value, group in most_first)}")
+            seen = ", ".join(f"{value} on {_ranks(group, hosts)}" for value, group in most_first)
+            faults.append(f"{subject}: {shorten(seen, 500)}")
     return faults
 
 
 def _ranks(group: Sequence[int], hosts: Sequence[str]) -> str:
-    names = _first(dict.fromkeys(hosts[rank] for rank in group))
-    return f"rank {group[0]} ({names})" if len(group) == 1 else f"{len(group)} ranks ({names})"
-
-
-def _first(words: Iterable[str]) -> str:
-    words = list(words)
-    if len(words) > SHOWN:
-        words[SHOWN:] = [f"and {len(words) - SHOWN} more"]
-    return ", ".join(words)
+    if len(group) == 1:
+        return f"rank {group[0]} ({hosts[group[0]]})"
+    names = ", ".join(dict.fromkeys(hosts[rank] for rank in group))
+    return f"{len(group)} ranks ({shorten(names, 50)})"

@@ -17,7 +17,6 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.cost import candidates as bench
 from swep_ds.cost import launches
-from swep_ds.cost.published import Published, plain_update
 from swep_ds.evaluation.results import versions
 from swep_ds.pipeline.prepare import Prepared, prepare, training_batches
 from swep_ds.pipeline.recipe import Recipe
@@ -31,14 +30,8 @@ RANDOM = ":random"  # suffix of the published procedure's name where it runs on 
 Figures = dict[str, Any]
 
 
-def side_by_side(
-    recipes: dict[str, Recipe], ds_config: str, plain: str, *, updates: int, warmup: int
-) -> Figures | None:
-    """Compares updates in turns, and peak memory; returns None except on rank 0.
-
-    Args:
-        recipes: by candidate name.
-        plain: the name of the published procedure; `recipes` may contain it.
+def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, updates: int, warmup: int) -> Figures:
+    """Compares updates in turns, and peak memory. `recipes` are by candidate; `plain` names the published procedure.
 
     Raises InputError: several ranks are to run the published procedure, which has one.
     """
@@ -56,8 +49,7 @@ def side_by_side(
             flops = bench.flops_per_token(update, largest)
             candidates.append(bench.Candidate(name, update, flops, peak, common))
             if name == plain:  # also on batches as it makes them, whatever the lengths
-                train = first.train.model_copy(update={"group_by_length": False})
-                unsorted = first.model_copy(update={"train": train})
+                unsorted = Recipe.make(first, train={"group_by_length": False})
                 batches = training_batches(unsorted, job.tokenizer, job.features, 0, 1)
                 random = bench.sample(batches, warmup, updates)
                 candidates.append(bench.Candidate(name + RANDOM, update, flops, peak, random))
@@ -77,8 +69,6 @@ def side_by_side(
         ratios = {name: speed / published for name, speed in speeds.items()} if published else {}
         for name, ratio in ratios.items():
             say(f"{name}: {ratio:.2f} times the published procedure's samples per second, each on batches of its own")
-        if not ranks.is_main():
-            return None
         compared = {"ranks": ranks.world_size(), "peak_memory_on": [windows, tokens], "rows": rows}
         about = _about(first) | {"zero_stage": zero_stage(job.config)}
         return about | compared | {"samples_per_second_to_published": ratios}
@@ -87,12 +77,12 @@ def side_by_side(
 def _build(recipe: Recipe, ds_config: str, *, published: bool) -> bench.Update:
     job = prepare(recipe, ds_config)
     if published:
-        return plain_update(Published(job.objective.qa).to(ranks.device()), recipe.train)
+        return bench.published_update(job.objective.qa, recipe.train)
     return bench.engine_update(_engine(recipe, job), recipe.train.execution)
 
 
-def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures | None:
-    """Profiles each one's updates, one after the other; returns None except on rank 0.
+def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup: int) -> Figures:
+    """Profiles each one's updates, one after the other.
 
     The tables are PyTorch's, of all updates. The figures list, the slowest first, an update's kernels on a GPU and its
     operations elsewhere, by name: `seconds` without what they call, and `calls`.
@@ -125,8 +115,6 @@ def profiles(recipes: dict[str, Recipe], ds_config: str, *, updates: int, warmup
             engine.destroy()
             del engine, update  # one engine at a time is in memory
             gc.collect()
-        if not ranks.is_main():
-            return None
         about = _about(recipe) | {"zero_stage": zero_stage(job.config)}
         return about | {"updates": updates, "profile": profiled}
 

@@ -1,7 +1,6 @@
 """Whether a sweep's next runs can start, and train under the same conditions as its finished ones."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from swep_ds.common.errors import InputError
@@ -16,13 +15,8 @@ from swep_ds.training.ds_roles import BY_RECIPE, REPORTS
 SIZES = ("_bucket_size", "_param_persistence_threshold", ".nvme_path")
 
 
-def conditions(folder: Path) -> dict[str, Any]:
-    """What a run's ds_config decides for all runs of a table, flat.
-    Raises InputError: the run's `ds_config.json` is missing or is not JSON."""
-    return _decided(read_json(folder / DS_CONFIG))
-
-
-def _decided(config: dict[str, Any]) -> dict[str, Any]:
+def conditions(config: dict[str, Any]) -> dict[str, Any]:
+    """What a run's resolved ds_config decides for all runs of a table, flat."""
     decided = flatten({name: value for name, value in config.items() if name not in (*BY_RECIPE, *REPORTS)})
     return {f"ds_config {name}": value for name, value in decided.items() if not name.endswith(SIZES)}
 
@@ -32,11 +26,8 @@ def check_start(
 ) -> None:
     """Raises InputError if the `chosen` cells cannot start: the ds_config cannot be read or contradicts the recipe of a
     run that has not begun, or a finished run trained under another ds_config or global batch than unfinished ones will.
-    A table would leave out the runs of one side.
-
-    Args:
-        ds_config: as in `resolve_ds_config`.
-        ranks: of each run; None = not known, and global batches are not compared, nor recipes with the ds_config.
+    A table would leave out the runs of one side. Where the `ranks` of each run are not known (None), global batches are
+    not compared, nor recipes with the ds_config.
     """
     # these import DeepSpeed, for seconds
     from swep_ds.pipeline import prepare
@@ -51,10 +42,10 @@ def check_start(
         if done is None or not waiting:
             continue
         world = done.get("world_size", 1)
-        there = conditions(cell.folder)
+        there = conditions(read_json(cell.folder / DS_CONFIG))
         # sizes of the model and of micro-steps are not compared
         setup = {"world_size": world, "micro_steps": 1, "hidden_size": 1, "on_cpu": False}
-        here = _decided(prepare.resolve_ds_config(ds_config, cell.recipe, **setup))
+        here = conditions(prepare.resolve_ds_config(ds_config, cell.recipe, **setup))
         if compares_batches:
             there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, world)
             here["global batch"] = batch_of_rank(cell.recipe) * ranks
@@ -73,8 +64,7 @@ def check_start(
 
 
 def check_data(cells: Sequence[Cell]) -> None:
-    """Raises InputError if the data of an unfinished cell cannot be read: its run would fail, and so would all others
-    that read it. Data that several cells name is read once."""
+    """Raises InputError if the data of an unfinished cell cannot be read. What several cells name is read once."""
     read = []
     for cell in cells:
         stages = [cell.recipe, cell.recipe.first_stage()] if cell.recipe.pretrain else [cell.recipe]

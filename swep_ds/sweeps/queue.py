@@ -53,7 +53,6 @@ class RunningCell:
         return False
 
     def send(self, number: signal.Signals) -> None:
-        """Signals every process of the group that is left."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
@@ -71,9 +70,9 @@ class RunningCell:
 class Queue:
     """The cells that wait, run and have failed. `refused` is the first that ended, if it had bad input."""
 
-    def __init__(self, cells: Sequence[Cell], command: Sequence[str], environments: list[dict[str, str]], ranks):
+    def __init__(self, cells: Sequence[Cell], command: Sequence[str], free: list[dict[str, str]], ranks: int | None):
         self.command = command
-        self.free = environments
+        self.free = free
         self.ranks = ranks
         self.waiting = deque(cell for cell in cells if cell.results() is None)
         self.running: list[RunningCell] = []
@@ -120,20 +119,17 @@ def run_queue(
     cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None, sharing: int = 1
 ) -> tuple[list[Cell], bool]:
     """Runs the cells that have no results yet, `jobs` at a time; one that fails does not stop the others, unless it is
-    the first to end and ends for bad input.
+    the first to end and ends for bad input. `command` is the script and the options that all cells share.
 
     Args:
-        command: script and options that all cells share.
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
         sharing: how many cells may share a device.
 
-    Returns:
-        (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell that an
-        earlier queue left running is skipped, and not among them.
+    Returns (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell that an
+    earlier queue left running is skipped, and not among them.
 
-    Raises:
-        InputError: there are fewer devices than processes; or the first run that ended did so for bad input, and others
-            wait. Those that had started run to their end.
+    Raises InputError: there are fewer devices than processes; or the first run that ended did so for bad input, and
+    others wait. Those that had started run to their end.
     """
     queue = Queue(cells, command, environments(jobs, ranks, sharing), ranks)
     bar = Progress(queue.console, "runs", len(cells), len(cells) - len(queue.waiting), line_seconds=math.inf)
@@ -152,7 +148,13 @@ def run_queue(
                 )
             return queue.failed, bool(requests)
         finally:
-            _end(queue.running, requests)
+            for run in queue.running:
+                run.send(signal.SIGTERM)  # on which it saves
+            deadline = time.monotonic() + GRACE_SECONDS
+            while any(run.alive() for run in queue.running) and time.monotonic() < deadline and len(requests) < 2:
+                time.sleep(POLL_SECONDS)
+            for run in queue.running:
+                run.close()
 
 
 @contextmanager
@@ -174,14 +176,3 @@ def _requests() -> Iterator[list[float]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _end(running: Sequence[RunningCell], requests: Sequence[float]) -> None:
-    """Stops runs: SIGTERM, on which they save; SIGKILL after `GRACE_SECONDS` or at the user's second signal."""
-    for run in running:
-        run.send(signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_SECONDS
-    while any(run.alive() for run in running) and time.monotonic() < deadline and len(requests) < 2:
-        time.sleep(POLL_SECONDS)
-    for run in running:
-        run.close()

@@ -13,12 +13,12 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import is_locked, read_json, write_atomically
@@ -65,28 +65,6 @@ class Sweep(Section):
     seeds: list[int] = Field([0], min_length=1)  # each variant is trained with each of them at each point
     # [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET or shifted]: tested by itself, without adjustment
     primary: Primary | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> "Sweep":
-        if shared := _set_twice(self.distinguishing()):
-            raise ValueError(f"{shared}: give it in one of them")
-        return self
-
-    def distinguishing(self) -> dict[str, list[str]]:
-        """Names of the settings in which runs differ: those of the variants, and those of each axis."""
-        names = {"variants": list(itertools.chain(*self.variants.values()))}
-        for axis, points in self.across.items():
-            names[f"across.{axis}"] = list(itertools.chain(*points.values()))
-        return names
-
-
-def _set_twice(names: dict[str, list[str]]) -> str:
-    """Two places that set the same field, or a section and a field in it; empty if there are none."""
-    for part, other in itertools.combinations(names, 2):
-        for name, other_name in itertools.product(names[part], names[other]):
-            if f"{name}.".startswith(f"{other_name}.") or f"{other_name}.".startswith(f"{name}."):
-                return f"{part} and {other} both set {name}"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -139,27 +117,18 @@ def identity(recipe: Recipe) -> dict[str, Any]:
 
 def saved_recipe(folder: Path) -> Recipe:
     """The recipe of the run in a folder. Raises InputError: `recipe.yaml` is missing, or from another version."""
-    file = folder / RECIPE
-    fix = "delete the run's folder and run it again"
-    if not file.is_file():
-        raise InputError(f"{file}: no such file: {fix}")
     try:
-        return Recipe.load(str(file))
+        return Recipe.load(str(folder / RECIPE))
     except InputError as error:
-        raise InputError(f"{error}: {fix}") from None
+        raise InputError(f"{error}: delete the run's folder and run it again") from None
 
 
 def log_of(folder: Path) -> Path:
-    """The log of a sweep's run: a file next to its folder."""
     return folder.with_name(f"{folder.name}.log")
 
 
 def fault_of(folder: Path, recipe: Recipe | None) -> str:
-    """Why a run has no results, in one line, from its folder and the last attempt in its log.
-
-    Args:
-        recipe: the recipe that the run should have; None accepts any.
-    """
+    """Why a run, which should have this recipe, has no results: in one line, from its folder and its log's end."""
     if is_locked(folder / ".lock"):
         return "still running, started earlier"
     attempt, code = last_attempt(folder)
@@ -195,8 +164,7 @@ def last_attempt(folder: Path) -> tuple[list[str], int | None]:
 
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:
-    """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file: the variant, the labels
-    by axis, the seed and the model of each run, by the name of its folder; and the primary comparison, if there is one.
+    """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file.
 
     Raises InputError: the folder is a run's.
     """
@@ -216,30 +184,24 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
 
 def warn_of_unnamed(folder: Path, names: Collection[str]) -> None:
     """Warns of finished runs in a sweep's folder that are not among those that it names: a table leaves them out."""
-    unnamed = sorted({file.parent.name for file in folder.glob(f"*/{RESULTS}")} - set(names))
-    if unnamed:
+    if unnamed := sorted({file.parent.name for file in folder.glob(f"*/{RESULTS}")} - set(names)):
         listed = ", ".join(unnamed)
         log.warning("%s: holds runs that the sweep does not name, and its table leaves out: %s", folder, listed)
 
 
 def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = ()) -> tuple[Sweep, list[Cell]]:
-    """Reads `swep_ds/sweeps/<name>.yaml` or a YAML file. Cells are in order of seed, then point, then variant.
+    """Reads `swep_ds/sweeps/<name>.yaml` or a YAML file. Cells are in order of seed, then point, then variant, each in
+    `<output_dir>/<variant>[-<label> for each axis]-seed<seed>`. `overrides` are `--set` options, applied last.
 
-    Args:
-        output_dir: a cell's folder is `<output_dir>/<variant>[-<label> for each axis]-seed<seed>`.
-        overrides: `--set` options, applied last to every cell.
-
-    Raises:
-        InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
-            an override of a setting that distinguishes variants or points.
+    Raises InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
+    an override of a setting that distinguishes variants or points.
     """
     path, layers = read_layers(name_or_path, SWEEPS, "sweep", Sweep)
     sweep = validate(Sweep, functools.reduce(_lay_over, layers), path)
     given = [override.partition("=")[0].strip() for override in overrides]
     if "seed" in given:
         raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")
-    if shared := _set_twice(sweep.distinguishing() | {"--set": given}):
-        raise InputError(f"{path}: {shared}: change it in the file, or drop --set")
+    _check_set_once({"variants": sweep.variants, **sweep.across, "--set": {"": given}}, path)
     cells = []
     points = list(itertools.product(*(of_axis.items() for of_axis in sweep.across.values())))
     for seed, point, (variant, own) in itertools.product(sweep.seeds, points, sweep.variants.items()):
@@ -277,6 +239,15 @@ def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
                 variants[name] = base["variants"].get(name)
         merged["variants"] = variants
     return merged
+
+
+def _check_set_once(places: dict[str, dict[str, Iterable[str]]], path: Path) -> None:
+    """Raises InputError if two places set the same field, or a section and a field in it."""
+    names = {place: list(itertools.chain(*settings.values())) for place, settings in places.items()}
+    for place, other in itertools.combinations(names, 2):
+        for name, other_name in itertools.product(names[place], names[other]):
+            if f"{name}.".startswith(f"{other_name}.") or f"{other_name}.".startswith(f"{name}."):
+                raise InputError(f"{path}: {place} and {other} both set {name}: set it in one of them")
 
 
 def _check_cells(cells: Sequence[Cell], path: Path) -> None:

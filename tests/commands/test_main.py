@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,10 +48,13 @@ def test_every_module_of_the_room_is_a_command_and_the_help_lists_it(swep_ds):
         (["train", "--rank", "8"], "error: unrecognized arguments: --rank; did you mean --ranks?\n"),
         (["train", "--ranks", "0"], "error: argument --ranks: 0 must be at least 1: --help lists the options\n"),
         (["train", "--plan", "--ranks", "2"], "error: --ranks: --plan takes the number of devices as its value, su"),
-        (["answer", "m", "--questions", "q", "--text", "t", "--output", "o"], "leave out --text and --text_file\n"),
-        (["answer", "m", "--questions", "q"], "--questions: give --output as well, a new file for the answers\n"),
-        (["answer", "m", "--question", "q"], "--question: give --text or --text_file as well\n"),
-        (["answer", "m", "--question", "q", "--text", "t", "--output", "o"], "--output: is for --questions: leave it"),
+        (
+            ["answer", "m", "--questions", "q", "--text", "t", "--output", "o"],
+            "; the texts of --questions are in its file\n",
+        ),
+        (["answer", "m", "--questions", "q"], "give --questions with --output, a new file for the answers; "),
+        (["answer", "m", "--question", "q"], "give --question with --text or --text_file; the "),
+        (["answer", "m", "--question", "q", "--text", "t", "--output", "o"], "; --question has none\n"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):
@@ -62,10 +65,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(swep_ds, words, said):
 
 
 def test_a_folder_that_the_system_closes_is_one_line_and_exit_code_2(swep_ds, monkeypatch):
-    def table():
-        raise PermissionError(13, "Permission denied", "runs")
-
-    monkeypatch.setattr(command.importlib, "import_module", lambda _: SimpleNamespace(table=table))
+    module = Mock(table=Mock(side_effect=PermissionError(13, "Permission denied", "runs")))
+    monkeypatch.setattr(command.importlib, "import_module", lambda _: module)
     said = "error: runs: Permission denied: change its permissions, or its folder's\n"
     assert swep_ds("table") == (2, "", said)
 

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from swep_ds.commands import recipes as command
-from swep_ds.common.errors import InputError
-from swep_ds.common.schema import describe, for_editors, meanings
-from swep_ds.common.settings import Section, flatten
+from swep_ds.common.schema import describe, for_editors
+from swep_ds.common.settings import flatten
 from swep_ds.methods import METHODS
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 from swep_ds.sweeps.sweep import SWEEPS, Sweep
+from tests.support.bad_input import refused
 
 FILES = {"recipe": sorted(RECIPES.glob("*.yaml")), "sweep": sorted(SWEEPS.glob("*.yaml"))}
 
@@ -47,18 +47,14 @@ def test_a_name_prints_its_files(printed):
     assert printed(path, "--fields") == printed("official", "--fields")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["ofical"], "^NAME ofical: no such recipe or sweep; did you mean 'official'?"),
-        (["ofical.yaml"], "^ofical.yaml: no such file"),
-        (["official", "--schema"], "^NAME official: --schema is for all files alike: leave out NAME"),
-        (["paper_bert", "--fields"], "^NAME paper_bert: no such recipe; "),
-    ],
-)
-def test_a_wrong_name_is_told_as_the_user_gave_it(printed, words, said):
-    with pytest.raises(InputError, match=said):
-        printed(*words)
+def test_a_wrong_name_is_told_as_the_user_gave_it(printed):
+    for words, said in (
+        (["ofical"], "NAME ofical: no such recipe or sweep; did you mean 'official'?"),
+        (["ofical.yaml"], "ofical.yaml: no such file"),
+        (["official", "--schema"], "NAME official: --schema is for all files alike: leave out NAME"),
+        (["paper_bert", "--fields"], "NAME paper_bert: no such recipe; "),
+    ):
+        assert refused(printed, *words).startswith(said)
 
 
 def test_every_field_is_explained():
@@ -78,28 +74,10 @@ def test_fields_are_printed_with_value_type_default_and_meaning(printed):
     text = printed("official", "--fields")
     assert 'data.windows_without_answer: "cls"\n    cls | drop; default: "cls"\n    extractive: train them' in text
     assert "method.beta: 2.0\n    number, at least 0; default: 1.0\n" in text
+    assert "; default: false\n    at ZeRO-2 and 3: reduce gradients once an update" in text  # a comment above the field
     required = {"new_wikipedia": ["model.name", "data.train"], "synthetic": ["pretrain.train"], "quickstart": []}
     for name, left_open in required.items():
         assert re.findall(r"^([\w.]+): required$", printed(name, "--fields"), re.MULTILINE) == left_open
-
-
-class Base(Section):
-    kept: int = 1  # of the base
-
-
-class Derived(Base):
-    # above, on
-    # two lines
-    above: int = 1
-    beside: tuple[int, ...] = (1,)  # behind its end
-    silent: int = 2
-
-
-def test_a_meaning_is_the_comment_above_or_beside():
-    expected = {"kept": "of the base", "above": "above, on two lines", "beside": "behind its end"}
-    assert meanings(Derived) == expected
-    properties = Derived.model_json_schema()["properties"]
-    assert {name: field["description"] for name, field in properties.items() if "description" in field} == expected
 
 
 @pytest.mark.parametrize(("kind", "model"), [("recipe", Recipe), ("sweep", Sweep)])

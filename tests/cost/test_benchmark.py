@@ -14,8 +14,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from swep_ds.cost import candidates, suite
-from swep_ds.cost.candidates import largest_batch, sample
-from swep_ds.cost.published import Published
+from swep_ds.cost.candidates import Published, largest_batch, sample
 from swep_ds.models.extractive import ExtractiveQA
 from tests.data.test_batches import ranks, windows
 from tests.support import tiny_models
@@ -47,19 +46,15 @@ def test_methods_are_measured_side_by_side(tmp_path):
     assert 0 < rows["mle"]["peak_bytes"] < rows["swep"]["peak_bytes"] < rows["swep:joint"]["peak_bytes"]
     # random batches waste more of their positions
     assert rows["published"]["padding"] == rows["mle"]["padding"] < rows["published:random"]["padding"]
-    speeds = {name: row["samples_per_second"] for name, row in rows.items()}
-    times = speeds["swep"] / speeds["published:random"]
+    times = rows["swep"]["samples_per_second"] / rows["published:random"]["samples_per_second"]
     assert figures["samples_per_second_to_published"]["swep"] == pytest.approx(times)
     assert all(name in said for name in rows)
 
 
 @pytest.mark.slow
-def test_several_ranks_are_measured_without_the_published_procedure(tmp_path):
+def test_several_ranks_are_measured_without_the_published_procedure_which_runs_on_one(tmp_path, monkeypatch):
     figures, _ = bench(tmp_path, "mle", "swep", stage=2, ranks=2)
     assert (figures["ranks"], len(figures["rows"])) == (2, 2)
-
-
-def test_the_published_procedure_runs_on_one_rank(monkeypatch):
     monkeypatch.setattr(suite, "ranks", SimpleNamespace(process_group=nullcontext, world_size=lambda: 2))
     said = refused(suite.side_by_side, {"published": None}, "zero2", "published", updates=2, warmup=0)
     assert said == "published: runs on one rank: name other --methods, or start one process"
@@ -70,12 +65,10 @@ def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on
     calls = []
     monkeypatch.setattr(candidates.accelerator, "on_gpu", lambda: on_gpu)
     monkeypatch.setattr(candidates.ranks, "synchronize", lambda: None)
-
-    def candidate(name):
-        update = lambda batch, number: calls.append((name, batch))  # noqa: E731
-        return SimpleNamespace(update=update, batches=["a", "b", "c"], seconds=[])
-
-    pair = [candidate("mle"), candidate("swep")]
+    pair = []
+    for name in ("mle", "swep"):
+        update = lambda batch, number, name=name: calls.append((name, batch))  # noqa: E731
+        pair.append(SimpleNamespace(update=update, batches=["a", "b", "c"], seconds=[]))
     candidates.measure(pair, warmup=1)
     in_turns = [(name, batch) for batch in "abc" for name in ("mle", "swep")]
     first = [(name, batch) for name in ("mle", "swep") for batch in "bc"]

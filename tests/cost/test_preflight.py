@@ -47,8 +47,8 @@ def test_files_are_told_apart_by_names_sizes_heads_and_tails(tmp_path):
     same = fingerprint(a=big, b=b"x")
     assert same.startswith(f"2 file(s), {len(big) + 1:,} bytes, ")
     assert fingerprint(b=b"x", a=big) == same
-    others = [fingerprint(a=big, c=b"x"), fingerprint(a=b"?" + big[1:], b=b"x"), fingerprint(a=big[:-1] + b"?", b=b"x")]
-    assert len({same, *others}) == 4
+    other_ends = [fingerprint(a=b"?" + big[1:], b=b"x"), fingerprint(a=big[:-1] + b"?", b=b"x")]
+    assert len({same, fingerprint(a=big, c=b"x"), *other_ends}) == 4
 
 
 def test_where_data_and_models_are_looked_for(tmp_path, monkeypatch):
@@ -83,12 +83,13 @@ def test_who_sees_something_else_or_what_is_wrong_is_named():
 
     assert disagreements() == []
     assert disagreements(torch=dict.fromkeys(range(56, 64), "2.12.0"), data={3: "missing", 9: "2 file(s)"}) == [
-        "torch: 2.13.0 on 1016 ranks (node000, node001, node002, node003, and 123 more), 2.12.0 on 8 ranks (node007)",
-        "data: 1 file(s) on 1022 ranks (node000, node001, node002, node003, and 124 more), "
+        "torch: 2.13.0 on 1016 ranks (node000, node001, node002, node003, node004, [...]), 2.12.0 on 8 ranks (node007)",
+        "data: 1 file(s) on 1022 ranks (node000, node001, node002, node003, node004, [...]), "
         "missing on rank 3 (node000), 2 file(s) on rank 9 (node001)",
     ]
     [line] = disagreements(data={rank: f"{rank} file(s)" for rank in range(1024)})
-    assert line.endswith("3 file(s) on rank 3 (node000), and 1020 more")
+    assert "3 file(s) on rank 3 (node000)" in line
+    assert len(line) < 520
     for value in ("missing", "not shared (z)", "not writable (Read-only)"):
         [line] = disagreements(data=dict.fromkeys(range(1024), value))
         assert line.startswith(f"data: {value} on 1024 ranks (")
@@ -101,18 +102,15 @@ def test_a_start_that_would_be_refused_fails_the_preflight_and_all_well_leaves_n
     recipe, config = Recipe.load(str(place / "recipe.yaml")), str(ds_config(tmp_path, 2))
     contradictory = tmp_path / "other.json"
     contradictory.write_text('{"gradient_clipping": 7}')
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").write_text("mine")
-    shutil.copytree(place / "model", tmp_path / "cut")
-    weights = tmp_path / "cut" / "model.safetensors"
+    weights = shutil.copytree(place / "model", tmp_path / "cut") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    cut = Recipe.make(recipe, model={"name": str(tmp_path / "cut")})
-    for changed, given, folder, said in (
-        (recipe, str(contradictory), "new", r"other\.json: gradient_clipping = 7, but the recipe's"),
-        (recipe, config, "other", r"--output_dir .*other: holds files that belong to no run \(notes\.txt\)"),
-        (cut, config, "new", r"its model\.safetensors is damaged"),
-    ):
-        with process_group():
+    cut = Recipe.make(recipe, model={"name": str(weights.parent)})
+    with process_group():
+        for changed, given, folder, said in (
+            (recipe, str(contradictory), "new", r"other\.json: gradient_clipping = 7, but the recipe's"),
+            (recipe, config, "cut", r"--output_dir .*cut: holds files that belong to no run \("),
+            (cut, config, "new", r"its model\.safetensors is damaged"),
+        ):
             assert re.search(said, refused(preflight.preflight, changed, given, tmp_path / folder))
     assert "all ranks see the same" not in capfd.readouterr().out
     output = tmp_path / "runs" / "new"

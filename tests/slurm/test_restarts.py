@@ -76,32 +76,31 @@ def test_restarts_are_bounded_including_slurms_own(start):
     _, said, calls = start(75, SLURM_RESTART_COUNT="1")
     assert "start 2" in said
     assert calls[1:] == ["scontrol requeue 7"]
-    code, said, calls = start(75, SLURM_RESTART_COUNT="2")
-    assert (code, len(calls)) == (75, 1)
-    assert said.endswith("stopped on request; 2 restarts are used up: not restarted; submit again to resume\n")
     code, said, calls = start(0, SLURM_RESTART_COUNT="3")
     assert (code, calls) == (1, [])
     assert said.endswith("2 restarts are used up: not started; submit again to resume\n")
 
 
-def test_an_unanswered_squeue_does_not_end_the_job_and_a_cancelled_one_does_not_come_back(start, tmp_path):
-    code, _, calls = start(75, ANSWERS="fails empty fails empty RUNNING")
-    assert (code, calls[1:]) == (75, ["scontrol requeue 7"])
-    code, said, calls = start(75, ANSWERS="fails empty COMPLETING")
-    assert (code, len(calls)) == (75, 1)
-    assert said.endswith("stopped on request; Slurm has ended the job: not restarted from here\n")
-    code, said, calls = start(76, ANSWERS="fails")
-    assert (code, len(calls)) == (76, 1)
-    assert said.endswith("squeue gives no answer: not restarted; submit again to resume\n")
-    assert len((tmp_path / "asked").read_text().splitlines()) > 10
+@pytest.mark.parametrize(
+    ("code", "why", "more"),
+    [
+        (75, "2 restarts are used up: not restarted; submit again to resume", {"SLURM_RESTART_COUNT": "2"}),
+        (75, "Slurm has ended the job: not restarted from here", {"ANSWERS": "fails empty COMPLETING"}),
+        (76, "squeue gives no answer: not restarted; submit again to resume", {"ANSWERS": "fails"}),
+        (75, "scontrol requeue failed: not restarted; submit again to resume", {"REFUSED": "1000"}),
+    ],
+)
+def test_a_job_that_cannot_come_back_or_was_cancelled_ends_with_the_code_of_its_run(start, tmp_path, code, why, more):
+    ended, said, calls = start(code, **more)
+    assert ended == code
+    assert said.endswith(f"{why}\n")
+    assert "REFUSED" in more or len(calls) == 1
+    assert more.get("ANSWERS") != "fails" or len((tmp_path / "asked").read_text().splitlines()) > 10
 
 
-def test_a_requeue_that_slurm_refuses_is_tried_again_and_said(start):
-    code, _, calls = start(75, REFUSED="2")
+def test_squeue_and_scontrol_are_asked_again(start):
+    code, _, calls = start(75, ANSWERS="fails empty fails empty RUNNING", REFUSED="2")
     assert (code, calls[1:]) == (75, ["scontrol requeue 7"] * 3)
-    code, said, _ = start(75, REFUSED="1000")
-    assert code == 75
-    assert said.endswith("scontrol requeue failed: not restarted; submit again to resume\n")
 
 
 def test_a_job_whose_starts_save_nothing_is_not_started_for_ever(start, tmp_path):

@@ -41,31 +41,12 @@ class Jobs:
 
     def wait(self, condition, deadline: float) -> None:
         while not condition():
-            assert time.monotonic() < deadline, self.said()
+            logs = sorted(self.folder.rglob("*.log"))
+            assert time.monotonic() < deadline, "\n".join(f"{file}:\n{file.read_text()[-3000:]}" for file in logs)
             time.sleep(0.2)
 
-    def ended(self, *jobs: str) -> bool:
-        listed = self.command("squeue", "--noheader", "--format=%A %F").split()
-        return not set(jobs) & set(listed)
-
-    def said(self) -> str:
-        """The end of every log."""
-        return "\n".join(f"{file}:\n{file.read_text()[-3000:]}" for file in sorted(self.folder.rglob("*.log")))
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory) -> Jobs:
-    """All jobs, after they have ended."""
-    folder = tmp_path_factory.mktemp("slurm")
-    prepare(folder, dropout=0.1)
-    (folder / "cluster").mkdir()
-    try:
-        with cluster(folder / "cluster") as env:
-            jobs = Jobs(folder, env)
-            make(jobs)
-            return jobs
-    except CannotStart as reason:
-        pytest.skip(f"no Slurm here: {reason}")
+    def listed(self) -> set[str]:
+        return set(self.command("squeue", "--noheader", "--format=%A %F").split())
 
 
 def make(jobs: Jobs) -> None:
@@ -81,13 +62,20 @@ def make(jobs: Jobs) -> None:
     (jobs.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
     options = ["sweep.yaml", "--ds_config", str(ds_config(jobs.folder, 0)), "--output_dir", "cells"]
     cells = jobs.submit("sweep", "--", *options)
-    jobs.wait(lambda: jobs.ended(stopped, cells), deadline)
+    jobs.wait(lambda: not jobs.listed() & {stopped, cells}, deadline)
 
 
-def test_a_training_on_two_nodes_that_was_asked_to_stop_resumes_and_runs_to_its_end(done):
-    results = json.loads((done.folder / "stopped" / "results.json").read_text())
+def test_a_stopped_training_on_two_nodes_resumes_and_a_sweep_makes_a_run_per_array_task(tmp_path):
+    prepare(tmp_path, dropout=0.1)
+    (tmp_path / "cluster").mkdir()
+    try:
+        with cluster(tmp_path / "cluster") as env:
+            make(Jobs(tmp_path, env))
+    except CannotStart as reason:
+        pytest.skip(f"no Slurm here: {reason}")
+    results = json.loads((tmp_path / "stopped" / "results.json").read_text())
     assert results["world_size"] == 2
-    [file] = done.folder.glob("stopped.slurm-*.log")
+    [file] = tmp_path.glob("stopped.slurm-*.log")
     first, again = file.read_text().split(f"start 2, on {','.join(NODES)}\n")
     assert f"start 1, on {','.join(NODES)}\n" in first
     assert "\n0: training swep" in first
@@ -95,12 +83,9 @@ def test_a_training_on_two_nodes_that_was_asked_to_stop_resumes_and_runs_to_its_
     [update] = re.findall(r"resuming from \S+: (\d+) of 200 updates", again)
     assert 20 < int(update) < 200
     assert again.endswith("swep-ds: done\n")
-    updates = [line["update"] for line in metrics(done.folder / "stopped")]
+    updates = [line["update"] for line in metrics(tmp_path / "stopped")]
     assert updates == sorted(set(updates))
     assert updates[-1] == 200
-
-
-def test_a_sweep_makes_a_run_per_array_task(done):
-    [log] = done.folder.glob("cells/slurm-*_0.log")
+    [log] = tmp_path.glob("cells/slurm-*_0.log")
     assert log.read_text().endswith("swep-ds: done\n")
-    assert [file.parent.name for file in done.folder.glob("cells/*/results.json")] == ["mle-seed0"]
+    assert [file.parent.name for file in tmp_path.glob("cells/*/results.json")] == ["mle-seed0"]

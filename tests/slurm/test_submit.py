@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from swep_ds.common.errors import InputError
 from swep_ds.sweeps.sweep import read_sweep
+from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, run_script
 from tests.support.sweep_files import finish, write
 
@@ -54,11 +54,10 @@ def test_a_training_is_one_job_with_a_task_per_gpu_and_a_folder_that_stays(submi
 
 def test_without_gpus_none_are_asked_for(submit, tmp_path):
     options = ["--cpu_ranks_per_node", "3", "--cpus_per_rank", "4", "--max_restarts", "0", "--dry_run"]
-    folder = tmp_path / "new" / "run"
-    printed = submit("train", *options, "--", *RUN, "--output_dir", str(folder))
+    printed = submit("train", *options, "--", *RUN, "--output_dir", str(tmp_path / "new" / "run"))
     words = command(printed)
-    assert f"--output={folder}.slurm-%j.log" in words
     assert words[2:6] == ["--export=ALL", "--nodes=1", "--ntasks-per-node=3", "--cpus-per-task=4"]
+    assert words[7] == f"--output={tmp_path}/new/run.slurm-%j.log"
     assert "SWEP_DS_MAX_RESTARTS=0 " in printed
     assert not (tmp_path / "new").exists()
 
@@ -79,8 +78,7 @@ def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
     assert "--array=0,2%2" in command(submit(*whole))
     for number in (0, 2):
         finish(cells[number])
-    with pytest.raises(InputError, match="all 4 runs of the sweep are done"):
-        submit(*whole)
+    assert refused(submit, *whole).endswith("all 4 runs of the sweep are done: see --table")
 
 
 def test_the_documents_commands_are_submitted(submit, tmp_path):
@@ -99,34 +97,34 @@ CPU = ["--cpu_ranks_per_node", "1"]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", *CPU], r"put the options of `swep-ds train` after `--`"),
-        (["train", *CPU, "--recipe", "quickstart"], r"unrecognized arguments: --recipe"),
+        (["train", *CPU], "put the options of `swep-ds train` after `--`"),
+        (["train", *CPU, "--recipe", "quickstart"], "unrecognized arguments: --recipe"),
         (["train", *CPU, "--parallel", "2", "--", *RUN], "--parallel is for sweeps"),
         (["train", *CPU, "--", *RUN, "--resume", "runs/x"], "every start of the job would repeat it"),
         (["train", *CPU, "--", *RUN, "--ranks", "8"], "--ranks: srun starts the ranks: leave it out"),
         (["train", *CPU, "--", *RUN, "--plan", "8x80"], "--plan: trains nothing: run it without submit"),
         (["train", *CPU, "--sbatch=account=lab", "--", *RUN], "--sbatch=account=lab: is not an option"),
-        (["train", *CPU, "--sbatch=--nodes=3", "--", *RUN], "--sbatch=--nodes=3: give the number of ranks by --nodes"),
-        (["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "docs")], r"docs: holds files that belong to no ru"),
+        *(
+            (["train", *CPU, f"--sbatch={option}", "--", *RUN], f"--sbatch={option}: give the number of ranks by --no")
+            for option in ("--nodes=3", "--ntasks", "-N=3", "-N3", "-n8")
+        ),
+        (["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "docs")], "docs: holds files that belong to no ru"),
         (["train", *CPU, "--", *RUN, "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
         (["sweep", *CPU, "--", "quickstart", "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --ranks, --cell"),
     ],
 )
 def test_bad_options_are_refused_before_the_job_is_queued(submit, words, said):
-    with pytest.raises(InputError, match=said) as caught:
-        submit(*words)
-    assert "\n" not in str(caught.value)
+    assert said in refused(submit, *words)
 
 
 @pytest.mark.parametrize("kind", ["train", "sweep"])
 def test_a_ds_config_is_checked_before_the_job_is_queued(submit, tmp_path, kind):
     options = ["--ds_config", str(tmp_path / "zero.json"), "--output_dir", str(tmp_path / "new")]
     sweep = ["quickstart_methods"] if kind == "sweep" else []
-    for content, said in (("{", r"--ds_config .*JSON"), ('{"gradient_clipping": 7}', "gradient_clipping = 7, but")):
+    for content, said in (("{", "zero.json: not JSON"), ('{"gradient_clipping": 7}', "gradient_clipping = 7, but")):
         (tmp_path / "zero.json").write_text(content)
-        with pytest.raises(InputError, match=said):
-            submit(kind, *CPU, "--dry_run", "--", *sweep, *options)
+        assert said in refused(submit, kind, *CPU, "--dry_run", "--", *sweep, *options)
     assert not (tmp_path / "new").exists()
 
 
@@ -163,8 +161,10 @@ def test_a_job_knows_nothing_of_the_job_that_submits_it(submit, sbatch, tmp_path
     ("body", "said"),
     [
         (None, "sbatch: no such command: submit on a machine of a Slurm cluster"),
-        ("echo sbatch: error: no partition: gpu >&2\nexit 1", "^sbatch refused the job: error: no partition: gpu$"),
-        ("exit 0", "^sbatch gave no job number but '': check with squeue"),
+        (
+            "echo sbatch: error: no partition: gpu >&2\nexit 1",
+            "sbatch refused the job: sbatch: error: no partition: gpu",
+        ),
     ],
 )
 def test_what_sbatch_says_is_passed_on_in_a_line(submit, sbatch, tmp_path, monkeypatch, body, said):
@@ -172,8 +172,7 @@ def test_what_sbatch_says_is_passed_on_in_a_line(submit, sbatch, tmp_path, monke
         monkeypatch.setenv("PATH", "")
     else:
         sbatch(body)
-    with pytest.raises(InputError, match=said):
-        submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
+    assert refused(submit, "train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run")).startswith(said)
 
 
 def test_the_script_submits(sbatch, tmp_path):

@@ -36,14 +36,18 @@ if behaviour == "outlast":  # the failure of the first
         time.sleep(0.05)
 if behaviour == "stop":
     sys.exit(75)
-if behaviour == "save" and not (folder / "checkpoint").exists():
-    def save(*_):
-        (folder / "checkpoint").touch()
-        print("stopped: on request (SIGTERM) after update 4", flush=True)
-        print("and a launcher's last words", flush=True)
-        os._exit(75)
-    signal.signal(signal.SIGTERM, save)
-    (folder / "pids").write_text(str(os.getpid()))
+if behaviour == "save" and not (folder / "saved").exists():  # a child saves; this process ends at once
+    if os.fork() == 0:
+        first = os.getppid()
+        def save(*_):
+            while os.getppid() == first:
+                time.sleep(0.05)
+            (folder / "saved").touch()
+            print("stopped: on request (SIGTERM) after update 4", flush=True)
+            print("and a launcher's last words", flush=True)
+            os._exit(75)
+        signal.signal(signal.SIGTERM, save)
+        (folder / "pids").write_text(str(os.getpid()))
     time.sleep(3600)
 if behaviour in ("leave", "hang", "hang on"):
     if behaviour == "hang on":
@@ -52,17 +56,6 @@ if behaviour in ("leave", "hang", "hang on"):
     (folder / "pids").write_text(f"{os.getpid()} {child.pid}")
     while behaviour != "leave":
         time.sleep(3600)
-if behaviour == "end before the others":
-    if os.fork() == 0:
-        first = os.getppid()
-        def save(*_):
-            while os.getppid() == first:  # it ends at once
-                time.sleep(0.05)
-            (folder / "saved").touch()
-            os._exit(0)
-        signal.signal(signal.SIGTERM, save)
-        (folder / "pids").write_text(str(os.getpid()))
-    time.sleep(3600)
 if behaviour == "meet":  # ends when the other one is there
     (folder / "here").touch()
     while len(list(folder.parent.glob("*/here"))) < 2:
@@ -118,11 +111,10 @@ def test_a_failed_cell_is_reported_and_the_others_run(folder, capsys):
         r"0-work: done in \d+:\d\d:\d\d",
     ):
         assert re.search(part, said)
-    assert f"fake_train.py --output_dir {folder}/1-fail --set do=fail\n" in (folder / "1-fail.log").read_text()
+    assert f"fake_train.py --output_dir {folder}/1-fail --set do=fail\n" in queued[1].log.read_text()
     # what is done is skipped, and a second attempt has its own fault
     assert run_queue(folder, queued[:2]) == (["fail"], False)
-    assert (folder / "0-work.log").read_text().count("$ ") == 1
-    assert (folder / "1-fail.log").read_text().count("$ ") == 2
+    assert [cell.log.read_text().count("$ ") for cell in queued[:2]] == [1, 2]
     assert queued[1].fault() == "exit code 2: error: data.train: gone.json: no such file"
 
 
@@ -135,17 +127,16 @@ def test_if_the_first_run_to_end_has_bad_input_no_other_is_started(folder):
 
 
 def test_a_run_that_an_earlier_start_left_training_is_skipped(folder, capsys, monkeypatch):
-    queued = cells(folder, "fail", "work")
-    queued[0].folder.mkdir()
-    with (queued[0].folder / ".lock").open("w") as lock:
+    left, other = queued = cells(folder, "fail", "work")
+    left.folder.mkdir()
+    with (left.folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert run_queue(folder, queued) == ([], False)
-        assert not queued[0].log.exists()
-        assert queued[1].results() is not None
+        assert (left.log.exists(), other.results()) == (False, {"eval": {}})
         assert "0-fail: skipped, still running, started earlier" in capsys.readouterr().out
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # the run itself waits for the lock of a dead node
         run_queue(folder, queued)
-        assert queued[0].log.exists()
+        assert left.log.exists()
 
 
 def test_jobs_run_at_the_same_time_share_the_threads_and_leave_nothing_behind(folder, monkeypatch):
@@ -178,17 +169,12 @@ def stop(folder: Path, numbers: list[signal.Signals], behaviour: str) -> Cell:
     return queued[0]
 
 
-def test_a_run_that_saves_when_it_is_asked_to_stop_resumes_next_time(folder, capsys):
+def test_every_process_of_a_run_has_time_to_save_and_the_run_resumes_next_time(folder, capsys):
     cell = stop(folder, [signal.SIGTERM], "save")
-    assert cell.fault() == "exit code 75: stopped: on request (SIGTERM) after update 4"
+    assert cell.fault() == "exit code 143: stopped: on request (SIGTERM) after update 4"
     assert "FAILED" not in capsys.readouterr().out
     assert run_queue(folder, [cell]) == ([], False)
     assert cell.results() is not None
-
-
-def test_every_process_of_a_run_has_time_to_save(folder):
-    cell = stop(folder, [signal.SIGTERM], "end before the others")
-    assert (cell.folder / "saved").exists()
 
 
 def test_signals_that_come_together_are_one_request():

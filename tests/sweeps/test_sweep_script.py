@@ -72,20 +72,20 @@ def test_the_table_of_a_sweep_needs_its_folder_and_no_ds_config(ends, tmp_path, 
 def test_a_sweep_survives_a_failed_cell(tmp_path):
     recipe = tiny_run.prepare(tmp_path)
     output = tmp_path / "runs"
-    variants = {"MLE": {"method.name": "mle"}, "SWEP [elsewhere]": {"data.train": str(tmp_path / "away.json")}}
+    variants = {"MLE": {"method.name": "mle"}, "SWEP [long]": {"data.max_length": 10_000}}
     path = write(tmp_path, recipe=str(recipe), set={"train.max_updates": 2}, variants=variants, seeds=[0])
     options = ["--output_dir", str(output), "--ds_config", str(tiny_run.ds_config(tmp_path, 0)), "--jobs", "2"]
     ended = run_script(SWEEP, path, *options, check=False)
     assert ended.returncode == 1
-    assert "swep-elsewhere-seed0: FAILED, exit code 2: error: " in ended.stdout
+    assert "swep-long-seed0: FAILED, exit code 2: error: " in ended.stdout
     assert "mle-seed0: done in" in ended.stdout
     table = json.loads((output / "table.json").read_text())
     scores = json.loads((output / "mle-seed0" / "results.json").read_text())["eval"]["test"]
-    assert {cell["method"]: cell["runs"] for cell in table["cells"]} == {"MLE": 1, "SWEP [elsewhere]": 0}
+    assert {cell["method"]: cell["runs"] for cell in table["cells"]} == {"MLE": 1, "SWEP [long]": 0}
     [f1] = [cell["mean"] for cell in table["cells"] if cell["metric"] == "f1"]
     assert f1 == scores["f1"]
     [missing] = table["missing"]
-    assert (missing["name"], missing["seed"]) == ("SWEP [elsewhere]", 0)
-    assert missing["reason"].startswith("exit code 2: error: data.train: ")
-    assert f"missing: SWEP [elsewhere], seed 0: {missing['reason']} ({output}/swep-elsewhere-seed0.log)" in ended.stdout
-    assert "| SWEP \\[elsewhere\\] | - | 0 |\n" in (output / "table.md").read_text()
+    assert (missing["name"], missing["seed"]) == ("SWEP [long]", 0)
+    assert missing["reason"].startswith("exit code 2: error: data.max_length ")
+    assert f"missing: SWEP [long], seed 0: {missing['reason']} ({output}/swep-long-seed0.log)" in ended.stdout
+    assert "| SWEP \\[long\\] | - | 0 |\n" in (output / "table.md").read_text()
