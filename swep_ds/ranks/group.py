@@ -35,10 +35,8 @@ JOIN = timedelta(minutes=10)  # for all ranks to start
 QUIET_SECONDS = 20.0  # until a wait for the others is reported
 MAX_WAIT = timedelta(hours=6)  # for live ranks; the heartbeat notices dead ones
 ALONE_SECONDS = 30.0  # for the other ranks to reach a common end
-# set by `train.deterministic`: PyTorch refuses a value of the first one that is not deterministic, and transformers
-# reads the other for `model.attention: flash_attention_2`
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # PyTorch refuses a value that is not deterministic
+FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"  # read by transformers for `model.attention: flash_attention_2`
 
 T = TypeVar("T")
 _hosts: list[str] = []  # by rank
@@ -97,7 +95,7 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _restored() -> Iterator[None]:
     """Sets the launcher's variables that are missing. Afterwards they are gone again, as children would inherit them,
-    and so is what PyTorch, DeepSpeed and `train.deterministic` change in the process: another group may follow."""
+    and so is what PyTorch, DeepSpeed and `set_deterministic` change in the process: another group may follow."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     variables = read_launch() or alone | {"MASTER_PORT": str(free_port())}
     variables["SWEP_DS_LOCAL_ID"] = variables["LOCAL_RANK"]
@@ -120,6 +118,19 @@ def _restored() -> Iterator[None]:
         torch.nn.functional.linear = linear  # ZeRO-3 puts its own in place
         sys.excepthook = hook
         groups._WORLD_GROUP = None
+
+
+def set_deterministic(on: bool) -> None:
+    """Switches `train.deterministic` until the process group ends: on a GPU, equal runs on the same devices and
+    versions then have equal numbers, to the last bit; else atomic additions and cuBLAS's choice of a workspace change
+    the order of sums. Call it before anything is computed: cuBLAS reads its setting at its first use."""
+    if on:
+        os.environ.setdefault(CUBLAS, ":4096:8")
+        os.environ[FLASH_ATTENTION] = "1"
+        # would write to each new tensor, so that a read before the first write is noticed
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    if on != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
+        torch.use_deterministic_algorithms(on)
 
 
 def _join() -> None:

@@ -49,25 +49,25 @@ class StopVote:
     gloo while the next update computes. Raises InputError: the ranks cannot reach each other over gloo."""
 
     def __init__(self):
-        self._group = ranks.on_all_ranks(_over_gloo) if ranks.world_size() > 1 else None
-        self._vote = torch.zeros((), dtype=torch.int32)
-        self._cast: dist.Work | None = None
+        self._group = None
+        if ranks.world_size() > 1:
+            self._group = ranks.on_all_ranks(_over_gloo)
+            self._vote = torch.zeros((), dtype=torch.int32)
+            self._cast = dist.all_reduce(self._vote, group=self._group, async_op=True)
 
     def asked(self) -> int:
         """The signal by which any rank was asked to stop; 0 if none was. Collective, and the same on every rank."""
         if self._group is None:
             return request.number
-        if self._cast:
-            self._cast.wait()
+        self._cast.wait()
         asked = int(self._vote)
         self._vote.fill_(request.number)
         self._cast = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return asked
 
     def close(self) -> None:
-        if self._cast:
-            self._cast.wait()
         if self._group is not None:
+            self._cast.wait()
             dist.destroy_process_group(self._group)
 
 

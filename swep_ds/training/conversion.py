@@ -26,7 +26,6 @@ from swep_ds.training.checkpoint_files import Manifest
 
 WEIGHTS = "weights"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # every optimizer that runs at ZeRO 1 to 3 is an Adam
-COUNTS = ("global_steps", "global_samples", "skipped_steps")
 
 
 class Piece(NamedTuple):
@@ -98,9 +97,6 @@ def copy_pieces(saved: Sequence[Pieces], kept: Pieces, tag: Path) -> None:
         if filled != wanted:
             fix = "resume on the number of ranks and the ZeRO stage that wrote it"
             raise InputError(f"{tag}: the checkpoint has {filled} of {wanted} elements of {name}: {fix}")
-
-
-# Files
 
 
 def _enumeration_member(kind: type[Enum], name: str) -> Enum:
@@ -177,11 +173,8 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
     engine.lr_scheduler.load_state_dict(model["lr_scheduler"])
     for group, rate in zip(engine.basic_optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
         group["lr"] = rate
-    for name in COUNTS:
+    for name in ("global_steps", "global_samples", "skipped_steps"):
         setattr(engine, name, model[name])
-
-
-# The engine
 
 
 def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,7 @@ What DeepSpeed 0.19 needs beyond that is in `checkpoints.py` (the writer), `grou
 """
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -127,12 +127,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
             "built here: install libaio's headers (Debian: libaio-dev), or use --ds_config zero3_offload"
         )
-    if stage == 3:
-        with _refusals():
-            shard(objective, config)
     if stage == 0 and objective.method.max_grad_norm is not None:
         config["gradient_clipping"] = 0.0  # `GroupNorms` clips
-    groups = objective.parameter_groups()
     if "offload_optimizer" in config.get("zero_optimization", {}):
         config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
     if stage == 0 and config["bf16"]["enabled"] and ranks.is_main():
@@ -141,13 +137,15 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     def schedule(inner: Optimizer):
         return get_scheduler(SCHEDULES[train.schedule], inner, round(train.warmup_fraction * updates), updates)
 
-    with _refusals():
+    fix = "fix the field it names, or use a shipped file"
+    # all ranks have the same file, so all raise
+    with as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=NOT_OF_THE_INPUT):
+        if stage == 3:
+            shard(objective, config)
+        groups = objective.parameter_groups()
+        optimizer = _optimizer(groups, train)
         engine, *_ = deepspeed.initialize(
-            model=objective,
-            model_parameters=groups,
-            optimizer=_optimizer(groups, train),
-            lr_scheduler=schedule,
-            config=config,
+            model=objective, model_parameters=groups, optimizer=optimizer, lr_scheduler=schedule, config=config
         )
     return Engine(engine, train)
 
@@ -160,9 +158,3 @@ def _optimizer(groups: list[dict[str, Any]], train: TrainSection) -> Optimizer:
     settings = {"betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": train.weight_decay}
     # fused: one pass over memory instead of one per operation, on CPU and GPU
     return torch.optim.AdamW(groups, lr=train.learning_rate, fused=True, **settings)
-
-
-def _refusals() -> AbstractContextManager[None]:
-    """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
-    fix = "fix the field it names, or use a shipped file"
-    return as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=NOT_OF_THE_INPUT)

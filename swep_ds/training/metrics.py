@@ -1,7 +1,5 @@
-"""A rank's clock, memory and sums of losses.
-
-Collectives make all ranks' updates equally long: a slow rank shows in its data and, below ZeRO-3, its forward passes.
-"""
+"""A rank's clock, memory and sums of losses. Collectives make all ranks' updates equally long: a slow rank shows in its
+data and, below ZeRO-3, its forward passes."""
 
 import resource
 import time
@@ -89,16 +87,9 @@ def peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class Meter:
-    """Sums of statistics by name, kept on the device, and of how many micro-batches each is."""
-
-    def __init__(self):
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, micro_batches: Sequence[dict[str, Tensor]]) -> None:
-        """Adds the statistics of micro-batches: scalars by name."""
-        for statistics in micro_batches:
-            for name, value in statistics.items():
-                self.sums[name] = self.sums.get(name, 0) + value.double()
-                self.counts[name] = self.counts.get(name, 0) + 1
+def add_up(sums: dict[str, tuple[Tensor, int]], micro_batches: Sequence[dict[str, Tensor]]) -> None:
+    """Adds the statistics of micro-batches to their sums by name, kept on the device, and counts the micro-batches."""
+    for statistics in micro_batches:
+        for name, value in statistics.items():
+            before, count = sums.get(name, (0, 0))
+            sums[name] = (before + value.double(), count + 1)

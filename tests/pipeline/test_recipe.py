@@ -249,7 +249,7 @@ def test_what_is_no_override(path):
         ("data.holdout_fraction=0.1 data.eval.x=dev eval.select_on=heldout", "did you mean 'held_out'?"),
         ("eval.select_on=held_out", "not a data set of data.eval; known are x (held_out needs data.holdout_fraction)"),
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
-        ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
+        ("train.average_last=0.5", "average_last: is a setting of average last_k: set train.average to that"),
         # sections
         ("pretrain=a.json", "'a.json' is not a section: give its fields, such as pretrain.train"),
         # what does not fit together

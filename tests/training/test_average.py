@@ -21,6 +21,7 @@ from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
+from tests.support.bad_input import refused
 
 UPDATES = 6
 DECAY, LAST = 0.6, 0.5
@@ -48,7 +49,13 @@ def test_the_recursion_is_the_definition(kind):
         if share:
             mean = value if share == 1 else mean + share * (value - mean)
     torch.testing.assert_close(mean, plain_mean(kind, weights), rtol=1e-12, atol=1e-12)
-    assert newest_share(TrainSection(average="last_k", average_last=0.01), 8, 8) == 1
+
+
+def test_a_mean_of_one_update_is_refused():
+    train = TrainSection(average="last_k")
+    said = refused(WeightAverage, None, train, 5)
+    assert said.startswith("train.average_last: 0.25 of 5 update(s) are fewer than the 2 that a mean needs: raise it")
+    WeightAverage(None, train, 6)
 
 
 @pytest.fixture(scope="module")

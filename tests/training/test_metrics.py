@@ -71,7 +71,7 @@ def instruments(monkeypatch):
     monkeypatch.setattr(made.watch, "read", lambda: [1.0, 0.1, 0.2, 500.123456])
 
     def gather(everyone: torch.Tensor, mine: torch.Tensor) -> None:
-        names = [*sorted(made._meter.sums), *NUMBERS, "finite"]
+        names = [*sorted(made._sums), *NUMBERS, "finite"]
         rows = [[rank.get(name, own) for name, own in zip(names, mine.tolist(), strict=True)] for rank in made.others]
         everyone.copy_(torch.tensor([mine.tolist(), *rows], dtype=mine.dtype).flatten())
 

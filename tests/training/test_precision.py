@@ -18,8 +18,7 @@ from swep_ds.models.backends import float32_products
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
-from swep_ds.ranks.group import process_group
-from swep_ds.training.determinism import CUBLAS, FLASH_ATTENTION, set_deterministic
+from swep_ds.ranks.group import CUBLAS, FLASH_ATTENTION, process_group, set_deterministic
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.sharding import full_weights

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from swep_ds.training.prefetch import AHEAD, prefetch
+from swep_ds.training.loop import AHEAD, prefetch
 from tests.data.test_batches import ranks, windows
 
 CPU = torch.device("cpu")
