@@ -48,13 +48,10 @@ COMMENT = ("_", "#", "//")  # begins the names of fields that people write as co
 def complete_ds_config(
     source: str, train: TrainSection, *, world_size: int, micro_steps: int, hidden_size: int, on_cpu: bool
 ) -> dict[str, Any]:
-    """Reads a ds_config file and completes it.
+    """Reads a ds_config, the name of a shipped one or the path of a JSON file, and completes it.
 
-    Args:
-        source: name of a shipped ds_config, or path of a JSON file.
-        micro_steps: micro-steps of a micro-batch (`Objective.parts`).
-        hidden_size: the model's, from which ZeRO's "auto" buckets get their sizes as in transformers.
-        on_cpu: whether there is no accelerator.
+    `micro_steps` are those of a micro-batch (`Objective.parts`). From the model's `hidden_size` ZeRO's "auto" buckets
+    get their sizes, as in transformers.
 
     Raises InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
     that DeepSpeed refuses, or this DeepSpeed is too old; or the recipe's precision needs a GPU.

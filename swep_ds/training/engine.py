@@ -1,8 +1,5 @@
-"""DeepSpeed's engine around an objective, with the recipe's optimizer and schedule.
-
-What DeepSpeed 0.19 needs beyond that is in `checkpoints.py` (the writer), `groups.py` (the parameter groups) and
-`foreach.py` (a step of few operations).
-"""
+"""DeepSpeed's engine around an objective, with the recipe's optimizer and schedule. What it needs beyond that is in
+`checkpoints.py` (the writer), `groups.py` (the parameter groups) and `foreach.py` (a step of few operations)."""
 
 import logging
 from contextlib import nullcontext
@@ -34,17 +31,11 @@ SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup"}  # train.sc
 
 
 class Engine:
-    """An objective in training, as DeepSpeed's engine carries it out.
+    """An objective, `module`, in training, as DeepSpeed's engine carries it out.
 
-    With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention.
-
-    Attributes:
-        deepspeed: DeepSpeed's engine. Checkpoints read and write its state. `step`, `train`, `eval`, `destroy` are its.
-        module: the objective.
-        optimizer: DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself.
-        parts: from `Objective.parts`.
-        stage: the ZeRO stage.
-        coalesces: whether gradients are reduced once an update, and `step` is called only then (`run_update`).
+    With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention. `optimizer` is
+    DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself. `parts` are those of `Objective.parts`.
+    If it `coalesces`, gradients are reduced once an update, and `step` is called only then (`run_update`).
     """
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
@@ -111,11 +102,8 @@ class Engine:
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:
-    """Builds the engine. A method's own parameters, if it has any, are the optimizer's second group.
-
-    Args:
-        config: from `complete_ds_config`.
-        updates: optimizer steps of the whole run; with linear decay the learning rate reaches 0 after the last.
+    """Builds the engine, by a `complete_ds_config`, of a run of so many `updates`: with linear decay the learning rate
+    reaches 0 after the last. A method's own parameters, if it has any, are the optimizer's second group.
 
     Raises InputError: DeepSpeed refuses a setting; on all ranks.
     """

@@ -60,8 +60,8 @@ class Instruments:
         state = replace(state, seconds=self.watch.seconds)
         score = None
         if validate:
-            with self.watch.paused():
-                score = validate()
+            score = validate()
+            self.watch.started += self.watch.seconds - state.seconds
             means["validation_exact_match"] = score["exact_match"]
             means["validation_f1"] = score["f1"]
         self._tracker.log(state, means, self._engine.module.method.remark(means, self._update / self._updates))

@@ -38,15 +38,11 @@ def train(
     before: TrainState,
     validate: Callable[[], Score] | None,
 ) -> TrainState:
-    """Trains from `before` to the end of `batches`; logs and saves on the way.
+    """Trains from `before` to the end of `batches`; logs and saves on the way, and scores with `validate` before each
+    checkpoint that the settings ask for.
 
-    Args:
-        validate: scores the engine before each checkpoint that the settings ask for.
-
-    Raises:
-        TrainingDiverged: on all ranks; a loss, gradient or weight is not finite when an update is logged or saved.
-        Stopped: on all ranks, after a checkpoint; a signal asked any rank to stop.
-        WriteFailed: on all ranks; a checkpoint cannot be written.
+    Raises on all ranks: TrainingDiverged, where a loss, gradient or weight is not finite when an update is logged or
+    saved; Stopped, after a checkpoint, where a signal asked any rank to stop; WriteFailed, where none can be written.
     """
     instruments = Instruments(engine, batches, settings, tracker, before)
     if before.updates:

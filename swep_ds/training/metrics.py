@@ -26,19 +26,12 @@ class Stopwatch:
             self._event = get_accelerator().Event
         self._forward: list[tuple] = []
         self._updates = 0  # since the last one that was read
-        self._started = time.perf_counter() - seconds
+        self.started = time.perf_counter() - seconds
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole run so far, over all its starts."""
-        return time.perf_counter() - self._started
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """The time inside is not part of the run's seconds."""
-        began = time.perf_counter()
-        yield
-        self._started += time.perf_counter() - began
+        """Seconds of the whole run so far, over all its starts, from `started` on."""
+        return time.perf_counter() - self.started
 
     def next_update(self, number: int) -> None:
         if self._updates == 0:

@@ -27,11 +27,8 @@ SHOWN += ("mu", "sigma", "validation_f1", "learning_rate", "samples_per_second")
 class Tracker:
     """Context manager around the training loop; `finish` follows at the end of the run. Active only on rank 0.
 
-    Args:
-        config: settings of the run, for wandb.
-        folder: the run's folder; its `metrics.jsonl` and `health.jsonl` are first cut back to `before`.
-
-    Raises InputError: at a run's first start wandb cannot start.
+    wandb gets `config`. `metrics.jsonl` and `health.jsonl` in the run's `folder` are first cut back to `before`. Raises
+    InputError: at a run's first start wandb cannot start.
     """
 
     def __init__(
