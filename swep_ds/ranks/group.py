@@ -1,7 +1,5 @@
 """The process group: ranks started by `deepspeed`, `torchrun`, `srun` or plain `python` join it and end cleanly.
-
-Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit.
-"""
+Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit."""
 
 import logging
 import os
@@ -47,11 +45,9 @@ _heartbeat: heartbeat.Heartbeat | None = None  # None: there is one rank
 def process_group() -> Iterator[None]:
     """Joins the process group and leaves it cleanly; inside, `rank()`, `world_size()` and `device()` hold.
 
-    If a rank dies, or ends with an exception that is not a `RunExit`, all others end within seconds and name it.
-
-    Raises:
-        InputError: the process cannot be a rank, or the ranks cannot reach each other.
-        RunExit: from the block, which must raise it on every rank (`on_all_ranks`).
+    If a rank dies, or ends with an exception that is not a `RunExit`, all others end within seconds and name it. The
+    block must raise a `RunExit` on every rank (`on_all_ranks`). Raises InputError: the process cannot be a rank, or the
+    ranks cannot reach each other.
     """
     if dist.is_initialized():  # a run would destroy it at its end
         raise InputError("torch.distributed has a process group already: start the run in a process of its own")

@@ -1,8 +1,5 @@
-"""SIGUSR1, SIGTERM and SIGINT (Ctrl-C) as requests to stop a training.
-
-In the training loop a request to any rank waits for the end of an update, where all ranks save a checkpoint together
-and end with `EXIT_STOPPED`. A second signal ends the process at once. Elsewhere signals do what they do to any program.
-"""
+"""SIGUSR1, SIGTERM and SIGINT (Ctrl-C) in the training loop as requests to stop: one to any rank waits for the end of
+an update, where all ranks save a checkpoint together and end with `EXIT_STOPPED`. A second signal ends the process."""
 
 import signal
 import time

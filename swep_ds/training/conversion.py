@@ -46,13 +46,9 @@ def cut_pieces(
     world_size: int,
     sizes: Sequence[int],
 ) -> Pieces:
-    """A rank's piece of each parameter of which it keeps any.
-
-    Args:
-        shapes: for every flat tensor, the parameters' shapes by name, in order.
-        flats: the rank's flat tensors, each as its values by kind, of shape [elements].
-        sizes: elements in each flat tensor of a rank; ZeRO 0 to 2 cut the parameters there.
-    """
+    """A rank's piece of each parameter of which it keeps any. Each flat tensor has `shapes`, those of its parameters by
+    name, in order; `flats`, the rank's values by kind, of shape [elements]; and a rank's number of elements in `sizes`,
+    where ZeRO 0 to 2 cut the parameters."""
     pieces = {}
     for group, named in enumerate(shapes):
         # where the previous parameter ends: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
@@ -187,7 +183,6 @@ def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _engine_flats(engine) -> list[Tensor]:
-    """The float32 weights that this rank's optimizer updates."""
     if engine.zero_optimization_stage() == 3:
         return engine.optimizer.fp32_partitioned_groups_flat
     return [tensor for group in engine.basic_optimizer.param_groups for tensor in group["params"]]

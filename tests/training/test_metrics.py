@@ -44,7 +44,7 @@ class Event:
 
 def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
     monkeypatch.setattr(ranks, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr("swep_ds.training.metrics.get_accelerator", lambda: type("Cuda", (), {"Event": Event}))
+    monkeypatch.setattr("swep_ds.training.metrics.get_accelerator", lambda: SimpleNamespace(Event=Event))
     watch = Stopwatch()
     for update, passes in ((1, 5), (2, 2)):
         watch.next_update(update)
