@@ -18,7 +18,7 @@ from swep_ds.data.batches import Batch, TrainingBatches, engine_divisor
 from swep_ds.evaluation.results import Score
 from swep_ds.methods.base import Method, MicroStep, PassState
 from swep_ds.ranks.environment import note_checkpoint
-from swep_ds.ranks.stopping import RESUMES, request, stop_vote
+from swep_ds.ranks.stopping import RESUMES, StopVote, request
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import Engine
 from swep_ds.training.instruments import Instruments
@@ -50,7 +50,7 @@ def train(
     engine.train()
     state = before
     ahead = prefetch(batches, before.updates * batches.accumulation, ranks.device())
-    with stop_vote() as vote, closing(ahead) as micro_batches:
+    with StopVote() as vote, closing(ahead) as micro_batches:
         ranks.wait_long()  # also in the groups that DeepSpeed has made by now
         for update in range(before.updates, batches.updates):
             number = update + 1

@@ -37,7 +37,7 @@ def fail(error):
     threading.Thread(target=beat.fail, args=(error,)).start()
 for line in sys.stdin:
     exec(line)
-    print("done", flush=True)
+    print("done\\n", end="", flush=True)  # in one piece, whenever the heartbeat ends the process
 beat.close()
 """
 

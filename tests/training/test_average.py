@@ -15,7 +15,7 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.pipeline.saved import load_saved, validation_half
 from swep_ds.ranks.group import process_group
-from swep_ds.training.average import WeightAverage, newest_share
+from swep_ds.training.average import WeightAverage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
@@ -37,18 +37,6 @@ def plain_mean(kind: str, weights: list[torch.Tensor]) -> torch.Tensor:
         return stacked[-round(LAST * UPDATES) :].mean(0)
     shares = torch.tensor([DECAY ** (len(weights) - i) for i in range(1, len(weights) + 1)], dtype=torch.float64)
     return torch.einsum("u,u...->...", shares / shares.sum(), stacked)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_recursion_is_the_definition(kind):
-    train, mean = TrainSection(**KINDS[kind]), torch.full((4,), torch.nan, dtype=torch.float64)
-    weights = list(torch.randn(UPDATES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
-    for update, value in enumerate(weights, 1):
-        share = newest_share(train, UPDATES, update)
-        assert (share == 0) == (kind == "last_k" and update <= UPDATES / 2)
-        if share:
-            mean = value if share == 1 else mean + share * (value - mean)
-    torch.testing.assert_close(mean, plain_mean(kind, weights), rtol=1e-12, atol=1e-12)
 
 
 def test_a_mean_of_one_update_is_refused():
