@@ -99,9 +99,11 @@ def test_an_output_layer_of_its_own_is_trained_and_exported(finished, folder):
     for run in (folder / "untied", whole, sharded):
         model, report = AutoModelForSeq2SeqLM.from_pretrained(run / "model", output_loading_info=True)
         assert not any(report.values())
-        assert not model.config.tie_word_embeddings
         heads.append(model.lm_head.weight)
         assert heads[-1] is not model.shared.weight
+    runs = (finished["tied", 2], whole, sharded)
+    configs = [json.loads((run / "model" / "config.json").read_text()) for run in runs]
+    assert [config["tie_word_embeddings"] for config in configs] == [True, False, False]
     before, after, spread = heads
     assert (after - before).abs().max() > 1e-3
     torch.testing.assert_close(spread, after, rtol=0, atol=1e-5)
