@@ -19,9 +19,9 @@ from swep_ds.training.average import WeightAverage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
-from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
 from tests.support.bad_input import refused
+from tests.support.engine_runs import weights_of
 
 UPDATES = 6
 DECAY, LAST = 0.6, 0.5
@@ -57,10 +57,6 @@ def folder(tmp_path_factory):
 def group() -> Iterator[None]:
     with process_group():
         yield
-
-
-def weights_of(engine, *, masters: bool) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in full_weights(engine, engine.module, masters=masters)}
 
 
 @pytest.mark.parametrize(

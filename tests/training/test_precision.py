@@ -21,18 +21,14 @@ from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import CUBLAS, FLASH_ATTENTION, process_group, set_deterministic
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
-from swep_ds.training.sharding import full_weights
 from tests.support import ds_configs, tiny_run
+from tests.support.engine_runs import weights_of
 from tests.support.tiny_batches import batch
 from tests.support.tiny_objective import objective
 
 UPDATES, POWER = 20, 18  # a scale that overflows at first
 FP16 = ["train.precision=fp16", "method.kl_target=4000", "method.noise_learning_rate=5e-3"]
 FP16.append("method.noise_max_grad_norm=0.3")
-
-
-def weights_of(engine) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in full_weights(engine, engine.module, masters=True)}
 
 
 @pytest.mark.parametrize("stage", [2, 3])
