@@ -22,7 +22,7 @@ from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import without_cudnn_attention
 from swep_ds.training.loop import observe, run_update
-from swep_ds.training.metrics import Meter
+from swep_ds.training.metrics import add_up
 from swep_ds.training.settings import TrainSection
 
 WARMUP = 3  # updates before the counted one; at ZeRO-3 they record the order of the modules
@@ -91,13 +91,13 @@ def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
     """The `Launches.totals` of an update that is not logged, as the training loop makes it."""
     engine.train()
     parts = engine.module.parts(execution)
-    meter = Meter()
+    sums = {}
 
     def update(number: int, phase: Callable) -> None:
         statistics = run_update(engine, iter([batch]), 1, MicroStep(number), parts, phase)
         with phase("statistics"):
             observe(engine.module.method, statistics)
-            meter.add(statistics)
+            add_up(sums, statistics)
 
     return _count(update)
 

@@ -34,7 +34,6 @@ from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.training.conversion import parameter_shapes
-from swep_ds.training.determinism import set_deterministic
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
 from swep_ds.training.ds_roles import REPORTS, SPREAD
 
@@ -73,7 +72,7 @@ def prepare(
 
     def read_text() -> tuple[PreTrainedTokenizerFast, list[Example], dict[str, list[Example]]]:
         read_ds_config(ds_config)
-        set_deterministic(recipe.train.deterministic)
+        ranks.set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
         training, tests = load_examples(recipe)
         for field, examples in {recipe.training_source: training, **tests}.items():

@@ -66,11 +66,6 @@ def report(end: RunExit) -> None:
         say_on_stderr(f"{end.title}: {end}")
 
 
-def slurm_restarts() -> int:
-    """How often Slurm has restarted this job; 0 outside Slurm."""
-    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-
-
 def note_checkpoint(update: int) -> None:
     """Tells scripts/slurm/restart.sh that this start of the job has saved a checkpoint."""
     if file := os.environ.get("SWEP_DS_PROGRESS"):

@@ -1,7 +1,5 @@
 """The process group: ranks started by `deepspeed`, `torchrun`, `srun` or plain `python` join it and end cleanly.
-
-Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit.
-"""
+Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit."""
 
 import logging
 import os
@@ -35,10 +33,8 @@ JOIN = timedelta(minutes=10)  # for all ranks to start
 QUIET_SECONDS = 20.0  # until a wait for the others is reported
 MAX_WAIT = timedelta(hours=6)  # for live ranks; the heartbeat notices dead ones
 ALONE_SECONDS = 30.0  # for the other ranks to reach a common end
-# set by `train.deterministic`: PyTorch refuses a value of the first one that is not deterministic, and transformers
-# reads the other for `model.attention: flash_attention_2`
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # PyTorch refuses a value that is not deterministic
+FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"  # read by transformers for `model.attention: flash_attention_2`
 
 T = TypeVar("T")
 _hosts: list[str] = []  # by rank
@@ -49,11 +45,9 @@ _heartbeat: heartbeat.Heartbeat | None = None  # None: there is one rank
 def process_group() -> Iterator[None]:
     """Joins the process group and leaves it cleanly; inside, `rank()`, `world_size()` and `device()` hold.
 
-    If a rank dies, or ends with an exception that is not a `RunExit`, all others end within seconds and name it.
-
-    Raises:
-        InputError: the process cannot be a rank, or the ranks cannot reach each other.
-        RunExit: from the block, which must raise it on every rank (`on_all_ranks`).
+    If a rank dies, or ends with an exception that is not a `RunExit`, all others end within seconds and name it. The
+    block must raise a `RunExit` on every rank (`on_all_ranks`). Raises InputError: the process cannot be a rank, or the
+    ranks cannot reach each other.
     """
     if dist.is_initialized():  # a run would destroy it at its end
         raise InputError("torch.distributed has a process group already: start the run in a process of its own")
@@ -97,7 +91,7 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _restored() -> Iterator[None]:
     """Sets the launcher's variables that are missing. Afterwards they are gone again, as children would inherit them,
-    and so is what PyTorch, DeepSpeed and `train.deterministic` change in the process: another group may follow."""
+    and so is what PyTorch, DeepSpeed and `set_deterministic` change in the process: another group may follow."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     variables = read_launch() or alone | {"MASTER_PORT": str(free_port())}
     variables["SWEP_DS_LOCAL_ID"] = variables["LOCAL_RANK"]
@@ -120,6 +114,19 @@ def _restored() -> Iterator[None]:
         torch.nn.functional.linear = linear  # ZeRO-3 puts its own in place
         sys.excepthook = hook
         groups._WORLD_GROUP = None
+
+
+def set_deterministic(on: bool) -> None:
+    """Switches `train.deterministic` until the process group ends: on a GPU, equal runs on the same devices and
+    versions then have equal numbers, to the last bit; else atomic additions and cuBLAS's choice of a workspace change
+    the order of sums. Call it before anything is computed: cuBLAS reads its setting at its first use."""
+    if on:
+        os.environ.setdefault(CUBLAS, ":4096:8")
+        os.environ[FLASH_ATTENTION] = "1"
+        # would write to each new tensor, so that a read before the first write is noticed
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    if on != torch.are_deterministic_algorithms_enabled():  # the call imports the compiler
+        torch.use_deterministic_algorithms(on)
 
 
 def _join() -> None:

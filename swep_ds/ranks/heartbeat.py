@@ -62,13 +62,8 @@ def _watched(peer: socket.socket) -> Connection:
 
 
 class Heartbeat:
-    """A thread that reads this rank's connections and ends the process when another rank dies.
-
-    Args:
-        names: what messages call the ranks, in their order.
-        peers: from `accept` on rank 0, else from `connect`.
-        reports: whether this rank prints how the run ended.
-    """
+    """A thread that reads this rank's connections and ends the process when another rank dies. Messages call the ranks
+    by `names`, in their order; this rank prints how the run ended if it `reports`."""
 
     def __init__(self, rank: int, names: Sequence[str], peers: dict[int, Connection], *, reports: bool):
         self.step = "set-up"

@@ -1,13 +1,8 @@
-"""SIGUSR1, SIGTERM and SIGINT (Ctrl-C) as requests to stop a training.
-
-In the training loop a request to any rank waits for the end of an update, where all ranks save a checkpoint together
-and end with `EXIT_STOPPED`. A second signal ends the process at once. Elsewhere signals do what they do to any program.
-"""
+"""SIGUSR1, SIGTERM and SIGINT (Ctrl-C) in the training loop as requests to stop: one to any rank waits for the end of
+an update, where all ranks save a checkpoint together and end with `EXIT_STOPPED`. A second signal ends the process."""
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -45,30 +40,46 @@ request = StopRequest()
 
 
 class StopVote:
-    """At the end of each update every rank casts its vote, and reads the result of an update earlier: votes travel over
-    gloo while the next update computes. Raises InputError: the ranks cannot reach each other over gloo."""
+    """For the training loop: inside, signals are requests to stop. At the end of each update every rank casts its vote,
+    and reads the result of an update earlier: votes travel over gloo while the next update computes. Collective. Raises
+    InputError: the ranks cannot reach each other over gloo."""
 
     def __init__(self):
-        self._group = ranks.on_all_ranks(_over_gloo) if ranks.world_size() > 1 else None
-        self._vote = torch.zeros((), dtype=torch.int32)
-        self._cast: dist.Work | None = None
+        self._group = None
+        if ranks.world_size() > 1:
+            self._group = ranks.on_all_ranks(_over_gloo)
+            self._vote = torch.zeros((), dtype=torch.int32)
+            self._cast = dist.all_reduce(self._vote, group=self._group, async_op=True)
+
+    def __enter__(self) -> "StopVote":
+        self._handlers = {}
+        for number in SIGNALS if request.allowed else ():
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's `&` has a program ignore SIGINT
+                self._handlers[number] = signal.signal(number, request.take)
+        return self
 
     def asked(self) -> int:
         """The signal by which any rank was asked to stop; 0 if none was. Collective, and the same on every rank."""
         if self._group is None:
             return request.number
-        if self._cast:
-            self._cast.wait()
+        self._cast.wait()
         asked = int(self._vote)
         self._vote.fill_(request.number)
         self._cast = dist.all_reduce(self._vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return asked
 
-    def close(self) -> None:
-        if self._cast:
-            self._cast.wait()
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        if kind and not issubclass(kind, RunExit):  # on this rank only: a vote of the others may never come
+            return
         if self._group is not None:
+            self._cast.wait()
             dist.destroy_process_group(self._group)
+        if kind:  # the handlers stay: another signal must not change how this run ends
+            return
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if request.number:  # it came after the last vote
+            signal.raise_signal(request.number)
 
 
 def _over_gloo() -> dist.ProcessGroup:
@@ -77,23 +88,3 @@ def _over_gloo() -> dist.ProcessGroup:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
         dist.barrier(group)  # a rank with nothing left to train must not leave while another still connects
     return group
-
-
-@contextmanager
-def stop_vote() -> Iterator[StopVote]:
-    """For the training loop: inside, signals are requests to stop. Collective."""
-    vote = StopVote()
-    before = {}
-    for number in SIGNALS if request.allowed else ():
-        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's `&` has a program ignore SIGINT
-            before[number] = signal.signal(number, request.take)
-    try:
-        yield vote
-    except RunExit:  # raised on all ranks; after any other exception some would wait for votes that never come
-        vote.close()  # the handlers stay: another signal must not change how this run ends
-        raise
-    vote.close()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    if request.number:  # it came after the last vote
-        signal.raise_signal(request.number)

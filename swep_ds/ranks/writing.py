@@ -18,12 +18,8 @@ T = TypeVar("T")
 
 
 def write_on_all_ranks(step: Callable[[], T] | None, path: Path) -> T | None:
-    """Runs `step`, which writes `path` or files below it, on the ranks that have one. Collective.
-
-    Raises:
-        WriteFailed: on every rank, if a step met a full disk, an unwritable folder or the like.
-        RunExit: any other that a step raised, on every rank as well.
-    """
+    """Runs `step`, which writes `path` or files below it, on the ranks that have one. Raises on every rank what a step
+    raised, as WriteFailed if it met a full disk, an unwritable folder or the like. Collective."""
     value = None
     fault = None
     try:

@@ -20,7 +20,6 @@ import psutil
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError
 from swep_ds.common.files import is_locked
-from swep_ds.ranks.environment import slurm_restarts
 from swep_ds.ranks.launcher import environments, launcher
 from swep_ds.ranks.stopping import REPEAT_SECONDS
 from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell, last_attempt
@@ -85,8 +84,8 @@ class Queue:
         """Starts the next cells, as many as there are free devices for."""
         while self.waiting and self.free and not self.refused:
             cell = self.waiting.popleft()
-            # left by an earlier queue that was killed; after a restart the run waits for its dead node's lock
-            if is_locked(cell.folder / ".lock") and slurm_restarts() == 0:
+            # left by an earlier queue that was killed; after Slurm's restart the run waits for its dead node's lock
+            if is_locked(cell.folder / ".lock") and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
                 self.console.print(f"{cell.name}: skipped, {cell.fault()}")
                 continue
             command = [*launcher(self.ranks), *self.command, *cell.options()]

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
+from swep_ds.common.errors import InputError
 from swep_ds.training.checkpoint_files import Manifest
-from swep_ds.training.conversion import WEIGHTS, Piece, copy_pieces, engine_pieces, read_state, refresh_weights
+from swep_ds.training.conversion import WEIGHTS, Piece, Pieces, copy_pieces, engine_pieces, read_state, refresh_weights
 from swep_ds.training.settings import TrainSection
 
 EXPORTED = "qa."  # begins the names of the model's parameters in the engine's module
@@ -33,32 +34,34 @@ def newest_share(train: TrainSection, updates: int, update: int) -> float:
     """The share of the weights after `update` (from 1) in the mean; 0 before the mean begins, 1 where it does."""
     if train.average == "ema":
         return (1 - train.average_decay) / (1 - train.average_decay**update)
-    last = max(1, round(train.average_last * updates))
-    counted = update - updates + last
+    counted = update - updates + round(train.average_last * updates)
     if counted <= 0:
         return 0.0
     return 1 / counted
 
 
 class WeightAverage:
-    """What a rank keeps of the mean over an `Engine`, in a run of so many `updates`, if the settings ask for a mean."""
+    """What a rank keeps of the mean over an `Engine`, in a run of so many `updates`, if the settings ask for a mean.
+    Raises InputError: `average_last` asks for that of fewer than two updates."""
 
     def __init__(self, engine, train: TrainSection, updates: int):
+        if train.average == "last_k" and round(train.average_last * updates) < 2:
+            raise InputError(
+                f"train.average_last: {train.average_last:g} of {updates} update(s) are fewer than the 2 that a mean "
+                "needs: raise it, or set train.average to none"
+            )
         self._engine = engine
         self._train = train
         self._updates = updates
-        self._means: list[Tensor] = []  # in the order of `_pieces`; none before the mean begins
+        self._mean: Pieces = {}  # empty before the mean begins
 
     def add(self, update: int) -> None:
         """Adds the weights after `update`, which counts from 1."""
         share = newest_share(self._train, self._updates, update)
-        if share == 0:
-            return
-        weights = self._weights()
         if share == 1:
-            self._means = [part.clone() for part in weights]
-        elif weights:  # none where a rank keeps nothing of a small model
-            torch._foreach_lerp_(self._means, weights, share)
+            self._mean = self._copy_weights()
+        elif self._mean:  # it has begun, and this rank keeps a part of the model
+            torch._foreach_lerp_(_tensors(self._mean), _tensors(self._weights()), share)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -69,33 +72,33 @@ class WeightAverage:
         self._swap()
 
     def _swap(self) -> None:
-        if self._means:
-            for mean, weights in zip(self._means, self._weights(), strict=True):
+        if self._mean:
+            for mean, weights in zip(_tensors(self._mean), _tensors(self._weights()), strict=True):
                 swapped = weights.clone()
                 weights.copy_(mean)
                 mean.copy_(swapped)
         refresh_weights(self._engine.deepspeed)
 
-    def _pieces(self) -> dict[str, Piece]:
-        """The float32 weights behind the means. DeepSpeed may replace its tensors."""
+    def _weights(self) -> Pieces:
+        """The float32 weights behind the mean. DeepSpeed may replace its tensors."""
         pieces = engine_pieces(self._engine.deepspeed)
         return {name: piece for name, piece in pieces.items() if name.startswith(EXPORTED)}
 
-    def _weights(self) -> list[Tensor]:
-        return [piece.values[WEIGHTS] for piece in self._pieces().values()]
+    def _copy_weights(self) -> Pieces:
+        pieces = self._weights().items()
+        return {name: Piece(piece.first, {WEIGHTS: piece.values[WEIGHTS].clone()}) for name, piece in pieces}
 
     def save(self, tag: Path) -> None:
         """Writes a file into a checkpoint's folder, which any number of ranks can read at any ZeRO stage: for each
         parameter its first element that this rank keeps, and the mean of the elements from there on."""
-        if not self._means or (self._engine.stage == 0 and not ranks.is_main()):
+        if not self._mean or (self._engine.stage == 0 and not ranks.is_main()):
             return
-        kept = zip(self._pieces().items(), self._means, strict=True)
-        content = {name: {"first": piece.first, "mean": mean} for (name, piece), mean in kept}
+        content = {name: {"first": piece.first, "mean": piece.values[WEIGHTS]} for name, piece in self._mean.items()}
         self._engine.deepspeed.checkpoint_engine.save(content, str(tag / f"{FILE}{ranks.rank()}.pt"))
 
     def load(self, tag: Path, manifest: Manifest) -> None:
         """Loads what `save` wrote on all ranks; nothing if the mean had not begun."""
-        self._means = []
+        self._mean = {}
         if not newest_share(self._train, self._updates, manifest.done.updates):
             return
         saved = []
@@ -103,9 +106,9 @@ class WeightAverage:
             if name.startswith(FILE):
                 content = read_state(tag / name)
                 saved.append({key: Piece(kept["first"], {WEIGHTS: kept["mean"]}) for key, kept in content.items()})
-        kept = {
-            name: Piece(piece.first, {WEIGHTS: torch.empty_like(piece.values[WEIGHTS])})
-            for name, piece in self._pieces().items()
-        }
-        copy_pieces(saved, kept, tag)
-        self._means = [piece.values[WEIGHTS] for piece in kept.values()]
+        self._mean = self._copy_weights()
+        copy_pieces(saved, self._mean, tag)
+
+
+def _tensors(pieces: Pieces) -> list[Tensor]:
+    return [piece.values[WEIGHTS] for piece in pieces.values()]

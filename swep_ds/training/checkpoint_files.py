@@ -1,5 +1,5 @@
-"""The files of a run's checkpoints: their names and the manifest `complete.json`, which lists every file with its size
-(one that is missing or cut off is damage), and what a run must share with the checkpoint to resume from it."""
+"""The names of a run's checkpoints and their manifest `complete.json`: every file with its size (one that is missing or
+cut off is damage), and what a run must share with the checkpoint to resume from it."""
 
 import logging
 from dataclasses import dataclass, field
@@ -45,9 +45,9 @@ def checkpoint_name(update: int) -> str:
     return f"update-{update:08d}"
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """All folders of completed checkpoints from oldest to newest, damaged ones included."""
-    return sorted(file.parent for file in folder.glob(f"{FOLDERS}/{MANIFEST}"))
+def list_updates(folder: Path) -> list[int]:
+    """The updates of all completed checkpoints, damaged ones included."""
+    return sorted(int(file.parent.name[-8:]) for file in folder.glob(f"{FOLDERS}/{MANIFEST}"))
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
@@ -56,7 +56,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
 
     Raises InputError: all checkpoints are damaged.
     """
-    tags = list_checkpoints(folder)[::-1]
+    tags = [folder / checkpoint_name(update) for update in reversed(list_updates(folder))]
     latest = read_text(folder / LATEST).strip() if (folder / LATEST).exists() else None
     fault = None
     for tag in sorted(tags, key=lambda tag: tag.name != latest):  # stable: the others stay newest first
@@ -66,7 +66,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
         except InputError as error:
             log.warning("%s", error)
             fault = error
-    if fault is not None:
+    if fault:
         raise fault
     return []
 

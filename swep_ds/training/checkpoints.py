@@ -1,9 +1,7 @@
-"""Checkpoints that are complete or do not count.
+"""Checkpoints that are complete or do not count: folders `update-<n>` to which DeepSpeed writes a part for every rank.
 
-A checkpoint is a folder `update-<n>` into which DeepSpeed writes a part for every rank. It counts once rank 0 has added
-the manifest `complete.json`, after all ranks were done; then `latest` moves to it by an atomic rename. A folder without
-the manifest is an interrupted write: it is ignored, and deleted with the next checkpoint. docs/runs.md says when a run
-that resumes is bit-identical to an uninterrupted one.
+One counts once rank 0 has added the manifest `complete.json`, after all ranks were done; then `latest` moves to it by
+an atomic rename. A folder without the manifest is an interrupted write: it is ignored, and deleted with the next one.
 """
 
 import json
@@ -29,10 +27,9 @@ from swep_ds.training.checkpoint_files import (
     FOLDERS,
     LATEST,
     MANIFEST,
-    Manifest,
     TrainState,
     checkpoint_name,
-    list_checkpoints,
+    list_updates,
     read_manifest,
 )
 from swep_ds.training.conversion import convert, read_state, refresh_weights
@@ -88,8 +85,8 @@ class Checkpoints:
         files: dict[str, int] = {}
         for written in ranks.gather(write_on_all_ranks(write, tag)):
             files |= written
-        parts = {"setup": self.setup, "layout": self.layout, "batch": self.batch, "scores": self.scores}
-        manifest = {"done": asdict(done), **parts, "files": dict(sorted(files.items()))}
+        manifest = {"done": asdict(done), "setup": self.setup, "layout": self.layout, "batch": self.batch}
+        manifest |= {"scores": self.scores, "files": dict(sorted(files.items()))}
 
         def complete() -> None:
             write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
@@ -98,7 +95,7 @@ class Checkpoints:
         write_on_rank0(complete, tag)
 
     def _prune(self, done: TrainState) -> None:
-        updates = self._updates()
+        updates = list_updates(self.folder)
         # later checkpoints belong to a branch that was abandoned by resuming from an earlier one
         newest = [update for update in updates if update <= done.updates][-self.keep :]
         kept = set(newest)
@@ -112,30 +109,21 @@ class Checkpoints:
     def best(self) -> int | None:
         """The update of the best checkpoint in this folder: by F1, then EM, then the earlier one; None if none has a
         score. Collective."""
-        return ranks.from_rank0(lambda: self._best(self._updates()))
+        return ranks.from_rank0(lambda: self._best(list_updates(self.folder)))
 
     def _best(self, updates: Iterable[int]) -> int | None:
         scored = [update for update in updates if update in self.scores]
         return max(scored, key=lambda u: (self.scores[u]["f1"], self.scores[u]["exact_match"], -u), default=None)
-
-    def _updates(self) -> list[int]:
-        """The updates of the complete checkpoints."""
-        return [int(tag.name.removeprefix("update-")) for tag in list_checkpoints(self.folder)]
 
     def load(self, engine, tag: Path) -> TrainState:
         """Loads a complete checkpoint. Collective.
 
         Raises InputError on every rank: it is damaged, or was saved under settings from which this run cannot resume.
         """
-
-        def read_fitting() -> Manifest:
-            manifest = read_manifest(tag)
-            if differing := differences(manifest.setup, self.setup, most=5):
-                fix = "start with the same settings, or start a new run with another --output_dir"
-                raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
-            return manifest
-
-        manifest = ranks.on_all_ranks(read_fitting)
+        manifest = ranks.on_all_ranks(lambda: read_manifest(tag))
+        if differing := differences(manifest.setup, self.setup, most=5):  # all ranks have the same setup
+            fix = "start with the same settings, or start a new run with another --output_dir"
+            raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
         # at ZeRO-0 rank 0 writes the whole state, however many ranks there are
         is_whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
         if is_whole or manifest.layout == self.layout:

@@ -26,7 +26,6 @@ from swep_ds.training.checkpoint_files import Manifest
 
 WEIGHTS = "weights"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # every optimizer that runs at ZeRO 1 to 3 is an Adam
-COUNTS = ("global_steps", "global_samples", "skipped_steps")
 
 
 class Piece(NamedTuple):
@@ -47,13 +46,9 @@ def cut_pieces(
     world_size: int,
     sizes: Sequence[int],
 ) -> Pieces:
-    """A rank's piece of each parameter of which it keeps any.
-
-    Args:
-        shapes: for every flat tensor, the parameters' shapes by name, in order.
-        flats: the rank's flat tensors, each as its values by kind, of shape [elements].
-        sizes: elements in each flat tensor of a rank; ZeRO 0 to 2 cut the parameters there.
-    """
+    """A rank's piece of each parameter of which it keeps any. Each flat tensor has `shapes`, those of its parameters by
+    name, in order; `flats`, the rank's values by kind, of shape [elements]; and a rank's number of elements in `sizes`,
+    where ZeRO 0 to 2 cut the parameters."""
     pieces = {}
     for group, named in enumerate(shapes):
         # where the previous parameter ends: in the rank's flat tensor at ZeRO-3, else in all ranks' laid end to end
@@ -98,9 +93,6 @@ def copy_pieces(saved: Sequence[Pieces], kept: Pieces, tag: Path) -> None:
         if filled != wanted:
             fix = "resume on the number of ranks and the ZeRO stage that wrote it"
             raise InputError(f"{tag}: the checkpoint has {filled} of {wanted} elements of {name}: {fix}")
-
-
-# Files
 
 
 def _enumeration_member(kind: type[Enum], name: str) -> Enum:
@@ -177,11 +169,8 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
     engine.lr_scheduler.load_state_dict(model["lr_scheduler"])
     for group, rate in zip(engine.basic_optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
         group["lr"] = rate
-    for name in COUNTS:
+    for name in ("global_steps", "global_samples", "skipped_steps"):
         setattr(engine, name, model[name])
-
-
-# The engine
 
 
 def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -194,7 +183,6 @@ def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _engine_flats(engine) -> list[Tensor]:
-    """The float32 weights that this rank's optimizer updates."""
     if engine.zero_optimization_stage() == 3:
         return engine.optimizer.fp32_partitioned_groups_flat
     return [tensor for group in engine.basic_optimizer.param_groups for tensor in group["params"]]

@@ -48,13 +48,10 @@ COMMENT = ("_", "#", "//")  # begins the names of fields that people write as co
 def complete_ds_config(
     source: str, train: TrainSection, *, world_size: int, micro_steps: int, hidden_size: int, on_cpu: bool
 ) -> dict[str, Any]:
-    """Reads a ds_config file and completes it.
+    """Reads a ds_config, the name of a shipped one or the path of a JSON file, and completes it.
 
-    Args:
-        source: name of a shipped ds_config, or path of a JSON file.
-        micro_steps: micro-steps of a micro-batch (`Objective.parts`).
-        hidden_size: the model's, from which ZeRO's "auto" buckets get their sizes as in transformers.
-        on_cpu: whether there is no accelerator.
+    `micro_steps` are those of a micro-batch (`Objective.parts`). From the model's `hidden_size` ZeRO's "auto" buckets
+    get their sizes, as in transformers.
 
     Raises InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
     that DeepSpeed refuses, or this DeepSpeed is too old; or the recipe's precision needs a GPU.
@@ -72,7 +69,7 @@ def complete_ds_config(
     if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
         for field in given:  # a run's file: its recipe decided these
             _set(config, field, AUTO)
-    faults = _recipe_faults(config, train, given) + _silent_faults(config)
+    faults = _faults(config, train, given)
     _fill(config, given, hidden_size)
     autos = [field for field, value in flatten(config).items() if value == AUTO]
     faults += [f'{field} is "auto", but no field of the recipe decides it: give a value' for field in autos]
@@ -89,9 +86,6 @@ def complete_ds_config(
 
 def zero_stage(config: dict[str, Any]) -> int:
     return config.get("zero_optimization", {}).get("stage", 0)
-
-
-# Fields
 
 
 def read_ds_config(source: str) -> dict[str, Any]:
@@ -123,9 +117,6 @@ def _is_off(value: Any) -> bool:
     return value in (None, False, AUTO)
 
 
-# What contradicts the recipe, or goes wrong without a word
-
-
 def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict[str, tuple[Any, str]]:
     """The fields that the recipe decides: value and where it comes from, by dotted name."""
     batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
@@ -145,8 +136,9 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict
     return given
 
 
-def _recipe_faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]]) -> list[str]:
-    """What contradicts the recipe."""
+def _faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]]) -> list[str]:
+    """What contradicts the recipe, what DeepSpeed 0.19 would silently leave out, and with what it computes or saves
+    something wrong."""
     faults = []
     present = flatten(config)
     for field, (value, origin) in given.items():
@@ -154,20 +146,13 @@ def _recipe_faults(config: dict[str, Any], train: TrainSection, given: dict[str,
             mine = json.dumps(present[field])
             faults.append(f"{field} = {mine}, but the recipe's {origin} gives {json.dumps(value)}")
     stage = zero_stage(config)
+    zero = config.get("zero_optimization", {})
     if train.compile and stage == 3:
         faults.append("train.compile: ZeRO-3 gathers weights between layers: use --ds_config zero2, or set it to false")
     if train.precision == "fp16" and stage == 0:
         faults.append("train.precision: at ZeRO-0 DeepSpeed never scales fp16's loss up: use --ds_config zero1")
     if train.optimizer == "adafactor" and (stage or train.precision in ("bf16", "fp16")):
         faults.append("train.optimizer: adafactor takes no flat pieces: use --ds_config zero0, and fp32 or autocast")
-    return faults
-
-
-def _silent_faults(config: dict[str, Any]) -> list[str]:
-    """What DeepSpeed 0.19 would silently leave out, or with which it computes or saves something wrong."""
-    faults = []
-    stage = zero_stage(config)
-    zero = config.get("zero_optimization", {})
     if zero.get("load_from_fp32_weights") is False:
         faults.append("zero_optimization.load_from_fp32_weights: a run would resume from rounded weights: remove it")
     for name, least in OFFLOADS.items():

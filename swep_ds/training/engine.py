@@ -1,11 +1,8 @@
-"""DeepSpeed's engine around an objective, with the recipe's optimizer and schedule.
-
-What DeepSpeed 0.19 needs beyond that is in `checkpoints.py` (the writer), `groups.py` (the parameter groups) and
-`foreach.py` (a step of few operations).
-"""
+"""DeepSpeed's engine around an objective, with the recipe's optimizer and schedule. What it needs beyond that is in
+`checkpoints.py` (the writer), `groups.py` (the parameter groups) and `foreach.py` (a step of few operations)."""
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import deepspeed
@@ -33,17 +30,11 @@ SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup"}  # train.sc
 
 
 class Engine:
-    """An objective in training, as DeepSpeed's engine carries it out.
+    """An objective, `module`, in training, as DeepSpeed's engine carries it out.
 
-    With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention.
-
-    Attributes:
-        deepspeed: DeepSpeed's engine. Checkpoints read and write its state. `step`, `train`, `eval`, `destroy` are its.
-        module: the objective.
-        optimizer: DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself.
-        parts: from `Objective.parts`.
-        stage: the ZeRO stage.
-        coalesces: whether gradients are reduced once an update, and `step` is called only then (`run_update`).
+    With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention. `optimizer` is
+    DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself. `parts` are those of `Objective.parts`.
+    If it `coalesces`, gradients are reduced once an update, and `step` is called only then (`run_update`).
     """
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
@@ -110,11 +101,8 @@ class Engine:
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:
-    """Builds the engine. A method's own parameters, if it has any, are the optimizer's second group.
-
-    Args:
-        config: from `complete_ds_config`.
-        updates: optimizer steps of the whole run; with linear decay the learning rate reaches 0 after the last.
+    """Builds the engine, by a `complete_ds_config`, of a run of so many `updates`: with linear decay the learning rate
+    reaches 0 after the last. A method's own parameters, if it has any, are the optimizer's second group.
 
     Raises InputError: DeepSpeed refuses a setting; on all ranks.
     """
@@ -126,12 +114,8 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
             "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
             "built here: install libaio's headers (Debian: libaio-dev), or use --ds_config zero3_offload"
         )
-    if stage == 3:
-        with _refusals():
-            shard(objective, config)
     if stage == 0 and objective.method.max_grad_norm is not None:
         config["gradient_clipping"] = 0.0  # `GroupNorms` clips
-    groups = objective.parameter_groups()
     if "offload_optimizer" in config.get("zero_optimization", {}):
         config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
     if stage == 0 and config["bf16"]["enabled"] and ranks.is_main():
@@ -140,13 +124,16 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     def schedule(inner: Optimizer):
         return get_scheduler(SCHEDULES[train.schedule], inner, round(train.warmup_fraction * updates), updates)
 
-    with _refusals():
+    fix = "fix the field it names, or use a shipped file"
+    others = (RuntimeError, MemoryError)  # PyTorch's when a device's memory is full or a rank is gone
+    # all ranks have the same file, so all raise
+    with as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=others):
+        if stage == 3:
+            shard(objective, config)
+        groups = objective.parameter_groups()
+        optimizer = _optimizer(groups, train)
         engine, *_ = deepspeed.initialize(
-            model=objective,
-            model_parameters=groups,
-            optimizer=_optimizer(groups, train),
-            lr_scheduler=schedule,
-            config=config,
+            model=objective, model_parameters=groups, optimizer=optimizer, lr_scheduler=schedule, config=config
         )
     return Engine(engine, train)
 
@@ -159,10 +146,3 @@ def _optimizer(groups: list[dict[str, Any]], train: TrainSection) -> Optimizer:
     settings = {"betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": train.weight_decay}
     # fused: one pass over memory instead of one per operation, on CPU and GPU
     return torch.optim.AdamW(groups, lr=train.learning_rate, fused=True, **settings)
-
-
-def _refusals() -> AbstractContextManager[None]:
-    """Turns DeepSpeed's refusal of a ds_config into an `InputError`. All ranks have the same file, so all raise."""
-    fix = "fix the field it names, or use a shipped file"
-    others = (RuntimeError, MemoryError)  # PyTorch's when a device's memory is full or a rank is gone
-    return as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=others)

@@ -1,7 +1,8 @@
 """DeepSpeed's loops over the gradients of an optimizer step, as one operation each (`swep_ds/cost/launches.py` counts
 them), with results that are equal to the last bit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,47 +17,39 @@ def use_foreach(engine) -> None:
     stage = engine.zero_optimization_stage()
     if stage == 0 or engine.zero_cpu_offload():
         return
-    optimizer.get_grad_norm_direct = _norm_of_partition(optimizer, stage)
+    optimizer.get_grad_norm_direct = partial(_norm_of_partition, optimizer, stage)
     if stage == 3:
         return
-    optimizer.unscale_and_clip_grads = _clip_without_reading(optimizer)
+    optimizer.unscale_and_clip_grads = partial(_clip_without_reading, optimizer)
     if optimizer.contiguous_gradients and not optimizer.overlap_comm:
         _copy_together(optimizer)
 
 
-def _norm_of_partition(optimizer, stage: int) -> Callable[..., Tensor]:
+def _norm_of_partition(optimizer, stage: int, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """The norm of a flat tensor's gradients over all ranks: 0-dim, of float32 (ZeRO-3: float64), on the device."""
-
-    def norm(gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-        parts = [gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False)]
-        if parts:
-            square = torch.stack(torch._foreach_norm(parts, 2.0, dtype=get_norm_dtype())).pow(2.0).sum()
-        else:  # this rank's part of a small flat tensor may hold none
-            square = torch.zeros((), dtype=get_norm_dtype(), device=optimizer.device)
-        if stage == 3:
-            group = optimizer._get_param_partition_group(parameters[0])
-        else:
-            square, group = square.float(), optimizer.dp_process_group
-        comm.all_reduce(square, group=group)
-        return square.pow(0.5)
-
-    return norm
+    parts = [gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False)]
+    if parts:
+        square = torch.stack(torch._foreach_norm(parts, 2.0, dtype=get_norm_dtype())).pow(2.0).sum()
+    else:  # this rank's part of a small flat tensor may hold none
+        square = torch.zeros((), dtype=get_norm_dtype(), device=optimizer.device)
+    if stage == 3:
+        group = optimizer._get_param_partition_group(parameters[0])
+    else:
+        square, group = square.float(), optimizer.dp_process_group
+    comm.all_reduce(square, group=group)
+    return square.pow(0.5)
 
 
-def _clip_without_reading(optimizer) -> Callable[..., None]:
+def _clip_without_reading(optimizer, gradients: Sequence[Tensor], norm: Tensor) -> None:
     """DeepSpeed's clipping, which also asks the device whether the norm is finite. If not, it is infinite already."""
-
-    def clip(gradients: Sequence[Tensor], norm: Tensor) -> None:
-        scale = optimizer.loss_scale
-        limit = optimizer.clip_grad
-        if limit > 0:
-            scale = torch.clamp((norm / scale + 1e-6) / limit, min=1.0) * scale
-        elif scale == 1:
-            return
-        for gradient in gradients:
-            gradient.data.mul_(1.0 / scale)
-
-    return clip
+    scale = optimizer.loss_scale
+    limit = optimizer.clip_grad
+    if limit > 0:
+        scale = torch.clamp((norm / scale + 1e-6) / limit, min=1.0) * scale
+    elif scale == 1:
+        return
+    for gradient in gradients:
+        gradient.data.mul_(1.0 / scale)
 
 
 def _copy_together(optimizer) -> None:

@@ -9,6 +9,8 @@ each by its group's. At ZeRO-0 a hook right before the optimizer's step clips.
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -36,7 +38,7 @@ class GroupNorms:
     """
 
     def __init__(self, engine, limits: tuple[float, float] | None):
-        self._optimizer = engine.optimizer
+        self._optimizer = optimizer = engine.optimizer
         self._limits = limits
         self._scale = 1.0
         self._norms: Sequence[Tensor] = []
@@ -46,14 +48,15 @@ class GroupNorms:
             engine.basic_optimizer.register_step_pre_hook(self._clip_whole)
             return
         if stage == 3:
-            self._groups = [*engine.optimizer.sub_group_to_group_id.values()]
-        self._norms = deque(maxlen=len(self._groups))  # one norm per flat tensor
-        # whichever DeepSpeed calls, without or with offload, it calls once for each flat tensor, in their order
+            self._groups = [*optimizer.sub_group_to_group_id.values()]
+        # what follows DeepSpeed calls once for each flat tensor, in their order; of the norms without or with offload
+        self._norms = deque(maxlen=len(self._groups))
         for name in ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload"):
-            setattr(engine.optimizer, name, self._noting(getattr(engine.optimizer, name)))
+            setattr(optimizer, name, partial(self._note, getattr(optimizer, name)))
         if limits:
-            self._unscale_and_clip = engine.optimizer.unscale_and_clip_grads
-            engine.optimizer.unscale_and_clip_grads = self._clip_part if stage < 3 else self._clip_sub_group
+            self._unscale_and_clip = optimizer.unscale_and_clip_grads
+            self._coming = cycle(self._groups)
+            optimizer.unscale_and_clip_grads = self._clip_flat
 
     def method_norm(self) -> float:
         """The gradient norm of the method's parameters; infinite if not computed, or after an overflow."""
@@ -64,24 +67,14 @@ class GroupNorms:
     def _norm(self, group: int) -> Tensor:
         return combine_grad_norm_groups(norm for norm, of in zip(self._norms, self._groups, strict=True) if of == group)
 
-    def _noting(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def note(*arguments) -> Tensor:
-            norm = compute(*arguments)
-            self._norms.append(norm)
-            self._scale = self._optimizer.loss_scale  # by which fp16's gradients are still multiplied
-            return norm
+    def _note(self, compute: Callable[..., Tensor], *arguments) -> Tensor:
+        norm = compute(*arguments)
+        self._norms.append(norm)
+        self._scale = self._optimizer.loss_scale  # by which fp16's gradients are still multiplied
+        return norm
 
-        return note
-
-    def _clip_part(self, gradients: list[Tensor], _: Tensor) -> None:
-        flats = self._optimizer.single_partition_of_fp32_groups
-        [group] = [number for number, flat in enumerate(flats) if flat.grad is gradients[0]]
-        self._clip(group, gradients)
-
-    def _clip_sub_group(self, sub_group: int, _: Tensor) -> None:
-        self._clip(self._groups[sub_group], sub_group)
-
-    def _clip(self, group: int, gradients: Any) -> None:
+    def _clip_flat(self, gradients: Any, _) -> None:
+        group = next(self._coming)
         self._optimizer.clip_grad = self._limits[group]
         self._unscale_and_clip(gradients, self._norm(group))
 

@@ -14,7 +14,7 @@ from swep_ds.data.batches import TrainingBatches
 from swep_ds.evaluation.results import Score
 from swep_ds.training.checkpoint_files import TrainState
 from swep_ds.training.engine import Engine
-from swep_ds.training.metrics import NUMBERS, Meter, Stopwatch
+from swep_ds.training.metrics import NUMBERS, Stopwatch, add_up
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.tracking import Tracker
 
@@ -30,7 +30,7 @@ class Instruments:
         self._engine = engine
         self._tracker = tracker
         self._updates = batches.updates
-        self._meter = Meter()  # since the last line
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # since the last line, as in `add_up`
         self._norms: dict[int, Tensor | float] = {}  # by update
         self._skips_overflow = settings.precision == "fp16"  # an infinite norm is then no fault
 
@@ -45,7 +45,7 @@ class Instruments:
         norm = self._engine.grad_norm
         if norm is not None and not self._skips_overflow:
             self._norms[self._update] = norm
-        self._meter.add(statistics)
+        add_up(self._sums, statistics)
 
     def report(
         self, state: TrainState, saves: bool, validate: Callable[[], Score] | None
@@ -60,8 +60,8 @@ class Instruments:
         state = replace(state, seconds=self.watch.seconds)
         score = None
         if validate:
-            with self.watch.paused():
-                score = validate()
+            score = validate()
+            self.watch.started += self.watch.seconds - state.seconds
             means["validation_exact_match"] = score["exact_match"]
             means["validation_f1"] = score["f1"]
         self._tracker.log(state, means, self._engine.module.method.remark(means, self._update / self._updates))
@@ -70,39 +70,39 @@ class Instruments:
     def _read(self, saves: bool) -> dict[str, float]:
         """The means over all ranks since the last line, and the numbers of this update."""
         is_finite = not saves or self._engine.has_finite_weights()
-        names = sorted(self._meter.sums)
-        sums = torch.stack([self._meter.sums[name] for name in names])
+        names = sorted(self._sums)
+        sums = torch.stack([self._sums[name][0] for name in names])
         mine = torch.cat([sums, sums.new_tensor([*self.watch.read(), is_finite])])
         gathered = mine.new_empty(ranks.world_size() * len(mine))
         dist.all_gather_into_tensor(gathered, mine)
         columns = gathered.view(-1, len(mine)).T.tolist()  # of each number its values by rank
         by_name = dict(zip([*names, *NUMBERS, "finite"], columns, strict=True))
-        means = {name: sum(by_name[name]) / ranks.world_size() / self._meter.counts[name] for name in names}
+        means = {name: sum(by_name[name]) / ranks.world_size() / self._sums[name][1] for name in names}
         means |= {"learning_rate": self._rate} | self._engine.read()
         health = {name: [float(f"{value:.4g}") for value in by_name[name]] for name in NUMBERS}
         losses = zip(by_name["loss"], by_name["finite"], strict=True)
         faulty = [rank for rank, (loss, finite) in enumerate(losses) if not (finite and math.isfinite(loss))]
         self._tracker.log_health(self._update, {**health, "not_finite": faulty})
-        self._check_finite(means, faulty)
+        where = self._first_overflow()
+        if 0 < len(faulty) < ranks.world_size():
+            where += f", not finite on rank {faulty[0]}, host {ranks.host(faulty[0])}"
+        if where or faulty:
+            raise TrainingDiverged(
+                f"loss, gradient or weights are not finite numbers by update {self._update} (loss {means['loss']}, "
+                f"gradient norm {means.get('grad_norm', 'not known')}{where}): lower train.learning_rate, raise "
+                "train.warmup_fraction, or avoid fp16; earlier checkpoints stay"
+            )
         self._norms.clear()
-        self._meter = Meter()
+        self._sums.clear()
         # JSON has no infinity, which is the norm of an update that fp16 skipped
         return {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
 
-    def _check_finite(self, means: dict[str, float], faulty: Sequence[int]) -> None:
-        """Raises TrainingDiverged if the loss or a weight of the `faulty` ranks is not finite, or a gradient."""
-        where = ""
-        if self._norms:
-            norms = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in self._norms.values()]
-            finite = torch.stack(norms).isfinite().tolist()
-            if not all(finite):
-                where = f", the gradient not finite first in update {list(self._norms)[finite.index(False)]}"
-        if not where and not faulty:
-            return
-        if 0 < len(faulty) < ranks.world_size():
-            where += f", not finite on rank {faulty[0]}, host {ranks.host(faulty[0])}"
-        raise TrainingDiverged(
-            f"loss, gradient or weights are not finite numbers by update {self._update} (loss {means['loss']}, "
-            f"gradient norm {means.get('grad_norm', 'not known')}{where}): lower train.learning_rate, raise "
-            "train.warmup_fraction, or avoid fp16; earlier checkpoints stay"
-        )
+    def _first_overflow(self) -> str:
+        """Names the first update since the last line whose gradient is not finite; "" if there is none."""
+        if not self._norms:
+            return ""
+        norms = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in self._norms.values()]
+        finite = torch.stack(norms).isfinite().tolist()
+        if all(finite):
+            return ""
+        return f", the gradient not finite first in update {list(self._norms)[finite.index(False)]}"

@@ -1,6 +1,8 @@
 """The loop: for each pass a forward and a backward, and one optimizer step at the end of an update."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from signal import Signals
@@ -16,15 +18,15 @@ from swep_ds.data.batches import Batch, TrainingBatches, engine_divisor
 from swep_ds.evaluation.results import Score
 from swep_ds.methods.base import Method, MicroStep, PassState
 from swep_ds.ranks.environment import note_checkpoint
-from swep_ds.ranks.stopping import RESUMES, request, stop_vote
+from swep_ds.ranks.stopping import RESUMES, StopVote, request
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.engine import Engine
 from swep_ds.training.instruments import Instruments
-from swep_ds.training.prefetch import prefetch
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.tracking import Tracker
 
 COMPARED_EVERY = 20  # updates, for `MicroStep.compare`; its cost: docs/methods.md
+AHEAD = 2  # batches that are made while the device works on the present one
 
 
 def train(
@@ -36,15 +38,11 @@ def train(
     before: TrainState,
     validate: Callable[[], Score] | None,
 ) -> TrainState:
-    """Trains from `before` to the end of `batches`; logs and saves on the way.
+    """Trains from `before` to the end of `batches`; logs and saves on the way, and scores with `validate` before each
+    checkpoint that the settings ask for.
 
-    Args:
-        validate: scores the engine before each checkpoint that the settings ask for.
-
-    Raises:
-        TrainingDiverged: on all ranks; a loss, gradient or weight is not finite when an update is logged or saved.
-        Stopped: on all ranks, after a checkpoint; a signal asked any rank to stop.
-        WriteFailed: on all ranks; a checkpoint cannot be written.
+    Raises on all ranks: TrainingDiverged, where a loss, gradient or weight is not finite when an update is logged or
+    saved; Stopped, after a checkpoint, where a signal asked any rank to stop; WriteFailed, where none can be written.
     """
     instruments = Instruments(engine, batches, settings, tracker, before)
     if before.updates:
@@ -52,7 +50,7 @@ def train(
     engine.train()
     state = before
     ahead = prefetch(batches, before.updates * batches.accumulation, ranks.device())
-    with stop_vote() as vote, closing(ahead) as micro_batches:
+    with StopVote() as vote, closing(ahead) as micro_batches:
         ranks.wait_long()  # also in the groups that DeepSpeed has made by now
         for update in range(before.updates, batches.updates):
             number = update + 1
@@ -85,6 +83,26 @@ def train(
                     f"is saved, and {RESUMES}"
                 )
     return state
+
+
+def prefetch(batches: TrainingBatches, first: int, device: torch.device) -> Iterator[Batch]:
+    """Yields `batches` on the device from micro-step `first` on; close the iterator if you leave it early."""
+
+    def make(micro_step: int) -> Batch:
+        batch = batches[micro_step]
+        if device.type == "cuda":  # from pinned memory it is copied without the host waiting
+            batch = Batch(*(field.pin_memory() if isinstance(field, Tensor) else field for field in batch))
+        return batch
+
+    ready = deque()
+    # a process forked from a rank would inherit the locks and sockets of DeepSpeed's threads
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+        for micro_step in range(first, len(batches)):
+            ready.append(thread.submit(make, micro_step))
+            if len(ready) > AHEAD:
+                yield ready.popleft().result().to(device)
+        while ready:
+            yield ready.popleft().result().to(device)
 
 
 def run_update(

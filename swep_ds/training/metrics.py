@@ -1,7 +1,5 @@
-"""A rank's clock, memory and sums of losses.
-
-Collectives make all ranks' updates equally long: a slow rank shows in its data and, below ZeRO-3, its forward passes.
-"""
+"""A rank's clock, memory and sums of losses. Collectives make all ranks' updates equally long: a slow rank shows in its
+data and, below ZeRO-3, its forward passes."""
 
 import resource
 import time
@@ -28,19 +26,12 @@ class Stopwatch:
             self._event = get_accelerator().Event
         self._forward: list[tuple] = []
         self._updates = 0  # since the last one that was read
-        self._started = time.perf_counter() - seconds
+        self.started = time.perf_counter() - seconds
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole run so far, over all its starts."""
-        return time.perf_counter() - self._started
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """The time inside is not part of the run's seconds."""
-        began = time.perf_counter()
-        yield
-        self._started += time.perf_counter() - began
+        """Seconds of the whole run so far, over all its starts, from `started` on."""
+        return time.perf_counter() - self.started
 
     def next_update(self, number: int) -> None:
         if self._updates == 0:
@@ -89,16 +80,9 @@ def peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class Meter:
-    """Sums of statistics by name, kept on the device, and of how many micro-batches each is."""
-
-    def __init__(self):
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, micro_batches: Sequence[dict[str, Tensor]]) -> None:
-        """Adds the statistics of micro-batches: scalars by name."""
-        for statistics in micro_batches:
-            for name, value in statistics.items():
-                self.sums[name] = self.sums.get(name, 0) + value.double()
-                self.counts[name] = self.counts.get(name, 0) + 1
+def add_up(sums: dict[str, tuple[Tensor, int]], micro_batches: Sequence[dict[str, Tensor]]) -> None:
+    """Adds the statistics of micro-batches to their sums by name, kept on the device, and counts the micro-batches."""
+    for statistics in micro_batches:
+        for name, value in statistics.items():
+            before, count = sums.get(name, (0, 0))
+            sums[name] = (before + value.double(), count + 1)

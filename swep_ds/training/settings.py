@@ -27,9 +27,7 @@ class TrainSection(Section):
     schedule: Literal["linear", "constant"] = "linear"  # decay to 0, or none, after the warm-up
     weight_decay: float = Field(0.0, ge=0)  # for all parameters, decoupled from the gradient
     optimizer: Literal["adamw", "adafactor"] = "adamw"  # adafactor: with ZeRO-0 in fp32, tf32 or autocast
-    adam_betas: tuple[Beta, ...] = Field(
-        (0.9, 0.999), min_length=2, max_length=2
-    )  # adamw: decay rates of the gradient's and its square's mean
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)  # adamw: decay rates of the gradient's and its square's mean
     adam_epsilon: float = Field(1e-8, gt=0)  # adamw: added to the root in its denominator
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
     # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
@@ -49,16 +47,10 @@ class TrainSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "TrainSection":
-        faults = []
         for name, kind in AVERAGED_BY.items():
             default = type(self).model_fields[name].default
             if self.average != kind and getattr(self, name) != default:
-                said = (
-                    f"{name}: is a setting of average {kind}, and train.average is {self.average}: set that to {kind}"
-                )
-                faults.append(said)
-        if faults:
-            raise FieldFault(*faults)
+                raise FieldFault(f"{name}: is a setting of average {kind}: set train.average to that")
         return self
 
 

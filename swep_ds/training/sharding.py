@@ -40,11 +40,9 @@ def shard(module: nn.Module, config: dict[str, Any]) -> None:
 def full_weights(engine, model: nn.Module, *, masters: bool) -> Iterator[tuple[str, Tensor | None]]:
     """Yields name and value of all that the model saves, tied weights once: in CPU memory on rank 0, None elsewhere.
 
-    Collective: all ranks iterate together. At ZeRO-3 only one weight at a time is whole.
-
-    Args:
-        engine: an `Engine`; `model` is part of its module.
-        masters: whether to yield the optimizer's float32 weights, of which a half-precision module's are roundings.
+    Collective: all ranks iterate together. At ZeRO-3 only one weight at a time is whole. `model` is part of the module
+    of an `Engine`. With `masters` the values are the optimizer's float32 weights, of which a half-precision module's
+    are roundings.
     """
     stage = engine.stage
     master = {}

@@ -27,11 +27,8 @@ SHOWN += ("mu", "sigma", "validation_f1", "learning_rate", "samples_per_second")
 class Tracker:
     """Context manager around the training loop; `finish` follows at the end of the run. Active only on rank 0.
 
-    Args:
-        config: settings of the run, for wandb.
-        folder: the run's folder; its `metrics.jsonl` and `health.jsonl` are first cut back to `before`.
-
-    Raises InputError: at a run's first start wandb cannot start.
+    wandb gets `config`. `metrics.jsonl` and `health.jsonl` in the run's `folder` are first cut back to `before`. Raises
+    InputError: at a run's first start wandb cannot start.
     """
 
     def __init__(
@@ -45,10 +42,12 @@ class Tracker:
         active: bool,
     ):
         self.active = active
+        self.wandb = None
         if not active:
             return
         self.updates = updates
-        self.wandb = _start_wandb(settings, method, config, folder, before.updates)
+        if settings.to != "off":
+            self.wandb = _start_wandb(settings, method, config, folder, before.updates)
         self.metrics = _open_lines(folder / "metrics.jsonl", before)
         self.health = _open_lines(folder / "health.jsonl", before)
         self.console = Console()
@@ -66,8 +65,8 @@ class Tracker:
             for file in (self.metrics, self.health):
                 with suppress(OSError):  # `_write` has warned
                     file.close()
-            if kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
-                self._tell(lambda run: run.finish(exit_code=1))
+        if kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
+            self._tell(lambda run: run.finish(exit_code=1))
 
     def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
         """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
@@ -82,7 +81,7 @@ class Tracker:
             "seconds": done.seconds,
             "peak_memory_bytes": peak_memory_bytes(),
         }
-        self._write(self.metrics, line)
+        _write(self.metrics, line)
         self.progress.update(done.updates, "  ".join(f"{name} {line[name]:.4g}" for name in SHOWN if name in line))
         if remark and not self.remark:
             self.console.print(f"note: {remark}", style="yellow")
@@ -94,15 +93,7 @@ class Tracker:
     def log_health(self, update: int, line: dict[str, list]) -> None:
         """Writes a line with every rank's numbers."""
         if self.active:
-            self._write(self.health, {"update": update, **line})
-
-    def _write(self, file: TextIO, line: dict[str, Any]) -> None:
-        """Writes a line. A full disk delays lines, and ends no run."""
-        try:
-            file.write(json.dumps(line) + "\n")
-            file.flush()  # a buffer that could not be written is written with the next line
-        except OSError as error:
-            log.warning("%s: lines are missing until it can be written again (%s)", file.name, error.strerror)
+            _write(self.health, {"update": update, **line})
 
     def summary(self, scores: Scores) -> None:
         """Sends wandb the scores after training."""
@@ -116,7 +107,7 @@ class Tracker:
 
     def _tell(self, send: Callable[[Any], None]) -> None:
         """Sends something to wandb, if it is on. After a failure nothing more is sent."""
-        if not (self.active and self.wandb):
+        if not self.wandb:
             return
         try:
             send(self.wandb)
@@ -130,6 +121,15 @@ def _open_lines(path: Path, before: TrainState) -> TextIO:
     kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["update"] <= before.updates]
     write_atomically(path, "".join(kept))
     return path.open("a", encoding="utf-8")
+
+
+def _write(file: TextIO, line: dict[str, Any]) -> None:
+    """A full disk delays lines, and ends no run."""
+    try:
+        file.write(json.dumps(line) + "\n")
+        file.flush()  # a buffer that could not be written is written with the next line
+    except OSError as error:
+        log.warning("%s: lines are missing until it can be written again (%s)", file.name, error.strerror)
 
 
 def _shown(page: str | None, tables: Mapping[str, Table]) -> dict[str, Any]:
@@ -147,9 +147,7 @@ def _shown(page: str | None, tables: Mapping[str, Table]) -> dict[str, Any]:
 
 
 def _start_wandb(settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int) -> Any:
-    """wandb's run, or None. A new run ends if wandb cannot start; one that resumes goes on."""
-    if settings.to == "off":
-        return None
+    """wandb's run; None where one cannot start that resumes and goes on. A new one ends."""
     id_file = folder / "wandb_id"  # a resumed run continues under its id
     is_new = not id_file.is_file()
     try:

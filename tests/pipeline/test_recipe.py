@@ -216,7 +216,7 @@ def test_what_is_no_override(path):
         ("data.holdout_fraction=0.1 data.eval.x=dev eval.select_on=heldout", "did you mean 'held_out'?"),
         ("eval.select_on=held_out", "not a data set of data.eval; known are x (held_out needs data.holdout_fraction)"),
         ("train.average=last_k eval.select_on=x", "set train.average to ema, or eval.select_on to null"),
-        ("train.average_last=0.5", "average_last: is a setting of average last_k, and train.average is none: set that"),
+        ("train.average_last=0.5", "average_last: is a setting of average last_k: set train.average to that"),
         # sections and names
         ("data.eval={a/b: y}", "the name 'a/b' becomes a file name"),
         ("data.eval={held_out: y}", "'held_out' names the held-out training articles: choose another name"),

@@ -1,6 +1,7 @@
 """One answer to which device computes, for the whole package: that of DeepSpeed's accelerator."""
 
 from types import ModuleType
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -13,19 +14,8 @@ from swep_ds.training import metrics
 MEMORY = psutil.virtual_memory().total
 
 
-class Gpus:
-    """What the package asks of DeepSpeed's accelerator, with two GPUs."""
-
-    device_name = staticmethod(lambda: "cuda")
-    device_count = staticmethod(lambda: 2)
-    total_memory = staticmethod(lambda number=0: (80 - number) * GIB)
-    max_memory_allocated = staticmethod(lambda: 123)
-
-
 def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
-    def fail(*_):
-        raise AssertionError("of a GPU that is not used")
-
+    fail = Mock(side_effect=AssertionError("of a GPU that is not used"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("device_count", "get_device_name", "get_device_properties", "max_memory_allocated", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, fail)
@@ -37,8 +27,11 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
 
 
 def test_a_gpu_that_deepspeed_uses_is(monkeypatch):
-    monkeypatch.setattr(accelerator, "get_accelerator", Gpus)
-    monkeypatch.setattr(metrics, "get_accelerator", Gpus)
+    gpus = Mock(total_memory=lambda number=0: (80 - number) * GIB)
+    gpus.configure_mock(**{"device_name.return_value": "cuda", "device_count.return_value": 2})
+    gpus.max_memory_allocated.return_value = 123
+    for module in (accelerator, metrics):
+        monkeypatch.setattr(module, "get_accelerator", lambda: gpus)
     vendor = ModuleType("vendor")
     monkeypatch.setattr(torch, "get_device_module", lambda kind: vendor)
     assert accelerator.product_name() == "cuda"

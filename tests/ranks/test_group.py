@@ -7,6 +7,7 @@ import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -99,18 +100,12 @@ def test_a_process_group_of_the_caller_is_refused_and_stays():
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("devices", "fix"), [(1, "start fewer ranks"), (0, "for a run on the CPU set DS_ACCELERATOR=cpu")]
-)
-def test_a_rank_without_a_device_says_so(monkeypatch, devices, fix):
-    class Gpus:
-        device_name = staticmethod(lambda: "gpu")
-        device_count = staticmethod(lambda: devices)
-        communication_backend_name = staticmethod(lambda: "gloo")
-
-    monkeypatch.setattr("swep_ds.ranks.group.get_accelerator", Gpus)
+def test_a_rank_without_a_device_says_so(monkeypatch):
     start_as(monkeypatch, RANK="3", LOCAL_RANK="2", WORLD_SIZE="4")
-    refused(rf"^rank 3 wants device 2 of a node with {devices}: {fix}$")
+    for devices, fix in ((1, "start fewer ranks"), (0, "for a run on the CPU set DS_ACCELERATOR=cpu")):
+        gpus = Mock(**{"device_name.return_value": "gpu", "device_count.return_value": devices})
+        monkeypatch.setattr("swep_ds.ranks.group.get_accelerator", lambda gpus=gpus: gpus)
+        refused(rf"^rank 3 wants device 2 of a node with {devices}: {fix}$")
 
 
 def test_a_port_that_another_run_listens_on_is_named(monkeypatch):

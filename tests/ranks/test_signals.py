@@ -9,7 +9,7 @@ import pytest
 from swep_ds.common.errors import Stopped
 from swep_ds.ranks import stopping
 from swep_ds.ranks.group import process_group
-from swep_ds.ranks.stopping import SIGNALS, StopRequest, stop_vote
+from swep_ds.ranks.stopping import SIGNALS, StopRequest, StopVote
 from tests.support.tiny_run import execute
 
 INTERRUPTED = """
@@ -44,7 +44,7 @@ def request_(monkeypatch):
 
 def signalled(*numbers: int, then: BaseException | None = None) -> None:
     """A training loop in which these signals come."""
-    with stop_vote() as vote:
+    with StopVote() as vote:
         for number in numbers:
             os.kill(os.getpid(), number)
         assert vote.asked() == numbers[0]
@@ -52,7 +52,7 @@ def signalled(*numbers: int, then: BaseException | None = None) -> None:
             raise then
 
 
-def test_signals_are_requests_in_the_training_loop_of_a_script_only(request_):
+def test_signals_are_requests_in_the_training_loop_of_a_script_only_and_what_a_shell_ignores_is_ignored(request_):
     with pytest.raises(KeyboardInterrupt):
         signalled(signal.SIGINT)
     assert not request_.number
@@ -61,12 +61,9 @@ def test_signals_are_requests_in_the_training_loop_of_a_script_only(request_):
         signalled(signal.SIGINT)
     assert request_.number == signal.SIGINT
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_what_a_shell_ignores_is_ignored(request_):
-    request_.allowed = True
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as it does for a program behind its back
-    with stop_vote():
+    request_.number = 0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a program behind its back
+    with StopVote():
         os.kill(os.getpid(), signal.SIGINT)
     assert not request_.number
 

@@ -1,7 +1,5 @@
-"""Runs that are stopped, killed and halted: how all ranks end, what they say, and that a resumed run is the same run.
-
-Ranks are real processes, forked from one that has imported everything (`forked_ranks.py`).
-"""
+"""Runs that are stopped and killed: how all ranks end, what they say, and that a resumed run is the same run. Ranks are
+real processes, forked from one that has imported everything (`forked_ranks.py`)."""
 
 import json
 import re
@@ -23,33 +21,33 @@ SET += ["train.average=ema", "train.average_decay=0.8", "method.kl_target=1000"]
 KILLED = -signal.SIGKILL
 
 
-def on(ranks: int, name: str, output_dir: str, faults: dict[int, list] | None = None, **more) -> dict:
-    return {"name": name, "ranks": ranks, "output_dir": output_dir, "set": SET, "faults": faults or {}, **more}
+def on(name: str, output_dir: str, faults: dict[int, list] | None = None, *settings: str) -> dict:
+    return {"name": name, "ranks": 2, "output_dir": output_dir, "set": [*SET, *settings], "faults": faults or {}}
 
 
 RUNS = [
-    on(2, "whole", "whole"),
-    on(2, "stop", "stopped", {1: ["update 5, backward", "SIGINT"]}),
-    on(2, "kill", "stopped", {0: ["export", "SIGKILL"]}),
-    on(2, "finish", "stopped"),
-    on(2, "halted", "halted", {1: ["update 5, backward", "SIGSTOP"]}),
-    on(2, "apart", "apart{rank}"),
-    on(2, "in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, set=[*SET, "train.checkpoint_every=4"]),
+    on("whole", "whole"),
+    on("stop", "stopped", {1: ["update 5, backward", "SIGINT"]}),
+    on("kill", "stopped", {0: ["export", "SIGKILL"]}),
+    on("finish", "stopped"),
+    on("apart", "apart{rank}"),
+    on("in save", "in-save", {1: ["update 4, checkpoint", "SIGUSR1"]}, "train.checkpoint_every=4"),
 ]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
+    """The folder of all runs."""
     path = tmp_path_factory.mktemp("stopping")
     prepare(path, dropout=0.1)
     ds_config(path, 2)
+    (path / "runs.json").write_text(json.dumps(RUNS))
+    run_script(ROOT / "tests" / "support" / "forked_ranks.py", str(path / "runs.json"))
     return path
 
 
 @pytest.fixture(scope="module")
 def ended(folder) -> dict[str, dict]:
-    (folder / "runs.json").write_text(json.dumps(RUNS))
-    run_script(ROOT / "tests" / "support" / "forked_ranks.py", str(folder / "runs.json"))
     return json.loads((folder / "results.json").read_text())
 
 
@@ -78,14 +76,6 @@ def test_a_request_during_a_checkpoint_needs_no_other_one(ended, folder):
     assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in ended["in save"]["said"][0]
     assert complete(folder / "in-save") == [4]
     assert [line["update"] for line in metrics(folder / "in-save")] == [1, 3, 4]
-
-
-def test_ranks_that_wait_for_a_halted_one_say_so_and_its_death_ends_them(ended):
-    result = ended["halted"]
-    assert result["codes"] == [EXIT_LOST, KILLED]
-    warning, error = (line for line in result["said"][0].splitlines() if line.startswith(("warning: rank", "error: ")))
-    assert re.match(r"warning: rank 0 \(.*\) has been in update 5, \w+ for \d+ s$", warning)
-    assert re.match(r"error: rank 1 \(.*\) died; rank 0 was in update 5, ", error)
 
 
 def test_ranks_whose_folders_differ_do_not_train(ended, folder):

@@ -4,6 +4,7 @@ import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from safetensors import SafetensorError
@@ -20,13 +21,6 @@ def on_rank(monkeypatch, rank: int, others: list[RunExit | None]) -> None:
     monkeypatch.setattr(writing, "ranks", alone)
 
 
-def fail(error: Exception):
-    def step():
-        raise error
-
-    return step
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -37,23 +31,22 @@ def fail(error: Exception):
 def test_file_reason_rank_and_host_in_one_line(monkeypatch, error, said):
     on_rank(monkeypatch, 3, [None, None])
     with pytest.raises(WriteFailed) as caught:
-        write_on_all_ranks(fail(error), Path("run"))
+        write_on_all_ranks(Mock(side_effect=error), Path("run"))
     assert str(caught.value) == f"{said} (on rank 3, host {os.uname().nodename})"
 
 
 @pytest.mark.parametrize("fault", [WriteFailed("cannot write x"), InputError("tracking.to: x")])
 def test_the_fault_of_any_rank_is_raised_on_every_rank_as_it_is(monkeypatch, fault):
-    for rank, others, step in ((1, [fault], None), (0, [None], fail(fault))):
+    for rank, others, step in ((1, [fault], None), (0, [None], Mock(side_effect=fault))):
         on_rank(monkeypatch, rank, others)
         with pytest.raises(type(fault), match=f"^{fault}$"):
             write_on_all_ranks(step, Path("run"))
     with pytest.raises(KeyError):  # a fault of the program
-        write_on_all_ranks(fail(KeyError("x")), Path("run"))
+        write_on_all_ranks(Mock(side_effect=KeyError("x")), Path("run"))
 
 
 def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
-    for rank in (1, 0):
+    for rank, value in ((1, None), (0, 1)):
         on_rank(monkeypatch, rank, [])
-        value = write_on_rank0(lambda: (tmp_path / "file").write_text("x"), tmp_path)
-        assert value == (1 if rank == 0 else None)
+        assert write_on_rank0(lambda: (tmp_path / "file").write_text("x"), tmp_path) == value
         assert (tmp_path / "file").exists() == (rank == 0)

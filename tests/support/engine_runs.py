@@ -65,6 +65,10 @@ def weights(run: Path) -> dict:
     return load_file(run / "weights.safetensors")
 
 
+def weights_of(engine, *, masters: bool = True) -> dict:
+    return {name: value.clone() for name, value in full_weights(engine, engine.module, masters=masters)}
+
+
 if __name__ == "__main__":
     gc.freeze()  # what the imports left behind need not be looked through after every run
     with ranks.process_group():

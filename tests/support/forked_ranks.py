@@ -1,28 +1,24 @@
 """Makes the runs that a JSON file lists, each by ranks forked from this process, which imports everything once.
 
 A run is {"name", "ranks", "set", "output_dir"}, and optionally "faults": {rank: [step, signal]}: when the rank reaches
-a step, as `ranks.progress` names it, it sends itself the signal. A rank that stops itself (SIGSTOP) is killed once
-another rank has warned of it. "{rank}" in "output_dir" gives each rank a folder of its own. `results.json`, next to the
-list, has for each run the exit codes and the ranks' stderr; a run that hangs is killed.
+a step, as `ranks.progress` names it, it sends itself the signal. "{rank}" in "output_dir" gives each rank a folder of
+its own. `results.json`, next to the list, has for each run the exit codes and the ranks' stderr.
 """
 
 import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import swep_ds.pipeline.run  # noqa: F401 (before the ranks are forked)
 from swep_ds.commands import train
 from swep_ds.commands.cli import main
-from swep_ds.ranks import group, heartbeat, writing
+from swep_ds.ranks import group, writing
 from tests.support.ports import free_port
 
-MAX_SECONDS = 600  # s, of a run
 train.report = lambda folder: ("", {})  # takes longer than the training
 writing.SHARED_SECONDS = 0.5  # on one machine
-heartbeat.STALL_SECONDS = 3.0
 
 
 def become(rank: int, asked: dict, folder: Path, port: int) -> None:
@@ -49,30 +45,15 @@ def become(rank: int, asked: dict, folder: Path, port: int) -> None:
 
 def make(asked: dict, folder: Path) -> dict:
     port = free_port()
-    children = {}
+    children = []
     for rank in range(asked["ranks"]):
         pid = os.fork()
         if pid == 0:
             become(rank, asked, folder, port)
-        children[pid] = rank
+        children.append(pid)
     errors = [folder / f"{asked['name']}.{rank}.err" for rank in range(asked["ranks"])]
-    codes = {}
-    stopped = set()
-    began = time.monotonic()
-    while len(codes) < len(children):
-        pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
-        if pid and os.WIFSTOPPED(status):
-            stopped.add(pid)
-        elif pid:
-            codes[children[pid]] = os.waitstatus_to_exitcode(status)
-            continue
-        late = time.monotonic() - began > MAX_SECONDS
-        for pid, rank in children.items():
-            warned = pid in stopped and any("warning: rank " in file.read_text() for file in errors)
-            if rank not in codes and (late or warned):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    return {"codes": [codes[rank] for rank in range(asked["ranks"])], "said": [file.read_text() for file in errors]}
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return {"codes": codes, "said": [file.read_text() for file in errors]}
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.ranks.group import process_group
-from swep_ds.training.average import WeightAverage, newest_share
+from swep_ds.training.average import WeightAverage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
-from swep_ds.training.sharding import full_weights
 from tests.support import tiny_run
+from tests.support.bad_input import refused
+from tests.support.engine_runs import weights_of
 
 UPDATES = 6
 DECAY, LAST = 0.6, 0.5
@@ -39,17 +40,11 @@ def plain_mean(kind: str, weights: list[torch.Tensor]) -> torch.Tensor:
     return torch.einsum("u,u...->...", shares / shares.sum(), stacked)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_recursion_is_the_definition(kind):
-    train, mean = TrainSection(**KINDS[kind]), torch.full((4,), torch.nan, dtype=torch.float64)
-    weights = list(torch.randn(UPDATES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
-    for update, value in enumerate(weights, 1):
-        share = newest_share(train, UPDATES, update)
-        assert (share == 0) == (kind == "last_k" and update <= UPDATES / 2)
-        if share:
-            mean = value if share == 1 else mean + share * (value - mean)
-    torch.testing.assert_close(mean, plain_mean(kind, weights), rtol=1e-12, atol=1e-12)
-    assert newest_share(TrainSection(average="last_k", average_last=0.01), 8, 8) == 1
+def test_a_mean_of_one_update_is_refused():
+    train = TrainSection(average="last_k")
+    said = refused(WeightAverage, None, train, 5)
+    assert said.startswith("train.average_last: 0.25 of 5 update(s) are fewer than the 2 that a mean needs: raise it")
+    WeightAverage(None, train, 6)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +58,6 @@ def folder(tmp_path_factory):
 def group() -> Iterator[None]:
     with process_group():
         yield
-
-
-def weights_of(engine, *, masters: bool) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in full_weights(engine, engine.module, masters=masters)}
 
 
 @pytest.mark.parametrize(

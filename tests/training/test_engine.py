@@ -1,7 +1,5 @@
 """The engine computes one thing, however it is carried out: ZeRO stage, ranks, split or joint, accumulation, offload.
-
-The package's loop trains on CPU with gloo: a launch per world size makes many runs in one process group.
-"""
+The package's loop trains on CPU with gloo: a launch per world size makes many runs in one process group."""
 
 import json
 from pathlib import Path
@@ -192,10 +190,8 @@ def job_of(folder: Path, **settings) -> tuple[Recipe, Prepared]:
 
 
 def without_an_engine(folder: Path, variant: str) -> Training:
-    """A plain PyTorch loop: one process, one backward a pass, one step at the end.
-
-    Its losses are those of a method's passes; a rival's are those of its equations, in one backward.
-    """
+    """A plain PyTorch loop: one process, one backward a pass, one step at the end. Its losses are those of a method's
+    passes; a rival's are those of its equations, in one backward."""
     settings = VARIANTS[variant]
     seen = []
     recipe, job = job_of(folder, **settings)
@@ -304,16 +300,9 @@ def test_low_precision_is_close_to_fp32(finished, controlled, precision):
     assert {value.dtype for value in weights(run).values()} == {dtype}
 
 
-# MLE is plain fine-tuning
-
-
-@pytest.fixture(scope="module")
-def plain_fine_tuning(folder) -> tuple[Training, list[float]]:
-    """The training and its learning rates under Hugging Face's own loss, padding and schedule, torch's AdamW and
-    clipping.
-
-    Shares with the package the windows and which of them make an update.
-    """
+def test_mle_is_plain_fine_tuning_step_for_step(finished, folder):
+    """Under Hugging Face's own loss, padding and schedule, torch's AdamW and clipping. Shared with the package are the
+    windows and which of them make an update."""
     _, job = job_of(folder)
     windows = job.batches.features
     model = AutoModelForQuestionAnswering.from_pretrained(folder / "model").train()
@@ -333,12 +322,7 @@ def plain_fine_tuning(folder) -> tuple[Training, list[float]]:
         schedule.step()
         optimizer.zero_grad()
         seen.append(loss.item())
-    return (seen, model.state_dict()), rates
-
-
-@pytest.mark.parametrize(("stage", "world_size"), MLE_RUNS)
-def test_mle_is_plain_fine_tuning_step_for_step(finished, plain_fine_tuning, stage, world_size):
-    run = finished[f"mle-zero{stage}", world_size]
-    expected, rates = plain_fine_tuning
-    assert_same_training(run, expected)
-    assert [line["learning_rate"] for line in metrics(run)] == pytest.approx(rates)
+    for stage, world_size in MLE_RUNS:
+        run = finished[f"mle-zero{stage}", world_size]
+        assert_same_training(run, (seen, model.state_dict()))
+        assert [line["learning_rate"] for line in metrics(run)] == pytest.approx(rates)

@@ -51,9 +51,8 @@ def results(tmp_path_factory) -> dict[str, list[dict]]:
         if offload and stage == 3:
             changes["offload_param"] = {"device": "cpu"}
         method, execution = EXECUTIONS[execution]
-        config = str(ds_config(folder, stage, **changes))
-        case = {"name": name, "method": method, "execution": execution, "ds_config": config}
-        cases.append(case | {"coalesce": coalesces})
+        case = {"name": name, "method": method, "execution": execution, "coalesce": coalesces}
+        cases.append(case | {"ds_config": str(ds_config(folder, stage, **changes))})
     by_name = {case["name"]: case for case in cases}
     cases.append(by_name[FAULTY[0]] | {"name": "loses", "factor": 0})
     cases += [by_name[name] | {"name": f"{name}-nan", "factor": "nan"} for name in FAULTY]

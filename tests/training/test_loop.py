@@ -1,7 +1,10 @@
-"""What the loop does around an update: keys dropout, measures the noise, notices a gradient that is not finite."""
+"""What the loop does around an update: makes batches ahead, keys dropout, measures, notices what is not finite."""
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -10,7 +13,8 @@ from torch import Tensor
 from swep_ds.common.errors import TrainingDiverged
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
-from swep_ds.training.loop import seed_dropout
+from swep_ds.training.loop import AHEAD, prefetch, seed_dropout
+from tests.data.test_batches import ranks, windows
 from tests.support import tiny_run
 from tests.support.engine_runs import Saves, train_here
 
@@ -32,17 +36,45 @@ def overflowing(engine) -> Iterator[None]:
     yield
 
 
+@pytest.mark.parametrize("first", [0, 29, 30])
+def test_batches_made_ahead_are_those_of_the_data_set_in_its_order(first):
+    [batches] = ranks(windows(19), micro=2, epochs=3)  # 10 micro-steps an epoch
+    yielded = list(prefetch(batches, first, torch.device("cpu")))
+    assert len(yielded) == 30 - first
+    for number, batch in enumerate(yielded, first):
+        for mine, expected in zip(batch, batches[number], strict=True):
+            assert torch.equal(mine, expected) if isinstance(mine, Tensor) else mine == expected
+
+
+def test_no_more_than_a_few_are_made_ahead_and_closing_ends_the_thread():
+    [batches] = ranks(windows(40), micro=2)
+    asked = []
+
+    class Noted(type(batches)):
+        def __getitem__(self, number):
+            asked.append(number)
+            return super().__getitem__(number)
+
+    batches.__class__ = Noted
+    before = set(threading.enumerate())
+    yielded = prefetch(batches, 0, torch.device("cpu"))
+    for _ in range(3):
+        next(yielded)
+    while len(asked) < 3 + AHEAD:  # the thread makes them when it comes to run
+        time.sleep(0.01)
+    yielded.close()
+    assert not set(threading.enumerate()) - before
+    assert asked == list(range(3 + AHEAD))
+
+
 def test_dropout_differs_by_seed_update_and_rank_and_repeats(monkeypatch):
     drawn = []
-    for _ in range(2):
-        for rank in (0, 1):
-            monkeypatch.setattr("swep_ds.ranks.rank", lambda rank=rank: rank)
-            for seed in (0, 1):
-                for update in (0, 1):
-                    seed_dropout(seed, update)
-                    drawn.append(torch.rand(4))
-    assert len({tuple(numbers.tolist()) for numbers in drawn}) == 8
-    assert torch.equal(torch.stack(drawn[:8]), torch.stack(drawn[8:]))
+    for rank, seed, update in [*product((0, 1), repeat=3)] * 2:
+        monkeypatch.setattr("swep_ds.ranks.rank", lambda rank=rank: rank)
+        seed_dropout(seed, update)
+        drawn.append(tuple(torch.rand(4).tolist()))
+    assert len(set(drawn)) == 8
+    assert drawn[:8] == drawn[8:]
 
 
 def test_what_the_noise_does_is_measured_at_every_20th_update_from_the_first_on(tmp_path):

@@ -44,7 +44,7 @@ class Event:
 
 def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
     monkeypatch.setattr(ranks, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr("swep_ds.training.metrics.get_accelerator", lambda: type("Cuda", (), {"Event": Event}))
+    monkeypatch.setattr("swep_ds.training.metrics.get_accelerator", lambda: SimpleNamespace(Event=Event))
     watch = Stopwatch()
     for update, passes in ((1, 5), (2, 2)):
         watch.next_update(update)
@@ -71,7 +71,7 @@ def instruments(monkeypatch):
     monkeypatch.setattr(made.watch, "read", lambda: [1.0, 0.1, 0.2, 500.123456])
 
     def gather(everyone: torch.Tensor, mine: torch.Tensor) -> None:
-        names = [*sorted(made._meter.sums), *NUMBERS, "finite"]
+        names = [*sorted(made._sums), *NUMBERS, "finite"]
         rows = [[rank.get(name, own) for name, own in zip(names, mine.tolist(), strict=True)] for rank in made.others]
         everyone.copy_(torch.tensor([mine.tolist(), *rows], dtype=mine.dtype).flatten())
 

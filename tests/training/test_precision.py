@@ -18,22 +18,17 @@ from swep_ds.models.backends import tf32_products
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
-from swep_ds.ranks.group import process_group
-from swep_ds.training.determinism import CUBLAS, FLASH_ATTENTION, set_deterministic
+from swep_ds.ranks.group import CUBLAS, FLASH_ATTENTION, process_group, set_deterministic
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
-from swep_ds.training.sharding import full_weights
 from tests.support import ds_configs, tiny_run
+from tests.support.engine_runs import weights_of
 from tests.support.tiny_batches import batch
 from tests.support.tiny_objective import objective
 
 UPDATES, POWER = 20, 18  # a scale that overflows at first
 FP16 = ["train.precision=fp16", "method.kl_target=4000", "method.noise_learning_rate=5e-3"]
 FP16.append("method.noise_max_grad_norm=0.3")
-
-
-def weights_of(engine) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in full_weights(engine, engine.module, masters=True)}
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -118,8 +113,7 @@ def test_a_gpu_without_tf32_is_refused(monkeypatch):
 @pytest.mark.parametrize("before", [True, False])
 def test_determinism_is_switched_on_and_off_and_a_run_leaves_it_as_it_was(monkeypatch, before):
     for name in (CUBLAS, FLASH_ATTENTION):
-        monkeypatch.setenv(name, "")  # restored after the test
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name, raising=False)
     torch.use_deterministic_algorithms(before)
     try:
         with process_group():

@@ -1,8 +1,5 @@
-"""Resuming: bit for bit what an uninterrupted run does, and only ever from a whole checkpoint.
-
-Runs are stopped by an exception, by SIGKILL while a checkpoint is being written, or by a full disk, and resume in new
-processes. One launch per world size makes all first starts, one more all second starts.
-"""
+"""Resuming: bit for bit what an uninterrupted run does, and only ever from a whole checkpoint. Runs are stopped by an
+exception, by SIGKILL while a checkpoint is being written, or by a full disk, and resume in new processes."""
 
 import os
 import shutil
@@ -56,7 +53,7 @@ def tag(run: Path, update: int) -> Path:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory) -> Path:
-    """The folder of all runs, after their second starts."""
+    """The folder of all runs, after their second starts: two launches per world size."""
     folder = tmp_path_factory.mktemp("resume")
     prepare(folder, dropout=0.1)
     single = [start(folder, "whole-0", 0, every=1000), start(folder, "stopped", 0, stop_after=STOP)]
