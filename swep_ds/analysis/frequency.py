@@ -19,6 +19,7 @@ from torch import Tensor
 from swep_ds.analysis.pages import template
 from swep_ds.analysis.paper import PAPER
 from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, answer_windows
+from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.windows import plain_backend
 
@@ -39,6 +40,8 @@ def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int)
     """
     chosen = [examples[k] for k in np.unique(np.linspace(0, len(examples) - 1, max_windows).astype(int))]
     windows = list(answer_windows(chosen, run.tokenizer, run.windows))
+    if not windows:
+        raise InputError(f"{run.folder}: no window holds an answer to {len(chosen)} questions: raise --windows")
     ranked = ranking(run, examples)[: BANDS[-1][1]]
     words = _means_by_word(run, windows).reindex(index=ranked, columns=COLUMNS)
     words["neighbour_distance"] = neighbour_distance(run.qa.model.get_input_embeddings().weight, ranked)

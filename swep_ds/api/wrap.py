@@ -174,6 +174,8 @@ class Robust(nn.Module):
             raise InputError(
                 f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: leave them out"
             )
+        if missing := [name for name in ("input_ids", *self._labels) if inputs.get(name) is None]:
+            raise InputError(f"inputs: {', '.join(missing)} must be given to train")
         if self._labels == TARGET:
             windows_N = (inputs["labels"] != IGNORED).any(1).long()
         else:

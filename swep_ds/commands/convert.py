@@ -17,7 +17,7 @@ from pathlib import Path
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output, user_path, write_atomically
-from swep_ds.data.answers import is_blank, occurrences
+from swep_ds.data.answers import field, is_blank, occurrences
 
 Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer's first character, if it is there
 
@@ -79,11 +79,12 @@ def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[s
 
 
 def _of_json(row: dict[str, str]) -> Pair:
-    answer = row["answer"].strip()
+    question, context, answer = (field(row, name, str) for name in ("question", "context", "answer"))
+    answer = answer.strip()
     start = 0
     if answer:  # the pair does not say where its answer comes from: take the first occurrence
-        start = next(occurrences(row["context"], answer), None)
-    return row["question"], row["context"], answer, start
+        start = next(occurrences(context, answer), None)
+    return question, context, answer, start
 
 
 def _of_ids(line: str, tokenizer) -> Pair:

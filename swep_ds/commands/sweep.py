@@ -69,8 +69,11 @@ def sweep() -> None:
     from swep_ds.analysis.formats import publish  # here and below: after the settings are checked
     from swep_ds.analysis.runs import runs_of_cells
 
-    failed = [] if arguments.table else _run(arguments, folder, cells, command)
-    describe(cells, folder)
+    failed = []
+    if arguments.table:
+        describe(cells, folder)
+    else:
+        failed = _run(arguments, folder, cells, command)
     if publish(runs_of_cells(cells), folder).missing or failed:
         sys.exit(EXIT_FAULT)
 

@@ -92,8 +92,8 @@ def start(arguments: argparse.Namespace) -> None:
 def plan() -> None:
     """Prints what a training would take, and trains nothing: parameters, updates, memory, and the ds_config to take.
 
-    swep-ds plan --recipe bert_base_squad 8x80     # on 8 GPUs of 80 GiB each
-    swep-ds plan --set train.micro_batch_size=16   # on this machine's devices
+        swep-ds plan --recipe bert_base_squad 8x80     # on 8 GPUs of 80 GiB each
+        swep-ds plan --set train.micro_batch_size=16   # on this machine's devices
 
     Without --ds_config all shipped ones are compared but the one that offloads to disk.
     """
@@ -108,8 +108,8 @@ def plan() -> None:
 def preflight() -> None:
     """Checks, before a long training, that all ranks see the same, and trains nothing.
 
-    swep-ds preflight --ranks 8 --recipe bert_base_squad --output_dir runs/bert
-    srun swep-ds preflight --recipe bert_base_squad --output_dir runs/bert
+        swep-ds preflight --ranks 8 --recipe bert_base_squad --output_dir runs/bert
+        srun swep-ds preflight --recipe bert_base_squad --output_dir runs/bert
 
     Compares devices, versions, files and the output folder, times collectives, and checks what a start would refuse.
     Exit codes: 0: all ranks see the same. 2: they do not, or bad input (one line says what and how to fix it).

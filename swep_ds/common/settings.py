@@ -135,6 +135,8 @@ def _faults(error: ValidationError, model: type[Section]) -> Iterator[str]:
             yield f"{field} is required: set it"
         elif fault["type"] == "union_tag_not_found":
             yield f"{field}.name is required: set it"
+        elif fault["type"] in ("model_type", "model_attributes_type"):
+            yield f"{field}: {shown(fault['input'])} is not a section: give its fields"
         elif fault["type"] == "union_tag_invalid":
             name = fault["ctx"]["tag"]
             yield f"{field}.name: {name!r} is not a {field}{suggest(name, model.kinds[field])}"

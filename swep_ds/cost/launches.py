@@ -1,4 +1,5 @@
-"""How many operations an update gives the device: all that PyTorch's dispatcher hands to it, but views and allocations.
+"""How many operations an update gives the device: all that PyTorch's dispatcher hands to it,
+except views and allocations.
 
 Their number does not depend on the width of the model or the batch: a narrow model on a CPU tells it. A foreach or
 fused operation, a collective, and the perturbation in either direction count once.

@@ -155,7 +155,9 @@ def _listed(value: Any) -> list[Any]:
 def _unpacked(value: Any, context: str) -> Any:
     """The list or object that a text holds in JSON or as Python prints it (`nested_value`). A text that the context has
     letter by letter, such as "[1]", and one that is no list, such as "[MASK] token", stay texts."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")) or value.strip() in context:
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    if value.strip() in context and value.strip() not in ("[]", "{}"):
         return value
     try:
         return nested_value(value)

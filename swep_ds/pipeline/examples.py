@@ -102,9 +102,9 @@ def source_of_test_set(name: str) -> str:
     return "data.train" if name == HOLDOUT else f"data.eval.{name}"
 
 
-def input_files(recipe: Recipe) -> dict[str, tuple[Path, ...]]:
+def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, tuple[Path, ...]]:
     """The local files that the recipe's sources of data, and its model, are read from, by field; none for other sources
-    or for files that do not exist."""
+    or for files that do not exist. `fields` are the only ones to look at, such as data.eval.news; None = all."""
     data = recipe.data
     sources = {"data.train": data.train, "data.augmented": data.augmented}
     if recipe.pretrain:
@@ -113,10 +113,10 @@ def input_files(recipe: Recipe) -> dict[str, tuple[Path, ...]]:
         sources[f"data.eval.{name}"] = source
     files = {}
     for field, source in sources.items():
-        if source:
+        if source and (fields is None or field in fields):
             files[field] = local_files(source, training=not field.startswith("data.eval."))
     model = Path(QUICKSTART.get(recipe.model.name) or user_path(recipe.model.name))
-    if model.is_dir():
+    if model.is_dir() and (fields is None or "model.name" in fields):
         files["model.name"] = tuple(file for file in model_files(model) if file.name != READING)
     return {field: names for field, names in files.items() if names}
 
@@ -128,10 +128,10 @@ def input_checksums(recipe: Recipe) -> dict[str, str]:
 
 def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = None) -> None:
     """Raises InputError if local files do not hold what the finished run in the folder `run` has read: what is computed
-    from them would not be about the run. `fields` are the only ones to look at, such as data.eval.news; None = all."""
+    from them would not be about the run. `fields` as in `input_files`."""
     before = read_results(run / RESULTS).inputs
-    for field, files in input_files(recipe).items():
-        if (fields is None or field in fields) and before.get(field) not in (None, _content_checksum(files)):
+    for field, files in input_files(recipe, fields).items():
+        if before.get(field) not in (None, _content_checksum(files)):
             named = recipe.training_source if field == "data.train" else field
             place = files[0] if len(files) == 1 else files[0].parent
             raise InputError(f"{named} {place}: has changed since {run} read it: restore it, or train again elsewhere")

@@ -197,11 +197,12 @@ class RunFolder:
 
     # What a start writes
 
-    def begin(self, recipe: Recipe, config: dict[str, Any], windows: int) -> None:
+    def begin(self, recipe: Recipe, config: dict[str, Any], windows: int, *, is_trained: bool) -> None:
         """Writes the settings of a start: recipe, resolved ds_config, and global batch as `GlobalBatch` counts. Earlier
-        results of the same recipe stay until new ones replace them, all others go."""
+        results go, unless the run is trained and its recipe unchanged: then they stay until new ones replace them."""
         dump = recipe.dump()
-        if self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") != dump:
+        is_same = self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") == dump
+        if not (is_trained and is_same):
             for file in (self.results, self.report, self.path / UNAVERAGED / RESULTS):
                 file.unlink(missing_ok=True)
         self.path.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, RunExit, reason
 from swep_ds.common.files import read_lines
-from swep_ds.data.readers import at
+from swep_ds.data.answers import at
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,
@@ -43,7 +43,7 @@ from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.metrics import peak_memory_bytes
-from swep_ds.training.tracking import Table, Tracker
+from swep_ds.training.tracking import Table, Tracker, check_wandb
 
 log = logging.getLogger(__name__)
 MakeReport = Callable[[Path], tuple[str, Mapping[str, Table]]]  # from a run's folder: the page, and its tables by name
@@ -74,6 +74,7 @@ def run(recipe: Recipe, ds_config: str, output_dir: Path, resume: str, report: M
             check_shared(output_dir)
         start = recipe.model.name
         if not tags:
+            ranks.from_rank0(lambda: check_wandb(recipe.tracking))
             if ranks.from_rank0(folder.results.is_file):
                 raise InputError(
                     f"{folder.path}: its run is finished, and without checkpoints it would be trained again: test its "
@@ -152,7 +153,7 @@ def _run_stage(
         checkpoints = Checkpoints(folder.checkpoints, keep, setup, layout, batch, average)
         before = checkpoints.load(engine.deepspeed, tags[0]) if tags else TrainState()
         # last, so that a start that is refused leaves the folder as it was
-        _begin(main, prepared)
+        _begin(main, prepared, is_trained=before.updates == updates)
         if tags:
             say(f"resuming from {tags[0]}: {before.updates} of {updates} updates are done")
         settings = recipe.model_dump(mode="json")
@@ -202,7 +203,7 @@ def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
     engine.destroy()
 
 
-def _begin(outcome: Outcome, prepared: Prepared) -> None:
+def _begin(outcome: Outcome, prepared: Prepared, *, is_trained: bool) -> None:
     begin = partial(outcome.folder.begin, outcome.recipe, prepared.config, prepared.batches.global_batch)
     write_on_rank0(begin, outcome.folder.path)
 
@@ -242,7 +243,7 @@ def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, s
 def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, keep_fp32: bool) -> Evaluated:
     folder = outcome.folder
     title = outcome.recipe.title
-    _begin(outcome, prepared)
+    _begin(outcome, prepared, is_trained=True)
     if outcome.kind:
         title += f", {outcome.kind}"
         say(f"{outcome.kind}, in {folder.path}:")

@@ -101,6 +101,7 @@ def _restored() -> Iterator[None]:
         variables["LOCAL_RANK"] = "0"  # with --gpus-per-task=1 every task sees one device, its own
     os.environ |= variables
     is_deterministic = torch.are_deterministic_algorithms_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
     linear = torch.nn.functional.linear
     hook = sys.excepthook  # a group's begins each line of a traceback with the rank
     try:
@@ -111,6 +112,7 @@ def _restored() -> Iterator[None]:
         os.environ |= before
         if is_deterministic != torch.are_deterministic_algorithms_enabled():
             torch.use_deterministic_algorithms(is_deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
         torch.nn.functional.linear = linear  # ZeRO-3 puts its own in place
         sys.excepthook = hook
         groups._WORLD_GROUP = None

@@ -39,7 +39,7 @@ class RunningCell:
         self.began = time.monotonic()
         self.log = cell.log.open("ab", buffering=0)
         # the output before it may end in the middle of a line
-        self.log.write(f"\n{START_LINE}{shlex.join(command)}\n".encode())
+        self._note(f"{START_LINE}{shlex.join(command)}")
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(command, env=os.environ | environment, start_new_session=True, **streams)
 
@@ -61,9 +61,13 @@ class RunningCell:
         code = self.process.wait()
         if code < 0:
             code = 128 - code
-        self.log.write(f"\n{EXIT_LINE}{code}\n".encode())
+        self._note(f"{EXIT_LINE}{code}")
         self.log.close()
         return code
+
+    def _note(self, line: str) -> None:
+        with suppress(OSError):  # a full disk ends no queue
+            self.log.write(f"\n{line}\n".encode())
 
 
 class Queue:

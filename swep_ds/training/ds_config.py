@@ -24,9 +24,10 @@ OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compar
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 AUTO = "auto"
-KNOWN = ("zero_optimization", "bf16", "fp16", "torch_autocast", "aio")
-KNOWN += ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
-KNOWN += ("communication_data_type", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", *REPORTS)
+BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "aio")
+KNOWN = (*BLOCKS, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+KNOWN += ("gradient_clipping", "communication_data_type", *REPORTS)
+KNOWN += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
 # what DeepSpeed takes, and is decided otherwise here or leads to something wrong
 REFUSED = {
     "amp": "the recipe's train.precision decides the precision: remove this block",
@@ -35,11 +36,14 @@ REFUSED = {
     "activation_checkpointing": "would do nothing: set the recipe's train.activation_checkpointing to true instead",
     "data_types": "gradients are accumulated in the engine's precision: remove this block",
     "fp16.auto_cast": "a batch holds whole numbers, which must not be cast: remove this field",
+    "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"} instead',
+    "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"} instead',
     # DeepSpeed 0.19 takes float32 weights and optimizer state from another parameter's place
     "zero_optimization.round_robin_gradients": "DeepSpeed then saves wrong weights: remove it",
     "zero_optimization.elastic_checkpoint": "no run resumes from the checkpoints that this makes: remove it",
     "zero_optimization.parameter_alignment": "no run resumes from them on other ranks: remove it",
     "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
+    "zero_optimization.module_granularity_threshold": "weights would stay partitioned: remove this field",
     "zero_optimization.stage3_module_granularity_threshold": "weights would stay partitioned: remove this field",
 }
 COMMENT = ("_", "#", "//")  # begins the names of fields that people write as comments
@@ -93,6 +97,11 @@ def read_ds_config(source: str) -> dict[str, Any]:
     InputError: no such file, not JSON, or a field that is given twice, unknown (names the nearest one) or of no use."""
     where = f"--ds_config {source}"
     config = read_json(ds_config_path(source), where)
+    if not isinstance(config, dict):
+        raise InputError(f"{where}: a ds_config is a JSON object")
+    for block in BLOCKS:
+        if not isinstance(config.get(block, {}), dict):
+            raise InputError(f"{where}: {block} is {json.dumps(config[block])}: write it as a JSON object")
     faults = []
     for field, fix in REFUSED.items():
         *block, name = field.split(".")

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
-from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.errors import InputError, TrainingDiverged, as_input_error
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
@@ -39,7 +39,6 @@ class Engine:
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
         self.deepspeed = engine
-        self.step = engine.step
         self.train = engine.train
         self.eval = engine.eval
         self.destroy = engine.destroy
@@ -71,6 +70,19 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         with self._products():
             self.deepspeed.backward(loss)
+
+    def step(self) -> None:
+        """Ends a micro-step; the last one of an update changes the weights.
+
+        Raises TrainingDiverged: fp16's loss scale cannot be lowered any further.
+        """
+        try:
+            self.deepspeed.step()
+        except Exception as error:
+            if "loss scale already at minimum" not in str(error):
+                raise
+            fix = "lower train.learning_rate, or set train.precision to bf16 or autocast"
+            raise TrainingDiverged(f"every fp16 gradient overflows, at the smallest loss scale: {fix}") from None
 
     @property
     def learning_rate(self) -> float:

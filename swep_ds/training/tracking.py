@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -144,6 +145,12 @@ def _shown(page: str | None, tables: Mapping[str, Table]) -> dict[str, Any]:
     if page:
         shown["report"] = wandb.Html(page, inject=False)
     return shown
+
+
+def check_wandb(settings: TrackingSection) -> None:
+    """Raises InputError if wandb is asked for and not installed; call it before the work."""
+    if settings.to != "off" and not find_spec("wandb"):
+        raise InputError("tracking.to: wandb is not installed: pip install wandb, or set it to off")
 
 
 def _start_wandb(settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int) -> Any:

@@ -229,9 +229,13 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
     examples = ranks.on_all_ranks(lambda: read_answerable(source, settings.repeated_answers, console))
     chunks = ranks.on_all_ranks(lambda: Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK)))
     reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, settings, ranks.device()))
-    setup = {"model": model_name, "files": model_checksum(model_name, "--model")}
-    setup |= {**asdict(settings), "data": source, "questions": digest(examples)}
-    missing = ranks.from_rank0(lambda: chunks.take(setup))
+
+    def take() -> tuple[dict[str, Any], list[int]]:
+        setup = {"model": model_name, "files": model_checksum(model_name, "--model")}
+        setup |= {**asdict(settings), "data": source, "questions": digest(examples)}
+        return setup, chunks.take(setup)
+
+    setup, missing = ranks.from_rank0(take)
     done = chunks.count - len(missing)
     if done:
         console.print(f"resuming: {done} of {chunks.count} chunks are done")
