@@ -53,13 +53,9 @@ _NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = ["__version__", "hf", *_NAMES]
 
-
-def _is_no_cpu_notice(record: logging.LogRecord) -> bool:
-    """Whether this is not DeepSpeed's notice that it has taken the CPU, which each process would print."""
-    return not str(record.msg).startswith("Setting accelerator to CPU")
-
-
-logging.getLogger("DeepSpeed").addFilter(_is_no_cpu_notice)
+# DeepSpeed's notice that it has taken the CPU, which each process would print
+_NOTICE = "Setting accelerator to CPU"
+logging.getLogger("DeepSpeed").addFilter(lambda record: not str(record.msg).startswith(_NOTICE))
 
 
 def __getattr__(name: str) -> Any:

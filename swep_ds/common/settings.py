@@ -216,7 +216,14 @@ def load(model: type[S], name_or_path: str, shipped: Path, option: str, override
     override that is not `a.b=c`."""
     path, tree = read_whole(name_or_path, shipped, option, model)
     place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # a shipped file is not to be edited
-    return change(model, tree, map(_parse_override, overrides), place)
+    changes = []
+    for override in overrides:
+        field, separator, text = override.partition("=")
+        names = field.strip().split(".")
+        if not separator or not all(names):
+            raise InputError(f"--set {override}: write it as section.field=value")
+        changes.append((names, parse_yaml(text, f"--set {override}")))
+    return change(model, tree, changes, place)
 
 
 def read_whole(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, Tree]:
@@ -293,11 +300,3 @@ def _merge(base: Tree, layer: Tree) -> Tree:
             value = _merge(base[key], value)
         merged[key] = value
     return merged
-
-
-def _parse_override(override: str) -> Change:
-    field, separator, text = override.partition("=")
-    names = field.strip().split(".")
-    if not separator or not all(names):
-        raise InputError(f"--set {override}: write it as section.field=value")
-    return names, parse_yaml(text, f"--set {override}")
