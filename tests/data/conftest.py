@@ -1,5 +1,3 @@
-"""Fixtures of the tests of data."""
-
 from functools import partial
 
 import pytest

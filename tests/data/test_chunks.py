@@ -1,5 +1,3 @@
-"""A file in chunks: only missing chunks are made again, and nothing of another setup is taken."""
-
 from functools import partial
 
 from swep_ds.data.chunks import Chunks, digest

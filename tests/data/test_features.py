@@ -5,6 +5,7 @@ import dataclasses
 import resource
 from fractions import Fraction
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -45,7 +46,6 @@ def begins_by_loop(count, room, step):
 @given_example(count=3, room=2, step=1)
 @settings(deadline=None)
 def test_context_windows_follow_the_rules(count, room, step):
-
     def owner_by_loop(position):
         """Index of the maximum-context window of a token."""
         scores = {}
@@ -96,10 +96,8 @@ def test_a_pair_that_fits_is_encoded_as_by_the_tokenizer(kind, question, context
 def test_windows_of_a_long_context(kind, sizes):
     features, rows = build(EXAMPLES, kind, sizes)
     tokenizer = tiny.TOKENIZERS[kind]()
-    separator = tokenizer.sep_token_id
-    prefix, middle, suffix = [tokenizer.cls_token_id], [separator], [separator]
-    if kind == "byte_bpe":
-        middle = [separator, separator]
+    prefix, suffix = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
+    middle = suffix * 2 if kind == "byte_bpe" else suffix
     expected = []
     for index, example in enumerate(EXAMPLES):
         question = tokens(kind, example.question)[0][: sizes.max_query_length]
@@ -127,7 +125,6 @@ def test_windows_of_a_long_context(kind, sizes):
     [
         ("$A [SEP] $B:1 [SEP]:1 [CLS]:2", "[CLS]"),  # XLNet's stands last
         ("$A [SEP] $B:1 [CLS]:1 [SEP]:1", "[CLS]"),
-        ("[CLS] $A [SEP] $B:1 [SEP]:1", "the first token"),
         ("$A [SEP] $B:1 [SEP]:1", "the first token"),
     ],
 )
@@ -180,15 +177,11 @@ def test_windows_without_the_answer_can_be_dropped():
     assert dropped.windows_without_answer == kept.windows_without_answer == len(rows) - len(fewer) > 0
 
 
-LONG_ANSWER = tiny.example("When?", CONTEXT, " ".join(tiny.SENTENCES[:3]))
-NO_TOKEN = tiny.Example("empty", "When?", "\u200b\u200b", ("x",), (0, 1), "a")
-
-
 @pytest.mark.parametrize(
     ("example", "length", "said"),
     [
-        (LONG_ANSWER, 24, "no window holds its whole answer"),
-        (NO_TOKEN, 24, "the tokenizer finds no token in the context"),
+        (tiny.example("When?", CONTEXT, " ".join(tiny.SENTENCES[:3])), 24, "no window holds its whole answer"),
+        (tiny.Example("empty", "When?", "\u200b", ("x",), (0, 1), "a"), 24, "finds no token in the context"),
         (EXAMPLES[0], 11, "raise max_length to at least 12,"),  # 3 special tokens and a question of at most 8
     ],
 )
@@ -201,7 +194,7 @@ GENERATIVE = WindowSettings(max_length=64, doc_stride=6, max_query_length=24, ta
 
 
 @pytest.mark.parametrize("name", tiny.TOKENIZERS)
-def test_a_prompt_is_the_plain_text_and_only_windows_with_the_answer_are_learned(name):
+def test_a_prompt_is_the_plain_text(name):
     """Token for token, spaces between its parts included, though each part is tokenised by itself."""
     tokenizer = tiny.TOKENIZERS[name]()
     answer = "an abbot of the north"  # more tokens than a target may have
@@ -215,24 +208,16 @@ def test_a_prompt_is_the_plain_text_and_only_windows_with_the_answer_are_learned
     assert features.targets_cut == 1
     assert row["target_ids"] == target[:4] + target[-1:]
 
-    context = "The old bridge was built in 1204 by an abbot. " + "The river, the valley and the tea are very nice. " * 5
-    examples = [tiny.example("Who founded the monastery?", context, "an abbot")]
-    training, learned = build(examples, name, GENERATIVE, training=True)
-    _, windows = build(examples, name, GENERATIVE)
-    assert len(learned) + training.windows_without_answer == len(windows) > training.windows_without_answer > 0
-    for row in learned:
-        assert "an abbot" in tokenizer.decode(row["input_ids"]).lower()
-    assert {row["example"] for row in windows} == {0}
 
-
-def test_a_space_in_front_of_the_context_moves_no_answer():
-    """A window is learned where it has every token that overlaps the answer."""
+def test_only_prompts_with_the_answer_are_learned():
+    """They have every token that overlaps it, though a space is put in front of the context."""
     tokenizer = tiny.byte_bpe()
     settings = dataclasses.replace(GENERATIVE, max_query_length=1, doc_stride=1, max_length=30)
     for answer in ("An abbot!", "old", "!", "river."):
         examples = [tiny.example("?", "An abbot! An old bridge over the river.", answer)]
-        _, learned = build(examples, "byte_bpe", settings, training=True)
+        training, learned = build(examples, "byte_bpe", settings, training=True)
         _, windows = build(examples, "byte_bpe", settings)
+        assert len(learned) + training.windows_without_answer == len(windows) > training.windows_without_answer > 0
         contexts = {tuple(row["input_ids"]): tokenizer.decode(row["input_ids"]).split("context:")[1] for row in windows}
         assert {tuple(row["input_ids"]) for row in learned} == {ids for ids, text in contexts.items() if answer in text}
 
@@ -257,9 +242,6 @@ def test_windows_are_made_and_written_in_parts_of_bounded_size(training, task, m
     rows, written = windows(tmp_path / "in parts")
     assert rows == expected
     assert max(written) == 5 < len(rows)
-
-
-# The cache: used if nothing changed, made again if incomplete
 
 
 @pytest.fixture
@@ -320,11 +302,7 @@ def test_a_build_that_fails_leaves_nothing(cached, monkeypatch, tmp_path):
         assert f"{folder}: tokenised windows cannot be written" in bad_input.refused(again, training=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(features_module, "_inputs", stop)
+    monkeypatch.setattr(features_module, "_inputs", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         again(training=False)
     assert sorted(folder.iterdir()) == before

@@ -39,19 +39,12 @@ def table(rows: list[dict], delimiter: str = ",", **options) -> str:
     return pd.DataFrame(rows).to_csv(index=False, sep=delimiter, **options)
 
 
-# JSON
-
 OBJECT_ROWS = [row(OBJECTS), row([], "2", "Who's the owner?")]
-PARAGRAPH = {
-    "context": CONTEXT,
-    "qas": [{key: row[key] for key in ("id", "question", "answers")} for row in OBJECT_ROWS],
-}
+PARAGRAPH = {"context": CONTEXT, "qas": [{key: row[key] for key in row if key != "context"} for row in OBJECT_ROWS]}
 JSON_FORMS = {
     "run_qa": {"version": "0.1.0", "data": ROWS},
-    "run_qa, objects": {"data": OBJECT_ROWS},
     "objects": OBJECT_ROWS,
     "simpletransformers": [PARAGRAPH],
-    "simpletransformers in data": {"data": [PARAGRAPH]},
     "articles": [{"title": CONTEXT, "paragraphs": [PARAGRAPH]}],
     "the hub's viewer": {"features": [], "rows": [{"row_idx": n, "row": row} for n, row in enumerate(ROWS)]},
     "Dataset.to_dict": datasets.Dataset.from_list(ROWS).to_dict(),
@@ -70,11 +63,8 @@ def test_json_documents_and_json_lines(save, document):
         assert read(save(lines(document))) == EXAMPLES
 
 
-# Answers in CSV and Parquet
-
-
 @pytest.mark.parametrize("rows", [ROWS, OBJECT_ROWS], ids=["lists", "objects"])
-@pytest.mark.parametrize("writer", ["pandas", "pandas with index", "NumPy", "datasets"])
+@pytest.mark.parametrize("writer", ["pandas", "NumPy", "datasets"])
 def test_answers_in_a_column_of_objects(tmp_path, rows, writer):
     """CSV holds them as Python, or NumPy, prints them."""
     for form in ("csv", "parquet"):
@@ -86,30 +76,21 @@ def test_answers_in_a_column_of_objects(tmp_path, rows, writer):
             if writer == "NumPy":  # what pandas reads from Parquet
                 frame.to_parquet(file)
                 frame = pd.read_parquet(file)
-            options = {} if form == "parquet" or writer != "pandas" else {"index": False}
-            getattr(frame, f"to_{form}")(file, **options)
+            getattr(frame, f"to_{form}")(file)
         assert read(str(file)) == EXAMPLES
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        ["It's", "a \"b\" \\ \n'c'", "array(['x'])", "'x' 'y'"],
-        {"text": [], "answer_start": [1.5, -3]},
-        [True, None, -1e-05],
-    ],
-)
-def test_what_python_and_numpy_print_is_read_back(value):
+def test_what_python_and_numpy_print_is_read_back():
     """Python takes ['a' 'b'], as NumPy prints two texts, for ['ab']."""
-    assert nested_value(repr(value)) == nested_value(json.dumps(value)) == value
-    if isinstance(value, list):
+    answers = {"text": [], "answer_start": [1.5, -3]}
+    assert nested_value(repr(answers)) == nested_value(json.dumps(answers)) == answers
+    for value in (["It's", "a \"b\" \\ \n'c'", "array(['x'])", "'x' 'y'"], [True, None, -1e-05]):
+        assert nested_value(repr(value)) == nested_value(json.dumps(value)) == value
         assert nested_value(str(np.array(value, dtype=object))) == value
         assert nested_value(repr({"text": np.array(value, dtype=object)})) == {"text": value}
 
 
-@pytest.mark.parametrize(
-    "text", ["[__import__('os').abort()]", "[open('x')]", "[x for x in 'ab']", "{1: x}", "[1", "[", "[MASK] token"]
-)
+@pytest.mark.parametrize("text", ["[__import__('os').abort()]", "[x for x in 'ab']", "{1: x}", "[1", "[MASK] token"])
 def test_an_answer_that_begins_with_a_bracket_and_is_no_list_is_a_text(save, text):
     """Which is not run. A list that is cut off is refused: it would be a gold answer that no model can give."""
     for name in ("answer", "answers"):
@@ -127,7 +108,6 @@ REPEATING = "Ann met Annika with it in 1852, said Ann."
 @pytest.mark.parametrize(
     ("fields", "answers", "span"),
     [
-        ({"answer": "Annika"}, ("Annika",), (8, 14)),
         ({"answer": "it"}, ("it",), (20, 22)),
         ({"answers": "Annika"}, ("Annika",), (8, 14)),
         ({"answers": ["Annika", "it"]}, ("Annika", "it"), (8, 14)),
@@ -135,7 +115,6 @@ REPEATING = "Ann met Annika with it in 1852, said Ann."
         ({"answers": {"text": ["Ann", "it"], "answer_start": [37, 20]}}, ("Ann", "it"), (37, 40)),
         ({"answers": {"text": ["Annika"], "answer_start": [None]}}, ("Annika",), (8, 14)),
         ({"answer": "Ann", "answer_start": 37}, ("Ann",), (37, 40)),
-        ({"answers": "Ann", "answer_start": 37}, ("Ann",), (37, 40)),
         ({"answers": ["Ann"], "answer_start": 37}, ("Ann",), (37, 40)),
         ({"answers": ["Ann", "Ann met"], "answer_start": [37, 0]}, ("Ann", "Ann met"), (37, 40)),
         # pandas makes numbers of a column of years, and floats of one with gaps
@@ -145,10 +124,8 @@ REPEATING = "Ann met Annika with it in 1852, said Ann."
         ({"answers": {"text": [None, "it", " "], "answer_start": [0, 20, 0]}}, ("it",), (20, 22)),
         ({"answer": "\u200b"}, (), None),
         ({"answers": None}, (), None),
-        ({"answers": [" ", ""]}, (), None),
         ({"answers": {"text": [""], "answer_start": [-1]}}, (), None),
         ({"answers": [{"text": None, "answer_start": None}]}, (), None),
-        ({"answer": "", "is_impossible": True}, (), None),
         ({"is_impossible": True}, (), None),
         # as in NewsQA; tokenizers that keep the space before a word would otherwise add the next word to the answer
         ({"answers": {"text": [" met "], "answer_start": [3]}}, (" met ",), (4, 7)),
@@ -161,11 +138,6 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
         for training in (True, False):
             expected = Example("q", "Who?", REPEATING, answers, span if training else None, REPEATING)
             assert read_examples(save(content), training=training, unanswerable=True) == [expected]
-            if not answers:
-                said = (
-                    "question 'q': has no answer; give it, or set data.unanswerable to drop such questions or to train"
-                )
-                assert said in refused(save(content), training=training)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +149,7 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
         ({"answers": ["Ann", "Ann"], "answer_start": [37]}, "answer_start is [37]; give one whole number for each"),
         ({"answer": "Ann", "is_impossible": True}, "is_impossible is true, but it has answers: correct"),
         ({"answer": "", "is_impossible": False}, "is_impossible is false, but it has no answers: correct"),
-        ({"answer": "Ann", "question": ""}, "question is empty"),
-        ({"answer": ""}, "has no answer; give it, or set"),
+        ({"answer": ""}, "has no answer; give it, or set data.unanswerable to drop such questions or to train"),
     ],
 )
 def test_faults_of_rows(save, fields, said):
@@ -196,21 +167,11 @@ def test_an_answer_that_the_context_holds_letter_by_letter_is_a_text(save, colum
             assert (first.answers, second.answers) == (("Vera Lind", "Lind"), (answer,))
 
 
-# Gaps and questions without an answer
-
-
 def test_whole_numbers_as_floats(save, tmp_path):
     """pandas makes floats of a column with gaps, that is of unanswerable questions."""
-    frame = pd.DataFrame(
-        {
-            "id": [1, 2, None],
-            "question": ["Who?", "Whose?", "When?"],
-            "context": CONTEXT,
-            "answer": ["Vera Lind", None, "1977"],
-            "answer_start": [47, None, None],
-            "is_impossible": [False, True, None],
-        }
-    )
+    names = ["id", "question", "context", "answer", "answer_start", "is_impossible"]
+    asked = [[1, "Who?", CONTEXT, "Vera Lind", 47, False], [2, "Whose?", CONTEXT, None, None, True]]
+    frame = pd.DataFrame([*asked, [None, "When?", CONTEXT, "1977", None, None]], columns=names)
     frame.to_parquet(tmp_path / "parquet")
     sources = [str(tmp_path / "parquet"), save(frame.to_csv(), "csv"), save(frame.to_json(orient="split"), "split")]
     sources.append(save(json.dumps(frame.to_dict("records")), "with NaN"))
@@ -236,18 +197,13 @@ def test_questions_need_no_answers(save):
             assert read_examples(save(content), training=False, labels=False) == expected
 
 
-# Answers without an offset
-
-
 @pytest.mark.parametrize(
     ("context", "text", "found"),
     [
-        ("art at parties", "art", 0),
         ("parties of art", "art", 11),
         ("the U.S. and U.S.", "the U.S.", 0),
         ("5 and 50 °C", "5", 0),
         ("上海市在中国", "中国", 4),  # no spaces between words
-        ("อยู่ที่กรุง", "กรุง", 7),
         ("in 1998年", "1998", 3),  # a script with spaces beside one without
         ("tea", " tea ", 0),
         ("un cafe\u0301 noir", "cafe\u0301", 3),  # a combining accent
@@ -276,9 +232,6 @@ def test_a_repeated_answer_gets_its_first_place_or_is_left_out(save):
     assert len(read_examples(source, training=False)) == 1  # tests need no place
 
 
-# Spreadsheets
-
-
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 @pytest.mark.parametrize("header", [["Question", "Context", "Answer"], [" QUESTION ", "context ", "\ufeffAnswer"]])
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -290,17 +243,11 @@ def test_headers_in_any_case_and_encodings_of_excel(save, header, delimiter, enc
         assert (example.question, example.context, example.span) == ("Who?", CONTEXT, (47, 56))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"PK\x03\x04\x14\0\0\0\x08\0\xe9" + b"\0" * 500,
-        "question;context;answer\nWo?;Das Café ist in Köln.;Köln\n".encode("cp1252"),
-    ],
-    ids=["xlsx", "Windows-1252"],
-)
-def test_other_formats_are_refused_with_the_fix(save, content):
-    for compress in (bytes, gzip.compress):
-        said = refused(save(compress(content)))
+def test_other_formats_are_refused_with_the_fix(save):
+    workbook = b"PK\x03\x04\x14\0\0\0\x08\0\xe9" + b"\0" * 500
+    latin = "question;context;answer\nWo?;Das Café ist in Köln.;Köln\n".encode("cp1252")
+    for content in (workbook, latin, gzip.compress(latin)):
+        said = refused(save(content))
         assert "is neither Parquet nor Arrow nor UTF-8 text ('utf-8' codec" in said
         assert "a workbook of Excel or LibreOffice as CSV UTF-8, and unpack an archive" in said
 
@@ -312,14 +259,7 @@ def test_other_formats_are_refused_with_the_fix(save, content):
         ('question,context,answer\nq,A,A\nq,"B,B\nq,C,C\n', "malformed table of text after row 2 (unexpected end of"),
         ('question,context,answer\nq,"To be" is said,be\n', "malformed table of text after row 1 (',' expected after"),
         ("question;text;answer\nWho?;A text;text\n", "has no column context (found: ['question', 'text', 'answer'])"),
-        ('"id","asked"\n"1","When?"\n', "has no column question (found: ['id', 'asked']): rename yours"),
-        (
-            "question,context,anwser\nWho?,A text,text\n",
-            "'answers' is missing; add it (found: ['question', 'context',",
-        ),
         ("question,context,Answer,answer\na,b,b,b\n", "has the column 'answer' 2 times"),
-        ([row(ANSWERS) | {"Question": "What?"}], "row 0: has the column 'question' 2 times"),
-        ("question,context,answer\n", "holds no questions"),
     ],
 )
 def test_faults_of_text_tables(save, content, said):

@@ -1,5 +1,3 @@
-"""The quick-start corpus: text that is the same everywhere, answerable questions, separate names; its two models."""
-
 import dataclasses
 import hashlib
 import json
@@ -15,23 +13,18 @@ from swep_ds.data.formats import document_items, read_items
 from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, T5, corpus
 from swep_ds.data.quickstart.grammar import World, load_kinds, slots, write_passage, write_unanswerable
 
-SHA256 = {
-    ("encyclopedia", "train"): "a8daedf91dc50c80113b16579228e4dc8677a26a280ddc6e6a6158e698c27adc",
-    ("encyclopedia", "test"): "9963025f65855763042c3f486a67ec08b96b6f22c7e78248ca5e647a9a908d46",
-    ("news", "test"): "cfbf16b46d7ec0bd9f7e90e29f8cfb8f11836caf165920cdf8c822889e709ea1",
-    ("forum", "test"): "ce6ae2ef18634bf4ba5acd46b5726e988fa9bfcc5871958ceac365de5399c15a",
-    ("reviews", "test"): "d0a1c34b7e4b314137a89cf3ca6c425ffb6ea3eaf40be3653241e79ea7e5a08b",
-    ("biomedicine", "test"): "f55990823f65f219e15b4ee2fa1f3dc270049e01c18e31d1f3b62c9ca5476852",
-}
-SHA256_OF_V2 = {
-    "train": "b2ecab2eb794c980a4153d65319b1e437dec3130d5ffb7bdf77125a8d746a33d",
-    "test": "097f1be1738403fbd67f7b74f8c57f6f3074fab035f9a15008400e2844066572",  # of all domains
+PAIRS = [(SOURCE, "train"), *((domain, "test") for domain in DOMAINS)]
+SHA256 = {  # of all domains' texts of a split, without and with unanswerable questions
+    ("train", False): "49eac14f300c7dd9fb03d0c5ac43cd807d1379ef4e4f1b0a3281d15c26c60028",
+    ("test", False): "2847c9d35ec9a33de81e87a908df27fee1c5cacb5a7b48cf31f3a93c5ac730e7",
+    ("train", True): "b2ecab2eb794c980a4153d65319b1e437dec3130d5ffb7bdf77125a8d746a33d",
+    ("test", True): "097f1be1738403fbd67f7b74f8c57f6f3074fab035f9a15008400e2844066572",
 }
 
 
 @pytest.fixture(scope="module")
 def corpora():
-    return {pair: corpus(*pair) for pair in SHA256}
+    return {pair: corpus(*pair) for pair in PAIRS}
 
 
 def paragraphs(data):
@@ -42,19 +35,13 @@ def questions(data):
     return [(qa, paragraph["context"]) for paragraph in paragraphs(data) for qa in paragraph["qas"]]
 
 
-def sha256(data):
-    return hashlib.sha256(json.dumps(data, ensure_ascii=True, sort_keys=True).encode()).hexdigest()
-
-
-# The corpus
-
-
 def test_the_corpus_is_the_same_on_every_platform_and_every_answer_is_at_its_offset(corpora):
-    assert {pair: sha256(data) for pair, data in corpora.items()} == SHA256
-    corpora_v2 = {pair: corpus(*pair, unanswerable=True) for pair in SHA256}
-    for split, expected in SHA256_OF_V2.items():
-        chosen = {f"{domain}.{name}": data for (domain, name), data in corpora_v2.items() if name == split}
-        assert sha256(chosen) == expected
+    corpora_v2 = {pair: corpus(*pair, unanswerable=True) for pair in PAIRS}
+    for (split, unanswerable), expected in SHA256.items():
+        texts = (corpora_v2 if unanswerable else corpora).items()
+        chosen = {f"{domain}.{name}": data for (domain, name), data in texts if name == split}
+        written = json.dumps(chosen, ensure_ascii=True, sort_keys=True)
+        assert hashlib.sha256(written.encode()).hexdigest() == expected
     for pair, data in corpora_v2.items():
         for old, new in zip(paragraphs(corpora[pair]), paragraphs(data), strict=False):
             assert new["context"] == old["context"]
@@ -115,10 +102,9 @@ def test_training_pretraining_and_tests_share_no_name_and_pretraining_holds_no_q
     assert digest.hexdigest() == "d5bedd3b36c5c21ed283c97aa5f579a7153ad856bcc53d02a08eac62a98c0ea9"
 
 
-# The encoder and the T5
-
 TINY = {"updates": 2, "brief_updates": 1, "batch_size": 2, "hidden": 16, "intermediate": 16, "vocabulary": 400}
 TINY |= {"tokenizer_passages": 100}
+LOADING = {"dtype": torch.float32, "output_loading_info": True}
 
 
 def test_the_encoder_is_small_and_its_pretraining_repeatable(tmp_path):
@@ -129,9 +115,7 @@ def test_the_encoder_is_small_and_its_pretraining_repeatable(tmp_path):
         if folder != ENCODER:
             pretraining.pretrain(encoder, settings, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model, loading = AutoModelForQuestionAnswering.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
-        )
+        model, loading = AutoModelForQuestionAnswering.from_pretrained(folder, **LOADING)
         assert set(loading["missing_keys"]) == {"qa_outputs.weight", "qa_outputs.bias"}
         assert not loading["unexpected_keys"]
         encoded = tokenizer("Who built it?", "Ida Fenden built it.", return_tensors="pt")
@@ -164,7 +148,7 @@ def test_answers_and_contexts_come_back_from_the_tokens_of_the_t5(tokenizer, cor
 def test_the_t5_is_small_and_recovers_blanked_values_but_answers_no_question(tokenizer, corpora):
     """Statements are what it has learned, on names it has never read; questions it has not."""
     assert sum(path.stat().st_size for path in T5.iterdir()) < 4_000_000
-    model, loading = AutoModelForSeq2SeqLM.from_pretrained(T5, dtype=torch.float32, output_loading_info=True)
+    model, loading = AutoModelForSeq2SeqLM.from_pretrained(T5, **LOADING)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     assert model.lm_head.weight is model.get_input_embeddings().weight

@@ -1,10 +1,9 @@
-"""Every layout gives the same examples whatever the file is called; every kind of bad input gives one clear line."""
-
 import functools
 import gzip
 import json
 import math
 from pathlib import Path
+from unittest import mock
 
 import datasets
 import pyarrow as pa
@@ -18,11 +17,8 @@ from tests.support.qa_files import file, lines, parquet, refused, stream
 
 CONTEXT = "\U0001f600 The caf\u00e9 opened in 1998.\nIt serves tea."
 WHEN = {"id": "q1", "question": "When?", "answers": [{"text": "1998", "answer_start": 21}]}
-WHAT = {
-    "id": "q2",
-    "question": "What is served?",
-    "answers": [{"text": "tea", "answer_start": 37}, {"text": "It serves tea", "answer_start": 27}],
-}
+SERVED = [{"text": "tea", "answer_start": 37}, {"text": "It serves tea", "answer_start": 27}]
+WHAT = {"id": "q2", "question": "What is served?", "answers": SERVED}
 EXAMPLES = [
     Example("q1", "When?", CONTEXT, ("1998",), (21, 25), "Cafes"),
     Example("q2", "What is served?", CONTEXT, ("tea", "It serves tea"), (37, 40), "Cafes"),
@@ -43,9 +39,6 @@ LAYOUTS = {
     "Arrow stream": lambda *qas: stream(table(*qas)),
     "Arrow file": lambda *qas: file(table(*qas)),
 }
-
-
-# Layouts
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -83,23 +76,14 @@ def test_articles_are_titles_or_else_what_questions_share(save):
         assert example.article == article
 
 
-# MRQA
-
 MRQA_CONTEXT = "[PAR] [TLE] Caf\u00e9 [SEP] It opened in 19 98 . [DOC] It serves Green  tea ."
 
 
 def mrqa(**changes):
     tea = MRQA_CONTEXT.index("Green")
-    qa = {
-        "qid": "m1",
-        "id": "not this one",
-        "question": "What is served?",
-        "detected_answers": [
-            {"text": "green tea", "char_spans": [[tea, tea + 9], [0, 4]], "token_spans": [[1, 2]]},
-            {"text": "19 98", "char_spans": [[0, 1]]},
-        ],
-        "answers": ["Green tea", "tea"],
-    }
+    first = {"text": "green tea", "char_spans": [[tea, tea + 9], [0, 4]], "token_spans": [[1, 2]]}
+    qa = {"qid": "m1", "id": "not this one", "question": "What is served?", "answers": ["Green tea", "tea"]}
+    qa["detected_answers"] = [first, {"text": "19 98", "char_spans": [[0, 1]]}]
     row = {"context": MRQA_CONTEXT, "context_tokens": [], "qas": [qa | changes]}
     return lines([{"header": {"dataset": "BioASQ", "split": "dev"}}, row])
 
@@ -118,13 +102,9 @@ def test_mrqa_markers_become_blanks_and_offsets_hold(save):
     ("written", "text"),
     [
         ("annual boat race", "The annual boat race"),  # an article less
-        ("a boat race", "boat race"),  # an article more
         ("Black earth (terra preta", "Black earth (terra preta)"),
-        ("IFN) signature", "IFN signature"),
         ("autosomal-dominant", "autosomal dominant"),  # as one word, and as two
-        ("Diamond Blackfan anemia", "diamond-blackfan Anemia"),
         ("19 98", "1998"),  # tokens with blanks between them
-        ("The Who", "the who"),
         ("A", "a"),  # an article and nothing else: compared without normalisation
         ("?!", "? !"),
     ],
@@ -138,28 +118,21 @@ def test_articles_punctuation_case_and_white_space_make_no_other_answer(written,
         assert f"is not at char_spans [6, {5 + len(written)}] of its context" in said
 
 
-# Sources
-
-
-def test_folder_of_files_in_name_order(save, tmp_path):
+def test_a_folders_files_are_read_in_name_order_or_told_apart_by_the_splits_that_they_name(save, tmp_path):
     assert "no data file in this folder" in refused(str(tmp_path))
-    save(LAYOUTS["Parquet"](WHAT), "b.parquet")
-    save(gzip.compress(LAYOUTS["squad"](WHEN)), "a.json.gz")
     save("not data", "README.md")
     save("not data", ".hidden.json")
-    assert [e.id for e in read_examples(str(tmp_path), training=True)] == ["q1", "q2"]
-    save(LAYOUTS["JSON lines"](WHEN), "c.jsonl")
-    assert "'q1' occurs twice" in refused(str(tmp_path))
-
-
-def test_a_folders_files_are_told_apart_by_the_splits_that_they_name(save, tmp_path):
-    save(LAYOUTS["Parquet"](WHAT), "validation-00000-of-00001.parquet")
+    plain = Path(save(LAYOUTS["Parquet"](WHAT), "plain.parquet"))
     read = functools.partial(read_examples, str(tmp_path))
+    assert [e.id for e in read(training=True)] == ["q2"]
+    plain.rename(tmp_path / "validation-00000-of-00001.parquet")
     assert [e.id for e in read(training=True)] == ["q2"]  # of one split, the folder is that split
-    save(LAYOUTS["Parquet"](WHEN), "train-00000-of-00002.parquet")
-    save(LAYOUTS["squad"](WHEN | {"id": "q3"}), "train-00001-of-00002.json")
-    assert [e.id for e in read(training=True)] == ["q1", "q3"]
+    save(LAYOUTS["Parquet"](WHEN), "train-00001-of-00002.parquet")
+    save(gzip.compress(LAYOUTS["squad"](WHEN | {"id": "q3"})), "train-00000-of-00002.json.gz")
+    assert [e.id for e in read(training=True)] == ["q3", "q1"]
     assert [e.id for e in read(training=False)] == ["q2"]
+    save(LAYOUTS["JSON lines"](WHEN), "train.jsonl")
+    assert "'q1' occurs twice" in refused(str(tmp_path))
     save(LAYOUTS["squad"](WHEN | {"id": "q4"}), "trainers.json")
     assert "some files name a split and trainers.json does not" in refused(str(tmp_path))
 
@@ -180,18 +153,13 @@ def test_folder_saved_by_datasets(tmp_path):
 
 
 def test_hub_id_splits_and_configs(monkeypatch):
-    asked = []
-
-    def load_dataset(name, config, split):
-        asked.append((name, config, split))
-        if split:
-            return datasets.Dataset.from_list(rows(WHAT))
-        return datasets.DatasetDict(validation=datasets.Dataset.from_list(rows(WHEN)))
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    whole = datasets.DatasetDict(validation=datasets.Dataset.from_list(rows(WHEN)))
+    load = mock.Mock(side_effect=[whole, datasets.Dataset.from_list(rows(WHAT)), whole])
+    monkeypatch.setattr(datasets, "load_dataset", load)
     assert read_examples("owner/name", training=False)[0].id == "q1"
     assert read_examples("owner/name:plain_text@train[:10%]", training=True)[0].id == "q2"
-    assert asked == [("owner/name", None, None), ("owner/name", "plain_text", "train[:10%]")]
+    asked = [mock.call("owner/name", None, split=None), mock.call("owner/name", "plain_text", split="train[:10%]")]
+    assert load.call_args_list == asked
     assert "has no split train, only validation" in refused("owner/name")
 
 
@@ -216,9 +184,6 @@ def test_tables_of_many_rows(save):
         assert len({id(example.context) for example in examples}) == 1
 
 
-# Bad input
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -229,36 +194,29 @@ def test_tables_of_many_rows(save):
         (json.dumps(squad(WHEN)) + "\n{}", "line 1: has no column question (found: ['version', 'data']): rename"),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
         (parquet(table(WHEN))[:-40], "damaged data file"),
-        (stream(table(WHEN))[:300], "damaged data file"),
         (stream(table(WHEN))[:-8], "damaged data file (it is cut off)"),  # between batches: to Arrow's reader, its end
         (mrqa(detected_answers=[]), "question 'm1': no detected_answers"),
-        (mrqa(detected_answers=[{"text": "tea", "char_spans": [[0, 4]]}]), "'tea' is not at char_spans [0, 4]"),
         # the contexts of mrqa-workshop/mrqa have markers
         (rows(WHEN | {"detected_answers": ["1998"]}), "row 0: has MRQA's column detected_answers"),
-        (parquet(table(WHEN | {"detected_answers": ["1998"]})), "has MRQA's column detected_answers"),
-        (squad(WHEN, WHAT | {"id": "q1"}), "question id 'q1' occurs twice"),
         (squad(WHEN, context=" \n"), "data[0].paragraphs[0]: context is empty"),
         (squad({"question": "When?"}), "question 'data-0.0.0': field 'answers' is missing"),
         (squad(WHEN | {"question": "\u200b \t"}), "question 'q1': question is empty"),
-        (squad(WHEN | {"is_impossible": True}), "question 'q1': is_impossible is true, but it has answers: correct"),
         (squad(WHEN | {"answers": [{"answer_start": 5}]}), "question 'q1': field 'text' is missing"),
-        ({"data": [{"title": "Cafes"}]}, "data[0]: has no column question (found: ['title']): rename yours"),
         ({"data": None}, "field 'data' is None; expected a list"),
         ({"data": [{"paragraphs": {}}]}, "data[0]: field 'paragraphs' is {}; expected a list"),
         ({"data": [{"paragraphs": [None]}]}, "data[0].paragraphs[0]: expected an object with the field 'context'"),
-        (squad(WHEN | {"answers": [{"text": "1998", "answer_start": 20}]}), "'1998' is not at answer_start 20 of its "),
     ],
 )
 def test_bad_files_and_questions_are_named_in_one_line(save, content, message):
     assert message in refused(save(content))
 
 
-@pytest.mark.parametrize("layout", ["squad", "JSON lines"])
-def test_all_faulty_questions_of_a_file_are_named_at_once(save, layout):
+def test_all_faulty_questions_of_a_file_are_named_at_once(save):
     """Such as those of data whose white space was changed after its offsets were computed."""
     moved = [{"text": "1998", "answer_start": 18}]
     asked = [WHEN | {"id": f"q{i}", "answers": moved if i in (2, 5, 6) else WHEN["answers"]} for i in range(8)]
-    message = refused(save(LAYOUTS[layout](*asked)))
+    source = save(squad(*asked))
+    message = refused(source)
     assert "question 'q2': the answer '1998' is not at " in message
     assert message.endswith("; 2 more of this file's questions have faults: 'q5', 'q6'")
-    assert len(read_examples(save(LAYOUTS[layout](*asked)), training=False)) == 8  # evaluation needs no offsets
+    assert len(read_examples(source, training=False)) == 8  # evaluation needs no offsets

@@ -1,5 +1,3 @@
-"""Subsets, held-out articles and halves: nested, by article, the same every time."""
-
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -59,11 +57,6 @@ def test_samples_of_other_data_are_refused():
     assert said.startswith("data.augmented: 'q0-ssmba0' has the answer 'c', and 'q0' of the training")
 
 
-# Articles
-
-SEVERAL_ARTICLES = st.lists(st.sampled_from("abcdefgh"), min_size=2).filter(lambda names: len(set(names)) > 1)
-
-
 def split_apart(split, examples: list[Example], *fields: str) -> tuple[list[Example], list[Example]]:
     """The two sides, which share no value of these fields, and are the same whatever the order of the examples."""
     first, second = split(examples)
@@ -78,8 +71,8 @@ def split_apart(split, examples: list[Example], *fields: str) -> tuple[list[Exam
     return first, second
 
 
-@given(SEVERAL_ARTICLES, st.floats(0.01, 0.99))
-def test_articles_are_held_out_whole(articles, fraction):
+@given(st.lists(st.sampled_from("abcdef"), min_size=2).filter(lambda names: len(set(names)) > 1), st.floats(0.01, 0.99))
+def test_articles_are_held_out_and_halved_whole(articles, fraction):
     examples = questions(articles)
     kept, held = split_apart(partial(hold_out_articles, fraction=fraction), examples, "article")
     # as much as asked for and not one article more, unless what is left is too large or all there is to train on
@@ -87,6 +80,8 @@ def test_articles_are_held_out_whole(articles, fraction):
     if len(held) < aim and len({e.article for e in kept}) > 1:
         assert min(counts[e.article] for e in kept) + len(held) > 2 * aim
     assert len(held) - max(counts[e.article] for e in held) < aim
+    first, second = split_apart(halves, examples, "article")
+    assert abs(len(first) - len(second)) <= max(counts.values())
 
 
 def test_an_article_that_is_much_too_large_is_kept():
@@ -95,12 +90,6 @@ def test_an_article_that_is_much_too_large_is_kept():
     assert len(hold_out_articles(examples, 0.1)[0]) == 1000
     two_articles = questions(["a"] * 60 + ["b"] * 40)
     assert {e.article for e in hold_out_articles(two_articles, 0.1)[1]} == {"b"}
-
-
-@given(SEVERAL_ARTICLES)
-def test_halves_share_no_article_and_are_about_as_large(articles):
-    first, second = split_apart(halves, questions(articles), "article")
-    assert abs(len(first) - len(second)) <= max(Counter(articles).values())
 
 
 def test_a_single_article_is_halved_by_context_but_not_a_single_text():

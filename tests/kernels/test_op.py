@@ -1,5 +1,3 @@
-"""The op: its implementations, torch.compile, activation checkpointing, autocast."""
-
 import importlib.util
 import os
 import subprocess
@@ -74,9 +72,6 @@ def test_activation_checkpointing_and_autocast_change_nothing():
     usual, *others = [(x, *torch.autograd.grad(x, (embeddings, params))) for x in losses]
     for other in others:
         assert all(torch.equal(*pair) for pair in zip(usual, other, strict=True))
-
-
-# Implementations
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""The scripts around the kernels: bad arguments give one line and exit code 2, good ones tables and files."""
-
 import json
 import math
 
@@ -15,16 +13,13 @@ from swep_ds.kernels.triton_impl import Tile
 from tests.support import perturb_reference as reference
 from tests.support import scripts
 
-TOKENS = "--tokens: must be from 1 to 512, or a multiple of 512; got "
-WIDTH = "--width: must be a multiple of 4 from 4 to 8192; got "
-
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("bench_kernels --device cpu --tokens 700", TOKENS + "700"),
-        ("bench_kernels --device cpu --width 30", WIDTH + "30"),
-        ("kernel_report --width -4", WIDTH + "-4"),
+        ("bench_kernels --device cpu --tokens 700", "--tokens: must be from 1 to 512, or a multiple of 512; got 700"),
+        ("bench_kernels --device cpu --width 30", "--width: must be a multiple of 4 from 4 to 8192; got 30"),
+        ("kernel_report --width -4", "--width: must be a multiple of 4 from 4 to 8192; got -4"),
         ("kernel_report --arch sm_70", "invalid choice: 'sm_70'"),
         ("bench_kernels", "GPU"),
         ("tune_kernels", "GPU"),
