@@ -174,22 +174,20 @@ def test_a_folder_stands_for_the_data_files_in_it(tmp_path):
 
 def test_what_a_run_read_is_compared_before_anything_is_computed_from_it_again(tmp_path):
     folder = finished(tmp_path)
-    recipe = Recipe.load(str(folder / "recipe.yaml"))
     run = TrainedRun.load(folder)
     assert run.test_examples()
     assert run.training_examples()
-
     document = json.loads((tmp_path / "test.json").read_text())
     for paragraph in document["data"][0]["paragraphs"]:  # the same ids, but another answer
         paragraph["qas"][0]["answers"] = [{"text": paragraph["context"].split()[0], "answer_start": 0}]
     (tmp_path / "test.json").write_text(json.dumps(document))
     said = f"data.eval.test {tmp_path}/test.json: has changed since {folder} read it: restore it, or train again"
     assert refused(run.test_examples).startswith(said)
-    assert refused(read_answered, folder, recipe, "test").startswith(said)
+    assert refused(read_answered, folder, run.recipe, "test").startswith(said)
     assert run.training_examples()
     (tmp_path / "train.json").write_text(json.dumps(document))
     assert refused(run.training_examples).startswith(f"data.train {tmp_path}/train.json: has changed")
-    first = FirstStage.model_validate(recipe.model_dump(mode="json"))
+    first = FirstStage.model_validate(run.recipe.model_dump(mode="json"))
     assert refused(check_unchanged, first, folder, ["data.train"]).startswith(f"pretrain.train {tmp_path}/train.json")
     (tmp_path / "train.json").unlink()  # what is gone cannot be compared
-    check_unchanged(recipe, folder, ["data.train"])
+    check_unchanged(run.recipe, folder, ["data.train"])

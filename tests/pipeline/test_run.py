@@ -19,9 +19,7 @@ from tests.support.bad_input import refused
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("run")
-    tiny_run.prepare(path)
-    return path
+    return tiny_run.prepare(tmp_path_factory.mktemp("run")).parent
 
 
 def job(folder: Path, *settings: str) -> Prepared:
