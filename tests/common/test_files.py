@@ -8,20 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from swep_ds.common import files
 from swep_ds.common.errors import InputError, Stopped, WriteFailed, as_input_error, denied
-from swep_ds.common.files import (
-    check_new_folder,
-    check_output,
-    check_output_folder,
-    is_locked,
-    public_name,
-    public_names,
-    read_json,
-    read_lines,
-    read_text,
-    user_path,
-    write_atomically,
-)
 from swep_ds.ranks.group import on_all_ranks, process_group
 from tests.support.bad_input import refused
 
@@ -30,7 +18,7 @@ def test_a_text_or_its_pieces_replace_what_was_there(tmp_path, monkeypatch):
     path, done, sync, replace = tmp_path / "file.txt", [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: done.append(os.fstat(file).st_size) or sync(file))
     monkeypatch.setattr(os, "replace", lambda *names: done.append("name") or replace(*names))
-    write_atomically(path, "Zürich\n")
+    files.write_atomically(path, "Zürich\n")
     assert path.read_bytes() == "Zürich\n".encode()
     assert done == [8, "name"]  # the bytes are on the disk before the name is
 
@@ -40,61 +28,50 @@ def test_a_text_or_its_pieces_replace_what_was_there(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, pieces())
+        files.write_atomically(path, pieces())
     assert path.read_text() == "Zürich\n"
-    write_atomically(path, (piece for piece in ("a", "b\n")))
+    files.write_atomically(path, (piece for piece in ("a", "b\n")))
     assert path.read_text() == "ab\n"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_lock_is_seen_while_it_is_held_and_its_file_is_not_emptied(tmp_path):
     path = tmp_path / ".lock"
-    assert not is_locked(path)
+    assert not files.is_locked(path)
     path.write_text("kept")
     with path.open("ab") as file:
-        assert not is_locked(path)
+        assert not files.is_locked(path)
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert is_locked(path)
-    assert not is_locked(path)
+        assert files.is_locked(path)
+    assert not files.is_locked(path)
     assert path.read_text() == "kept"
 
 
 def test_lines_of_updates_are_read_up_to_one_that_a_killed_run_cut(tmp_path):
     path = tmp_path / "lines.jsonl"
-    assert read_lines(path) == []
+    assert files.read_lines(path) == []
     path.write_text('{"update": 1}\n{"loss": 2}\n{"update": 4}\n{"update": 5\n{"update": 6}\n')
-    assert read_lines(path) == [{"update": 1}, {"update": 4}]
+    assert files.read_lines(path) == [{"update": 1}, {"update": 4}]
 
 
-def test_a_file_is_read_whole_and_a_wrong_one_named(tmp_path):
+def test_a_file_is_read_whole_and_a_wrong_one_named_in_one_line(tmp_path):
     path = tmp_path / "file.json"
     path.write_bytes(b"\xef\xbb\xbf" + '{"a": ["Zürich", 1.5]}'.encode())
-    assert read_json(path) == {"a": ["Zürich", 1.5]}
-    path.write_bytes(b"\xff\xfe")
-    for file, said in [
-        (path, "--data X: is not UTF-8 text (byte 0): save it as UTF-8"),
-        (tmp_path, "--data X: no such file"),
-        (path / "below", "--data X: no such file"),
-    ]:
-        assert refused(read_text, file, "--data X") == said
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not JSON: line 1, column 2"),
-        ('{"a": 1,\n "a": 2}', "the key 'a' is given twice: keep one"),
-        ('[{"b": {"c": 1, "d": 2, "c": 1}}]', "the key 'c' is given twice: keep one"),
-    ],
-)
-def test_what_is_not_json_is_reported_in_one_line(tmp_path, text, message):
-    (tmp_path / "a.json").write_text(text)
-    assert refused(read_json, tmp_path / "a.json", "a.json").startswith(f"a.json: {message}")
+    assert files.read_json(path) == {"a": ["Zürich", 1.5]}
+    for content, said in (
+        (b"{", "not JSON: line 1, column 2"),
+        (b'[{"b": {"c": 1, "d": 2, "c": 1}}]', "the key 'c' is given twice: keep one"),
+        (b"\xff\xfe", "is not UTF-8 text (byte 0): save it as UTF-8"),
+    ):
+        path.write_bytes(content)
+        assert refused(files.read_json, path, "--data X").startswith(f"--data X: {said}")
+    for file in (tmp_path, path / "below"):
+        assert refused(files.read_text, file, "--data X") == "--data X: no such file"
 
 
 def test_a_path_need_not_exist_and_home_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_path("~/runs/a") == tmp_path / "runs" / "a"
+    assert files.user_path("~/runs/a") == tmp_path / "runs" / "a"
 
 
 def test_whatever_a_parser_raises_names_the_input_and_the_fix():
@@ -113,40 +90,33 @@ def test_whatever_a_parser_raises_names_the_input_and_the_fix():
 
 def test_an_output_is_checked_before_the_work(tmp_path, monkeypatch):
     file = tmp_path / "file"
-    for path in (None, file):
-        check_output("--output", path)
+    files.check_output("--output", file)
     file.touch()
-    for path in (None, tmp_path / "a" / "b" / "c"):
-        check_output_folder("--output", path)
-    assert "there is no folder" in refused(check_output, "--output", tmp_path / "a" / "file")
+    files.check_output_folder("--output", tmp_path / "a" / "b" / "c")
+    for check in (files.check_output, files.check_output_folder):
+        check("--output", None)
+    assert "there is no folder" in refused(files.check_output, "--output", tmp_path / "a" / "file")
     for path in (tmp_path, Path("/dev/null")):
-        assert "is not a file" in refused(check_output, "--output", path)
-    assert "is not a folder" in refused(check_output_folder, "--output", file / "below")
+        assert "is not a file" in refused(files.check_output, "--output", path)
+    assert "is not a folder" in refused(files.check_output_folder, "--output", file / "below")
     (tmp_path / "empty").mkdir()
     for name in ("new", "a/b", "empty"):
-        check_new_folder("--output", tmp_path / name)
-    assert "is not empty: name a new or empty folder" in refused(check_new_folder, "--output", tmp_path)
+        files.check_new_folder("--output", tmp_path / name)
+    assert "is not empty: name a new or empty folder" in refused(files.check_new_folder, "--output", tmp_path)
     monkeypatch.setattr(os, "access", lambda *_: False)  # for root every folder can be written to
-    assert "cannot be written to" in refused(check_output, "--output", tmp_path / "other")
-    assert "cannot be written to" in refused(check_output_folder, "--output", tmp_path / "a" / "b")
+    assert "cannot be written to" in refused(files.check_output, "--output", tmp_path / "other")
+    assert "cannot be written to" in refused(files.check_output_folder, "--output", tmp_path / "a" / "b")
 
 
 def test_public_names_hold_as_little_of_a_path_as_tells_them_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "local").mkdir(parents=True)
     kept = ["owner/name", "owner/name:plain@train[:5%]", "bert-base", "wiki.json", "quickstart:news", "MLE, a b"]
-    assert public_names(kept) == {source: source for source in kept}
-    paths = {
-        "/home/u/a": "a",
-        "~/b.json": "b.json",
-        "./c/": "c",
-        "../d": "d",
-        "owner/local": "local",
-        "/": "a local folder",
-    }
-    assert public_names(paths) == paths
-    assert public_name("tabs:/home/u/x.tabs") == "x.tabs"
-    assert public_names(["/u/a/m", "/u/b/m"]) == {"/u/a/m": "a/m", "/u/b/m": "b/m"}
+    assert files.public_names(kept) == {source: source for source in kept}
+    paths = {"/home/u/a": "a", "~/b.json": "b.json", "./c/": "c", "owner/local": "local", "/": "a local folder"}
+    assert files.public_names(paths) == paths
+    assert files.public_name("tabs:/home/u/x.tabs") == "x.tabs"
+    assert files.public_names(["/u/a/m", "/u/b/m"]) == {"/u/a/m": "a/m", "/u/b/m": "b/m"}
 
 
 def test_what_the_system_refuses_is_one_line_on_every_rank(tmp_path):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.splits import clusters, halves
@@ -17,38 +16,30 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
-SETTINGS = ["eval.select_on=held_out", "train.max_updates=1"]
-SETTINGS += ["train.learning_rate=1e-20", "train.precision=fp32"]  # so that the run ends with the weights of its start
-
-
-def right_half(model: Path, file: Path) -> None:
-    """Has the model answer every second question right."""
-    document = json.loads(file.read_text())
-    paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]][::2]
-    asked = [(paragraph["qas"][0]["question"], paragraph["context"]) for paragraph in paragraphs]
-    for paragraph, [reply] in zip(paragraphs, QuestionAnswerer(model).answer(asked), strict=True):
-        paragraph["qas"][0]["answers"] = [{"text": reply.text, "answer_start": reply.start}]
-    file.write_text(json.dumps(document))
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     """calibrated/; plain/, which has no held-out half; and out."""
     folder = tmp_path_factory.mktemp("calibrate")
     recipe = prepare(folder)
-    tree = yaml.safe_load(recipe.read_text())
-    tree["data"]["holdout_fraction"] = 0.5  # over a recipe without it, test would be refused
-    recipe.write_text(yaml.safe_dump(tree, sort_keys=False))
     windows = {"max_length": 48, "doc_stride": 16, "max_query_length": 16}
     (folder / "model" / "reading.json").write_text(json.dumps({"data": windows, "eval": {}}))
-    (folder / "train.json").write_text(json.dumps(squad(240)))
-    for name in ("train", "test"):
-        right_half(folder / "model", folder / f"{name}.json")
+    answerer = QuestionAnswerer(folder / "model")
+    for name, document in (("train", squad(240)), ("test", squad(9, seed=1))):
+        paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]][::2]
+        asked = [(paragraph["qas"][0]["question"], paragraph["context"]) for paragraph in paragraphs]
+        for paragraph, [reply] in zip(paragraphs, answerer.answer(asked), strict=True):  # it answers every second right
+            paragraph["qas"][0]["answers"] = [{"text": reply.text, "answer_start": reply.start}]
+        (folder / f"{name}.json").write_text(json.dumps(document))
     (folder / "model" / "reading.json").unlink()
-    listed = []
-    for name, more in (("calibrated", []), ("plain", ["eval.select_on=null"])):
-        run = {"recipe": str(recipe), "set": [*SETTINGS, *more], "ds_config": str(ds_config(folder, 1))}
-        listed.append(run | {"output_dir": str(folder / name)})
+    # so that the run ends with the weights of its start
+    settings = ["train.max_updates=1", "train.learning_rate=1e-20", "train.precision=fp32"]
+    settings += ["data.holdout_fraction=0.5", f"data.eval.test={folder / 'test.json'}"]
+    run = {"recipe": str(recipe), "ds_config": str(ds_config(folder, 1))}
+    listed = [
+        run | {"output_dir": str(folder / name), "set": [*settings, f"eval.select_on={selecting}"]}
+        for name, selecting in (("calibrated", "held_out"), ("plain", "null"))
+    ]
     (folder / "out").write_text(make_runs(folder, listed).stdout)
     return folder
 

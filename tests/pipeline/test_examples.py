@@ -43,8 +43,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 def recipe(folder: Path, method: str = "mle", **data) -> Recipe:
-    sets = {name: str(folder / f"{name}.json") for name in ("news", "forum")}
-    data = {"train": str(folder / "train.json"), "eval": sets, **data}
+    train, news, forum = (str(folder / f"{name}.json") for name in ("train", "news", "forum"))
+    data = {"train": train, "eval": {"news": news, "forum": forum}} | data
     if method == "ssmba":
         data["augmented"] = str(folder / "augmented.json")
     return Recipe.model_validate({"model": {"name": "m"}, "method": {"name": method}, "data": data, "seed": 3})
@@ -58,8 +58,8 @@ def test_one_set_is_read_as_among_all_of_them(folder):
     selecting = Recipe.make(recipe(folder, holdout_fraction=0.3, max_eval_examples=15), eval={"select_on": "held_out"})
     _, whole = load_examples(selecting)
     assert list(whole) == [HOLDOUT, "news", "forum"]
-    tests = selecting.data.eval | {"lost": GONE}  # what cannot be read does not take the others along
-    lacking = Recipe.make(selecting, data={"eval": tests})
+    # what cannot be read does not take the others along
+    lacking = Recipe.make(selecting, data={"eval": selecting.data.eval | {"lost": GONE}})
     assert reported_examples(lacking, HOLDOUT) == halves(whole[HOLDOUT])[1]
     assert reported_examples(Recipe.make(lacking, data={"train": GONE}), "news") == whole["news"]
     assert re.search(r"^data\.eval\.lost: .*gone\.json", refused(reported_examples, lacking, "lost"))
@@ -105,10 +105,8 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, 
         "(data.repeated_answers)",
         f"{field}: 1 of 3 questions have no answer and teach the model to decline (data.unanswerable)",
     ]
-    said = refused(load_examples, stage("error"))
-    assert re.match(
-        rf"{field}: .*'rows.json-1': the answer 'Ann' occurs 2 times .* set data\.repeated_answers to", said
-    )
+    fault = rf"{field}: .*'rows.json-1': the answer 'Ann' occurs 2 times .* set data\.repeated_answers to"
+    assert re.match(fault, refused(load_examples, stage("error")))
 
 
 @pytest.mark.parametrize(("setting", "answer"), [("repeated_answers", "Ann"), ("unanswerable", "")])
@@ -123,21 +121,14 @@ def test_some_question_must_be_left(tmp_path, setting, answer):
 
 
 @pytest.mark.parametrize("holdout", [0.0, 0.3])
-def test_fractions_are_nested_and_the_same_for_every_method(folder, holdout):
-    whole = training(folder, holdout_fraction=holdout)
-    larger = whole
-    for fraction in (0.5, 0.1):
-        chosen = training(folder, train_fraction=fraction, holdout_fraction=holdout)
-        assert len(chosen) == round(fraction * len(whole))
-        assert {e.id for e in chosen} < {e.id for e in larger}
-        for method in ("swep", "ssmba"):
-            examples = training(folder, method, train_fraction=fraction, holdout_fraction=holdout)
-            assert [example for example in examples if "-ssmba" not in example.id] == chosen
-        larger = chosen
+def test_fractions_are_nested(folder, holdout):
+    whole, half, tenth = (training(folder, train_fraction=f, holdout_fraction=holdout) for f in (1.0, 0.5, 0.1))
+    assert [len(half), len(tenth)] == [round(0.5 * len(whole)), round(0.1 * len(whole))]
+    assert {e.id for e in tenth} < {e.id for e in half} < {e.id for e in whole}
 
 
-@pytest.mark.parametrize("data", [{}, {"train_fraction": 0.1}, {"max_train_examples": 7}, {"holdout_fraction": 0.3}])
-def test_samples_follow_their_questions(folder, data):
+@pytest.mark.parametrize("data", [{}, {"max_train_examples": 7}, {"train_fraction": 0.5, "holdout_fraction": 0.3}])
+def test_questions_are_the_same_for_every_method_and_samples_follow_them(folder, data):
     plain = training(folder, **data)
     for method in ("ssmba", "swep"):
         examples = training(folder, method, augmented=str(folder / "augmented.json"), **data)
@@ -149,8 +140,8 @@ def test_samples_follow_their_questions(folder, data):
 
 
 def test_samples_that_are_missing_or_of_other_data(folder):
-    said = refused(training, folder, augmented="nowhere.json")
-    assert re.match(r"data\.augmented: .*nowhere\.json.*no such file", said)
+    said = refused(training, folder, augmented=GONE)
+    assert re.match(r"data\.augmented: .*gone\.json.*no such file", said)
     said = refused(training, folder, augmented=str(folder / "train.json"))
     assert said.startswith("data.augmented: none of its 100 questions is a sample")
 
@@ -183,22 +174,20 @@ def test_a_folder_stands_for_the_data_files_in_it(tmp_path):
 
 def test_what_a_run_read_is_compared_before_anything_is_computed_from_it_again(tmp_path):
     folder = finished(tmp_path)
-    recipe = Recipe.load(str(folder / "recipe.yaml"))
     run = TrainedRun.load(folder)
     assert run.test_examples()
     assert run.training_examples()
-
     document = json.loads((tmp_path / "test.json").read_text())
     for paragraph in document["data"][0]["paragraphs"]:  # the same ids, but another answer
         paragraph["qas"][0]["answers"] = [{"text": paragraph["context"].split()[0], "answer_start": 0}]
     (tmp_path / "test.json").write_text(json.dumps(document))
     said = f"data.eval.test {tmp_path}/test.json: has changed since {folder} read it: restore it, or train again"
     assert refused(run.test_examples).startswith(said)
-    assert refused(read_answered, folder, recipe, "test").startswith(said)
+    assert refused(read_answered, folder, run.recipe, "test").startswith(said)
     assert run.training_examples()
     (tmp_path / "train.json").write_text(json.dumps(document))
     assert refused(run.training_examples).startswith(f"data.train {tmp_path}/train.json: has changed")
-    first = FirstStage.model_validate(recipe.model_dump(mode="json"))
+    first = FirstStage.model_validate(run.recipe.model_dump(mode="json"))
     assert refused(check_unchanged, first, folder, ["data.train"]).startswith(f"pretrain.train {tmp_path}/train.json")
     (tmp_path / "train.json").unlink()  # what is gone cannot be compared
-    check_unchanged(recipe, folder, ["data.train"])
+    check_unchanged(run.recipe, folder, ["data.train"])

@@ -22,8 +22,7 @@ def train(folder: Path, *settings: str) -> list[float]:
     return [score["exact_match"] for score in scores.values()]
 
 
-def test_the_quick_start_learns(tmp_path):
-    """A sixth of its updates, to its end: it answers what README.md asks it, whole, and declines what it should."""
+def test_the_quick_start_learns_and_answers_or_declines_what_the_readme_asks_it(tmp_path):
     source, *shifted = train(tmp_path / "run", "train.max_updates=80", "data.max_eval_examples=50")
     assert source >= 50
     assert 5 <= sum(shifted) / len(shifted) <= source - 10

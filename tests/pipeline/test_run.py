@@ -2,10 +2,9 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import pytest
-import torch
 
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import Prepared, load_model, prepare
@@ -20,9 +19,7 @@ from tests.support.bad_input import refused
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("run")
-    tiny_run.prepare(path)
-    return path
+    return tiny_run.prepare(tmp_path_factory.mktemp("run")).parent
 
 
 def job(folder: Path, *settings: str) -> Prepared:
@@ -30,23 +27,15 @@ def job(folder: Path, *settings: str) -> Prepared:
         return prepare(Recipe.load(str(folder / "recipe.yaml"), settings), str(tiny_run.ds_config(folder, 0)))
 
 
-def order(job: Prepared) -> list[int]:
-    return [row for update in range(job.batches.updates) for row in job.batches.windows(update).tolist()]
-
-
-def weights(job: Prepared) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in job.objective.method.parameters()])
-
-
 def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questions(folder):
-    first, other, again = (job(folder, f"seed={seed}", "data.train_fraction=0.5") for seed in (0, 1, 1))
-    assert [job.objective.seed for job in (first, other, again)] == [0, 1, 1]
-    assert not torch.equal(weights(first), weights(other))
-    assert torch.equal(weights(again), weights(other))
-    assert order(first) != order(other) == order(again)
-    questions = [job.features.dataset["input_ids"][:] for job in (first, other, again)]
-    assert questions[0] != questions[1] == questions[2]
-    assert first.questions == other.questions == 21
+    jobs = [job(folder, f"seed={seed}", "data.train_fraction=0.5") for seed in (0, 1, 1)]
+    assert [job.objective.seed for job in jobs] == [0, 1, 1]
+    weights = [[parameter.tolist() for parameter in job.objective.method.parameters()] for job in jobs]
+    order = [[job.batches.windows(update).tolist() for update in range(job.batches.updates)] for job in jobs]
+    questions = [job.features.dataset["input_ids"][:] for job in jobs]
+    for first, other, again in (weights, order, questions):
+        assert first != other == again
+    assert [job.questions for job in jobs] == [21, 21, 21]
 
 
 def test_a_precision_that_the_processor_emulates_is_warned_of(folder, monkeypatch, caplog):
@@ -57,15 +46,11 @@ def test_a_precision_that_the_processor_emulates_is_warned_of(folder, monkeypatc
 
 
 def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, caplog):
-    def report(_):
-        raise KeyError("of the test")
-
-    finished = []
+    report, tracker = mock.Mock(side_effect=KeyError("of the test")), mock.Mock()
     monkeypatch.setattr("swep_ds.ranks.group.rank", lambda: 0)
-    _report(report, RunFolder(tmp_path / "a run"), SimpleNamespace(finish=lambda: finished.append(True)), print)
-    assert finished == [True]
-    said = "no report.html (KeyError: 'of the test'); the run is done, and `swep-ds report '"
-    assert said in caplog.text
+    _report(report, RunFolder(tmp_path / "a run"), tracker, print)
+    tracker.finish.assert_called_once_with()
+    assert "no report.html (KeyError: 'of the test'); the run is done, and `swep-ds report '" in caplog.text
 
 
 def test_a_start_without_an_update_reports_the_memory_of_the_training(tmp_path):

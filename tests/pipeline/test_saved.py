@@ -1,8 +1,6 @@
 """Saved models: which of them load, and what their reading.json may hold."""
 
 import json
-import shutil
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -18,27 +16,22 @@ from swep_ds.ranks import accelerator
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
 
-READ = {"data": {"max_length": 48, "doc_stride": 16}, "eval": {"beams": 2, "max_answer_tokens": 9}}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder, tokenizer = tmp_path_factory.mktemp("saved"), tiny.wordpiece()
-    plain = tiny_models.model("t5", vocab_size=len(tokenizer), eos_token_id=tokenizer.sep_token_id)
-    plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+SIZES = {"max_length": 48, "doc_stride": 16, "max_query_length": 8, "max_target_length": 9}
+READ = {"data": SIZES, "eval": {"beams": 2, "max_answer_tokens": 9}}
 
 
 @pytest.fixture
-def folder(model, tmp_path):
-    return shutil.copytree(model, tmp_path / "model")
+def folder(tmp_path):
+    tokenizer = tiny.wordpiece()
+    plain = tiny_models.model("t5", vocab_size=len(tokenizer), eos_token_id=tokenizer.sep_token_id)
+    plain.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
 
 
 def test_a_model_is_read_as_its_run_did(folder):
-    data = {"max_length": 48, "doc_stride": 16, "max_query_length": 8, "max_target_length": 9}
-    assert set(data) == set(WINDOWS)
-    (folder / READING).write_text(json.dumps(READ | {"data": data}))
+    assert set(SIZES) == set(WINDOWS)
+    (folder / READING).write_text(json.dumps(READ))
     saved = load_saved(str(folder))
     assert (saved.windows.max_length, saved.windows.doc_stride, saved.windows.max_query_length) == (48, 16, 8)
     assert (saved.windows.task, saved.spans.max_answer_tokens) == ("generative", 9)
@@ -74,8 +67,8 @@ def test_a_model_on_the_hub_is_read_as_its_run_did(tmp_path, monkeypatch, caplog
 
 
 def test_data_sets_have_names_that_become_files(tmp_path):
-    (tmp_path / "rows.json").write_text('[{"question": "Who?", "context": "Ann.", "answer": "Ann"}]')
     file = tmp_path / "rows.json"
+    file.write_text('[{"question": "Who?", "context": "Ann.", "answer": "Ann"}]')
     assert list(_read_data_sets([f"a={file}", f"b={file}"])) == ["a", "b"]
     for names, said in (
         ([f"a={file}", f"a={file}"], "--data a: is given twice: rename one"),
@@ -85,31 +78,23 @@ def test_data_sets_have_names_that_become_files(tmp_path):
         assert refused(_read_data_sets, names) == said
 
 
-def bert(folder: Path, **settings) -> None:
+def test_models_with_few_positions_or_chunks_answer_once_tried_on_their_longest_window(tmp_path, monkeypatch):
     tokenizer = tiny.wordpiece()
-    tokenizer.save_pretrained(folder)
-    tiny_models.model("bert", vocab_size=len(tokenizer), **settings).save_pretrained(folder)
-
-
-def test_a_model_is_tried_on_its_longest_window(tmp_path, monkeypatch):
-    bert(tmp_path)
-    forward = BertForQuestionAnswering.forward
-
-    def short_only(self, input_ids, **inputs):
-        if input_ids.shape[1] > 60:
-            raise ValueError("too long")
-        return forward(self, input_ids, **inputs)
-
-    monkeypatch.setattr(BertForQuestionAnswering, "forward", short_only)
-    assert "cannot be run on a window of 64 tokens (too long)" in refused(load_saved, str(tmp_path))
-
-
-def test_models_with_few_positions_or_chunks_answer(tmp_path):
-    bert(tmp_path, max_position_embeddings=24)
+    tokenizer.save_pretrained(tmp_path)
+    tiny_models.model("bert", vocab_size=len(tokenizer), max_position_embeddings=24).save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", chunk_size_feed_forward=7, output_attentions=True)
     assert load_saved(str(tmp_path)).qa.model.config.chunk_size_feed_forward == 0
     [reply] = QuestionAnswerer(tmp_path)("who built the old mill?", "the old mill was built by vera lind. " * 20)
     assert reply.text
+    forward = BertForQuestionAnswering.forward
+
+    def short_only(self, input_ids, **inputs):
+        if input_ids.shape[1] > 23:
+            raise ValueError("too long")
+        return forward(self, input_ids, **inputs)
+
+    monkeypatch.setattr(BertForQuestionAnswering, "forward", short_only)
+    assert "cannot be run on a window of 24 tokens (too long)" in refused(load_saved, str(tmp_path))
 
 
 def test_an_encoder_decoder_with_a_head_for_spans_is_no_generator(folder):

@@ -20,14 +20,13 @@ from tests.support.finished import finished
 from tests.support.fork_server import ROOT, run_script
 
 WEIGHT = "bert.embeddings.word_embeddings.weight"
-MODEL, CONFIG, READING = "model/model.safetensors", "model/config.json", "model/reading.json"
+MODEL, READING = "model/model.safetensors", "model/reading.json"
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     """Three finished runs of one start, whose weights differ."""
     folder = tmp_path_factory.mktemp("soup")
-    (folder / "0").mkdir()
     finished(folder / "0", "mle")
     scores = {"test": {"exact_match": 10.0, "f1": 20.0, "total": 9}}
     change_json(folder / "0" / RESULTS, eval=scores, inputs={}, versions=dict.fromkeys(PACKAGES, "1.0"))
@@ -77,36 +76,28 @@ def test_a_soup_declines_at_the_mean_of_the_thresholds(runs, tmp_path):
     assert "null_threshold, whether there is one" in refused(make_soup, runs, tmp_path / "other")
 
 
-def other_shape(run: Path) -> None:
-    change_weights(run, lambda weights: weights | {WEIGHT: weights[WEIGHT][:-1].contiguous()})
+def test_what_is_unlike_the_first_run_is_refused(runs, tmp_path):
+    def is_said(difference: str, runs: list[Path]) -> None:
+        message = refused(make_soup, runs, tmp_path / "soup")
+        assert message.startswith(f"{runs[-1]}: is unlike {runs[0]} (")
+        assert difference in message
+        assert message.endswith("): leave that run out")
+        assert not (tmp_path / "soup").exists()
 
-
-def other_start(run: Path) -> None:
-    recipe = run / "recipe.yaml"
+    change_weights(runs[2], lambda weights: weights | {WEIGHT: weights[WEIGHT][:-1].contiguous()})
+    is_said(f"{WEIGHT} 'F32 [", runs)
+    change_json(runs[2] / RESULTS, inputs={"model.name": "b"})
+    is_said("files of model.name None there, 'b' here", runs)
+    change_json(runs[1] / READING, "data", doc_stride=8)
+    is_said("data.doc_stride 32 there, 8 here", runs[:2])
+    recipe = runs[1] / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("name: /", "name: /other/"))
-
-
-UNLIKE = {
-    f"{WEIGHT} 'F32 [": other_shape,
-    "model.name '/": other_start,
-    "data.doc_stride 32 there, 8 here": lambda run: change_json(run / READING, "data", doc_stride=8),
-    "files of model.name None there, 'b' here": lambda run: change_json(run / RESULTS, inputs={"model.name": "b"}),
-}
-
-
-@pytest.mark.parametrize("said", UNLIKE)
-def test_what_is_unlike_the_first_run_is_refused(runs, tmp_path, said):
-    UNLIKE[said](runs[2])
-    message = refused(make_soup, runs, tmp_path / "soup")
-    assert message.startswith(f"{runs[2]}: is unlike {runs[0]} (")
-    assert said in message
-    assert message.endswith("): leave that run out")
-    assert not (tmp_path / "soup").exists()
+    is_said("model.name '/", runs[:2])
 
 
 def test_what_is_not_a_soup_is_refused(runs, tmp_path):
-    assert "a soup is made of two or more different runs" in refused(make_soup, runs[:1], tmp_path / "soup")
-    assert "a soup is made of two or more different runs" in refused(make_soup, [runs[0]] * 2, tmp_path / "soup")
+    for few in (runs[:1], [runs[0]] * 2):
+        assert "a soup is made of two or more different runs" in refused(make_soup, few, tmp_path / "soup")
     change_weights(runs[2], lambda weights: weights | {WEIGHT: weights[WEIGHT] / 0})
     assert f"{WEIGHT} holds NaN or infinity" in refused(make_soup, runs, tmp_path / "soup")
     (runs[1] / RESULTS).unlink()

@@ -9,7 +9,7 @@ import torch
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import load_file
 
-from tests.support.tiny_run import complete, ds_config, losses, make_runs, metrics, prepare, squad
+from tests.support.tiny_run import complete, ds_config, error, losses, make_runs, metrics, prepare, squad
 
 pytestmark = pytest.mark.slow
 
@@ -20,15 +20,10 @@ SLOWLY = "train.learning_rate=1e-6"
 
 
 def start(folder: Path, output: str, stage: int, *settings: str, **more) -> dict:
-    settings = (f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", *settings)
-    config = str(ds_config(folder, stage))
-    return {
-        "recipe": str(folder / "recipe.yaml"),
-        "set": ["train.learning_rate=0.03", "train.micro_batch_size=4", *settings],
-        "ds_config": config,
-        "output_dir": str(folder / output),
-        **more,
-    }
+    run = {"recipe": str(folder / "recipe.yaml"), "ds_config": str(ds_config(folder, stage))}
+    fixed = [f"train.max_updates={UPDATES}", f"train.checkpoint_every={EVERY}", "train.micro_batch_size=4"]
+    fixed.append("train.learning_rate=0.03")
+    return run | {"output_dir": str(folder / output), "set": [*fixed, *settings]} | more
 
 
 def two(folder: Path, output: str, stage: int, *settings: str, **more) -> dict:
@@ -81,12 +76,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def saved_weights(run: Path, update: int, stage: int) -> dict[str, torch.Tensor]:
     """The model's float32 weights in a checkpoint, read from DeepSpeed's files without an engine."""
-    tag = f"update-{update:08d}"
+    tag = run / "checkpoints" / f"update-{update:08d}"
     if stage == 0:
-        file = run / "checkpoints" / tag / "mp_rank_00_model_states.pt"
-        state = torch.load(file, weights_only=False)["module"]
+        state = torch.load(tag / "mp_rank_00_model_states.pt", weights_only=False)["module"]
     else:
-        state = get_fp32_state_dict_from_zero_checkpoint(str(run / "checkpoints"), tag)
+        state = get_fp32_state_dict_from_zero_checkpoint(str(tag.parent), tag.name)
     return {name.removeprefix("qa.model."): value for name, value in state.items() if name.startswith("qa.model.")}
 
 
@@ -144,32 +138,25 @@ def test_one_half_chooses_and_the_other_is_reported(folder):
     assert "one half of `test`" in (folder / "select-0" / "model" / "README.md").read_text()
 
 
-def test_a_stopped_run_chooses_as_one_that_was_not(folder):
-    assert_same_run(folder / "stopped-0", folder / "select-0")
-
-
 # Two stages
 
 
 def test_the_first_stage_is_a_run_of_its_own(folder):
-    first, second = folder / "two" / "pretrain", folder / "two"
+    first, done, whole = folder / "two" / "pretrain", results(folder / "two" / "pretrain"), results(folder / "two")
     assert len(losses(first)) == FIRST_UPDATES
-    assert len(losses(second)) == UPDATES
     assert not [line for line in metrics(first) if "validation_f1" in line]
-    done = results(first)
     assert (done["eval"], done["train"]["examples"]) == ({}, 40)
-    assert results(second)["pretraining"] == {"data": str(folder / "generated.json"), **done["train"]}
-    assert results(second)["inputs"]["pretrain.train"] == done["inputs"]["data.train"]
-    assert results(second)["train"]["examples"] == 42
-    assert results(second)["model"] == str(folder / "model")
+    assert whole["pretraining"] == {"data": str(folder / "generated.json"), **done["train"]}
+    assert whole["inputs"]["pretrain.train"] == done["inputs"]["data.train"]
+    assert (whole["train"]["examples"], whole["model"]) == (42, str(folder / "model"))
 
 
 def test_the_second_stage_is_a_run_from_the_model_of_the_first_and_scores_leave_it_as_it_is(folder):
     assert losses(folder / "two") == losses(folder / "from-first")
-    assert_equal(weights(folder / "two" / "pretrain"), saved_weights(folder / "two" / "pretrain", FIRST_UPDATES, 3))
-    before, after = weights(folder / "two" / "pretrain"), load_file(folder / "model" / "model.safetensors")
-    assert not all(torch.equal(before[name], after[name]) for name in before)
-    assert len(set(losses(folder / "two"))) == UPDATES  # equal ones would prove little
+    assert len(set(losses(folder / "two"))) == len(losses(folder / "two")) == UPDATES  # equal ones would prove little
+    handed, untrained = weights(folder / "two" / "pretrain"), weights(folder)
+    assert_equal(handed, saved_weights(folder / "two" / "pretrain", FIRST_UPDATES, 3))
+    assert not all(torch.equal(handed[name], untrained[name]) for name in handed)
 
 
 def test_half_precision_hands_over_the_weights_that_it_rounds(folder):
@@ -183,6 +170,7 @@ def test_half_precision_hands_over_the_weights_that_it_rounds(folder):
 
 
 def test_a_run_stopped_in_its_first_stage_and_after_it_ends_as_one_that_was_not(folder):
+    assert_same_run(folder / "stopped-0", folder / "select-0")  # which has one stage
     whole, stopped = folder / "two", folder / "stopped"
     assert_same_run(stopped, whole)
     assert losses(stopped / "pretrain") == losses(whole / "pretrain")
@@ -205,9 +193,9 @@ def test_a_checkpoint_of_the_second_stage_needs_no_first(folder):
 
 
 def test_bad_data_of_either_stage_shows_before_the_first_is_trained(folder):
-    said = (folder / "bad-first.error").read_text()
-    assert said.startswith("first stage (pretrain): pretrain.train: data source 'nowhere/generated.json': no such file")
-    said = (folder / "bad-second.error").read_text()
-    assert said.startswith("data.eval.more: data source 'nowhere/more.json': no such file")
-    for run in ("bad-first", "bad-second"):
+    for run, field, file in (
+        ("bad-first", "first stage (pretrain): pretrain.train", "nowhere/generated.json"),
+        ("bad-second", "data.eval.more", "nowhere/more.json"),
+    ):
+        assert error(folder / run).startswith(f"{field}: data source '{file}': no such file")
         assert not (folder / run).exists()
