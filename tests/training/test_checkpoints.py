@@ -49,8 +49,7 @@ def score(f1: float, exact_match: float = 0.0) -> dict:
 
 def best_of(scores: list[dict]) -> int:
     """By hand: the first of the highest F1, among those of the highest EM. Updates count from 1."""
-    ranked = sorted(range(len(scores)), key=lambda i: (-scores[i]["f1"], -scores[i]["exact_match"], i))
-    return ranked[0] + 1
+    return min(range(len(scores)), key=lambda i: (-scores[i]["f1"], -scores[i]["exact_match"], i)) + 1
 
 
 def test_only_what_a_killed_start_left_is_deleted_and_nothing_foreign(tmp_path):

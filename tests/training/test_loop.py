@@ -22,8 +22,7 @@ from swep_ds.training.instruments import Instruments
 from swep_ds.training.loop import AHEAD, prefetch, seed_dropout
 from swep_ds.training.metrics import NUMBERS, Stopwatch
 from swep_ds.training.settings import TrainSection
-from tests.data.test_batches import ranks as batches_of_ranks
-from tests.data.test_batches import windows
+from tests.data import test_batches
 from tests.support import tiny_run
 from tests.support.engine_runs import Saves, train_here
 
@@ -47,7 +46,7 @@ def overflowing(engine) -> Iterator[None]:
 
 @pytest.mark.parametrize("first", [0, 29, 30])
 def test_batches_made_ahead_are_those_of_the_data_set_in_its_order(first):
-    [batches] = batches_of_ranks(windows(19), micro=2, epochs=3)  # 10 micro-steps an epoch
+    [batches] = test_batches.ranks(test_batches.windows(19), micro=2, epochs=3)  # 10 micro-steps an epoch
     yielded = list(prefetch(batches, first, torch.device("cpu")))
     assert len(yielded) == 30 - first
     for number, batch in enumerate(yielded, first):
@@ -56,7 +55,7 @@ def test_batches_made_ahead_are_those_of_the_data_set_in_its_order(first):
 
 
 def test_no_more_than_a_few_are_made_ahead_and_closing_ends_the_thread(monkeypatch):
-    [batches] = batches_of_ranks(windows(40), micro=2)
+    [batches] = test_batches.ranks(test_batches.windows(40), micro=2)
     asked, get = [], type(batches).__getitem__
     monkeypatch.setattr(type(batches), "__getitem__", lambda self, number: asked.append(number) or get(self, number))
     before = set(threading.enumerate())
