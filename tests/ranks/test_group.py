@@ -1,24 +1,28 @@
-"""How ranks end when one of them fails: real processes, forked from one that has imported everything."""
+"""How ranks end when one of them fails: real processes, forked from one that has imported everything. And a fault in
+writing, on whichever rank, is one exception on all of them."""
 
 import json
 import os
+import pickle
 import re
 import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, RunExit, WriteFailed
+from swep_ds.ranks import writing
 from swep_ds.ranks.group import process_group
+from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from tests.support.fork_server import HANGS, run_script
 from tests.support.ports import free_port
-
-CASES = ("missing", "alone", "raise")
 
 
 def become(case: str, rank: int) -> None:
@@ -45,7 +49,7 @@ def fork(folder: Path) -> None:
     from swep_ds.commands.cli import main
 
     results = {}
-    for case in CASES:
+    for case in ("missing", "alone", "raise"):
         port = str(free_port())
         children = []
         for rank in range(3):
@@ -113,3 +117,35 @@ def test_a_port_that_another_run_listens_on_is_named(monkeypatch):
         port = str(taken.getsockname()[1])
         start_as(monkeypatch, RANK="0", WORLD_SIZE="1", MASTER_PORT=port)
         refused(rf"MASTER_PORT {port}: the ranks cannot form a process group .*address already in use.* another port")
+
+
+def on_rank(monkeypatch, rank: int, others: list[RunExit | None]) -> None:
+    alone = SimpleNamespace(rank=lambda: rank, is_main=lambda: rank == 0)
+    alone.gather = lambda mine: [*others, pickle.loads(pickle.dumps(mine))]
+    monkeypatch.setattr(writing, "ranks", alone)
+
+
+def test_file_reason_rank_and_host_in_one_line(monkeypatch):
+    """Of a fault in a file of weights; a full disk: tests/training/test_checkpoints.py."""
+    on_rank(monkeypatch, 3, [None, None])
+    with pytest.raises(WriteFailed) as caught:
+        write_on_all_ranks(Mock(side_effect=SafetensorError("Error: I/O error:\nfull")), Path("run"))
+    said = "cannot write run: Error: I/O error: full"
+    assert str(caught.value) == f"{said} (on rank 3, host {os.uname().nodename})"
+
+
+@pytest.mark.parametrize("fault", [WriteFailed("cannot write x"), InputError("tracking.to: x")])
+def test_the_fault_of_any_rank_is_raised_on_every_rank_as_it_is(monkeypatch, fault):
+    for rank, others, step in ((1, [fault], None), (0, [None], Mock(side_effect=fault))):
+        on_rank(monkeypatch, rank, others)
+        with pytest.raises(type(fault), match=f"^{fault}$"):
+            write_on_all_ranks(step, Path("run"))
+    with pytest.raises(KeyError):  # a fault of the program
+        write_on_all_ranks(Mock(side_effect=KeyError("x")), Path("run"))
+
+
+def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
+    for rank, value in ((1, None), (0, 1)):
+        on_rank(monkeypatch, rank, [])
+        assert write_on_rank0(lambda: (tmp_path / "file").write_text("x"), tmp_path) == value
+        assert (tmp_path / "file").exists() == (rank == 0)

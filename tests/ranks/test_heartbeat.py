@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,40 +40,34 @@ beat.close()
 """
 
 
-class Ranks:
-    """Four processes, of two machines by name."""
-
-    def __init__(self, folder: Path):
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.processes = [
-            subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder / "port")], env=env, **pipes)
-            for rank in range(4)
-        ]
-        for process in self.processes:
-            assert process.stdout.readline() == "here\n"
-
-    def tell(self, line: str, *ranks: int) -> None:
-        """Returns when they have run the line."""
-        for rank in ranks or range(4):
-            self.processes[rank].stdin.write(f"{line}\n")
-            self.processes[rank].stdin.flush()
-        for rank in ranks or range(4):
-            assert self.processes[rank].stdout.readline() == "done\n"
-
-    def ended(self) -> tuple[list[int], list[str]]:
-        """Exit codes and what the ranks said on stderr."""
-        said = [process.stderr.read() for process in self.processes]
-        return [process.wait(HANGS) for process in self.processes], said
-
-
 @pytest.fixture
-def ranks(tmp_path):
-    four = Ranks(tmp_path)
-    yield four
-    for process in four.processes:
+def ranks(tmp_path) -> Iterator[list[subprocess.Popen]]:
+    """Four processes, of two machines by name."""
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options["env"] = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", RANK]
+    processes = [subprocess.Popen([*command, str(rank), str(tmp_path / "port")], **options) for rank in range(4)]
+    for process in processes:
+        assert process.stdout.readline() == "here\n"
+    yield processes
+    for process in processes:
         process.kill()
         process.communicate()
+
+
+def tell(line: str, processes: list[subprocess.Popen]) -> None:
+    """Returns when they have run the line."""
+    for process in processes:
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+    for process in processes:
+        assert process.stdout.readline() == "done\n"
+
+
+def ended(processes: list[subprocess.Popen]) -> tuple[list[int], list[str]]:
+    """Exit codes and what the ranks said on stderr."""
+    said = [process.stderr.read() for process in processes]
+    return [process.wait(HANGS) for process in processes], said
 
 
 @pytest.mark.parametrize(
@@ -84,35 +78,35 @@ def ranks(tmp_path):
     ],
 )
 def test_a_killed_rank_is_named_once_on_each_machine_and_all_end(ranks, killed, tellers):
-    ranks.tell("beat.progress('update 41, backward')")
+    tell("beat.progress('update 41, backward')", ranks)
     if killed == 3:  # an exception that the death caused is not reported
-        ranks.tell("heartbeat.CAUSE_SECONDS = 3600", 1)
-        ranks.tell("threading.Thread(target=beat.fail, args=(ValueError('closed by peer'),)).start()", 1)
-    ranks.processes[killed].kill()
-    codes, said = ranks.ended()
+        tell("heartbeat.CAUSE_SECONDS = 3600", ranks[1:2])
+        tell("threading.Thread(target=beat.fail, args=(ValueError('closed by peer'),)).start()", ranks[1:2])
+    ranks[killed].kill()
+    codes, said = ended(ranks)
     assert codes == [-signal.SIGKILL if rank == killed else EXIT_LOST for rank in range(4)]
     lines = {rank: f"error: {text} was in update 41, backward\n" for rank, text in tellers.items()}
     assert said == [lines.get(rank, "") for rank in range(4)]
 
 
 def test_ctrl_c_on_one_rank_ends_all_without_a_traceback(ranks):
-    ranks.processes[3].stdin.write("beat.fail(KeyboardInterrupt())\n")
-    ranks.processes[3].stdin.flush()
-    codes, said = ranks.ended()
+    ranks[3].stdin.write("beat.fail(KeyboardInterrupt())\n")
+    ranks[3].stdin.flush()
+    codes, said = ended(ranks)
     assert codes == [EXIT_INTERRUPTED] * 4
     assert said == ["stopped: by SIGINT to rank 3 (south)\n", "", "stopped: by SIGINT to rank 3 (south)\n", ""]
 
 
 def test_ranks_say_once_where_they_have_been_for_long(ranks):
-    ranks.tell("heartbeat.STALL_SECONDS = 1")
+    tell("heartbeat.STALL_SECONDS = 1", ranks)
     for rank, step in ((1, "update 5, data"), (0, "update 5, step")):
-        ranks.tell(f"beat.progress({step!r})", rank)
-        warning = ranks.processes[rank].stderr.readline()
+        tell(f"beat.progress({step!r})", [ranks[rank]])
+        warning = ranks[rank].stderr.readline()
         assert re.fullmatch(rf"warning: rank {rank} \(north\) has been in {step} for \d+ s\n", warning)
-    for process in ranks.processes:
+    for process in ranks:
         process.stdin.close()  # ends it
         process.stdin = None
-    assert ranks.ended() == ([0] * 4, [""] * 4)
+    assert ended(ranks) == ([0] * 4, [""] * 4)
 
 
 def test_the_kernel_notices_a_vanished_machine_within_15_seconds():

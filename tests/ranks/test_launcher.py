@@ -1,29 +1,32 @@
-"""How runs start on this machine: the launcher's words, and each run's devices."""
+"""How runs start: what each launcher sets in the environment; and on this machine, its words and each run's devices."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from swep_ds.commands import cli
 from swep_ds.common.errors import InputError
 from swep_ds.ranks import launcher as module
+from swep_ds.ranks.environment import LaunchError, is_first_on_node, read_launch, report
 from swep_ds.ranks.launcher import environments, launcher
+from tests.support.bad_input import refused
 
-
-class Gpus:
-    """The part of DeepSpeed's accelerator that a launcher asks, with four devices."""
-
-    device_name = staticmethod(lambda: "cuda")
-    device_count = staticmethod(lambda: 4)
-    visible_devices_envs = staticmethod(lambda: ["CUDA_VISIBLE_DEVICES"])
+# the part of DeepSpeed's accelerator that a launcher asks
+GPUS = SimpleNamespace(device_name=lambda: "cuda", device_count=lambda: 4)
+GPUS.visible_devices_envs = lambda: ["CUDA_VISIBLE_DEVICES"]
+WHOLE = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+SLURM = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77"}
+SLURM |= {"SLURM_STEP_ID": "0"}
+STEP = SLURM | {"MASTER_ADDR": "127.0.0.1"}
 
 
 @pytest.fixture
 def gpus(monkeypatch):
-    monkeypatch.setattr(module, "get_accelerator", Gpus)
+    monkeypatch.setattr(module, "get_accelerator", lambda: GPUS)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 16)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -47,7 +50,7 @@ def test_several_processes_start_under_deepspeed(monkeypatch):
     assert on_cpu[2:4] == ["-m", "deepspeed.launcher.runner"]
     assert on_cpu[on_cpu.index("--num_accelerators") + 1] == "2"
     assert {job["DS_ACCELERATOR"] for job in environments(2, 2)} == {"cpu"}
-    monkeypatch.setattr(module, "get_accelerator", Gpus)  # the environment names the devices
+    monkeypatch.setattr(module, "get_accelerator", lambda: GPUS)  # the environment names the devices
     assert "--num_accelerators" not in launcher(2)
     assert "DS_ACCELERATOR" not in environments(1, 2)[0]
 
@@ -80,11 +83,39 @@ def test_ranks_become_the_launcher_of_the_script_with_the_same_options(gpus, mon
 
 
 def test_ranks_that_cannot_be_started(gpus, monkeypatch):
-    with pytest.raises(
-        InputError, match=r"9 run\(s\) of 1 rank\(s\) at a time, 2 to a device: there are 4 devices: lower "
-    ):
-        environments(9, 1, sharing=2)
+    said = "9 run(s) of 1 rank(s) at a time, 2 to a device: there are 4 devices: lower "
+    assert said in refused(environments, 9, 1, sharing=2)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "2")
-    with pytest.raises(InputError, match="--ranks: a launcher has already started this process"):
-        cli.launch(2, "train")
+    assert "--ranks: a launcher has already started this process" in refused(cli.launch, 2, "train")
+
+
+def test_each_launcher_is_read():
+    assert read_launch({}) == {}
+    assert read_launch(WHOLE | {"HOME": "/"}) == WHOLE
+    port = str(20000 + 7919 * 77 % 12000)
+    assert read_launch(STEP) == WHOLE | {"RANK": "3", "LOCAL_RANK": "1", "MASTER_PORT": port}
+    assert read_launch(STEP | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
+    assert read_launch(STEP | {"MASTER_PORT": "5"})["MASTER_PORT"] == "5"  # exported by a job script
+    with pytest.raises(InputError, match="some of the launcher's variables but not MASTER_PORT: start with"):
+        read_launch({name: value for name, value in WHOLE.items() if name != "MASTER_PORT"})
+
+
+def test_slurm_is_asked_for_the_first_host_of_several_nodes_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    several = SLURM | {"SLURM_STEP_NODELIST": "n[1-2]"}
+    with pytest.raises(InputError, match=r"^scontrol show hostnames n\[1-2\] failed .*: export MASTER_ADDR"):
+        read_launch(several)
+    assert read_launch(several | {"SLURM_STEP_NUM_NODES": "1"})["MASTER_ADDR"] == "127.0.0.1"
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho localhost\necho n2\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    assert read_launch(several)["MASTER_ADDR"] == "localhost"
+
+
+def test_a_fault_is_printed_by_the_first_rank_of_a_node_but_a_wrong_start_by_every_process(monkeypatch, capsys):
+    for name, value in (WHOLE | {"LOCAL_RANK": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert not is_first_on_node()
+    report(InputError("seen by all"))
+    report(LaunchError("seen by this one"))
+    assert capsys.readouterr().err == "error: seen by this one\n"

@@ -1,24 +1,40 @@
-"""Runs that are stopped and killed: how all ranks end, what they say, and that a resumed run is the same run. Ranks are
-real processes, forked from one that has imported everything (`forked_ranks.py`)."""
+"""Requests to stop: in one process, and Ctrl-C in a script. And runs that are stopped and killed: how all ranks end,
+what they say, and that a resumed run is the same run. Ranks are real processes, forked from one that has imported
+everything (`forked_ranks.py`)."""
 
 import json
+import os
 import re
 import signal
+import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from swep_ds.common.errors import EXIT_LOST, InputError
-from swep_ds.ranks.stopping import _over_gloo
+from swep_ds.common.errors import EXIT_LOST, Stopped
+from swep_ds.ranks import stopping
+from swep_ds.ranks.group import process_group
+from swep_ds.ranks.stopping import SIGNALS, StopRequest, StopVote, _over_gloo
+from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, run_script
-from tests.support.tiny_run import assert_same, complete, ds_config, metrics, prepare
-
-pytestmark = pytest.mark.slow
+from tests.support.tiny_run import assert_same, complete, ds_config, execute, metrics, prepare
 
 UPDATES, EVERY = 10, 3  # logged after updates 1, 3, 6, 9, 10
 SET = [f"train.max_updates={UPDATES}", f"train.log_every={EVERY}", "train.micro_batch_size=4"]
 SET += ["train.average=ema", "train.average_decay=0.8", "method.kl_target=1000"]  # what else a checkpoint must hold
-KILLED = -signal.SIGKILL
+INTERRUPTED = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests behind its back ignores it
+from swep_ds.commands.cli import main
+def sleeps():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(3600)
+    finally:
+        print("cleaned up")
+main(sleeps)
+"""
 
 
 def on(name: str, output_dir: str, faults: dict[int, list] | None = None, *settings: str) -> dict:
@@ -36,30 +52,27 @@ RUNS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """The folder of all runs."""
+def finished(tmp_path_factory) -> tuple[Path, dict[str, dict]]:
+    """The folder of all runs, and how they ended."""
     path = tmp_path_factory.mktemp("stopping")
     prepare(path, dropout=0.1)
     ds_config(path, 2)
     (path / "runs.json").write_text(json.dumps(RUNS))
     run_script(ROOT / "tests" / "support" / "forked_ranks.py", str(path / "runs.json"))
-    return path
+    return path, json.loads((path / "results.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def ended(folder) -> dict[str, dict]:
-    return json.loads((folder / "results.json").read_text())
-
-
-def test_a_run_that_is_stopped_and_then_loses_a_rank_becomes_the_whole_one(ended, folder):
+@pytest.mark.slow
+def test_a_run_that_is_stopped_and_then_loses_a_rank_becomes_the_whole_one(finished):
     """A rank dies while it exports; in tests/training/test_resume.py, while a checkpoint is written."""
+    folder, ended = finished
     assert ended["whole"]["codes"] == ended["finish"]["codes"] == [0, 0]
     assert ended["stop"]["codes"] == [75, 75]
     said, other = ended["stop"]["said"]
     [line] = [line for line in said.splitlines() if line.startswith("stopped: ")]
     assert line.startswith("stopped: on request (SIGINT) after update 6 of 10; its checkpoint is saved, and the same")
     assert "Traceback" not in said + other
-    assert ended["kill"]["codes"] == [KILLED, EXIT_LOST]
+    assert ended["kill"]["codes"] == [-signal.SIGKILL, EXIT_LOST]
     [error] = [line for line in ended["kill"]["said"][1].splitlines() if line.startswith("error: ")]
     assert re.match(r"error: rank 0 \(.*\) died; rank 1 was in ", error)
     run = folder / "stopped"
@@ -71,14 +84,18 @@ def test_a_run_that_is_stopped_and_then_loses_a_rank_becomes_the_whole_one(ended
     assert all(len(line["forward_seconds"]) == 2 and line["not_finite"] == [] for line in lines)
 
 
-def test_a_request_during_a_checkpoint_needs_no_other_one(ended, folder):
+@pytest.mark.slow
+def test_a_request_during_a_checkpoint_needs_no_other_one(finished):
+    folder, ended = finished
     assert ended["in save"]["codes"] == [75, 75]
     assert "stopped: on request (SIGUSR1) after update 4 of 10; its checkpoint is saved" in ended["in save"]["said"][0]
     assert complete(folder / "in-save") == [4]
     assert [line["update"] for line in metrics(folder / "in-save")] == [1, 3, 4]
 
 
-def test_ranks_whose_folders_differ_do_not_train(ended, folder):
+@pytest.mark.slow
+def test_ranks_whose_folders_differ_do_not_train(finished):
+    folder, ended = finished
     result = ended["apart"]
     assert result["codes"] == [2, 2]
     fault = "not shared (a file that rank 0 wrote there cannot be seen) on rank 1, host "
@@ -87,10 +104,61 @@ def test_ranks_whose_folders_differ_do_not_train(ended, folder):
 
 
 def test_a_wrong_network_interface_is_reported_in_one_line(monkeypatch):
-    def refuse(**_) -> None:
-        raise RuntimeError("Gloo connectFullMesh failed:\n[connect] timed out")
+    fault = RuntimeError("Gloo connectFullMesh failed:\n[connect] timed out")
+    monkeypatch.setattr("swep_ds.ranks.stopping.dist.new_group", Mock(side_effect=fault))
+    assert re.search(r"Gloo .* timed out\): export GLOO_SOCKET_IFNAME on all nodes", refused(_over_gloo))
 
-    monkeypatch.setattr("swep_ds.ranks.stopping.dist.new_group", refuse)
-    with pytest.raises(InputError, match=r"Gloo .* timed out\): export GLOO_SOCKET_IFNAME on all nodes") as caught:
-        _over_gloo()
-    assert "\n" not in str(caught.value)
+
+def test_ctrl_c_ends_a_script_with_one_line():
+    ended = execute([sys.executable, "-c", INTERRUPTED], check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "cleaned up\n", "stopped: by SIGINT\n")
+
+
+@pytest.fixture
+def request_(monkeypatch):
+    request = StopRequest()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setattr(stopping, "request", request)
+    with process_group():
+        yield request
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def signalled(*numbers: int, then: BaseException | None = None) -> None:
+    """A training loop in which these signals come."""
+    with StopVote() as vote:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        assert vote.asked() == numbers[0]
+        if then:
+            raise then
+
+
+def test_signals_are_requests_in_the_training_loop_of_a_script_only_and_what_a_shell_ignores_is_ignored(request_):
+    with pytest.raises(KeyboardInterrupt):
+        signalled(signal.SIGINT)
+    assert not request_.number
+    request_.allowed = True
+    with pytest.raises(KeyboardInterrupt):  # what is left over when the loop ends
+        signalled(signal.SIGINT)
+    assert request_.number == signal.SIGINT
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    request_.number = 0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a program behind its back
+    with StopVote():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert not request_.number
+
+
+def test_a_second_signal_counts_after_a_while(request_, monkeypatch):
+    request_.allowed = True
+    with pytest.raises(Stopped):  # the deepspeed command forwards a signal that the ranks have had
+        signalled(signal.SIGTERM, signal.SIGUSR1, then=Stopped("of the test"))
+    os.kill(os.getpid(), signal.SIGTERM)  # still taken, though the loop has ended: the run's exit code is 75
+    monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.0)
+    raised = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert raised == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -16,10 +16,6 @@ from tests.support.tiny_run import ds_config, metrics, prepare
 
 pytestmark = pytest.mark.slow
 
-SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
-# so many updates that the request to stop comes long before the last; the only checkpoint is the requested one
-SETTINGS = ["train.max_updates=200", "train.epochs=60", "train.micro_batch_size=4"]
-
 
 class Jobs:
     """Submits jobs to the cluster from a folder outside the repository, and waits for them."""
@@ -36,8 +32,9 @@ class Jobs:
 
     def submit(self, kind: str, *words: str) -> str:
         """Returns the job's number."""
-        command = [sys.executable, str(SUBMIT), kind, "--cpu_ranks_per_node", "1", *words]
-        return re.match(r"job (\d+), ", self.command(*command))[1]
+        submit = str(ROOT / "scripts" / "slurm" / "submit.py")
+        said = self.command(sys.executable, submit, kind, "--cpu_ranks_per_node", "1", *words)
+        return re.match(r"job (\d+), ", said)[1]
 
     def wait(self, condition, deadline: float) -> None:
         while not condition():
@@ -45,13 +42,11 @@ class Jobs:
             assert time.monotonic() < deadline, "\n".join(f"{file}:\n{file.read_text()[-3000:]}" for file in logs)
             time.sleep(0.2)
 
-    def listed(self) -> set[str]:
-        return set(self.command("squeue", "--noheader", "--format=%A %F").split())
-
 
 def make(jobs: Jobs) -> None:
     deadline = time.monotonic() + HANGS
-    sets = [part for setting in SETTINGS for part in ("--set", setting)]
+    # so many updates that the request to stop comes long before the last; the only checkpoint is the requested one
+    sets = ["--set", "train.max_updates=200", "--set", "train.epochs=60", "--set", "train.micro_batch_size=4"]
     options = ["--ds_config", str(ds_config(jobs.folder, 2)), "--recipe", "recipe.yaml", "--output_dir", "stopped"]
     stopped = jobs.submit("train", "--nodes", "2", "--", *options, *sets)
     # the first thing to do: this training ends within seconds
@@ -62,7 +57,8 @@ def make(jobs: Jobs) -> None:
     (jobs.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
     options = ["sweep.yaml", "--ds_config", str(ds_config(jobs.folder, 0)), "--output_dir", "cells"]
     cells = jobs.submit("sweep", "--", *options)
-    jobs.wait(lambda: not jobs.listed() & {stopped, cells}, deadline)
+    listed = ("squeue", "--noheader", "--format=%A %F")
+    jobs.wait(lambda: not {stopped, cells} & {*jobs.command(*listed).split()}, deadline)
 
 
 def test_a_stopped_training_on_two_nodes_resumes_and_a_sweep_makes_a_run_per_array_task(tmp_path):
@@ -73,8 +69,7 @@ def test_a_stopped_training_on_two_nodes_resumes_and_a_sweep_makes_a_run_per_arr
             make(Jobs(tmp_path, env))
     except CannotStart as reason:
         pytest.skip(f"no Slurm here: {reason}")
-    results = json.loads((tmp_path / "stopped" / "results.json").read_text())
-    assert results["world_size"] == 2
+    assert json.loads((tmp_path / "stopped" / "results.json").read_text())["world_size"] == 2
     [file] = tmp_path.glob("stopped.slurm-*.log")
     first, again = file.read_text().split(f"start 2, on {','.join(NODES)}\n")
     assert f"start 1, on {','.join(NODES)}\n" in first

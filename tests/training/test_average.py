@@ -1,6 +1,7 @@
 """The mean of the weights: its formula, and what an engine holds with and without it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,16 +49,12 @@ def test_a_mean_of_one_update_is_refused():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory) -> Iterator[Path]:
+    """In a process group."""
     path = tmp_path_factory.mktemp("average")
     tiny_run.prepare(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[None]:
     with process_group():
-        yield
+        yield path
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def group() -> Iterator[None]:
         (3, "autocast", "ema", OFFLOAD),
     ],
 )
-def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, group, stage, precision, kind, zero):
+def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, stage, precision, kind, zero):
     settings = {"precision": precision, "max_updates": UPDATES, **KINDS[kind]}
     recipe = Recipe.load(str(folder / "recipe.yaml"), [f"train.{name}={value}" for name, value in settings.items()])
     job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, stage, **zero)))
@@ -96,7 +93,7 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, gro
     engine.destroy()
 
 
-def test_checkpoints_and_tests_are_scored_with_the_mean(folder, group, tmp_path, monkeypatch):
+def test_checkpoints_and_tests_are_scored_with_the_mean(folder, tmp_path, monkeypatch):
     """By the weights that a run has whenever it predicts: at three checkpoints, then for the validation data and for
     the test of each outcome."""
     seen = []

@@ -10,11 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering, get_linear_schedule_with_warmup
 
-from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS
 from swep_ds.methods.base import MicroStep
-from swep_ds.methods.objective import Objective
-from swep_ds.methods.settings import Settings
 from swep_ds.pipeline.prepare import Prepared
 from swep_ds.pipeline.prepare import prepare as prepare_job
 from swep_ds.pipeline.recipe import Recipe
@@ -80,6 +77,7 @@ RIVALS = {
     "divergence": {"method.divergence_weight": 20.0},
 }
 VARIANTS |= RIVALS
+Training = tuple[list[float], dict[str, torch.Tensor]]  # losses and the model's weights at the end
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +141,6 @@ def reference(finished) -> Path:
     return finished["zero0-joint", 1]
 
 
-Training = tuple[list[float], dict[str, torch.Tensor]]  # losses and the model's weights at the end
-
-
 def assert_same_training(run: Path, expected: Training) -> None:
     """Losses of all updates, relative, and the weights, to 3e-5 where the learning rates add up to 2.5e-3."""
     assert len(losses(run)) == UPDATES
@@ -172,8 +167,7 @@ def test_the_runs_are_worth_comparing(reference, finished, folder):
     features = len(job_of(folder)[1].batches.features)
     assert features % GLOBAL_BATCH  # an update with an unequal batch ...
     assert features < (UPDATES - 1) * GLOBAL_BATCH  # ... that all runs reach
-    norms = [line["grad_norm"] for line in metrics(finished["zero2-split", 1])]
-    assert max(norms) > 1.0  # clipped
+    assert max(line["grad_norm"] for line in metrics(finished["zero2-split", 1])) > 1.0  # clipped
 
 
 @pytest.mark.parametrize(("name", "world_size"), [(name, size) for size, named in AGREEING.items() for name in named])
@@ -193,27 +187,28 @@ def without_an_engine(folder: Path, variant: str) -> Training:
     """A plain PyTorch loop: one process, one backward a pass, one step at the end. Its losses are those of a method's
     passes; a rival's are those of its equations, in one backward."""
     settings = VARIANTS[variant]
-    seen = []
     recipe, job = job_of(folder, **settings)
     objective = job.objective.train()
     model, own = [*objective.qa.parameters()], [*objective.method.parameters()]
     groups = [{"params": model}, {"params": own, "lr": settings.get("method.noise_learning_rate", 1e-3)}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=0, num_training_steps=UPDATES)
+    seen = []
     limit, own_limit = recipe.train.max_grad_norm, settings.get("method.noise_max_grad_norm")
+    clipped = [(model + own, limit)] if own_limit is None else [(model, limit), (own, own_limit)]
     for update in range(UPDATES):
         batch, total, statistics = job.batches[update], 0.0, {}
         steps = split(objective, batch, update, progress=update / UPDATES)
-        if variant in RIVALS:
-            steps = [(by_equation(objective, recipe.method, batch, update), None, {})]
+        if variant in RIVALS:  # only the number of the draw is the package's
+            draw = next(draw for pass_, draw in objective.passes(MicroStep(update)) if pass_.perturb)
+            noise = getattr(objective.method, "noise", None)
+            equation = methods_reference.loss(objective.qa.model, batch, recipe.method, objective.seed, draw, noise)
+            steps = [(equation, None, {})]
         for loss, _, measured in steps:
             loss.backward()
             total, statistics = total + loss.item(), statistics | measured
-        if own_limit is None:
-            torch.nn.utils.clip_grad_norm_(model + own, limit)
-        else:
-            torch.nn.utils.clip_grad_norm_(model, limit)
-            torch.nn.utils.clip_grad_norm_(own, own_limit)
+        for parameters, most in clipped:
+            torch.nn.utils.clip_grad_norm_(parameters, most)
         if "method.kl_target" in settings:
             objective.method.observe(statistics["kl_per_window"])
         optimizer.step()
@@ -221,13 +216,6 @@ def without_an_engine(folder: Path, variant: str) -> Training:
         optimizer.zero_grad()
         seen.append(total)
     return seen, objective.qa.model.state_dict()
-
-
-def by_equation(objective: Objective, method: Settings, batch: Batch, update: int) -> torch.Tensor:
-    """A rival's loss, from its equation; the number of the draw is the package's."""
-    draw = next(draw for pass_, draw in objective.passes(MicroStep(update)) if pass_.perturb)
-    generator = getattr(objective.method, "noise", None)
-    return methods_reference.loss(objective.qa.model, batch, method, objective.seed, draw, generator)
 
 
 @pytest.fixture(scope="module")
@@ -244,16 +232,14 @@ def test_every_method_is_its_passes(finished, folder, reference, variant):
     assert expected[0] != pytest.approx(losses(reference), rel=1e-4)
 
 
-SAME = ("nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "span_nats", "mu", "mu_distance", "sigma")
-
-
 def test_statistics_do_not_depend_on_the_split(finished, reference):
+    same = ("nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "span_nats", "mu", "mu_distance", "sigma")
     assert any(line["words_changed"] for line in metrics(reference))
     for name, world_size in (("zero3-accumulation", 2), ("zero2-accumulation", 2), ("zero0-accumulation", 1)):
         for mine, other in zip(metrics(finished[name, world_size]), metrics(reference), strict=True):
             compared = [key for key in other if "_nll_" in key]  # what the noise does
             assert len(compared) == (6 if other["update"] == 1 else 0)
-            for key in (*SAME, "learning_rate", *compared):
+            for key in (*same, "learning_rate", *compared):
                 # 3e-5 is what two runs' weights may differ by, and mu's mean is a small sum of large terms
                 assert mine[key] == pytest.approx(other[key], rel=1e-4, abs=3e-5), key
             assert mine["words_changed"] == pytest.approx(other["words_changed"], abs=0.03)  # a tie may fall either way
@@ -272,9 +258,8 @@ def test_each_group_has_its_norm_and_its_rate_and_is_clipped_alike_at_every_stag
             for key in ("beta", "kl_per_window"):
                 assert mine[key] == pytest.approx(other[key], rel=1e-4)
     assert {line["noise_grad_norm"] > 1.5 for line in whole} == {True, False}  # some are clipped
-    betas = [line["beta"] for line in whole]
-    assert betas[0] == pytest.approx(1e-3)
-    assert len(set(betas)) == UPDATES
+    assert whole[0]["beta"] == pytest.approx(1e-3)
+    assert len({line["beta"] for line in whole}) == UPDATES
     shared = metrics(finished["zero2-split", 1])
     assert all(0 < line["noise_grad_norm"] <= line["grad_norm"] for line in shared)
     assert {line["beta"] for line in shared} == {1e-3}
@@ -308,8 +293,7 @@ def test_mle_is_plain_fine_tuning_step_for_step(finished, folder):
     model = AutoModelForQuestionAnswering.from_pretrained(folder / "model").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=UPDATES // 3, num_training_steps=UPDATES)
-    seen = []
-    rates = []
+    seen, rates = [], []
     for update in range(UPDATES):
         rows = windows[job.batches.windows(update).tolist()]
         inputs = job.tokenizer.pad({key: rows[key] for key in ("input_ids", "token_type_ids")}, return_tensors="pt")

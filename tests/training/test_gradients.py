@@ -15,21 +15,10 @@ from tests.support.tiny_run import ds_config
 pytestmark = pytest.mark.slow
 
 EXECUTIONS = {"joint": ("swep", "joint"), "split": ("swep", "split"), "r_drop": ("r_drop", "split")}
-# name -> ZeRO stage, passes and execution, overlap, offload, whether reductions are coalesced
-CASES = {
-    "zero1-split": (1, "split", False, False, False),
-    "zero2-joint": (2, "joint", False, False, False),
-    "zero2-split": (2, "split", False, False, False),
-    "zero2-split-offload": (2, "split", False, True, False),
-    "zero2-split-overlap": (2, "split", True, False, False),
-    "zero2-split-coalesced": (2, "split", False, False, True),
-    "zero3-joint": (3, "joint", False, False, False),
-    "zero3-split-overlap": (3, "split", True, False, False),
-    "zero3-split-offload": (3, "split", True, True, False),
-    "zero3-r_drop": (3, "r_drop", False, False, False),
-    "zero3-split-coalesced": (3, "split", False, False, True),
-    "zero3-split-coalesced-offload": (3, "split", False, True, True),
-}
+# ZeRO stage, passes and execution, and which of overlap, offload and coalesced reductions
+CASES = ["zero1-split", "zero2-joint", "zero2-split", "zero2-split-offload", "zero2-split-overlap"]
+CASES += ["zero2-split-coalesced", "zero3-joint", "zero3-split-overlap", "zero3-split-overlap-offload"]
+CASES += ["zero3-r_drop", "zero3-split-coalesced", "zero3-split-coalesced-offload"]
 FAULTY = ("zero2-split-overlap", "zero3-r_drop")
 # Largest distance from the plain loop's gradient, relative to the size of its parts. Rounding to bf16 (2^-9) in a few
 # sums makes up to 0.012; the smallest part of any sum is 0.1.
@@ -41,22 +30,22 @@ WITHOUT_GRADIENT = ("qa_outputs.bias", "self.key.bias", "layer.0.output.LayerNor
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[str, list[dict]]:
     folder = tmp_path_factory.mktemp("gradients")
-    cases = []
-    for name, (stage, execution, overlap, offload, coalesces) in CASES.items():
+    by_name = {}
+    for name in CASES:
+        stage, execution, *more = name.removeprefix("zero").split("-")
         changes = {"reduce_bucket_size": 2000}  # elements: several buckets
-        if overlap:
+        if "overlap" in more:
             changes["overlap_comm"] = True
-        if offload:
+        if "offload" in more:
             changes["offload_optimizer"] = {"device": "cpu"}
-        if offload and stage == 3:
+        if "offload" in more and stage == "3":
             changes["offload_param"] = {"device": "cpu"}
         method, execution = EXECUTIONS[execution]
-        case = {"name": name, "method": method, "execution": execution, "coalesce": coalesces}
-        cases.append(case | {"ds_config": str(ds_config(folder, stage, **changes))})
-    by_name = {case["name"]: case for case in cases}
-    cases.append(by_name[FAULTY[0]] | {"name": "loses", "factor": 0})
-    cases += [by_name[name] | {"name": f"{name}-nan", "factor": "nan"} for name in FAULTY]
-    (folder / "cases.json").write_text(json.dumps(cases))
+        case = {"name": name, "method": method, "execution": execution, "coalesce": "coalesced" in more}
+        by_name[name] = case | {"ds_config": str(ds_config(folder, int(stage), **changes))}
+    faults = [by_name[FAULTY[0]] | {"name": "loses", "factor": 0}]
+    faults += [by_name[name] | {"name": f"{name}-nan", "factor": "nan"} for name in FAULTY]
+    (folder / "cases.json").write_text(json.dumps([*by_name.values(), *faults]))
     run_script(ROOT / "tests" / "support" / "gradient_matrix.py", str(folder / "cases.json"), ranks=2)
     return json.loads((folder / "results.json").read_text())
 

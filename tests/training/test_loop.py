@@ -1,20 +1,28 @@
-"""What the loop does around an update: makes batches ahead, keys dropout, measures, notices what is not finite."""
+"""What the loop does around an update: makes batches ahead, keys dropout, measures (a line of metrics and one of
+health), notices what is not finite."""
 
+import itertools
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
+from swep_ds import ranks
 from swep_ds.common.errors import TrainingDiverged
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
+from swep_ds.training.checkpoint_files import TrainState
+from swep_ds.training.instruments import Instruments
 from swep_ds.training.loop import AHEAD, prefetch, seed_dropout
-from tests.data.test_batches import ranks, windows
+from swep_ds.training.metrics import NUMBERS, Stopwatch
+from swep_ds.training.settings import TrainSection
+from tests.data import test_batches
 from tests.support import tiny_run
 from tests.support.engine_runs import Saves, train_here
 
@@ -38,7 +46,7 @@ def overflowing(engine) -> Iterator[None]:
 
 @pytest.mark.parametrize("first", [0, 29, 30])
 def test_batches_made_ahead_are_those_of_the_data_set_in_its_order(first):
-    [batches] = ranks(windows(19), micro=2, epochs=3)  # 10 micro-steps an epoch
+    [batches] = test_batches.ranks(test_batches.windows(19), micro=2, epochs=3)  # 10 micro-steps an epoch
     yielded = list(prefetch(batches, first, torch.device("cpu")))
     assert len(yielded) == 30 - first
     for number, batch in enumerate(yielded, first):
@@ -46,16 +54,10 @@ def test_batches_made_ahead_are_those_of_the_data_set_in_its_order(first):
             assert torch.equal(mine, expected) if isinstance(mine, Tensor) else mine == expected
 
 
-def test_no_more_than_a_few_are_made_ahead_and_closing_ends_the_thread():
-    [batches] = ranks(windows(40), micro=2)
-    asked = []
-
-    class Noted(type(batches)):
-        def __getitem__(self, number):
-            asked.append(number)
-            return super().__getitem__(number)
-
-    batches.__class__ = Noted
+def test_no_more_than_a_few_are_made_ahead_and_closing_ends_the_thread(monkeypatch):
+    [batches] = test_batches.ranks(test_batches.windows(40), micro=2)
+    asked, get = [], type(batches).__getitem__
+    monkeypatch.setattr(type(batches), "__getitem__", lambda self, number: asked.append(number) or get(self, number))
     before = set(threading.enumerate())
     yielded = prefetch(batches, 0, torch.device("cpu"))
     for _ in range(3):
@@ -69,7 +71,7 @@ def test_no_more_than_a_few_are_made_ahead_and_closing_ends_the_thread():
 
 def test_dropout_differs_by_seed_update_and_rank_and_repeats(monkeypatch):
     drawn = []
-    for rank, seed, update in [*product((0, 1), repeat=3)] * 2:
+    for rank, seed, update in [*itertools.product((0, 1), repeat=3)] * 2:
         monkeypatch.setattr("swep_ds.ranks.rank", lambda rank=rank: rank)
         seed_dropout(seed, update)
         drawn.append(tuple(torch.rand(4).tolist()))
@@ -109,3 +111,88 @@ def test_weights_that_an_update_breaks_are_not_saved(tmp_path, stage):
     """At ZeRO-2 the norm of the gradient is finite, and says nothing of the weights."""
     settings = ["train.weight_decay=1e300", "train.max_updates=3", "train.checkpoint_every=1"]
     assert diverged(tmp_path, stage, "by update 1 ", *settings, "train.warmup_fraction=0") == []
+
+
+def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
+    clock, waits = itertools.count(), []  # it ticks with every event
+
+    def event(enable_timing: bool) -> SimpleNamespace:
+        made = SimpleNamespace(synchronize=lambda: waits.append(made))
+        made.record = lambda: setattr(made, "at", next(clock))
+        made.elapsed_time = lambda later: 1000.0 * (later.at - made.at) if waits else None  # in ms
+        return made
+
+    monkeypatch.setattr(ranks, "device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("swep_ds.training.metrics.get_accelerator", lambda: SimpleNamespace(Event=event))
+    watch = Stopwatch()
+    for update, passes in ((1, 5), (2, 2)):
+        watch.next_update(update)
+        for _ in range(passes):
+            with watch.phase("forward"):
+                pass
+    assert watch.read()[2] == 2.0
+    assert len(waits) == 1
+
+
+@pytest.fixture
+def instruments(monkeypatch):
+    """Of rank 0 of four; the other ranks' numbers differ from its own by `others`."""
+    monkeypatch.setattr("swep_ds.ranks.group._hosts", ["a", "a", "b", "b"])
+    monkeypatch.setattr(ranks, "world_size", lambda: 4)
+    monkeypatch.setattr(ranks, "rank", lambda: 0)
+    monkeypatch.setattr(ranks, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(ranks, "synchronize", lambda: None)
+    method = SimpleNamespace(remark=lambda means, progress: None)
+    engine = SimpleNamespace(learning_rate=0.5, grad_norm=None, module=SimpleNamespace(method=method))
+    engine.read = lambda: {"grad_norm": 3.0, "noise_grad_norm": math.inf}
+    engine.has_finite_weights = lambda: True
+    tracker = SimpleNamespace(lines=[], health=[])
+    tracker.log = lambda state, means, remark: tracker.lines.append(means)
+    tracker.log_health = lambda update, line: tracker.health.append(line)
+    made = Instruments(engine, SimpleNamespace(updates=9), TrainSection(), tracker, TrainState())
+    made.engine, made.tracker, made.others = engine, tracker, [{}, {}, {}]
+    monkeypatch.setattr(made.watch, "read", lambda: [1.0, 0.1, 0.2, 500.123456])
+
+    def gather(everyone: torch.Tensor, mine: torch.Tensor) -> None:
+        names = [*sorted(made._sums), *NUMBERS, "finite"]
+        rows = [[rank.get(name, own) for name, own in zip(names, mine.tolist(), strict=True)] for rank in made.others]
+        everyone.copy_(torch.tensor([mine.tolist(), *rows], dtype=mine.dtype).flatten())
+
+    monkeypatch.setattr("torch.distributed.all_gather_into_tensor", gather)
+    return made
+
+
+def update(instruments, number: int, *losses: float, saves: bool = False, norm: float | None = None, **more) -> dict:
+    """The line of an update with micro-batches of these losses."""
+    instruments.begin(number)
+    instruments.engine.grad_norm = norm
+    first, *others = [{"loss": torch.tensor(loss)} for loss in losses]
+    instruments.add([first | {name: torch.tensor(value) for name, value in more.items()}, *others])
+    instruments.report(TrainState(number), saves, None)
+    return instruments.tracker.lines[-1]
+
+
+def test_a_line_has_the_means_over_ranks_and_updates_since_the_line_before(instruments):
+    instruments.others[0] = {"loss": 6.0, "mu": 9.0, "data_seconds": 0.3}
+    instruments.begin(1)
+    instruments.add([{"loss": torch.tensor(1.0)}])
+    line = update(instruments, 2, 2.0, mu=5.0)
+    assert line == {"loss": (3 * 3 + 6) / 4 / 2, "mu": (3 * 5 + 9) / 4, "learning_rate": 0.5, "grad_norm": 3.0}
+    health = {"step_seconds": [1.0] * 4, "data_seconds": [0.1, 0.3, 0.1, 0.1], "forward_seconds": [0.2] * 4}
+    assert instruments.tracker.health == [health | {"memory_mib": [500.1] * 4, "not_finite": []}]
+    instruments.others[0] = {}
+    assert update(instruments, 3, 4.0, 2.0)["loss"] == 3.0
+
+
+def test_what_is_not_finite_names_its_rank_and_its_update(instruments):
+    instruments.others[1] = {"loss": math.nan}
+    with pytest.raises(TrainingDiverged, match=r"by update 7 \(loss nan, .* not finite on rank 2, host b\): lower"):
+        update(instruments, 7, 1.0)
+    assert instruments.tracker.health[0]["not_finite"] == [2]
+    instruments.others[1] = {"finite": 0.0}  # its loss was finite before its weights ceased to be
+    with pytest.raises(TrainingDiverged, match="not finite on rank 2, host b"):
+        update(instruments, 7, 1.0, saves=True)
+    instruments.others[1] = {}
+    with pytest.raises(TrainingDiverged, match=r"gradient norm 3\.0, the gradient not finite first in update 6\): "):
+        update(instruments, 6, 1.0, norm=math.inf)
+    assert instruments.tracker.lines == []

@@ -1,5 +1,6 @@
 """fp16 skips updates that overflow; TF32 and the choice of attention kernels hold in an engine's passes alone; and
-what `train.deterministic` switches on. On a CPU, the tests make DeepSpeed accept fp16."""
+what `train.deterministic` switches on. On a CPU, the tests make DeepSpeed accept fp16. A step with foreach operations
+computes what DeepSpeed's own does."""
 
 import json
 import math
@@ -20,15 +21,14 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import CUBLAS, FLASH_ATTENTION, process_group, set_deterministic
 from swep_ds.training.engine import build_engine
-from swep_ds.training.loop import run_update
+from swep_ds.training.loop import run_update, seed_dropout
 from tests.support import ds_configs, tiny_run
+from tests.support.engine_memory import make_config, make_objective
 from tests.support.engine_runs import weights_of
 from tests.support.tiny_batches import batch
 from tests.support.tiny_objective import objective
 
 UPDATES, POWER = 20, 18  # a scale that overflows at first
-FP16 = ["train.precision=fp16", "method.kl_target=4000", "method.noise_learning_rate=5e-3"]
-FP16.append("method.noise_max_grad_norm=0.3")
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -36,7 +36,8 @@ def test_an_update_that_fp16_skips_changes_no_weight_and_has_no_norm(tmp_path, m
     resolve = prepare.resolve_ds_config
     monkeypatch.setattr(prepare, "resolve_ds_config", lambda *a, **more: resolve(*a, **more | {"on_cpu": False}))
     monkeypatch.setattr(type(get_accelerator()), "is_fp16_supported", lambda _: True)
-    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), FP16)
+    settings = ["train.precision=fp16", "method.kl_target=4000", "method.noise_learning_rate=5e-3"]
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), [*settings, "method.noise_max_grad_norm=0.3"])
     file = tiny_run.ds_config(tmp_path, stage)
     scaling = {"enabled": "auto", "initial_scale_power": POWER, "hysteresis": 1}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"fp16": scaling}))
@@ -103,11 +104,15 @@ def test_the_log_compares_words_in_float32():
     assert kinds == ["highest"]
 
 
-def test_a_gpu_without_tf32_is_refused(monkeypatch):
+def test_a_gpu_without_tf32_is_refused(tmp_path, monkeypatch):
+    resolve = prepare.resolve_ds_config
+    monkeypatch.setattr(prepare, "resolve_ds_config", lambda *a, **more: resolve(*a, **more | {"on_cpu": False}))
     monkeypatch.setattr(accelerator, "has_tf32", lambda: False)
     monkeypatch.setattr(accelerator, "product_name", lambda: "Tesla T4")
-    with pytest.raises(InputError, match=r"^train\.precision tf32: Tesla T4 has no TF32 .*: set it to fp32$"):
-        prepare._check_environment(ds_configs.recipe(precision="tf32"))
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), ["train.precision=tf32"])
+    said = r"^train\.precision tf32: Tesla T4 has no TF32 .*: set it to fp32$"
+    with process_group(), pytest.raises(InputError, match=said):
+        prepare.prepare(recipe, str(tiny_run.ds_config(tmp_path, 0)))
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -127,3 +132,37 @@ def test_determinism_is_switched_on_and_off_and_a_run_leaves_it_as_it_was(monkey
     finally:
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def trained(stage: int, precision: str, apart: bool) -> tuple[list[torch.Tensor], list[float]]:
+    """The float32 weights after two updates, each of which clips, and the norms of their gradients; the noise
+    generator's gradient may be clipped apart."""
+    settings = ["train.micro_batch_size=3", "train.learning_rate=1e-3", "train.max_grad_norm=0.1"]
+    settings += ["method.noise_max_grad_norm=0.05"] if apart else []
+    recipe = Recipe.load("quickstart", [*settings, f"train.precision={precision}"])
+    torch.manual_seed(0)
+    engine = build_engine(make_objective("bert", recipe), make_config(recipe, stage), recipe.train, 100)
+    engine.train()
+    norms = []
+    for update in range(2):
+        seed_dropout(0, update)
+        micro_batches = iter([batch(seed=update, dtype=torch.float32)])
+        run_update(engine, micro_batches, 1, MicroStep(update), engine.module.parts("split"))
+        norms.append(float(engine.grad_norm))
+    name = "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
+    masters = [flat.detach().clone() for flat in getattr(engine.optimizer, name)]
+    engine.destroy()
+    return masters, norms
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "apart"), [(1, "bf16", True), (2, "bf16", False), (2, "fp32", False), (3, "bf16", True)]
+)
+def test_an_update_with_foreach_operations_is_deepspeeds_own_to_the_last_bit(monkeypatch, stage, precision, apart):
+    with process_group():
+        weights, norms = trained(stage, precision, apart)
+        monkeypatch.setattr("swep_ds.training.engine.use_foreach", lambda _: None)
+        expected, expected_norms = trained(stage, precision, apart)
+    assert norms == expected_norms
+    assert all(math.isfinite(norm) and norm > 0.1 for norm in norms)
+    assert all(map(torch.equal, weights, expected))

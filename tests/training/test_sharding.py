@@ -28,9 +28,8 @@ def test_sharded_weights_and_buffers_are_those_of_the_whole_model(tmp_path):
 def test_no_rank_ever_holds_the_whole_model(tmp_path):
     sizes = {"hidden_size": 640, "num_attention_heads": 10, "intermediate_size": 2560, "vocab_size": 512}
     torch.manual_seed(0)
-    BertForQuestionAnswering(BertConfig(num_hidden_layers=24, **sizes)).save_pretrained(
-        tmp_path / "large", max_shard_size="30MB"
-    )
+    large = BertForQuestionAnswering(BertConfig(num_hidden_layers=24, **sizes))
+    large.save_pretrained(tmp_path / "large", max_shard_size="30MB")
     tiny_models.model("bert").save_pretrained(tmp_path / "small")
     run_script(SCRIPT, "memory", str(tmp_path / "small"), str(tmp_path / "large"), ranks=2)
     for rank in (0, 1):
