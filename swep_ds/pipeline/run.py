@@ -204,7 +204,8 @@ def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
 
 
 def _begin(outcome: Outcome, prepared: Prepared, *, is_trained: bool) -> None:
-    begin = partial(outcome.folder.begin, outcome.recipe, prepared.config, prepared.batches.global_batch)
+    batch = prepared.batches.global_batch
+    begin = partial(outcome.folder.begin, outcome.recipe, prepared.config, batch, is_trained=is_trained)
     write_on_rank0(begin, outcome.folder.path)
 
 
