@@ -15,20 +15,15 @@ from tests.support.bad_input import change_json, refused
 @pytest.fixture
 def cells(tmp_path):
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
-    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, seeds=[0, 1, 2])
-    for cell in cells:
-        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3})
-    return cells
+    return fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, 3, variants=variants, seeds=[0, 1, 2])
 
 
 def reasons(tmp_path) -> dict[str, str]:
-    done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    assert len(done) + len(missing) == 6
+    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     return {run.folder.name: run.reason for run in missing}
 
 
 def change(cell, *path: str, **fields) -> None:
-    """Sets fields of its results."""
     change_json(cell.folder / "results.json", *path, **fields)
 
 
@@ -42,7 +37,7 @@ def test_a_sweeps_folder_says_by_itself_what_its_runs_are(cells, tmp_path, caplo
     runs.find_runs([tmp_path / "runs"])
     said = f"{tmp_path / 'runs'}: holds runs that the sweep does not name, and its table leaves out: {cells[0].name}"
     assert [record.message for record in caplog.records] == [said, said]
-    fake_runs.finish(tmp_path / "all" / "alone", cells[0].recipe, dict.fromkeys(cells[0].recipe.data.eval, 3))
+    fake_runs.finish(tmp_path / "all" / "alone", cells[0].recipe, {"squad": 3, "nyt": 3})
     shutil.move(tmp_path / "runs", tmp_path / "all" / "sweep")
     assert len(runs.find_runs([tmp_path / "all"])) == len(cells)
     for folder, fault in ((tmp_path / "none", "no such folder"), (tmp_path / "all/alone/predictions", "holds no run")):
@@ -105,10 +100,8 @@ def test_rows_may_train_on_other_data_unless_articles_of_it_are_the_test(tmp_pat
     for cell in fake_runs.sweep(tmp_path, sizes, variants=variants, seeds=[0, 1, 2, 3], set=set_):
         inputs = {"data.train": "more" if cell.variant == "More" and cell.seed > 1 else "usual"}
         fake_runs.finish(cell.folder, cell.recipe, {"nyt": 3}, inputs=inputs if cell.seed else {})
-    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     reason = "read other files than the others (data.train)"
-    expected = {f"more-seed{seed}": reason for seed in left_out}
-    assert {run.folder.name: run.reason for run in missing} == expected
+    assert reasons(tmp_path) == {f"more-seed{seed}": reason for seed in left_out}
 
 
 @pytest.mark.parametrize(
@@ -129,8 +122,7 @@ def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, monkeypatch, set_,
         for cell in fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=seeds, set=settings):
             if not (cell.folder / "results.json").exists():
                 fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
-    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    by_folder = {run.folder.name: run.reason for run in missing}
+    by_folder = reasons(tmp_path)
     for seed in (3, 4):
         assert "method.beta 0.01 there, 0.0001 here" in by_folder.pop(f"swep-seed{seed}")
     assert by_folder == (dict.fromkeys(("mle-seed3", "mle-seed4"), reason) if reason else {})
@@ -139,9 +131,7 @@ def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, monkeypatch, set_,
 @pytest.mark.parametrize("how", ["cells", "sweep.json", "folders"])
 def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path, how):
     settings = {"train.average": "ema", "train.average_decay": 0.9}
-    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"MLE": settings, "plain": {}})
-    for cell in cells:
-        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants={"MLE": settings, "plain": {}})
     fake_runs.finish(cells[0].folder / "unaveraged", cells[0].recipe.unaveraged(), {"squad": 5})
     if how == "folders":
         (tmp_path / "runs" / "sweep.json").unlink()
@@ -163,9 +153,7 @@ def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
         "SWEP": {"method.name": "swep", "method.beta": 0.5},
         "Long": {"method.name": "swep", "train.epochs": 9, "data.train": "more.json", "train.log_every": 3},
     }
-    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants)
-    for cell in cells:
-        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants=variants)
     done, _ = runs.read_runs(runs.runs_of_cells(cells))
     assert runs.differing_settings({run.variant: [run] for run in done[:2]} | {"none": []}) == {}
     notes = table.make(runs.runs_of_cells(cells)).notes

@@ -30,9 +30,8 @@ RUNS = {
 def cells_of(runs_by_row: dict[str, list[Scores]]) -> list[dict]:
     """The cells of runs that have these scores."""
     recipe = Recipe.model_validate(fake_runs.RECIPE | {"data": {"train": "t", "eval": {}}})
-    rows: dict[str, list[Run]] = {}
+    rows: dict[str, list[Run]] = {name: [] for name in runs_by_row}
     for name, runs in runs_by_row.items():
-        rows[name] = []
         for seed, of_run in enumerate(runs):
             results = Results.model_validate(fake_runs.results(recipe, of_run))
             rows[name].append(Run(Path("none"), name, seed, "m", recipe=recipe, results=results))
@@ -101,7 +100,7 @@ def test_intervals_are_crossed_and_p_is_adjusted_for_the_number_of_differences(t
     variants = {"MLE": {}, "Better": {"method.name": "swep"}, "Same": {"method.name": "neftune"}}
     fields = {"variants": variants, "seeds": [0, 1, 2, 3], "primary": ["Better", "Same", "f1", "nyt"]}
     for cell in fake_runs.sweep(tmp_path, sizes, **fields):
-        right = 20 + cell.seed + (8 if cell.variant == "Better" else 0)
+        right = 20 + cell.seed + 8 * (cell.variant == "Better")
         fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sizes, right))
     result = table.make(find_runs([tmp_path / "runs"]))
     tests = result.cells[result.cells["difference"].notna()]
@@ -179,8 +178,7 @@ def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
         folder = tmp_path / f"{len(sets)}"
         folder.mkdir()
         variants = {"MLE": {}, "R-Drop": {"method.name": "r_drop"}}
-        for cell in fake_runs.sweep(folder, dict.fromkeys(sets, 10), variants=variants):
-            fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sets, 3))
+        fake_runs.sweep(folder, dict.fromkeys(sets, 10), 3, variants=variants)
         result = table.make(find_runs([folder / "runs"]))
         papers = lines(result.cells, method="MLE")["paper"]
         assert list(papers.index) == [*sets, "out-of-domain mean"]
@@ -195,8 +193,7 @@ def test_titles_and_rows_name_no_local_path(tmp_path):
     for folder in runs:
         folder.parent.mkdir()
         fields = {"set": {"model.name": f"/models/{folder.parent.name}/minilm"}, "across": {"share": {"5 %": {}}}}
-        for cell in fake_runs.sweep(folder.parent, {"squad": 10}, variants=variants, **fields):
-            fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+        fake_runs.sweep(folder.parent, {"squad": 10}, 3, variants=variants, **fields)
     cells = table.make(find_runs(runs)).cells
     assert cells["block"].unique().tolist() == ["a/minilm, share 5 %", "b/minilm, share 5 %"]
     assert cells["model"].unique().tolist() == ["a/minilm", "b/minilm"]
@@ -220,8 +217,7 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
     for setting in (*more, "pretrain={train: pairs.json}"):
         assert not as_in_paper(setting), setting
     assert not as_in_paper("data.holdout_fraction=0.5", "data.eval={nyt: nyt.json}")
-    [cell] = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"SWEP": {"data.train_fraction": 0.1}})
-    fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants={"SWEP": {"data.train_fraction": 0.1}})
     result = table.make(find_runs([tmp_path / "runs"]))
     assert result.cells["paper"].isna().all()
     assert any("its models trained on all of SQuAD v1.1 and on nothing else, averaged no" in n for n in result.notes)
