@@ -15,11 +15,8 @@ from swep_ds.evaluation.scores import SQUAD
 
 def asked(right: list[int]) -> list[Answered]:
     """A question on a text of its own for each number, answered right (1) or wrong (0)."""
-    items = []
-    for number, value in enumerate(right):
-        example = Example(f"q{number}", "Who?", f"text {number} by Ada", ("Ada",), None, "t")
-        items.append(Answered(example, "Ada" if value else "text", bool(value), 100.0 * value))
-    return items
+    examples = [Example(f"q{n}", "Who?", f"text {n} by Ada", ("Ada",), None, "t") for n in range(len(right))]
+    return [Answered(of, "Ada" if v else "text", bool(v), 100.0 * v) for of, v in zip(examples, right, strict=True)]
 
 
 def results(answered: dict[str, list[Answered]]) -> Results:
@@ -43,10 +40,10 @@ def said(found: dict) -> tuple[str, str]:
 
 
 def test_the_finding_and_its_interval():
-    home, news, forum = [1] * 80 + [0] * 20, [1] * 60 + [0] * 40, [1] * 20 + [0] * 80
-    answered = {name: asked(right) for name, right in (("wiki", home), ("news", news), ("forum", forum))}
+    rights = {"wiki": [1] * 80 + [0] * 20, "news": [1] * 60 + [0] * 40, "forum": [1] * 20 + [0] * 80}
+    answered = {name: asked(right) for name, right in rights.items()}
     found = domains(results(answered), answered)
-    drawn = bootstrap(home, news, forum)
+    drawn = bootstrap(*rights.values())
     low, high = np.percentile(100 * (1 - drawn[:, 1:].mean(1) / drawn[:, 0]), [2.5, 97.5])
     assert found["loss"] == pytest.approx((50, low, high), abs=1.6)
     assert said(found) == (
@@ -83,9 +80,7 @@ def test_other_findings(home, away, headline):
 
 def test_what_makes_intervals_missing_or_too_narrow_is_noted():
     answered = {"wiki": asked([1, 0] * 20), "news": asked([1, 0] * 20)}
-    reported = results(answered)
-    answered["news"] = asked([1] * 40)
-    found = domains(reported, answered)
+    found = domains(results(answered), answered | {"news": asked([1] * 40)})
     [note] = found["notes"]
     assert note.startswith("news has no interval: on today's data its answers do not give the scores of the run")
     assert found["rows"][0].f1.low is not None

