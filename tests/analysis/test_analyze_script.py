@@ -27,7 +27,6 @@ def run(tmp_path_factory):
 def analyze(monkeypatch, capsys):
     def call(*words) -> str:
         monkeypatch.setattr(sys, "argv", ["analyze", *map(str, words)])
-        capsys.readouterr()
         command.analyze()
         return capsys.readouterr().out
 

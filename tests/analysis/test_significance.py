@@ -32,7 +32,6 @@ def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
         loop.append(np.concatenate([values[clusters == c] for c in chosen]).mean(axis=0))
     error = np.array([30, 10, 30]) / 57**0.5
     assert (np.abs([low, high] - np.quantile(loop, [0.025, 0.975], axis=0)) < 0.12 * error).all()
-    assert samples.mean(axis=0) == pytest.approx(values.mean(axis=0), abs=5 * error.max() / 100)
     assert (significance.resampled_means(values, clusters, "squad") == samples).all()  # seeded
     assert samples[:, 2] == pytest.approx(3 * samples[:, 1])  # columns share their draws
 

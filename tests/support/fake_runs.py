@@ -50,8 +50,8 @@ def finish(folder: Path, recipe: Recipe, right: dict[str, int], **changes) -> No
     (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}}')
     scores = {}
     for name, source in recipe.data.eval.items():
-        paragraphs = json.loads(Path(source).read_text())["data"][0]["paragraphs"]
-        ids = [paragraph["qas"][0]["id"] for paragraph in paragraphs]
+        [article] = json.loads(Path(source).read_text())["data"]
+        ids = [paragraph["qas"][0]["id"] for paragraph in article["paragraphs"]]
         answers = {id_: "b" if number < right[name] else "c" for number, id_ in enumerate(ids)}
         (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
         scores[name] = SQUAD.score(answers, {id_: ["b"] for id_ in ids})
