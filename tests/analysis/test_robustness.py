@@ -29,7 +29,6 @@ def test_the_line_is_that_of_least_squares():
     assert (line.in_domain, line.fitted_over, fault) == ("squad", (min(x), max(x)), "")
     residuals = [add_points(run, line)["nyt"][ABOVE] for run in runs]
     assert residuals == pytest.approx(y - design @ expected)
-    assert sum(residuals) == pytest.approx(0, abs=1e-9)
     assert ABOVE not in add_points(runs[0], line)["squad"]
 
 

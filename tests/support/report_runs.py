@@ -36,6 +36,8 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
         assert not self.open
+        self.text = " ".join(self.text.split())
+        self.texts = {name: " ".join(text.split()) for name, text in self.texts.items()}
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
