@@ -1,4 +1,4 @@
-"""Tables of many runs: figures against NumPy and against tables worked out by hand."""
+"""Tables of many runs: figures against NumPy and against tables worked out by hand; the paper's numbers in them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 
 from swep_ds.analysis import table
 from swep_ds.analysis.crossed import holm
+from swep_ds.analysis.paper import paper_score, paper_scores, plain, was_trained_on
 from swep_ds.analysis.runs import Run, find_runs
 from swep_ds.common.errors import InputError
 from swep_ds.evaluation.results import Results, Scores
@@ -93,55 +94,43 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
         table.make(find_runs([tmp_path / "runs"]), "Adv-Aug")
 
 
-def test_intervals_are_crossed_and_p_is_adjusted_for_the_number_of_differences(tmp_path):
-    """Four seeds and 40 questions: "Better" always wins 8 more, "Same" answers as MLE does."""
-    sizes = {"squad": 40, "nyt": 40}
-    variants = {"MLE": {}, "Better": {"method.name": "swep"}, "Same": {"method.name": "neftune"}}
-    fields = {"variants": variants, "seeds": [0, 1, 2, 3], "primary": ["Better", "Same", "f1", "nyt"]}
-    for cell in fake_runs.sweep(tmp_path, sizes, **fields):
-        right = 20 + cell.seed + 8 * (cell.variant == "Better")
-        fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sizes, right))
-    result = table.make(find_runs([tmp_path / "runs"]))
-    tests = result.cells[result.cells["difference"].notna()]
-    better = tests[tests["method"] == "Better"]
-    assert len(better) == 2 * 2
-    # 40 questions that are alike do not show that there is no difference
-    assert not tests["difference_no_difference"].any()
-    assert not tests[tests["method"] == "Same"]["difference_significant"].any()
-    assert tests["difference_holm"].tolist() == pytest.approx(holm(tests["difference_p"].tolist()))
-    assert (better["difference_significant"] == (better["difference_holm"] < 0.05)).all()
-    assert (better["difference_holm"] > better["difference_p"]).all()
-    # the sweep's primary comparison is tested alone
-    [primary] = result.primary.to_dict("records")
-    assert [primary[key] for key in ("method", "against", "data_set", "metric")] == ["Better", "Same", "nyt", "f1"]
-    expected = lines(better).loc["nyt", ["difference", "difference_p", "difference_p"]].tolist()
-    columns = ("difference", "difference_p", "difference_holm")
-    assert [primary[column] for column in columns] == pytest.approx(expected)
-
-
-def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others(tmp_path):
+def test_p_is_adjusted_for_the_number_of_differences_but_not_that_of_a_primary_comparison(tmp_path):
     variants = {"MLE": {"train.average": "ema"}, "SWEP": {"train.average": "ema", "method.name": "swep"}}
     fields = {"variants": variants, "seeds": [0, 1, 2], "primary": ["SWEP", "MLE", "exact_match", "shifted"]}
-    for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, **fields):
-        right, last = (9, 9) if cell.variant == "MLE" else (14, 15)
+    for cell in fake_runs.sweep(tmp_path, {"squad": 40, "nyt": 40}, **fields):
+        right, last = (9, 9) if cell.variant == "MLE" else (19, 20)
         fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right + cell.seed})
         fake_runs.finish(cell.folder / "unaveraged", cell.recipe.unaveraged(), {"squad": right, "nyt": last})
-    for base, other in ((None, "SWEP"), ("SWEP", "MLE")):  # in the other direction, too
-        result = table.make(find_runs([tmp_path / "runs"]), against=base)
-        [entry] = result.primary.to_dict("records")
-        assert entry["data_set"] == "nyt"  # the only shifted set
-        nyt = lines(result.cells, "exact_match", method=other).loc["nyt"]
-        assert nyt["difference_holm"] == entry["difference_holm"] == entry["difference_p"]
+    refs = find_runs([tmp_path / "runs"])
+
+    def made(refs: list[Run], base: str | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
+        result = table.make(refs, against=base)
         tests = result.cells[result.cells["difference"].notna()]
+        assert (tests["difference_significant"] == (tests["difference_holm"] < 0.05)).all()
+        assert not tests["difference_no_difference"].any()  # which 40 questions do not show, even if all are alike
+        return tests, result.primary
+
+    for base, other in ((None, "SWEP"), ("SWEP", "MLE")):  # in the other direction, too
+        tests, primary = made(refs, base)
+        [entry] = primary.to_dict("records")
+        assert entry["data_set"] == "nyt"  # the only shifted set
+        nyt = lines(tests, "exact_match", method=other).loc["nyt"]
+        assert nyt["difference_holm"] == entry["difference_holm"] == entry["difference_p"]
+        assert set(tests["difference_significant"]) == {True, False}
         others = tests[(tests["method"] != other) | (tests["data_set"] != "nyt") | (tests["metric"] != "exact_match")]
         assert others["difference_holm"].tolist() == pytest.approx(holm(others["difference_p"].tolist()))
-    # those of several sweeps are adjusted with the others; this one is of the last weights
-    refs = find_runs([tmp_path / "runs"])
-    refs[-1] = replace(refs[-1], primary=("SWEP, unaveraged", "MLE, unaveraged", "f1", "nyt"))
-    result = table.make(refs)
-    primary, tests = result.primary, result.cells[result.cells["difference"].notna()]
+    # one of two other rows, here of last weights, is tested alone; those of several sweeps are adjusted with the others
+    last_weights = [replace(run, primary=("SWEP, unaveraged", "MLE, unaveraged", "f1", "nyt")) for run in refs]
+    tests, primary = made(last_weights)
+    assert primary[["method", "against", "metric", "data_set"]].to_numpy().tolist() == [[*last_weights[0].primary]]
+    assert primary.loc[0, ["difference_n", "difference"]].tolist() == [
+        3,
+        pytest.approx(27.5),
+    ]  # 20 and 9 of 40 are right
+    assert primary["difference_holm"][0] == primary["difference_p"][0]
+    assert tests["difference_holm"].tolist() == pytest.approx(holm(tests["difference_p"].tolist()))
+    tests, primary = made([*refs[:-1], last_weights[-1]])
     assert primary["metric"].tolist() == ["exact_match", "f1"]
-    assert primary.loc[1, ["difference_n", "difference"]].tolist() == [3, pytest.approx(20)]  # 15 and 9 of 30 are right
     all_p = [*tests["difference_p"], primary["difference_p"][1]]
     assert [*tests["difference_holm"], primary["difference_holm"][1]] == pytest.approx(holm(all_p))
     assert (primary["difference_holm"] > primary["difference_p"]).all()
@@ -214,3 +203,43 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
     assert result.cells["paper"].isna().all()
     assert any("its models trained on all of SQuAD v1.1 and on nothing else, averaged no" in n for n in result.notes)
     assert "No differences: there is no row MLE; --against names another one." in result.notes
+
+
+def test_numbers_are_the_papers():
+    # typed by hand from the paper's tables
+    spots = (
+        ("google-bert/bert-base-uncased", "MLE", "squad", (81.32, 88.62)),
+        ("BERT-base", "SWEP", "amazon", (62.42, 76.84)),
+        ("/models/bert-base-uncased", "adv_aug", "new_wiki", (77.29, 88.38)),
+        ("google/electra-small-discriminator", "swep", "NYT", (75.18, 84.18)),
+        ("ELECTRA-small", "SWEP", "amazon_reviews", (60.89, 74.06)),  # of the main table, not of the ablations
+        ("ELECTRA-small", "SWEP, additive", "nyt", (73.87, 83.1)),
+        ("ELECTRA-small", "without KL", "Amazon", (59.10, 72.74)),
+        ("ELECTRA-small", "SWEP, no L_MLE", "bioasq", (37.89, 53.80)),
+        ("google-t5/t5-small", "Gaussian-Dropout", "wiki", (72.56, 83.69)),
+    )
+    for model, method, data_set, both in spots:
+        assert paper_score(paper_scores(model), method, data_set) == [*both]
+    for name, size in (("BERT-base", 48), ("ELECTRA-small", 48 + 6 * 3), ("T5-small", 48)):
+        em, f1 = np.array([score for row in paper_scores(name).values() for score in row.values()]).T
+        assert len(em) == size
+        assert (em < f1).all()
+    # sums of BERT-base's columns MLE and SWEP, added up by hand
+    for method, total in (("MLE", 405.30), ("SWEP", 414.57)):
+        assert sum(em for em, _ in paper_scores("BERT-base")[method].values()) == pytest.approx(total)
+
+
+def test_what_the_paper_does_not_have():
+    assert paper_scores("roberta-base") is None
+    electra = paper_scores("ELECTRA-small")
+    for method, data_set in (("SWEP, additive", "squad"), ("NEFTune", "squad"), ("SWEP", "hotpot")):
+        assert paper_score(electra, method, data_set) is None
+    assert paper_score(paper_scores("BERT-base"), "SWEP, no KL", "nyt") is None
+    assert plain("模型 1") != plain("数据 1") != plain("1")  # names in other scripts stay apart
+
+
+def test_what_the_papers_training_data_is_called():
+    for name in ("rajpurkar/squad", "squad:plain_text@train", "data/SQuAD.train.jsonl.gz", "train-v1.1.json"):
+        assert was_trained_on(name), name
+    for name in ("train-v2.0.json", "squad_v2", "squadshifts:nyt", "data/new_wiki_v1.0.json"):
+        assert not was_trained_on(name), name
