@@ -17,7 +17,6 @@ from tests.support.tiny_run import squad
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of SWEP with two logged updates."""
     folder = finished(tmp_path_factory.mktemp("run"))
     lines = [json.dumps({"update": n, "words_changed": n / 100, "words_changed_clean": 0.01}) for n in (1, 5)]
     (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"update": 6, "loss": 1.0}']))
@@ -28,7 +27,6 @@ def run(tmp_path_factory):
 def analyze(monkeypatch, capsys):
     def call(*words) -> str:
         monkeypatch.setattr(sys, "argv", ["analyze", *map(str, words)])
-        capsys.readouterr()
         command.analyze()
         return capsys.readouterr().out
 
@@ -73,8 +71,7 @@ def test_the_first_questions_are_those_that_have_an_answer(tmp_path):
     document = squad(9, seed=1)
     asked = [paragraph["qas"][0] for article in document["data"] for paragraph in article["paragraphs"]]
     change_json(folder / "results.json", inputs={})  # of files without a checksum
-    recipe = Recipe.load(str(folder / "recipe.yaml"), ["data.unanswerable=train"])
-    (folder / "recipe.yaml").write_text(recipe.dump())
+    (folder / "recipe.yaml").write_text(Recipe.load(str(folder / "recipe.yaml"), ["data.unanswerable=train"]).dump())
     chosen = Namespace(run=folder, data=None, questions=None, first=3)
     for qa in asked[::2]:
         qa |= {"answers": [], "is_impossible": True}

@@ -1,17 +1,20 @@
-"""Every format holds the same numbers, can be parsed, and treats names as text."""
+"""Every format holds the same numbers, can be parsed, and treats names as text; figures have the table's points."""
 
 import csv
 import io
 import json
 import re
 import sys
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from swep_ds.analysis import formats, table
+from swep_ds.analysis import figures, formats, table
 from swep_ds.analysis.runs import Run
 from swep_ds.commands.table import table as command
 from swep_ds.evaluation.calibration import CALIBRATION
@@ -32,16 +35,12 @@ def example() -> table.Table:
     about = {"block": "small & 5 %", "model": "small & 5 %", "labels": {"share": "5 %"}}
     names = dict(zip(RUNS, NAMES, strict=True))
     cells = [about | cell | {"method": names[cell["method"]]} for cell in cells_of(RUNS)]
+    cells[1]["paper"] = 89.5
+    known = {"squad": KNOWN | {"difference_no_difference": False}}
+    known["wiki"] = KNOWN | CLEAR | {"difference_no_difference": True}
     for cell in cells:
-        place = cell["method"], cell.get("data_set"), cell.get("metric")
         if cell["method"] == NAMES[1] and cell["metric"] == "f1":
-            cell |= {"against": "MLE"} | UNKNOWN
-            if cell["data_set"] in ("squad", "wiki"):
-                cell |= KNOWN | {"difference_no_difference": cell["data_set"] == "wiki"}
-            if cell["data_set"] == "wiki":
-                cell |= CLEAR
-        if place == ("MLE", "squad", "f1"):
-            cell["paper"] = 89.5
+            cell |= {"against": "MLE"} | UNKNOWN | known.get(cell["data_set"], {})
     mle = about | {"method": "MLE", "runs": 2}
     for metric, number in zip(CALIBRATION, (5, 20, 60), strict=True):
         cells.append(mle | {"data_set": "squad", "metric": metric, "mean": number})
@@ -52,46 +51,38 @@ def example() -> table.Table:
     return table.Table(table.frame_of(cells, table.CELL), primary, "MLE", None, missing, ["A note_."])
 
 
-NAME = r"a\|b & \<i>50 %\</i>\_\[x\]"
-HEADS = (
-    "data set | difference | 95 %: other seeds and questions | p (Holm) | no difference | SD over seeds | n "
-    "| 95 %: these models, other questions"
-)
-
-
 def test_markdown():
+    name = r"a\|b & \<i>50 %\</i>\_\[x\]"
+    heads = "data set | difference | 95 %: other seeds and questions | p (Holm) | no difference | SD over seeds | n "
+    heads += "| 95 %: these models, other questions"
     assert formats.markdown(example()) == (
         "**small & 5 %**\n\n"
         "| EM / F1 | squad | wiki | bio | out-of-domain mean | runs |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
         "| MLE | 81.00 ± 1.41 (-) / 90.00 ± 0.00 (89.50) | 72.00 ± 2.83 (-) / 80.50 ± 0.71 (-) "
         "| 40.50 ± 0.71 (-) / 51.50 ± 2.12 (-) | 56.25 ± 1.77 (-) / 66.00 ± 1.41 (-) | 2 |\n"
-        "| a\\|b & \\<i>50 %\\</i>\\_\\[x\\] | 81.00 (-) / 88.00 (-) | 72.00 (-) / 84.00 (-) "
+        f"| {name} | 81.00 (-) / 88.00 (-) | 72.00 (-) / 84.00 (-) "
         "| 42.50 (-) / 51.00 (-) | 57.25 (-) / 67.50 (-) | 1 |\n"
-        "| gone | - | - | - | - | 0 |\n"
-        "\n"
+        "| gone | - | - | - | - | 0 |\n\n"
         "| ECE / AURC / coverage | squad | runs |\n"
         "| --- | --- | --- |\n"
         "| MLE | 5.00 / 20.00 / 60.00 | 2 |\n"
-        f"| {NAME} | - | 1 |\n"
-        "| gone | - | 0 |\n"
-        "\n"
+        f"| {name} | - | 1 |\n"
+        "| gone | - | 0 |\n\n"
         "| F1 above the line | wiki | runs |\n"
         "| --- | --- | --- |\n"
         "| MLE | +1.50 ± 0.50 | 2 |\n"
-        f"| {NAME} | - | 1 |\n"
-        "| gone | - | 0 |\n"
-        "\n"
-        f"| F1 less MLE | {HEADS} |\n"
+        f"| {name} | - | 1 |\n"
+        "| gone | - | 0 |\n\n"
+        f"| F1 less MLE | {heads} |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        f"| {NAME} | squad | +1.00 | \\[-0.25, +2.00\\] | 0.080 |  | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
-        f"| {NAME} | wiki | -3.00\\* | \\[-0.25, +2.00\\] | \\< 0.001 | yes | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
-        f"| {NAME} | bio | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
-        f"| {NAME} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
-        "\n"
-        f"| primary comparison | {HEADS.replace('p (Holm)', 'p')} |\n"
+        f"| {name} | squad | +1.00 | \\[-0.25, +2.00\\] | 0.080 |  | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
+        f"| {name} | wiki | -3.00\\* | \\[-0.25, +2.00\\] | \\< 0.001 | yes | 0.50 | 3 | \\[+0.50, +1.50\\] |\n"
+        f"| {name} | bio | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n"
+        f"| {name} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n\n"
+        f"| primary comparison | {heads.replace('p (Holm)', 'p')} |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        f"| {NAME} less gone, F1 | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
+        f"| {name} less gone, F1 | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
         "\n- A note\\_.\n\nMissing:\n\n- gone, seed 0: no\\_room (gone)\n"
     )
 
@@ -169,7 +160,6 @@ def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypat
 
 
 def test_a_name_stays_text_in_its_cell(monkeypatch):
-    """In every place of a name: row, column, title, label, axis, base row, note, missing run."""
     odd = "=1 + 2\nb|c\x1b[31m[bold]`code"
 
     def named(frame):
@@ -189,8 +179,8 @@ def test_a_name_stays_text_in_its_cell(monkeypatch):
     for cell in [cell for line in lines for cell in line]:
         assert cell.isprintable()
         assert not re.match(r"\s*[=@＝]|[+-](?!\d+\.\d+$)", cell)
-    figures = list(csv.reader(io.StringIO(formats.csv(plain))))
-    assert [line[5:9] for line in lines[1:]] == [line[5:9] for line in figures[1:]]  # no number changed
+    numbers = list(csv.reader(io.StringIO(formats.csv(plain))))
+    assert [line[5:9] for line in lines[1:]] == [line[5:9] for line in numbers[1:]]  # no number changed
     # the terminal has the same numbers
     shown = []
     for shown_table in (plain, odd_table):
@@ -200,3 +190,65 @@ def test_a_name_stays_text_in_its_cell(monkeypatch):
         shown.append(console.export_text())
     assert all(text in shown[0] for text in ("<i>50 %</i>_[x]", "(89.50)", " -3.00* ", "seed 0: no_room"))
     assert all(line.isprintable() for line in shown[1].splitlines())
+
+
+def block(model: str, labels: dict, f1: float | None, std: float | None = 1.0) -> list[dict]:
+    about = {"block": f"{model}, {labels}", "model": model, "labels": labels}
+    cells = [about | {"method": "SWEP", "runs": 0}]
+    for data_set in ("squad", "nyt", "out-of-domain mean") if f1 is not None else ():
+        cell = about | {"method": "MLE", "data_set": data_set, "runs": 2}
+        cells += [cell | {"metric": metric, "mean": f1, "std": std} for metric in ("exact_match", "f1")]
+    return cells
+
+
+def frame(blocks: list[list[dict]]) -> pd.DataFrame:
+    return table.frame_of([cell for cells in blocks for cell in cells], table.CELL).dropna(subset="data_set")
+
+
+def plotted(blocks: list[list[dict]], axis: str) -> Figure:
+    """The only curve over this axis."""
+    [points] = figures._curves(frame(blocks), axis).values()
+    return figures.plot_curve(axis, "A", points, "f1")
+
+
+def test_a_curve_per_axis_of_numbers_and_model(tmp_path, monkeypatch):
+    blocks = [block(model, {"share": share}, 3) for model in ("A", "B/c") for share in ("100 %", "10 %")]
+    monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())  # a quarter of a second each
+    blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
+    blocks += [block("A", {"kind": kind}, 3) for kind in ("x", "y", "0,5 %", "inf", "-inf", "", "1")]
+    files = figures.draw(table.Table(frame(blocks), frame([]), None, None, [], []), tmp_path)
+    assert [file.name for file in files] == [
+        f"curve-share-{model}-{metric}.{suffix}"
+        for model in ("a", "b-c")
+        for metric in ("em", "f1")
+        for suffix in ("png", "svg")
+    ]
+    ElementTree.parse(files[1])
+
+
+def test_points_bands_and_axes_are_the_tables():
+    blocks = [
+        block("A", {"share of questions": share}, f1, std)
+        for share, f1, std in (("10 %", 40, 2), ("50 %", None, None), ("8e1%", 60, None))
+    ]
+    figure = plotted(blocks, "share of questions")
+    panels = figure.axes
+    assert [panel.get_title() for panel in panels] == ["squad", "nyt", "out-of-domain mean"]
+    [line] = panels[0].lines  # of SWEP there is no run
+    assert line.get_xydata().tolist() == [[10, 40], [80, 60]]
+    [band] = panels[0].collections
+    assert {(10, 38), (10, 42)} <= set(map(tuple, band.get_paths()[0].vertices))
+    assert (panels[0].get_xlabel(), panels[0].get_ylabel()) == ("share of questions (%)", "F1 (%)")
+    assert panels[0].get_xscale() == "linear"
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["10", "8e1"]
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["MLE"]
+    figure.draw_without_rendering()
+    below = legend.get_window_extent().y1
+    assert all(panel.get_window_extent().y0 > below for panel in panels)
+
+
+def test_far_numbers_stand_on_a_logarithmic_axis_but_not_with_zero():
+    for labels, scale in ((("1000", "20000"), "log"), (("0", "20000"), "linear")):
+        [panel, *_] = plotted([block("A", {"pairs": label}, 5) for label in labels], "pairs").axes
+        assert (panel.get_xscale(), panel.get_xlabel()) == (scale, "pairs")

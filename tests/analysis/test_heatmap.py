@@ -1,15 +1,21 @@
-"""Distances per word against a loop, nearest words against products with the whole table; pages for any browser."""
+"""Distances per word and by word frequency against loops, nearest words against products with the whole table; pages
+for any browser."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
+from swep_ds.analysis import frequency
+from swep_ds.analysis.frequency import by_frequency, markdown, neighbour_distance, ranking
 from swep_ds.analysis.heatmap import AROUND, Scale, _near_answer, nearest_words, page, word_distances
-from swep_ds.analysis.trained_run import TextWord
+from swep_ds.analysis.trained_run import TextWord, answer_windows
 from tests.support.finished import load, windows_of
 from tests.support.report_runs import contrast
 
-QUESTION = [TextWord("Who", "question", [], 0.1), TextWord("<b>&", "question", [], 0.3)]
-WORDS = [*QUESTION, TextWord("In", "context", [], 0.2), TextWord("1998", "answer", [], 0.5)]
+WORDS = [TextWord("Who", "question", [], 0.1), TextWord("<b>&", "question", [], 0.3)]
+WORDS += [TextWord("In", "context", [], 0.2), TextWord("1998", "answer", [], 0.5)]
 
 
 @pytest.mark.parametrize("method", ["swep", "gaussian_dropout"])
@@ -30,18 +36,16 @@ def test_a_words_distance_is_the_mean_over_its_tokens_and_over_draws(tmp_path, m
 
 @pytest.mark.parametrize("method", ["swep", "adv_aug"])
 def test_nearest_words_of_every_token(tmp_path, method):
-    settings = {"initialisation": "default"} if method == "swep" else {"step_size": 0.5}
-    run = load(tmp_path, method, **settings)
+    run = load(tmp_path, method, **({"initialisation": "default"} if method == "swep" else {"step_size": 0.5}))
     windows = windows_of(run, 3)
     table = run.qa.model.get_input_embeddings().weight.numpy()
     expected = []
     for window in windows:
         before, [perturbed] = run.perturb(run.batch([window]))
         ids = [window.input_ids, *((e[0].numpy() @ table.T).argmax(-1) for e in (before, perturbed.embeddings))]
+        tokens = [*zip(*map(run.tokenizer.convert_ids_to_tokens, ids), strict=True)]
         for word in window.words:
-            for at in word.positions:
-                names = run.tokenizer.convert_ids_to_tokens([int(row[at]) for row in ids])
-                expected.append([window.example.id, word.part, word.text, *names])
+            expected += [[window.example.id, word.part, word.text, *tokens[at]] for at in word.positions]
     rows = nearest_words(run, windows)
     assert rows.columns.tolist() == ["question_id", "part", "word", "token", "nearest_before", "nearest_after"]
     assert rows.to_numpy().tolist() == expected
@@ -65,13 +69,66 @@ def test_a_page_is_escaped_coloured_and_labelled():
     assert f"</span> ≥ {high:.3g};" in text
     assert "one draw): " in page(["q"], [WORDS], "swep", 1)
     # 0.2 is a quarter of the way, so between the second and the third of six colours; 0.3 between the third and fourth
-    expected = ["#ffffcc", "#fec561", "#ffe895", "#fc4e2a"]
-    assert [Scale(0.1, 0.5).colour(word.distance) for word in WORDS] == expected
+    colours = [Scale(0.1, 0.5).colour(word.distance) for word in WORDS]
+    assert colours == ["#ffffcc", "#fec561", "#ffe895", "#fc4e2a"]
     # WCAG 2: black text is readable at a contrast of at least 4.5
     assert min(contrast("#000000", Scale(0.0, 1.0).colour(share / 20)) for share in range(21)) >= 4.5
 
 
 def test_a_context_is_cut_around_the_answer():
     context = [TextWord(f"w{k}", "answer" if k in (30, 31) else "context", []) for k in range(99)]
-    assert _near_answer(QUESTION + context) == QUESTION + context[30 - AROUND : 32 + AROUND]
-    assert _near_answer(QUESTION + context[:50]) == QUESTION + context[30 - AROUND : 50]
+    assert _near_answer(WORDS[:2] + context) == WORDS[:2] + context[30 - AROUND : 32 + AROUND]
+    assert _near_answer(WORDS[:2] + context[:50]) == WORDS[:2] + context[30 - AROUND : 50]
+
+
+def test_neighbours_against_a_loop(monkeypatch):
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(23, 4)).astype(np.float32)
+    table[1] = table[0]  # equal rows are neighbours at distance 0
+    words = rng.permutation(23)[:6]
+    monkeypatch.setattr(frequency, "ROWS", 4)
+    means = neighbour_distance(torch.from_numpy(table), words)
+    for word, mean in zip(words, means, strict=True):
+        distances = [np.linalg.norm(table[word].astype(float) - row) for k, row in enumerate(table) if k != word]
+        assert mean == pytest.approx(np.mean(sorted(distances)[:5]), abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["swep", "prior_aug"])
+def test_the_table_against_loops(tmp_path, monkeypatch, method):
+    bands = ((0, 5), (5, 40), (40, 5000), (5000, 10_000))
+    monkeypatch.setattr(frequency, "BANDS", bands)
+    run = load(tmp_path, method)
+    examples = run.training_examples()
+    table = by_frequency(run, examples, max_windows=len(examples))
+
+    counts: Counter = Counter()
+    for text in {text for example in examples for text in (example.question, example.context)}:
+        counts.update(run.tokenizer(text, add_special_tokens=False)["input_ids"])
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    assert ranking(run, examples) == ranked
+
+    moved, mus = {}, {}
+    for window in answer_windows(examples, run.tokenizer, run.windows):
+        batch = run.batch([window])
+        before, [perturbed] = run.perturb(batch)
+        if method == "swep":
+            mu_T = (1 + run.method.noise(run.hidden(before, batch))[0, :, :16].mean(-1)).tolist()
+        for position in window.positions:
+            token = window.input_ids[position]
+            moved.setdefault(token, []).append((perturbed.embeddings - before)[0, position].norm().item())
+            if method == "swep":
+                mus.setdefault(token, []).append(mu_T[position])
+    assert table["windows"] == len(examples)
+    for (first, last), band in zip(bands, table["bands"], strict=True):
+        words = ranked[first:last]
+        seen = [word for word in words if word in moved]
+        assert (band["ranks"], band["words"], band["words_seen"]) == ([first + 1, last], len(words), len(seen))
+        assert (band["neighbour_distance"] is None) == (not words)
+        for name, means in (("moved_distance", moved), ("mu", mus)):
+            expected = [np.mean(means[word]) for word in seen if means]
+            assert band[name] == (pytest.approx(np.mean(expected), rel=1e-4) if expected else None)
+
+    text = markdown(table, "a run")
+    assert "| frequency rank | [1, 5] | (5, 40] | (40, 5000] | (5000, 10000] |" in text
+    assert "| mean mu, paper (BERT-base) | 1.2153 | 1.2402 | 1.2495 | 1.2543 |" in text
+    assert (", beta constant;" in text) == (method == "swep")

@@ -28,20 +28,16 @@ from tests.support.report_runs import CONTEXT, EMOJI, LONG, QUESTIONS, RTL, SCRI
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """The folder of a run, and that of another run with other answers."""
-    home = tmp_path_factory.mktemp("runs")
-    write_runs(home)
-    return home
+    return write_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
 def run(home, tmp_path) -> Path:
-    """A copy that a test may change."""
     return Path(shutil.copytree(home / "run", tmp_path / "run"))
 
 
-def change_recipe(run: Path, **data) -> None:
-    """Sets fields of the recipe's section `data`. Without curves, which take a while."""
+def change_data(run: Path, **data) -> None:
+    """Sets fields of the recipe; without curves, which take a while."""
     tree = yaml.safe_load((run / "recipe.yaml").read_text())
     tree["data"] |= data
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
@@ -68,9 +64,8 @@ def test_all_parts_are_there(against, home):
     domains = [" gone 50.0 12.3 ", "checkpoint of update 30 was chosen: F1 2.00"]
     said = {"domains": domains, "curves": curves, "maps": ["monastery"], "cost": ["3 MiB", "80.0 s", ranks]}
     for section, parts in (said | {"settings": settings}).items():
-        shown = " ".join(page.texts[section].split())
-        assert [part for part in parts if part not in shown] == []
-    assert "Run run Date 2026-01-02 Machine CPU Commit abc" in " ".join(page.text.split())
+        assert [part for part in parts if part not in page.texts[section]] == []
+    assert "Run run Date 2026-01-02 Machine CPU Commit abc" in page.text
     assert "These results do not say whether the model loses exact answers" in page.text  # few texts
     assert page.count("svg") == 9  # eight curves and the throughput
     assert [page.of_class(name) for name in ("heatmap", "right", "wrong")] == [2, 1, 1]
@@ -83,16 +78,12 @@ def test_all_parts_are_there(against, home):
 def test_answers_are_read_with_another_runs_and_the_places_that_the_run_pointed_at(run, home):
     (run / "n_best").mkdir()
     start = CONTEXT.index("an abbot")
-    best = {
-        "r2": [{"text": "an abbot", "start": start, "end": start + 8}],
-        "r1": [{"text": "1204", "start": 0, "end": 4}],  # where the text is another one
-    }
-    best |= {"w1": [{"text": ""}], "w3": []}
+    best = {"r2": [{"text": "an abbot", "start": start, "end": start + 8}], "w1": [{"text": ""}], "w3": []}
+    best["r1"] = [{"text": "1204", "start": 0, "end": 4}]  # where the text is another one
     (run / "n_best" / "squad.json").write_text(json.dumps(best))
     answered = read_answered(run, Recipe.load(str(run / "recipe.yaml")), "squad", home / "other")
-    assert {item.example.id: item.place for item in answered} == dict.fromkeys(QUESTIONS) | {
-        "r2": range(start, start + 8)
-    }
+    places = dict.fromkeys(QUESTIONS) | {"r2": range(start, start + 8)}
+    assert {item.example.id: item.place for item in answered} == places
     gained, lost = ({item.example.id: item.gain for item in items} for items in most_changed(answered, 9))
     assert gained == {"r1": 100.0, "r2": 100.0, "r3": pytest.approx(100 / 3)}
     assert lost == {"w1": -100.0, "w2": -100.0, "w3": pytest.approx(40 - 200 / 3)}
@@ -114,23 +105,21 @@ def test_no_text_becomes_an_element_and_the_page_needs_nothing_beside_it(against
     assert len(ids) == len(set(ids))
 
 
-def compared(gold: float, guess: float, shuffled: float, spread: float = 0.0) -> list[dict]:
-    """Forty lines, every second with the comparison; changes against the prior that hold from update 21 on."""
-    lines = [{"update": update, "loss": 1.0} for update in range(1, 41)]
-    for line in lines[1::2]:
-        sign = 1 if line["update"] % 4 else -1
-        late, off = line["update"] > 20, sign * spread
-        for answer, change in (("gold", gold), ("guess", guess)):
-            line |= {f"{answer}_nll_prior": 2.0, f"{answer}_nll_learned": 2.0 + late * change + off}
-            line |= {f"{answer}_nll_shuffled": 2.0 + late * shuffled + off}
-    return lines
-
-
 def test_what_the_noise_does_is_said_in_numbers_and_words(run):
+    def compared(gold: float, guess: float, shuffled: float, spread: float) -> list[dict]:
+        """Forty lines, every second with the comparison; changes against the prior that hold from update 21 on."""
+        lines = [{"update": update, "loss": 1.0} for update in range(1, 41)]
+        for line in lines[1::2]:
+            late, off = line["update"] > 20, spread if line["update"] % 4 else -spread
+            for answer, change in (("gold", gold), ("guess", guess)):
+                line |= {f"{answer}_nll_prior": 2.0, f"{answer}_nll_learned": 2.0 + late * change + off}
+                line |= {f"{answer}_nll_shuffled": 2.0 + late * shuffled + off}
+        return lines
+
     # ten lines, five up and five down by 0.01: 2.262 (t, 9 degrees) * 0.01 * sqrt(10 / 9) / sqrt(10) = 0.0075
-    lines = compared(gold=-0.02, guess=-0.05, shuffled=-0.03, spread=0.01)
+    lines = compared(-0.02, -0.05, -0.03, 0.01)
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    shown = " ".join(Page(report.write_report(run)[0]).texts["noise"].split())
+    shown = Page(report.write_report(run)[0]).texts["noise"]
     assert "gold answer 2.000 -0.020 ± 0.008 -0.030 ± 0.008 model's own guess 2.000 -0.050 ± 0.008" in shown
     assert "over 10 lines of metrics.jsonl" in shown
     assert (
@@ -144,11 +133,10 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
         ((0.03, 0.03, 0.0), "raises the nll of the gold answer by 0.030 nats and raises the nll of the model's own"),
         ((0.004, -0.004, 0.0), "does to the answer what noise from the prior does"),
     ):
-        effect = noise_effect(compared(*changes, spread=0.01))
-        statement = template("noise.html.jinja").module.statement(effect).unescape()
-        assert said in statement
+        statement = template("noise.html.jinja").module.statement(noise_effect(compared(*changes, 0.01)))
+        assert said in statement.unescape()
         assert "favours" not in statement or changes[0] != changes[1]
-    assert noise_effect([*compared(-0.02, -0.05, -0.03)[:26], {"update": 40}]) is None  # three lines in the second half
+    assert noise_effect([*lines[:26], {"update": 40}]) is None  # three lines in the second half
     assert noise_effect([]) is None
 
 
@@ -174,18 +162,15 @@ def test_what_is_missing_is_left_out_and_said(run, monkeypatch, caplog):
     assert f"{NOISE}: is missing" in page.texts["maps"]
     assert "against" not in page.texts
     (run / f"{NOISE}.away").rename(run / NOISE)
-    for name, value, said in (
-        ("TRIED", 0, "No window holds an answer."),
-        ("MAX_BYTES", 1000, "The model is not loaded again, since it is large."),
-    ):
+    large = "The model is not loaded again, since it is large."
+    for name, value, said in (("TRIED", 0, "No window holds an answer."), ("MAX_BYTES", 1000, large)):
         monkeypatch.setattr(heatmap, name, value)
         page = Page(report.write_report(run)[0])
         assert page.of_class("heatmap") == 0
         assert said in page.texts["maps"]
     change_json(run / "results.json", inputs={"data.eval.squad": "of other bytes"})
     shown = Page(report.write_report(run)[0]).texts["answers"]
-    assert "data.eval.squad" in shown
-    assert "has changed since" in shown
+    assert re.search(r"data\.eval\.squad.*has changed since", shown)
     assert "the report is without the answers to squad (data.eval.squad" in caplog.text
     (run / "results.json").unlink()
     (run / "metrics.jsonl").write_text(metrics([1, 3]) + '{"update": 4, "lo')  # a killed run has half-written lines
@@ -199,22 +184,19 @@ def test_what_is_missing_is_left_out_and_said(run, monkeypatch, caplog):
 def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     """A set that it did not answer, and one on which it was tested with fewer questions."""
     shutil.copy(home / "test.json", tmp_path / "second.json")
-    change_recipe(run, eval={"squad": str(home / "test.json"), "second": str(tmp_path / "second.json")})
+    change_data(run, eval={"squad": str(home / "test.json"), "second": str(tmp_path / "second.json")})
     shutil.move(run / "predictions" / "gone.json", run / "predictions" / "second.json")
     scores = json.loads((run / "results.json").read_text())["eval"]
     change_json(run / "results.json", eval={"squad": scores["squad"], "second": scores["gone"]})
     other = Path(shutil.copytree(home / "other", tmp_path / "other"))
     change_json(other / "results.json", eval={"squad": scores["squad"] | {"total": 5}})
-    page = Page(report.write_report(run, other)[0])
-    shown = " ".join(page.texts["against"].split())
+    shown = Page(report.write_report(run, other)[0]).texts["against"]
     assert "Not compared: second. The other run did not answer the same questions." in shown
     assert "squad +16.67 +1.11 3 2 " in shown  # 3 of 6 are right, and 2 of 6; their single text gives no interval
     assert " data.eval.second " in shown
     assert MEAN not in shown
-    stranger = tmp_path / "stranger"
-    stranger.mkdir()
-    shutil.copy(run / "results.json", stranger)
-    assert "answers none of the questions" in refused(report.write_report, run, stranger)
+    shutil.rmtree(other / "predictions")
+    assert "answers none of the questions" in refused(report.write_report, run, other)
 
 
 def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_path):
@@ -224,18 +206,18 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
         if qa["id"] in ("w1", "w2"):  # the first is declined, the second is not
             qa |= {"answers": [], "is_impossible": True}
     asked.write_text(json.dumps(document))
-    change_recipe(run, eval={"squad": str(asked)}, unanswerable="train")
+    change_data(run, eval={"squad": str(asked)}, unanswerable="train")
     predictions = json.loads((run / "predictions" / "squad.json").read_text())
     golds = {name: () if name in ("w1", "w2") else (gold,) for name, (_, gold, *_) in QUESTIONS.items()}
     change_json(run / "results.json", eval={"squad": SQUAD.score(predictions, golds)})
     page = Page(report.write_report(run)[0])
     # with an answer: r1 to r3 right, w3 of F1 40; without: w1 right
     # the first table has the score of the headline, the second that of all questions
-    shown = " ".join(page.texts["domains"].split())
+    shown = page.texts["domains"]
     assert "exact match (EM) in percent of the questions with an answer" in shown
     assert "squad source 75.0 85.0 – 4 " in shown
     assert "squad 66.7 73.3 6 50.0 2 " in shown
-    shown = " ".join(page.texts["answers"].split())
+    shown = page.texts["answers"]
     assert "squad 1 17 % 0 0 % 1 17 % 0 0 % 4 67 %" in shown  # w3 has a wrong boundary, w2 should have been declined
     assert "Should have been declined" in shown
     assert "(the text holds no answer)" in shown
@@ -261,6 +243,6 @@ def test_the_command_has_the_ranks_of_the_runs_global_batch(windows, world_size,
     run = RunFolder(tmp_path)
     if windows:
         run.write_batch(GlobalBatch.of(recipe, windows))
-    words = shlex.split(report.command(tmp_path, recipe, run.global_batch(recipe, world_size)))
     given = ["--ds_config", f"{tmp_path}/ds_config.json", "--recipe", f"{tmp_path}/recipe.yaml", "--output_dir", "NEW"]
+    words = shlex.split(report.command(tmp_path, recipe, run.global_batch(recipe, world_size)))
     assert words == ["swep-ds", "train", *ranks, *given]

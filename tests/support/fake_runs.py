@@ -18,27 +18,28 @@ TRAIN = {"examples": 9, "features": 9, "updates": 2, "seconds": 1.0, "samples_pe
 TRAIN |= {"tokens_per_second": 90.0, "peak_memory_bytes": 2**20}
 
 
-def data_set(folder: Path, name: str, questions: int) -> dict[str, list[str]]:
-    """Writes a SQuAD file `<name>.json`; returns its answers by question id: "b", in paragraphs "a b c 0" and so on."""
+def data_set(folder: Path, name: str, questions: int) -> None:
+    """Writes a SQuAD file `<name>.json` whose answers are all "b", in paragraphs "a b c 0" and so on."""
     paragraphs = []
     for i in range(questions):
         qa = {"id": f"{name}{i}", "question": "which?", "answers": [{"text": "b", "answer_start": 2}]}
         paragraphs.append({"context": f"a b c {i}", "qas": [qa]})
     (folder / f"{name}.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
-    return {f"{name}{i}": ["b"] for i in range(questions)}
 
 
-def sweep(folder: Path, sizes: dict[str, int], **fields) -> list[Cell]:
-    """Writes a sweep with its runs in `folder`/runs, tested on new data sets of these sizes."""
+def sweep(folder: Path, sizes: dict[str, int], right: int | None = None, **fields) -> list[Cell]:
+    """Writes a sweep with its runs in `folder`/runs, tested on new data sets of these sizes. With `right` the runs are
+    finished, with so many right answers on each."""
     tree = RECIPE | {"data": RECIPE["data"] | {"eval": {name: str(folder / f"{name}.json") for name in sizes}}}
     for name, questions in sizes.items():
         data_set(folder, name, questions)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
-    (folder / "sweep.yaml").write_text(
-        yaml.safe_dump({"recipe": str(folder / "recipe.yaml"), **fields}, sort_keys=False)
-    )
+    fields["recipe"] = str(folder / "recipe.yaml")
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(fields, sort_keys=False))
     _, cells = read_sweep(str(folder / "sweep.yaml"), folder / "runs")
     describe(cells, folder / "runs")
+    for cell in cells if right is not None else ():
+        finish(cell.folder, cell.recipe, dict.fromkeys(cell.recipe.data.eval, right))
     return cells
 
 
@@ -49,13 +50,12 @@ def finish(folder: Path, recipe: Recipe, right: dict[str, int], **changes) -> No
     (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}}')
     scores = {}
     for name, source in recipe.data.eval.items():
-        paragraphs = json.loads(Path(source).read_text())["data"][0]["paragraphs"]
-        ids = [paragraph["qas"][0]["id"] for paragraph in paragraphs]
+        [article] = json.loads(Path(source).read_text())["data"]
+        ids = [paragraph["qas"][0]["id"] for paragraph in article["paragraphs"]]
         answers = {id_: "b" if number < right[name] else "c" for number, id_ in enumerate(ids)}
         (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
         scores[name] = SQUAD.score(answers, {id_: ["b"] for id_ in ids})
-    content = results(recipe, scores) | changes
-    (folder / "results.json").write_text(json.dumps(content))
+    (folder / "results.json").write_text(json.dumps(results(recipe, scores) | changes))
 
 
 def results(recipe: Recipe, scores: Scores) -> dict[str, Any]:

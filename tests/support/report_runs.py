@@ -25,7 +25,6 @@ QUESTIONS = {
     "w2": ("Who\x00\x1b?", "an abbot", f"<b>{LONG}</b>", "an abbot"),  # lost 100
     "w3": ("Where?", "northern valley", "valley of the abbot", "valley"),  # F1 40, the other's 200 / 3
 }
-VOID = {"meta", "br", "img", "link", "input"}
 
 
 class Page(HTMLParser):
@@ -37,15 +36,14 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
         assert not self.open
+        self.text = " ".join(self.text.split())
+        self.texts = {name: " ".join(text.split()) for name, text in self.texts.items()}
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
-        if tag not in VOID:
+        if tag not in ("meta", "br", "img", "link", "input"):
             self.open.append(tag)
             self.ids.append(dict(attributes).get("id"))
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -77,22 +75,19 @@ def contrast(one: str, other: str) -> float:
 def metrics(updates) -> str:
     fixed = {"nll_clean": 4.0, "nll_noisy": 4.5, "mu": 1.01, "mu_distance": 0.01, "sigma": 0.3, "words_changed": 0.2}
     fixed |= {"words_changed_clean": 0.1, "learning_rate": 1e-3, "grad_norm": 2.0, "samples_per_second": 8.0}
-    lines = []
-    for u in updates:
-        lines.append({"update": u, "loss": 5.0 - u / 100, "kl_per_token": 0.1 * u, "seconds": 2.0 * u, **fixed})
-    return "".join(json.dumps(line) + "\n" for line in lines)
+    lines = ({"update": u, "loss": 5 - u / 100, "kl_per_token": 0.1 * u, "seconds": 2.0 * u} for u in updates)
+    return "".join(json.dumps(line | fixed) + "\n" for line in lines)
 
 
-def write_runs(home: Path) -> None:
-    """Writes into `home` the folders of a run ("run"), and of another run with other answers ("other")."""
+def write_runs(home: Path) -> Path:
+    """`home`, with the folders of a run ("run"), and of another run with other answers ("other")."""
     tree = yaml.safe_load((finished(home) / "recipe.yaml").read_text())
     qas = [
         {"id": name, "question": question, "answers": [{"text": gold, "answer_start": CONTEXT.index(gold)}]}
         for name, (question, gold, *_) in QUESTIONS.items()
     ]
-    (home / "test.json").write_text(
-        json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": qas}]}]})
-    )
+    article = {"title": "t", "paragraphs": [{"context": CONTEXT, "qas": qas}]}
+    (home / "test.json").write_text(json.dumps({"data": [article]}))
     tree["data"]["eval"] = {"squad": str(home / "test.json"), "gone": str(home / "gone.json")}
     score = {"exact_match": 50.0, "f1": 56.666667, "total": 6}
     results = json.loads((home / "results.json").read_text()) | {
@@ -117,9 +112,10 @@ def write_runs(home: Path) -> None:
         (folder / "metrics.jsonl").write_text(metrics(range(1, 41)))
         (folder / "health.jsonl").write_text("".join(json.dumps({"update": u} | health) + "\n" for u in (1, 2)))
         (folder / "batch.json").write_text('{"windows": 16, "micro_batch_size": 8, "gradient_accumulation_steps": 1}')
-        recipe = Recipe.load(str(folder / "recipe.yaml"))
         given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}
+        recipe = Recipe.load(str(folder / "recipe.yaml"))
         config = resolve_ds_config(str(tiny_run.ds_config(home, 3)), recipe, **given)
         (folder / "ds_config.json").write_text(json.dumps(config))
         shutil.copytree(home / "model", folder / "model")
         shutil.copy(home / NOISE, folder)
+    return home
