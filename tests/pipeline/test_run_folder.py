@@ -218,13 +218,14 @@ def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path)
     assert RunFolder(tmp_path / "new").read_batch([other]) == GlobalBatch(**of_checkpoint)
 
 
-def test_results_stay_until_there_are_new_ones_unless_settings_change(tmp_path):
+def test_results_stay_until_there_are_new_ones_unless_settings_change_or_more_is_trained(tmp_path):
     folder = RunFolder(tmp_path)
     kept = [folder.results, folder.report, tmp_path / "unaveraged" / "results.json"]
     kept[2].parent.mkdir()
-    folder.begin(recipe(), {}, 8)
-    for file in kept:
-        file.write_text("{}")
-    for given, stay in ((recipe(), True), (recipe(eval__n_best=5), False)):
-        folder.begin(given, {}, 8)
+    other = recipe(eval__n_best=5)
+    for given, is_trained, stay in ((recipe(), True, True), (other, True, False), (recipe(), False, False)):
+        folder.begin(recipe(), {}, 8, is_trained=True)
+        for file in kept:
+            file.write_text("{}")
+        folder.begin(given, {}, 8, is_trained=is_trained)
         assert [file.exists() for file in kept] == [stay] * 3

@@ -121,7 +121,14 @@ def zero(**fields) -> dict:
     [
         ("{", {}, "not JSON"),
         ('{"zero_optimization": {"stage": 2, "stage": 3}}', {}, "'stage' is given twice"),
+        ([], {}, "a ds_config is a JSON object"),
+        ({"bf16": True}, {}, "bf16 is true: write it as a JSON object"),
         # what DeepSpeed would ignore or read otherwise
+        (
+            zero(cpu_offload=True),
+            {},
+            'cpu_offload: write "offload_optimizer": {"device": "cpu"} instead',
+        ),
         ({"gradient_cliping": 1.0}, {}, "gradient_cliping is not a field of a ds_config that is of use here; did you "),
         (zero(overlap_com=True), {}, "DeepSpeedZeroConfig overlap_com Extra inputs are not permitted"),
         (zero(stage=7), {}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
