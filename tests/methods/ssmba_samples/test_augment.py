@@ -145,7 +145,6 @@ def read(articles: list[dict], tmp_path) -> list[Example]:
 def test_samples_of_all_kinds_of_tokenizers(models, kind, protect, tmp_path):
     made = reconstructor(models, kind, protect_answer=protect)
     articles, counts = made(EXAMPLES)
-    assert [article["title"] for article in articles] == ["first", "second", "third"]
     samples = read(articles, tmp_path)  # an answer that were not at its offset would be refused
     originals = {example.id: example for example in EXAMPLES}
     for sample in samples:
@@ -240,18 +239,15 @@ AUGMENT = ROOT / "scripts" / "augment.py"
 QUESTIONS = 96  # 3 chunks
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("samples", "0", "--samples: 0 must be at least 1"),
-        ("share", "1.01", "--share 1.01: must be above 0"),
-        ("data", "nowhere.json", "data source 'nowhere.json': no such file"),
-    ],
-)
-def test_a_mistake_in_an_option_is_one_line(monkeypatch, option, value, said):
-    given = ["--data", "d", "--model", "m", "--output", "o.json", f"--{option}", value]
-    monkeypatch.setattr(sys, "argv", ["augment.py", *given])
-    assert said in bad_input.refused(command.augment)
+def test_a_mistake_in_an_option_is_one_line(monkeypatch):
+    for option, said in (
+        ("--samples=0", "--samples: 0 must be at least 1"),
+        ("--share=1.01", "--share 1.01: must be above 0"),
+        ("--data=nowhere.json", "data source 'nowhere.json': no such file"),
+    ):
+        given = ["--data", "d", "--model", "m", "--output", "o.json", option]
+        monkeypatch.setattr(sys, "argv", ["augment.py", *given])
+        assert said in bad_input.refused(command.augment)
 
 
 @pytest.mark.parametrize(("choice", "spans"), [("first", [(0, 3), (4, 7)]), ("drop", [(4, 7)])])
