@@ -38,9 +38,8 @@ def test_a_mask_that_masks_nothing_is_left_out_and_none_is_asked_for_its_values(
     with torch.no_grad():
         known, unknown, _ = (qa(qa.embed(b), b).nll for b in (full._replace(lengths=(9, 9)), full, padded))
     torch.testing.assert_close(known, unknown)
-    assert masks[0] is None
-    assert masks[1] is full.attention_mask
-    assert masks[2] is padded.attention_mask
+    for given, expected in zip(masks, (None, full.attention_mask, padded.attention_mask), strict=True):
+        assert given is expected
 
 
 @pytest.mark.slow
