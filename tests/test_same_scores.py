@@ -3,15 +3,12 @@
 import json
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
 from swep_ds.evaluation.scores import Scorer
 from tests.support import scripts
 from tests.support.bad_input import refused
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
