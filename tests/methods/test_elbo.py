@@ -1,7 +1,4 @@
-"""SWEP's objective is a lower bound of the log likelihood: log p(y | x) >= E_q[log p(y | x, z)] - KL(q || p).
-
-Checked with the package's own noise and KL in float64: where everything is known in closed form, and for a QA model.
-"""
+"""SWEP's objective is a lower bound of the log likelihood: log p(y | x) >= E_q[log p(y | x, z)] - KL(q || p)."""
 
 import math
 
@@ -24,8 +21,7 @@ def log_normal(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndar
 @pytest.mark.parametrize("kind", ["posterior", "prior", "another"])
 def test_the_bound_holds_and_is_tight_for_the_posterior(kind):
     """y ~ N(e * z, s I), z ~ N(1, alpha I): evidence and posterior are Gaussian. The gap is KL(q || posterior)."""
-    rng = np.random.default_rng(0)
-    d = 8
+    rng, d = np.random.default_rng(0), 8
     e, y = rng.normal(size=d), rng.normal(size=d)
     evidence = log_normal(y, e, e**2 * ALPHA + NOISE_VARIANCE).sum()
     posterior_variance = 1 / (1 / ALPHA + e**2 / NOISE_VARIANCE)

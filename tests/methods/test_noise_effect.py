@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 from swep_ds.methods import METHODS, noise_effect
 from swep_ds.methods.base import Pass, Perturbed
 from swep_ds.methods.settings import SwepSettings
-from tests.support import methods_reference, tiny_batches
-from tests.support.tiny_objective import (
-    JOINT,
-    MEASURED,
-    SEED,
-    UPDATE,
-    away_from_the_prior,
-    inputs,
-    objective,
-    split,
-    windows,
-)
+from tests.support import methods_reference, tiny_batches, tiny_objective
+from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, away_from_the_prior, inputs, objective, windows
 
 MEASURING = [(method, {}) for method in sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})]
 MEASURING += [("swep", {"architecture": "t5", "noise": "shuffled"}), ("swep", {"separate_hidden_pass": True})]
@@ -39,7 +29,7 @@ def test_measuring_changes_nothing(method, settings):
         module = objective(method, dropout=0.1, **settings)
         torch.manual_seed(3)
         losses, statistics = [], {}
-        for loss, _, values in split(module, batch, measure=measured):
+        for loss, _, values in tiny_objective.split(module, batch, measure=measured):
             losses.append(loss.item())
             loss.backward()
             statistics |= values
@@ -49,9 +39,6 @@ def test_measuring_changes_nothing(method, settings):
         gradients = [None if p.grad is None else p.grad.tolist() for p in module.parameters()]
         seen.append((losses, torch.get_rng_state().tolist(), gradients))
     assert seen[0] == seen[1]
-
-
-# Words
 
 
 @hypothesis.settings(max_examples=30)
@@ -76,20 +63,15 @@ def test_the_share_is_of_the_real_tokens(architecture):
     every_word = batch._replace(input_ids=torch.arange(64)[None])
     table, mask = module.qa.embed(every_word)[0].detach().numpy(), batch.attention_mask.numpy() == 1
     words = table[batch.input_ids.numpy()[mask]]
-    clean, noisy = (
-        np.mean([any(v @ row > v @ word for row in table) for v, word in zip(given[mask], words, strict=True)])
-        for given in seen
-    )
+    changed = [[any(v @ row > v @ word for row in table) for v, word in zip(e[mask], words, strict=True)] for e in seen]
+    clean, noisy = np.mean(changed, 1)
     assert statistics["words_changed"].item() == pytest.approx(noisy)
     assert statistics["words_changed_clean"].item() == pytest.approx(clean)
     assert noisy > clean
 
 
 def test_of_many_tokens_the_part_that_is_measured_is_of_all_positions_and_windows():
-    """Two micro-batches of one global batch: 20 windows of 60 tokens, and 60 of 16 in front of 60 of 60.
-
-    Embeddings from position 20 on are turned around, and then nearest to another word.
-    """
+    """Two micro-batches of one global batch; embeddings from position 20 on turn around, to another nearest word."""
     module = objective("mle")
     sign = torch.where(torch.arange(60) < 20, 1.0, -1.0)[:, None]
     module.method.passes = lambda _: [Pass("noisy", 1.0, lambda inputs: Perturbed(inputs.embeddings * sign))]
@@ -107,9 +89,6 @@ def test_of_many_tokens_the_part_that_is_measured_is_of_all_positions_and_window
         batch = batch._replace(token_weight=weight, sample_id=batch.sample_id + 1000 * number)
         share += module(batch, MEASURED)[2]["words_changed"].item()
     assert share == pytest.approx(expected, abs=0.05)  # 3 deviations of two shares of 512
-
-
-# The answer
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import builtins
 import json
 import os
 import shutil
-from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -23,7 +22,7 @@ from tests.support.bad_input import change_json, refused
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     folder = tmp_path / "model"
     tiny_models.model("bert", vocab_size=200).save_pretrained(folder)
     tiny.wordpiece().save_pretrained(folder)

@@ -20,16 +20,12 @@ DEBERTA = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
 DEBERTA |= {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "file", "special"),
-    [("t5-v1.1", "spiece.model", T5), ("mt5", "spiece.model", T5), ("deberta-v2", "spm.model", DEBERTA)],
-)
-def test_a_sentencepiece_model_alone_gives_a_fast_tokenizer(architecture, file, special, tmp_path):
-    written = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(tiny.SENTENCES * 3), model_writer=written, vocab_size=90, minloglevel=2, **special
-    )
-    (tmp_path / file).write_bytes(written.getvalue())
+@pytest.mark.parametrize(("architecture", "special"), [("t5-v1.1", T5), ("mt5", T5), ("deberta-v2", DEBERTA)])
+def test_a_sentencepiece_model_alone_gives_a_fast_tokenizer(architecture, special, tmp_path):
+    sentences, written = iter(tiny.SENTENCES * 3), io.BytesIO()
+    options = {"vocab_size": 90, "minloglevel": 2, **special}
+    SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=written, **options)
+    (tmp_path / ("spiece.model" if special is T5 else "spm.model")).write_bytes(written.getvalue())
     tiny_models.config(architecture).save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     text = "the old bridge over the river"
@@ -90,13 +86,11 @@ def test_letters_that_a_tokenizer_leaves_out_are_not_known_but_marks_are():
     check_knows(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]"), [text], "x", "y")
 
 
-@pytest.mark.parametrize(
-    ("architecture", "sizes"), [("distilbert", {}), ("t5", {}), ("roberta", {"type_vocab_size": 1})]
-)
-def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture, sizes, tmp_path):
+@pytest.mark.parametrize(("architecture", "types"), [("distilbert", 2), ("modernbert", 2), ("t5", 2), ("roberta", 1)])
+def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture, types, tmp_path):
     tokenizer = copy.deepcopy(tiny.wordpiece())
     assert "token_type_ids" in tokenizer.model_input_names
-    fit_tokenizer(tokenizer, tiny_models.model(architecture, vocab_size=200, **sizes), "model x")
+    fit_tokenizer(tokenizer, tiny_models.model(architecture, vocab_size=200, type_vocab_size=types), "model x")
     tokenizer.save_pretrained(tmp_path)
     tiny_models.config(architecture).save_pretrained(tmp_path)
     for kept in (tokenizer, load_tokenizer(str(tmp_path))):

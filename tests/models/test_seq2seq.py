@@ -38,16 +38,13 @@ def test_answers_are_transformers_beam_search_and_are_scored_from_ids(architectu
     with torch.no_grad():
         answers, log_probability = qa.predict(batch)
         for row, length in enumerate((12, 7, 9)):
-            expected = plain.generate(
-                batch.input_ids[row : row + 1, :length], num_beams=beams, max_new_tokens=6, do_sample=False
-            )[0, 1:]
+            ids = batch.input_ids[row : row + 1, :length]
+            expected = plain.generate(ids, num_beams=beams, max_new_tokens=6, do_sample=False)[0, 1:]
             kept = answers[row][answers[row] != IGNORED]
             assert kept.tolist() == expected[: len(kept)].tolist()
             assert set(expected[len(kept) :].tolist()) <= {plain.config.pad_token_id}
-            logits = plain(
-                input_ids=batch.input_ids[row : row + 1, :length],
-                decoder_input_ids=torch.cat([torch.tensor([plain.config.decoder_start_token_id]), kept[:-1]])[None],
-            ).logits[0]
+            begun = torch.tensor([[plain.config.decoder_start_token_id, *kept[:-1]]])
+            logits = plain(input_ids=ids, decoder_input_ids=begun).logits[0]
             by_hand = logits.log_softmax(-1).gather(1, kept[:, None]).mean()
             torch.testing.assert_close(log_probability[row], by_hand)
 
