@@ -18,43 +18,32 @@ from tests.support.bad_input import change_json
 
 METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle", "fgm", "lnsr")
 ADJUSTED = {"cpu": 18, "gpu": 5}  # by Holm's rule
-SWEEPS = {"cpu": "learned_noise", "gpu": "learned_noise_gpu"}
 SIZES = {"squad": 40, "nyt": 40, "bio": 30}
 
 comparisons = scripts.load("docs/measurements/learned_noise/comparisons.py")
 
 
 @pytest.fixture(scope="module", params=ADJUSTED)
-def plan(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def runs(plan, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("comparisons")
-    rng = np.random.default_rng(0)
+def compared(request, tmp_path_factory):
+    """A plan, the folder of its runs, and the cells of each row of the three tables."""
+    plan, folder, rng = request.param, tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
     arms = zip(comparisons.PLANS[plan].arms, METHODS, strict=False)
     variants = {arm: {"method.name": method, "train.average": "ema"} for arm, method in arms}
     for cell in fake_runs.sweep(folder, SIZES, variants=variants, seeds=[0, 1, 2, 3]):
         for run, recipe in ((cell.folder, cell.recipe), (cell.folder / "unaveraged", cell.recipe.unaveraged())):
             fake_runs.finish(run, recipe, {name: int(rng.integers(10, 20)) for name in SIZES})
             for name in SIZES:
-                calibration = {"ece": rng.uniform(1, 9), "aurc": rng.uniform(1, 9)}
-                change_json(run / "results.json", "eval", name, **calibration)
-    return folder / "runs"
-
-
-@pytest.fixture(scope="module")
-def printed(plan, runs):
-    """The cells of each row of the three tables."""
-    shown, argv = [], ["comparisons.py", str(runs), "--plan", plan]
+                change_json(run / "results.json", "eval", name, ece=rng.uniform(1, 9), aurc=rng.uniform(1, 9))
+    shown, argv = [], ["comparisons.py", str(folder / "runs"), "--plan", plan]
     with mock.patch.object(sys, "argv", argv), mock.patch("builtins.print", shown.append):
         comparisons.main()
-    return [[[cell.strip() for cell in line.split("|")[1:-1]] for line in part.split("\n")[3:]] for part in shown]
+    rows = [[[cell.strip() for cell in line.split("|")[1:-1]] for line in part.split("\n")[3:]] for part in shown]
+    return plan, folder / "runs", rows
 
 
-def test_differences_are_those_of_the_table(plan, runs, printed, tmp_path, monkeypatch):
-    sweep, _ = read_sweep(SWEEPS[plan], tmp_path)
+def test_differences_are_those_of_the_table(compared, tmp_path, monkeypatch):
+    plan, runs, printed = compared
+    sweep, _ = read_sweep("learned_noise" if plan == "cpu" else "learned_noise_gpu", tmp_path)
     assert set(comparisons.PLANS[plan].arms) == set(sweep.variants)
     registered, not_registered = comparisons.PLANS[plan].registered, comparisons.PLANS[plan].not_registered
     monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
@@ -88,7 +77,9 @@ def test_differences_are_those_of_the_table(plan, runs, printed, tmp_path, monke
                 assert said == ("not registered" if (pair, weights, column) in outside else "its own rule")
 
 
-def test_calibration_is_compared_seed_by_seed(runs, printed):
+def test_calibration_is_compared_seed_by_seed(compared):
+    _, runs, printed = compared
+
     def of(arm: str) -> np.ndarray:
         name = arm.lower().replace(" ", "-").replace(",", "").replace(".", "-")
         files = [runs / f"{name}-seed{seed}" / "unaveraged" / "results.json" for seed in range(4)]

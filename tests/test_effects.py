@@ -14,34 +14,27 @@ from tests.support import scripts
 effects = scripts.load("docs/measurements/learned_noise/effects.py")
 
 
-@pytest.fixture
-def runs(tmp_path):
-    """Six runs of 40 updates an arm, logged every 2 updates and compared every 4; its numbers by arm and seed."""
-    rng, numbers = np.random.default_rng(0), {}
-    for arm in (*effects.ARMS, *effects.OTHERS):
-        for seed in range(6):
-            (folder := tmp_path / f"{arm}-seed{seed}" / "unaveraged").mkdir(parents=True)
-            metrics = [{"update": update, "kl_per_window": rng.uniform(10, 30)} for update in range(2, 41, 2)]
-            for entry in metrics[1::2]:
-                nlls = ("gold", "guess"), ("learned", "shuffled", "prior")
-                entry |= {f"{answer}_nll_{noise}": rng.uniform(1, 2) for answer in nlls[0] for noise in nlls[1]}
-            f1 = {name: {"f1": rng.uniform(60, 80)} for name in ("new_wiki", "amazon")}
-            (folder.parent / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
-            (folder / "results.json").write_text(json.dumps({"eval": f1}))
-            numbers[arm, seed] = metrics, f1
-    return tmp_path, numbers
-
-
 def printed(folder) -> str:
     with mock.patch.object(sys, "argv", ["effects.py", str(folder)]), mock.patch("builtins.print") as shown:
         effects.main()
     return shown.call_args.args[0]
 
 
-def test_effects_and_points_above_the_published_line(runs):
-    folder, numbers = runs
-    text = printed(folder)
-    means = []
+def test_effects_and_points_above_the_published_line(tmp_path):
+    """Of six runs of 40 updates an arm, logged every 2 updates and compared every 4."""
+    rng, numbers = np.random.default_rng(0), {}
+    nlls = [f"{answer}_nll_{noise}" for answer in ("gold", "guess") for noise in ("learned", "shuffled", "prior")]
+    for arm in (*effects.ARMS, *effects.OTHERS):
+        for seed in range(6):
+            (folder := tmp_path / f"{arm}-seed{seed}" / "unaveraged").mkdir(parents=True)
+            metrics = [{"update": update, "kl_per_window": rng.uniform(10, 30)} for update in range(2, 41, 2)]
+            for entry in metrics[1::2]:
+                entry |= {name: rng.uniform(1, 2) for name in nlls}
+            f1 = {name: {"f1": rng.uniform(60, 80)} for name in ("new_wiki", "amazon")}
+            (folder.parent / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
+            (folder / "results.json").write_text(json.dumps({"eval": f1}))
+            numbers[arm, seed] = metrics, f1
+    text, means = printed(tmp_path), []
     for seed in range(6):
         metrics, _ = numbers["swep", seed]
         [cells] = re.findall(rf"^\| swep-seed{seed} \| (.*) \|$", text, re.MULTILINE)
@@ -71,7 +64,7 @@ def test_effects_and_points_above_the_published_line(runs):
     assert said[1:] == pytest.approx([low, high], abs=0.006)
 
     for missing in ("prior-aug-0-1-seed3/unaveraged/results.json", "swep-seed2/metrics.jsonl"):
-        (folder / missing).rename(kept := folder / "kept")
+        (tmp_path / missing).rename(kept := tmp_path / "kept")
         with pytest.raises(SystemExit, match=missing):
-            printed(folder)
-        kept.rename(folder / missing)
+            printed(tmp_path)
+        kept.rename(tmp_path / missing)

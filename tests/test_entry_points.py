@@ -9,21 +9,15 @@ SCRIPTS = sorted([*(ROOT / "scripts").glob("*.py"), *(ROOT / "scripts" / "slurm"
 COMMANDS = [(script, ()) for script in SCRIPTS if script.stem != "analyze"]  # whose fault would be the missing name
 ANALYSES = ("words", "heatmap", "tsne", "frequency")
 COMMANDS += [(ROOT / "scripts" / "analyze.py", (name,)) for name in ANALYSES]
-REQUIRED = {  # without these, what is missing would be the fault
-    "analyze": ["RUN"],
+OF_ONE_NAME = ("analyze", "pretrain_quickstart", "report", "same_numbers", "same_scores", "sweep", "table")
+REQUIRED = dict.fromkeys(OF_ONE_NAME, ("NAME",)) | {  # without these, what is missing would be the fault
     "answer": ["MODEL", "--question", "Who?"],
     "augment": ["--data", "DATA", "--model", "MODEL", "--output", "FILE.json"],
     "convert_pairs": ["FILE", "FILE.jsonl"],
     "evaluate": ["MODEL", "--data", "NAME=SOURCE", "--output_dir", "FOLDER"],
-    "pretrain_quickstart": ["FOLDER"],
     "random_model": ["bert", "FOLDER"],
-    "report": ["RUN"],
-    "same_numbers": ["HEAD"],
-    "same_scores": ["SCORERS"],
     "soup": ["RUN", "RUN", "--output", "FOLDER"],
     "submit": ["train", "--gpus_per_node", "1"],
-    "sweep": ["quickstart"],
-    "table": ["FOLDER"],
 }
 
 

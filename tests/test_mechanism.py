@@ -82,18 +82,15 @@ def test_effects_against_a_loop(run):
     for draw in range(2):
         inputs = Inputs(torch.ones_like(embeddings), batch, run.recipe.seed, draw, PassState(clean.hidden), None)
         eps = (multiply_by_gaussian(inputs, ALPHA) - 1) / ALPHA**0.5
-        logits = {"prior": run.qa(embeddings * (1 + ALPHA**0.5 * eps), batch).logits}
+        noisy = {"prior": embeddings * (1 + ALPHA**0.5 * eps)}
         for name, values in (("learned", parameters), ("shuffled", shuffle(parameters, inputs))):
             delta, log_ratio = values.chunk(2, -1)
-            z = 1 + delta + ALPHA**0.5 * (log_ratio / 2).exp() * eps
-            logits[name] = run.qa(embeddings * z, batch).logits
+            noisy[name] = embeddings * (1 + delta + ALPHA**0.5 * (log_ratio / 2).exp() * eps)
+        log_probs = {name: run.qa(moved, batch).logits.double().log_softmax(-1) for name, moved in noisy.items()}
         for n, window in enumerate(windows):
             row = {}
             for answer, choices in (("gold", gold[n]), ("guess", guess[n])):
-                nll = {
-                    name: -values[n].double().log_softmax(-1).gather(1, choices[:, None]).mean().item()
-                    for name, values in logits.items()
-                }
+                nll = {name: -p[n].gather(1, choices[:, None]).mean().item() for name, p in log_probs.items()}
                 row |= {f"{answer}_{name}": nll[name] - nll["prior"] for name in ("learned", "shuffled")}
             delta, log_ratio = parameters[n, : len(window.input_ids)].double().chunk(2, -1)
             terms = delta**2 / ALPHA + log_ratio.exp() - 1 - log_ratio

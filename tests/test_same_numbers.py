@@ -10,19 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support import scripts
+from tests.support.fork_server import ROOT
 
-ROOT = Path(__file__).parent.parent
-SCRIPT = ROOT / "scripts" / "same_numbers.py"
+COMMAND = [sys.executable, "scripts/same_numbers.py"]
 
-
-@pytest.fixture(scope="module")
-def script():
-    return scripts.load("scripts/same_numbers.py")
+script = scripts.load("scripts/same_numbers.py")
 
 
-def write_run(
-    folder: Path, loss: float = 1.5, answer: str = "Palder", weight: float = 0.1, f1: float = 50.0, **more
-) -> Path:
+def write_run(folder: Path, loss=1.5, answer="Palder", weight=0.1, f1=50.0, **more) -> Path:
     """What a case with one run leaves; `more` are columns of metrics.jsonl."""
     run = folder / "run"
     (run / "predictions").mkdir(parents=True)
@@ -38,24 +33,22 @@ def write_run(
     return folder
 
 
-@pytest.mark.parametrize(
-    ("changed", "where"),
-    [
-        ({"loss": 1.5000000000000002}, "run/metrics.jsonl: update 2, loss: 1.5 -> 1.5000000000000002"),
-        ({"answer": "palder"}, "run/predictions/news.json: q1: 'Palder' -> 'palder'"),
-        ({"f1": 50.1}, "run/results.json: eval, news, f1: 50.0 -> 50.1"),
-        ({"weight": 0.10000001}, "run/model/model.safetensors: weight: norm"),
-        ({"grad_norm": 1.0}, "run/metrics.jsonl: update 2, grad_norm: '(missing)' -> 1.0"),
-    ],
-)
-def test_the_first_difference_is_named(script, tmp_path, changed, where):
-    alike, text = script.compare(write_run(tmp_path / "a"), write_run(tmp_path / "b", **changed), 0.0)
-    assert not alike
-    assert text.startswith("DIFFERS (1 of ")
-    assert where in text
+def test_the_first_difference_is_named(tmp_path):
+    before = write_run(tmp_path / "a")
+    for name, value, where in (
+        ("loss", 1.5000000000000002, "run/metrics.jsonl: update 2, loss: 1.5 -> 1.5000000000000002"),
+        ("answer", "palder", "run/predictions/news.json: q1: 'Palder' -> 'palder'"),
+        ("f1", 50.1, "run/results.json: eval, news, f1: 50.0 -> 50.1"),
+        ("weight", 0.10000001, "run/model/model.safetensors: weight: norm"),
+        ("grad_norm", 1.0, "run/metrics.jsonl: update 2, grad_norm: '(missing)' -> 1.0"),
+    ):
+        alike, text = script.compare(before, write_run(tmp_path / name, **{name: value}), 0.0)
+        assert not alike
+        assert text.startswith("DIFFERS (1 of ")
+        assert where in text
 
 
-def test_a_tolerance_admits_rounding_and_no_more_and_time_and_memory_do_not_count(script, tmp_path):
+def test_a_tolerance_admits_rounding_and_no_more_and_time_and_memory_do_not_count(tmp_path):
     times = {"samples_per_second": 7.0, "peak_memory_bytes": 5, "data_seconds": [1.0, 2.0]}
     before = write_run(tmp_path / "a")
     assert script.compare(before, write_run(tmp_path / "same", **times), 0.0) == (True, "equal (8 values)")
@@ -70,13 +63,13 @@ def test_a_tolerance_admits_rounding_and_no_more_and_time_and_memory_do_not_coun
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
 def test_a_revision_equals_itself():
-    command = [sys.executable, str(SCRIPT), "HEAD", "HEAD", "--only", "neftune-zero2-on1"]
+    command = [*COMMAND, "HEAD", "HEAD", "--only", "neftune-zero2-on1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "neftune-zero2-on1  equal" in done.stdout
 
 
 def test_bad_input_is_one_line():
-    done = subprocess.run([sys.executable, str(SCRIPT), "no-such-commit"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*COMMAND, "no-such-commit"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "no such commit" in done.stderr.splitlines()[-1]

@@ -3,7 +3,6 @@
 import json
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
@@ -11,18 +10,11 @@ from swep_ds.evaluation.scores import Scorer
 from tests.support import scripts
 from tests.support.bad_input import refused
 
-ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def script(monkeypatch):
-    module = scripts.load("scripts/same_scores.py")
-    monkeypatch.setattr(module, "MADE_UP", 30)
-    return module
+script = scripts.load("scripts/same_scores.py")
 
 
 @pytest.mark.parametrize("wrong", [None, "NoAns_f1", "best_f1_thresh", "f1"])
-def test_every_score_is_compared(script, monkeypatch, tmp_path, capsys, wrong):
+def test_every_score_is_compared(monkeypatch, tmp_path, capsys, wrong):
     """Against a scorer that is this project's own, but for one score."""
 
     def official(path, golds, predictions, *options, odds=None):
@@ -32,6 +24,7 @@ def test_every_score_is_compared(script, monkeypatch, tmp_path, capsys, wrong):
         scores = {there.get(name, name): value for name, value in scores.items()}
         return scores | {name: value + 0.01 for name, value in scores.items() if name == wrong}
 
+    monkeypatch.setattr(script, "MADE_UP", 30)
     monkeypatch.setattr(script, "official", official)
     golds, contexts = script.made_up(script.random.Random(0), list(script.HARD))
     assert script.check(tmp_path, "texts", golds, contexts, ("zh", "ar"), True) == (wrong is None)
@@ -46,7 +39,7 @@ def test_every_score_is_compared(script, monkeypatch, tmp_path, capsys, wrong):
         script.same_scores()
 
 
-def test_an_official_script_runs_on_files(script, tmp_path):
+def test_an_official_script_runs_on_files(tmp_path):
     golds, predictions, odds = {"é": ("ال", "b"), "2": ()}, {"é": "上"}, {"é": 0.5, "2": -1.0}
     body = "import json, sys; print(json.dumps({'arguments': sys.argv[4:], 'files': [json.load(open(f)) for f in %s]}))"
     (tmp_path / script.SQUAD2).write_text(body % "[*sys.argv[1:3], sys.argv[4]]")

@@ -97,15 +97,8 @@ def test_commands_work_in_an_empty_folder_with_the_wheel_alone(installed, tmp_pa
         ["train", "--ds_config", "zero1", "--output_dir", "run", *FEW],
     ]
     env = os.environ | {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", RUN_ALL],
-        cwd=tmp_path,
-        env=env,
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
+    ended = subprocess.run([sys.executable, "-c", RUN_ALL], input=json.dumps(commands), check=False, **options)
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert ended.stdout.strip() == str(installed / "swep_ds" / "__init__.py")
     said = [(tmp_path / f"said{number}").read_text() for number in range(len(commands))]
@@ -117,5 +110,4 @@ def test_commands_work_in_an_empty_folder_with_the_wheel_alone(installed, tmp_pa
         assert (slurm / f"{kind}.sbatch").read_text() + f"\n# {slurm / 'restart.sh'}" in text
     assert json.loads((tmp_path / "run" / "results.json").read_text())["train"]["updates"] == 1
     assert (installed / "swep_ds" / "scripts" / "train.py").is_file()  # which a sweep starts
-    command = [str(installed / "bin" / "swep-ds"), "--help"]
-    assert "recipes" in subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True).stdout
+    assert "recipes" in subprocess.run([installed / "bin" / "swep-ds", "--help"], **options).stdout

@@ -1,7 +1,4 @@
-"""SWEP's objective is a lower bound of the log likelihood: log p(y | x) >= E_q[log p(y | x, z)] - KL(q || p).
-
-Checked with the package's own noise and KL in float64: where everything is known in closed form, and for a QA model.
-"""
+"""SWEP's objective is a lower bound of the log likelihood: log p(y | x) >= E_q[log p(y | x, z)] - KL(q || p)."""
 
 import math
 
@@ -24,8 +21,7 @@ def log_normal(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndar
 @pytest.mark.parametrize("kind", ["posterior", "prior", "another"])
 def test_the_bound_holds_and_is_tight_for_the_posterior(kind):
     """y ~ N(e * z, s I), z ~ N(1, alpha I): evidence and posterior are Gaussian. The gap is KL(q || posterior)."""
-    rng = np.random.default_rng(0)
-    d = 8
+    rng, d = np.random.default_rng(0), 8
     e, y = rng.normal(size=d), rng.normal(size=d)
     evidence = log_normal(y, e, e**2 * ALPHA + NOISE_VARIANCE).sum()
     posterior_variance = 1 / (1 / ALPHA + e**2 / NOISE_VARIANCE)
@@ -36,15 +32,8 @@ def test_the_bound_holds_and_is_tight_for_the_posterior(kind):
         "another": (1 + 0.5 * rng.normal(size=d), ALPHA * rng.uniform(0.2, 3, size=d)),
     }[kind]
     params = torch.from_numpy(np.concatenate([mean - 1, np.log(variance / ALPHA)])).expand(DRAWS, 1, 2 * d)
-    noisy, kl = perturb(
-        torch.from_numpy(e).expand(DRAWS, 1, d),
-        params,
-        torch.ones(DRAWS, 1, dtype=torch.int64),
-        torch.arange(DRAWS),
-        seed=5,
-        draw=0,
-        prior_variance=ALPHA,
-    )
+    embeddings, mask = torch.from_numpy(e).expand(DRAWS, 1, d), torch.ones(DRAWS, 1, dtype=torch.int64)
+    noisy, kl = perturb(embeddings, params, mask, torch.arange(DRAWS), seed=5, draw=0, prior_variance=ALPHA)
     log_likelihoods = log_normal(y, noisy[:, 0].numpy(), np.array(NOISE_VARIANCE)).sum(1)
     bound = log_likelihoods.mean() - kl[0, 0].item()
     error = log_likelihoods.std() / math.sqrt(DRAWS)
@@ -72,9 +61,8 @@ def test_beta_of_one_half_makes_swep_a_bound_for_spans():
             swep.qa.load_state_dict(prior.qa.state_dict())
             torch.nn.init.normal_(swep.method.noise.difference.weight, std=distance)
             loss, _, statistics = swep(batch, JOINT)
-            assert loss.item() == pytest.approx(
-                statistics["nll_noisy"].item() + statistics["kl_per_window"].item() / 2, rel=1e-12
-            )
+            expected = statistics["nll_noisy"] + statistics["kl_per_window"] / 2
+            assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
             gaps[distance] = evidence + 2 * loss.item()
     assert 0 < gaps[0.0] < gaps[0.02] < gaps[0.1]  # each -2 loss is below the evidence
     assert gaps[0.0] < 0.1  # the prior is close to this model's posterior

@@ -2,30 +2,21 @@
 
 import pytest
 import torch
+from torch.nn.functional import cosine_similarity, pad
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS, build
 from swep_ds.methods.base import MicroStep, Pass
-from swep_ds.methods.objective import Objective
-from tests.support import tiny_batches, tiny_models
+from tests.support import tiny_batches, tiny_models, tiny_objective
 from tests.support.bad_input import refused
-from tests.support.tiny_objective import (
-    JOINT,
-    MEASURED,
-    away_from_the_prior,
-    gradients,
-    inputs,
-    objective,
-    split,
-    windows,
-)
+from tests.support.tiny_objective import JOINT, MEASURED, away_from_the_prior, inputs, objective, split, windows
 
 IN_ONE_STEP = [(name, "bert", {}) for name, settings in METHODS.items() if not settings.needs_gradient]
 IN_ONE_STEP += [("swep", "bert", {"separate_hidden_pass": True}), ("swep", "bert", {"mle_weight": 0.0})]
 IN_ONE_STEP += [(name, architecture, {}) for name in ("swep", "lnsr") for architecture in tiny_models.SEQ2SEQ]
 
 
-def update(module: Objective, batch: Batch, measure: bool = False) -> tuple[float, dict, dict]:
+def update(module, batch: Batch, measure: bool = False) -> tuple[float, dict, dict]:
     """Loss, gradients and statistics of an update in `split` execution."""
     module.zero_grad()
     total, statistics = 0.0, {}
@@ -45,14 +36,13 @@ def test_split_equals_joint(method, architecture, settings):
     joint_loss, _, joint_statistics = module(batch, MEASURED)
     assert loss == pytest.approx(joint_loss.item(), rel=1e-12)
     assert statistics == joint_statistics
-    for name, gradient in gradients(module, joint_loss).items():
+    for name, gradient in tiny_objective.gradients(module, joint_loss).items():
         torch.testing.assert_close(got[name], gradient, rtol=1e-9, atol=1e-14)
 
 
-PADDED = [(name, "bert") for name in METHODS] + [("swep", "t5"), ("freelb", "t5")]
-
-
-@pytest.mark.parametrize(("method", "architecture"), PADDED)
+@pytest.mark.parametrize(
+    ("method", "architecture"), [*((name, "bert") for name in METHODS), ("swep", "t5"), ("freelb", "t5")]
+)
 def test_a_window_without_weight_changes_nothing_and_bfloat16_little(method, architecture):
     """A rank that has run out of windows takes part with such a one."""
     module, batch = objective(method, architecture), windows(architecture)
@@ -88,7 +78,7 @@ def test_passes_without_gradient_leave_those_of_autocast_whole(separate):
     assert exact.keys() == cast.keys()
     for name, expected in exact.items():
         if expected.norm() > 1e-3:
-            assert torch.nn.functional.cosine_similarity(cast[name].ravel(), expected.ravel(), 0) > 0.9, name
+            assert cosine_similarity(cast[name].ravel(), expected.ravel(), 0) > 0.9, name
 
 
 def test_micro_steps_of_swep_take_the_modules_in_one_order():
@@ -107,29 +97,24 @@ def test_micro_steps_of_swep_take_the_modules_in_one_order():
     assert ("backward", "method.noise.difference") in orders[0]
 
 
-def rows(batch: Batch, chosen: list[int], padding: int) -> Batch:
-    """Some windows of a batch, in this order, with `padding` more columns."""
-
-    def take(tensor):
-        if tensor is None:
-            return None
-        return tensor[chosen] if tensor.dim() == 1 else torch.nn.functional.pad(tensor[chosen], (0, padding))
-
-    return Batch(*map(take, batch))
-
-
 @pytest.mark.parametrize("method", ["swep", "prior_aug"])
 def test_loss_and_noise_depend_on_no_other_window_and_no_padding(method):
     module, batch = away_from_the_prior(objective(method)), tiny_batches.batch((6, 12, 9, 7))
+
+    def rows(chosen: list[int], padding: int = 0) -> Batch:
+        """These windows, with more columns."""
+        taken = {name: values[chosen] for name, values in batch._asdict().items() if values is not None}
+        wider = {name: pad(values, (0, padding)) for name, values in taken.items() if values.dim() > 1}
+        return batch._replace(**taken | wider)
+
     whole = module(batch, JOINT)[0].item()
     for chosen, others in (([3], [0, 2, 1]), ([2, 0], [1, 3])):
-        parts = [rows(batch, chosen, 0), rows(batch, others, 0)]
-        assert sum(module(part, JOINT)[0].item() for part in parts) == pytest.approx(whole, rel=1e-10)
+        losses = [module(rows(part), JOINT)[0].item() for part in (chosen, others)]
+        assert sum(losses) == pytest.approx(whole, rel=1e-10)
     draw = module.method.passes(0.0)[-1].perturb
     hidden = torch.randn(4, 12, 16, dtype=torch.float64)
     narrow = draw(inputs(module, batch, 3, hidden)).embeddings
-    wide_hidden = torch.nn.functional.pad(hidden[[2, 0]], (0, 0, 0, 5))
-    wide = draw(inputs(module, rows(batch, [2, 0], 5), 3, wide_hidden)).embeddings
+    wide = draw(inputs(module, rows([2, 0], 5), 3, pad(hidden[[2, 0]], (0, 0, 0, 5)))).embeddings
     assert torch.equal(wide[:, :12], narrow[[2, 0]])
 
 
@@ -138,7 +123,6 @@ DRAWS = [  # of update 4
     ("swep", {"separate_hidden_pass": True, "mle_weight": 0.3}, [4]),
     ("swep", {"mle_weight": 0.0}, [4]),
     ("prior_aug", {"mle_weight": 0.1}, [4]),
-    ("gaussian_dropout", {}, [4]),
     ("freelb", {}, [12, 13, 14]),
     ("r_drop", {}, []),
 ]

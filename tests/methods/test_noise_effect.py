@@ -12,22 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swep_ds.methods import METHODS, noise_effect
-from swep_ds.methods.base import Method, Pass, Perturbed
-from swep_ds.methods.objective import Objective
+from swep_ds.methods.base import Pass, Perturbed
 from swep_ds.methods.settings import SwepSettings
-from tests.support import methods_reference, tiny_batches
-from tests.support.methods_reference import shuffled
-from tests.support.tiny_objective import (
-    JOINT,
-    MEASURED,
-    SEED,
-    UPDATE,
-    away_from_the_prior,
-    inputs,
-    objective,
-    split,
-    windows,
-)
+from tests.support import methods_reference, tiny_batches, tiny_objective
+from tests.support.tiny_objective import JOINT, MEASURED, SEED, UPDATE, away_from_the_prior, inputs, objective, windows
 
 MEASURING = [(method, {}) for method in sorted(set(METHODS) - {"mle", "ssmba", "r_drop"})]
 MEASURING += [("swep", {"architecture": "t5", "noise": "shuffled"}), ("swep", {"separate_hidden_pass": True})]
@@ -41,7 +29,7 @@ def test_measuring_changes_nothing(method, settings):
         module = objective(method, dropout=0.1, **settings)
         torch.manual_seed(3)
         losses, statistics = [], {}
-        for loss, _, values in split(module, batch, measure=measured):
+        for loss, _, values in tiny_objective.split(module, batch, measure=measured):
             losses.append(loss.item())
             loss.backward()
             statistics |= values
@@ -51,13 +39,6 @@ def test_measuring_changes_nothing(method, settings):
         gradients = [None if p.grad is None else p.grad.tolist() for p in module.parameters()]
         seen.append((losses, torch.get_rng_state().tolist(), gradients))
     assert seen[0] == seen[1]
-
-
-# Words
-
-
-def by_loop(vector: np.ndarray, word: int, table: np.ndarray) -> bool:
-    return any(vector @ row > vector @ table[word] for row in table)
 
 
 @hypothesis.settings(max_examples=30)
@@ -81,26 +62,19 @@ def test_the_share_is_of_the_real_tokens(architecture):
     module(batch, JOINT)
     every_word = batch._replace(input_ids=torch.arange(64)[None])
     table, mask = module.qa.embed(every_word)[0].detach().numpy(), batch.attention_mask.numpy() == 1
-    words = batch.input_ids.numpy()[mask]
-    clean, noisy = (np.mean([by_loop(v, w, table) for v, w in zip(e[mask], words, strict=True)]) for e in seen)
+    words = table[batch.input_ids.numpy()[mask]]
+    changed = [[any(v @ row > v @ word for row in table) for v, word in zip(e[mask], words, strict=True)] for e in seen]
+    clean, noisy = np.mean(changed, 1)
     assert statistics["words_changed"].item() == pytest.approx(noisy)
     assert statistics["words_changed_clean"].item() == pytest.approx(clean)
     assert noisy > clean
 
 
-class Tail(Method):
-    """Turns the embeddings of all tokens from position 20 on around, which are then nearest to another word."""
-
-    def passes(self, progress):
-        return [Pass("noisy", 1.0, lambda inputs: Perturbed(inputs.embeddings * self.sign(inputs.embeddings)))]
-
-    def sign(self, embeddings):
-        return torch.where(torch.arange(embeddings.shape[1]) < 20, 1.0, -1.0)[:, None]
-
-
 def test_of_many_tokens_the_part_that_is_measured_is_of_all_positions_and_windows():
-    """Two micro-batches of one global batch: 20 windows of 60 tokens, and 60 of 16 in front of 60 of 60."""
-    module = Objective(objective("mle").qa, Tail(), SEED)
+    """Two micro-batches of one global batch; embeddings from position 20 on turn around, to another nearest word."""
+    module = objective("mle")
+    sign = torch.where(torch.arange(60) < 20, 1.0, -1.0)[:, None]
+    module.method.passes = lambda _: [Pass("noisy", 1.0, lambda inputs: Perturbed(inputs.embeddings * sign))]
     every_word = tiny_batches.batch((60,))._replace(input_ids=torch.arange(64)[None])
     table = module.qa.embed(every_word)[0].detach().numpy()
     products = table @ table.T
@@ -117,11 +91,6 @@ def test_of_many_tokens_the_part_that_is_measured_is_of_all_positions_and_window
     assert share == pytest.approx(expected, abs=0.05)  # 3 deviations of two shares of 512
 
 
-# The answer
-
-NAMES = {f"{answer}_nll_{noise}" for answer in ("gold", "guess") for noise in ("learned", "shuffled", "prior")}
-
-
 @pytest.mark.parametrize(
     ("architecture", "noise"), [("bert", "no_eps"), ("electra", "learned"), ("bert", "additive"), ("t5", "fixed_sigma")]
 )
@@ -135,13 +104,13 @@ def test_it_is_the_nll_under_the_three_kinds_of_noise(architecture, noise):
         clean = window.read(window.words())
         guess = clean.answers.probs.argmax(-1)
         learned = module.method.noise(clean.states[-1])
-        moved = shuffled(SEED, UPDATE, int(window.batch.sample_id), window.length, 12)
+        moved = methods_reference.shuffled(SEED, UPDATE, int(window.batch.sample_id), window.length, 12)
         for name, parameters in {"learned": learned, "shuffled": learned[:, moved], "prior": 0 * learned}.items():
             noisy, _ = methods_reference.under_noise(window, SwepSettings(**settings), parameters)
             expected[f"gold_nll_{name}"] += noisy.nll.item() / 3
             expected[f"guess_nll_{name}"] -= noisy.answers.log_prob(guess).mean().item() / 3
     assert {name: got[name].item() for name in got if "_nll_" in name} == pytest.approx(dict(expected), rel=1e-6)
-    assert len({round(value, 9) for value in expected.values()}) == len(NAMES)
+    assert len({round(value, 9) for value in expected.values()}) == len(expected)
 
 
 def test_a_shuffle_leaves_padding_where_it_is_and_every_window_has_its_own():

@@ -42,8 +42,6 @@ def test_r3f_compares_two_dropout_masks_lnsr_one_and_pdr_stays_where_the_diverge
     assert statistics["divergence"] == 0
 
 
-# The ascents
-
 ASCENTS = {"pdr": [False, True], "adv_aug": [True] * 5}  # whether each forward is with a gradient
 
 

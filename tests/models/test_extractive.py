@@ -38,9 +38,8 @@ def test_a_mask_that_masks_nothing_is_left_out_and_none_is_asked_for_its_values(
     with torch.no_grad():
         known, unknown, _ = (qa(qa.embed(b), b).nll for b in (full._replace(lengths=(9, 9)), full, padded))
     torch.testing.assert_close(known, unknown)
-    assert masks[0] is None
-    assert masks[1] is full.attention_mask
-    assert masks[2] is padded.attention_mask
+    for given, expected in zip(masks, (None, full.attention_mask, padded.attention_mask), strict=True):
+        assert given is expected
 
 
 @pytest.mark.slow
@@ -68,21 +67,21 @@ def test_lengths_compile_nothing_anew_and_change_no_number(tmp_path, monkeypatch
     assert saved == names
 
 
-@pytest.fixture
-def quick_compiler(monkeypatch):
-    """Compiles without any C++, and forgets it after the test."""
-    limit = torch._dynamo.config.recompile_limit
+def test_a_compiled_model_may_checkpoint_activations_and_what_cannot_be_compiled_is_refused(tmp_path, monkeypatch):
+    """transformers logs a message where a config asks for a cache as well, which no graph can hold."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
     torch._dynamo.reset()
-    yield
-    torch._dynamo.config.recompile_limit = limit
-    torch._dynamo.reset()
-
-
-def test_what_cannot_be_compiled_is_refused(quick_compiler, tmp_path, monkeypatch):
-    monkeypatch.setattr(extractive, "MAX_GRAPHS", 1)
     tiny_models.model("bert", num_hidden_layers=1).save_pretrained(tmp_path)
-    qa, windows = tiny_models.load(tmp_path, compiled=True), tiny_batches.batch((12, 7), dtype=torch.float32)
+    windows, losses = tiny_batches.batch((12, 7), dtype=torch.float32), []
+    for compiled in (False, True):
+        qa = tiny_models.load(tmp_path, compiled=compiled, activation_checkpointing=True).train()
+        losses.append(qa(qa.embed(windows), windows).nll.mean())
+        losses[-1].backward()
+    torch.testing.assert_close(losses[1], losses[0])
+    torch._dynamo.reset()
+    monkeypatch.setattr(extractive, "MAX_GRAPHS", 1)
+    qa = tiny_models.load(tmp_path, compiled=True)
     qa.predict(windows)
     with pytest.raises(InputError, match=r"^train\.compile: PyTorch cannot compile bert \(.*: set it to false$"):
         qa(qa.embed(windows), windows, hidden=True)
@@ -90,14 +89,4 @@ def test_what_cannot_be_compiled_is_refused(quick_compiler, tmp_path, monkeypatc
     monkeypatch.setattr(qa.model.bert, "forward", lambda *_, **__: torch._dynamo.graph_break())
     with pytest.raises(InputError, match=r"^train\.compile: PyTorch cannot compile bert \(.*: set it to false$"):
         qa.predict(windows)
-
-
-def test_a_compiled_model_may_checkpoint_its_activations(quick_compiler, tmp_path):
-    """transformers logs a message where a config asks for a cache as well, which no graph can hold."""
-    tiny_models.model("bert", 0.0, num_hidden_layers=1).save_pretrained(tmp_path)
-    batch, losses = tiny_batches.batch((12, 7), dtype=torch.float32), []
-    for compiled in (False, True):
-        qa = tiny_models.load(tmp_path, compiled=compiled, activation_checkpointing=True).train()
-        losses.append(qa(qa.embed(batch), batch).nll.mean())
-        losses[-1].backward()
-    torch.testing.assert_close(losses[1], losses[0])
+    torch._dynamo.reset()

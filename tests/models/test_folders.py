@@ -4,7 +4,6 @@ import builtins
 import json
 import os
 import shutil
-from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -23,24 +22,14 @@ from tests.support.bad_input import change_json, refused
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     folder = tmp_path / "model"
     tiny_models.model("bert", vocab_size=200).save_pretrained(folder)
     tiny.wordpiece().save_pretrained(folder)
     return folder
 
 
-LOADERS = {"tokenizer": load_tokenizer, "config": load_config, "saved": load_saved, "trained": tiny_models.load}
-
-
-def cached(folder: Path, cache: Path, monkeypatch) -> str:
-    """The hub id of a folder that is put into the hub's cache."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
-    kept = cache / "models--me--model"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text("0" * 40)
-    shutil.copytree(folder, kept / "snapshots" / ("0" * 40))
-    return "me/model"
+LOADERS = (load_tokenizer, load_config, load_saved)
 
 
 def test_an_adapter_is_refused_with_its_model_or_without_and_taken_once_it_is_merged(folder, tmp_path, monkeypatch):
@@ -48,18 +37,21 @@ def test_an_adapter_is_refused_with_its_model_or_without_and_taken_once_it_is_me
     model = get_peft_model(tiny_models.model("bert", vocab_size=200), LoraConfig(task_type="QUESTION_ANS"))
     model.save_pretrained(folder)
     said = "holds an adapter (adapter_config.json): merge it (merge_and_unload), save model and tokenizer, and name"
-    for loader in LOADERS.values():
+    for loader in (*LOADERS, tiny_models.load):
         assert said in refused(loader, str(folder))
-    with monkeypatch.context() as patch:
-        hub_id = cached(folder, tmp_path / "cache", patch)
-        for loader in (load_tokenizer, load_config, load_saved):
-            assert f"me/model: {said}" in refused(loader, hub_id)
+    cache = tmp_path / "cache" / "models--me--model"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folder, cache / "snapshots" / ("0" * 40))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for loader in LOADERS:
+        assert f"me/model: {said}" in refused(loader, "me/model")
     merged = PeftModel.from_pretrained(tiny_models.model("bert", vocab_size=200), folder).merge_and_unload()
     merged.save_pretrained(folder / "merged")
     assert torch.equal(tiny_models.load(folder / "merged").model.qa_outputs.weight, merged.qa_outputs.weight)
     for name in ("model.safetensors", "config.json"):
         (folder / name).unlink()
-        for loader in (load_tokenizer, load_config, load_saved):
+        for loader in LOADERS:
             assert said in refused(loader, str(folder))
 
 
@@ -79,26 +71,23 @@ def test_names_of_no_folder_and_folders_of_no_model(folder, tmp_path, monkeypatc
         assert refused(load_tokenizer, str(folder)).startswith(f"model.name {folder}: ")
 
 
-FOREIGN = {
-    "attn_implementation": ["owner/kernel@main:function", "flash_attention_2", {"": "owner/kernel"}],
-    "_attn_implementation": ["owner/kernel"],
-    "experts_implementation": ["owner/kernel"],
-    "quantization_config": [{"quant_method": "gptq", "bits": 4}],
-}
-
-
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in FOREIGN.items() for value in values])
-def test_settings_that_ask_for_code_or_are_of_quantised_weights(field, value, folder, monkeypatch):
+def test_settings_that_ask_for_code_or_are_of_quantised_weights_and_some_that_only_look_like_it(folder, monkeypatch):
     """As if Hugging Face's `kernels` were installed, which fetches attention from the hub and runs it."""
     monkeypatch.setattr(import_utils, "is_kernels_available", lambda *_: True)
-    for settings in ({field: value}, {field: None, "decoder": {field: value}}):
-        change_json(folder / "config.json", **settings)
-        for loader in (load_tokenizer, load_saved):
-            assert f"its config.json has {field}, which may need code from the hub" in refused(loader, str(folder))
-
-
-def test_settings_that_only_look_like_it(folder):
-    """transformers 4.46 to 4.51 wrote the first one."""
+    whole = (folder / "config.json").read_text()
+    for field, value in (
+        ("attn_implementation", "owner/kernel@main:function"),
+        ("attn_implementation", "flash_attention_2"),
+        ("_attn_implementation", {"": "owner/kernel"}),
+        ("experts_implementation", "owner/kernel"),
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}),
+    ):
+        for settings in ({field: value}, {"decoder": {field: value}}):
+            (folder / "config.json").write_text(whole)
+            change_json(folder / "config.json", **settings)
+            for loader in (load_tokenizer, load_saved):
+                assert f"its config.json has {field}, which may need code from the hub" in refused(loader, str(folder))
+    (folder / "config.json").write_text(whole)  # transformers 4.46 to 4.51 wrote the first of these two
     change_json(folder / "config.json", _attn_implementation_autoset=True, attn_implementation="eager")
     tiny_models.load(folder)
 
@@ -119,30 +108,21 @@ def test_a_checksum_changes_with_what_decides_the_models_numbers(folder):
     assert len(sums) == 4
 
 
-# Code of a model's own: beside its weights, and in pickled ones
-
-CODE_LOADERS = {
-    "extractive": lambda name: ExtractiveQA.load(name, activation_checkpointing=False),
-    "generative": lambda name: GenerativeQA.load(name, activation_checkpointing=False),
-    "saved": load_saved,
-    "masked": lambda name: Reconstructor(name, AugmentSettings(), torch.device("cpu")),
-}
-
-
-@pytest.fixture
-def trace(tmp_path, monkeypatch) -> Path:
-    """Exists once foreign code was run. A question on the terminal fails the test."""
+def test_no_code_of_a_models_own_is_run(tmp_path, monkeypatch):
+    """Neither that beside its weights or its tokenizer, nor that in pickled ones."""
     monkeypatch.setattr(builtins, "input", lambda prompt: pytest.fail(f"asked on the terminal: {prompt}"))
-    return tmp_path / "ran"
-
-
-def test_a_model_or_tokenizer_with_its_own_code_is_refused(tmp_path, trace):
+    trace = tmp_path / "ran"
     tiny.wordpiece().save_pretrained(tmp_path)
     (tmp_path / "code.py").write_text(f"from pathlib import Path\nPath({str(trace)!r}).touch()\n")
     classes = ("AutoConfig", "AutoModelForQuestionAnswering", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM")
     config = {"model_type": "of_its_own", "auto_map": {name: f"code.{name}" for name in classes}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    for loader in CODE_LOADERS.values():
+    for loader in (
+        lambda name: ExtractiveQA.load(name, activation_checkpointing=False),
+        lambda name: GenerativeQA.load(name, activation_checkpointing=False),
+        lambda name: Reconstructor(name, AugmentSettings(), torch.device("cpu")),
+        load_saved,
+    ):
         message = refused(loader, str(tmp_path))
         assert f"{tmp_path}: no model can be built from its config.json (" in message
         assert "name a model that transformers itself has a class for" in message
@@ -151,20 +131,12 @@ def test_a_model_or_tokenizer_with_its_own_code_is_refused(tmp_path, trace):
     assert "transformers itself has a class for" in refused(load_tokenizer, str(tmp_path))
     assert not trace.exists()
 
+    class Runs:
+        def __reduce__(self):
+            return os.mkdir, (str(trace),)
 
-class Runs:
-    """Pickled, it runs code when it is read."""
-
-    def __init__(self, trace: Path):
-        self.trace = trace
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.trace),)
-
-
-def test_pickled_weights_run_no_code(tmp_path, trace):
     model = tiny_models.model("bert")
     model.config.save_pretrained(tmp_path)
-    torch.save(model.state_dict() | {"more": Runs(trace)}, tmp_path / "pytorch_model.bin")
-    assert refused(CODE_LOADERS["extractive"], str(tmp_path)).startswith(f"model.name {tmp_path}: cannot load (")
+    torch.save(model.state_dict() | {"more": Runs()}, tmp_path / "pytorch_model.bin")
+    assert refused(tiny_models.load, tmp_path).startswith(f"model.name {tmp_path}: cannot load (")
     assert not trace.exists()

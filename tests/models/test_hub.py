@@ -20,16 +20,12 @@ DEBERTA = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
 DEBERTA |= {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "file", "special"),
-    [("t5-v1.1", "spiece.model", T5), ("mt5", "spiece.model", T5), ("deberta-v2", "spm.model", DEBERTA)],
-)
-def test_a_sentencepiece_model_alone_gives_a_fast_tokenizer(architecture, file, special, tmp_path):
-    written = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(tiny.SENTENCES * 3), model_writer=written, vocab_size=90, minloglevel=2, **special
-    )
-    (tmp_path / file).write_bytes(written.getvalue())
+@pytest.mark.parametrize(("architecture", "special"), [("t5-v1.1", T5), ("mt5", T5), ("deberta-v2", DEBERTA)])
+def test_a_sentencepiece_model_alone_gives_a_fast_tokenizer(architecture, special, tmp_path):
+    sentences, written = iter(tiny.SENTENCES * 3), io.BytesIO()
+    options = {"vocab_size": 90, "minloglevel": 2, **special}
+    SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=written, **options)
+    (tmp_path / ("spiece.model" if special is T5 else "spm.model")).write_bytes(written.getvalue())
     tiny_models.config(architecture).save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     text = "the old bridge over the river"
@@ -90,15 +86,11 @@ def test_letters_that_a_tokenizer_leaves_out_are_not_known_but_marks_are():
     check_knows(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]"), [text], "x", "y")
 
 
-@pytest.mark.parametrize(
-    ("architecture", "sizes"),
-    [("distilbert", {}), ("modernbert", {}), ("t5", {}), ("roberta", {"type_vocab_size": 1})],
-)
-def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture, sizes, tmp_path):
-    """transformers' tokenizer for DistilBERT gives token types; RoBERTa has a single type."""
+@pytest.mark.parametrize(("architecture", "types"), [("distilbert", 2), ("modernbert", 2), ("t5", 2), ("roberta", 1)])
+def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture, types, tmp_path):
     tokenizer = copy.deepcopy(tiny.wordpiece())
     assert "token_type_ids" in tokenizer.model_input_names
-    fit_tokenizer(tokenizer, tiny_models.model(architecture, vocab_size=200, **sizes), "model x")
+    fit_tokenizer(tokenizer, tiny_models.model(architecture, vocab_size=200, type_vocab_size=types), "model x")
     tokenizer.save_pretrained(tmp_path)
     tiny_models.config(architecture).save_pretrained(tmp_path)
     for kept in (tokenizer, load_tokenizer(str(tmp_path))):
@@ -112,7 +104,6 @@ def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture,
         (tiny.wordpiece, "roberta", "RobertaTokenizer"),
         (tiny.wordpiece, "deberta-v2", None),  # whose class takes no such vocabulary
         (tiny.wordpiece, "roformer", None),  # whose class needs a package that is not there
-        (tiny.unigram, "bert", None),
         (tiny.unigram, "t5", None),  # which would add 100 tokens
         (tiny.byte_bpe, "bert", "BertTokenizerFast"),
     ],
@@ -121,14 +112,12 @@ def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_ty
     made = make()
     made.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings |= {"tokenizer_class": named, "model_max_length": 77}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+    change_json(tmp_path / "tokenizer_config.json", tokenizer_class=named, model_max_length=77)
     tokenizer = load_tokenizer(str(tmp_path))
     written = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    tokenizer.save_pretrained(tmp_path / "exported")
-    (tmp_path / "exported" / "config.json").write_text(json.dumps({"model_type": model_type}))
     exported = tmp_path / "exported"
+    tokenizer.save_pretrained(exported)
+    (exported / "config.json").write_text(json.dumps({"model_type": model_type}))
     for same in (tokenizer, load_tokenizer(str(exported)), AutoTokenizer.from_pretrained(exported)):
         for text in (*tiny.SENTENCES, "The Old-Mill  of été"):
             assert same(text, SAMPLE).input_ids == written.encode(text, SAMPLE).ids
@@ -137,14 +126,11 @@ def test_what_tokenizer_json_does_is_done_whatever_class_is_named(make, model_ty
         assert same.model_input_names == tokenizer.model_input_names
 
 
-@pytest.mark.parametrize(
-    ("make", "model_type", "named"),
-    [(tiny.wordpiece, "bert", "BertTokenizer"), (tiny.byte_bpe, "roberta", "RobertaTokenizer")],
-)
-def test_a_file_may_leave_special_tokens_to_the_class(make, model_type, named, tmp_path):
+@pytest.mark.parametrize(("make", "kind"), [(tiny.wordpiece, "Bert"), (tiny.byte_bpe, "Roberta")])
+def test_a_file_may_leave_special_tokens_to_the_class(make, kind, tmp_path):
     make().save_pretrained(tmp_path)
-    change_json(tmp_path / "tokenizer_config.json", tokenizer_class=named)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    change_json(tmp_path / "tokenizer_config.json", tokenizer_class=f"{kind}Tokenizer")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind.lower()}))
     change_json(tmp_path / "tokenizer.json", post_processor=None)
     assert load_tokenizer(str(tmp_path))("Who?", SAMPLE).input_ids == make()("Who?", SAMPLE).input_ids
 

@@ -1,24 +1,22 @@
 """Loading in float32 or mapped; what cannot be trained, and weights that transformers would fill in, are one line."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import transformers
-import transformers.models.bert.modeling_bert as bert
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import BertForPreTraining, ElectraForPreTraining
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, BertForQuestionAnswering
 
 from swep_ds.models import loading
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
-from tests.support import tiny, tiny_batches, tiny_models
+from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
 from tests.support.tiny_models import load
+from tests.support.tiny_objective import windows
 
 
 @pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, *tiny_models.SEQ2SEQ])
@@ -37,8 +35,7 @@ def test_loads_in_float32_or_mapped_as_the_file_has_it(architecture, tmp_path):
 @pytest.mark.parametrize("architecture", ["bert", "t5", "bart"])
 def test_activation_checkpointing_leaves_the_loss(architecture, tmp_path):
     tiny_models.model(architecture).save_pretrained(tmp_path)
-    batch = tiny_batches.batch() if architecture == "bert" else tiny_batches.generative()
-    losses = []
+    batch, losses = windows(architecture), []
     for checkpointing in (False, True):
         qa = load(tmp_path, activation_checkpointing=checkpointing).train()
         assert qa.model.is_gradient_checkpointing == checkpointing
@@ -62,20 +59,13 @@ def test_only_the_dropout_of_attention_weights_is_set_or_refused(architecture, t
     assert message == "model.attention_dropout: t5 has no dropout of only its attention weights: set it to null"
 
 
-SMALL_SEQ2SEQ = tiny_models.BART | {"eos_token_id": 1, "scale_embedding": True}
-SMALL_ENCODER = tiny_models.COMMON | {"sep_token_id": 3, "bos_token_id": 1, "eos_token_id": 2}
+ENCODER = tiny_models.COMMON | {"sep_token_id": 3, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 70}
+SCALING = [transformers.PegasusConfig(**tiny_models.BART)]
+SCALING += [transformers.MarianConfig(**tiny_models.BART, decoder_vocab_size=64)]
+SEPARATED = [transformers.BigBirdConfig(**ENCODER), transformers.LongformerConfig(**ENCODER, attention_window=[4, 4])]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        transformers.PegasusConfig(**SMALL_SEQ2SEQ),
-        transformers.MarianConfig(**SMALL_SEQ2SEQ, decoder_vocab_size=64),
-        transformers.BigBirdConfig(**SMALL_ENCODER),
-        transformers.LongformerConfig(**SMALL_ENCODER | {"max_position_embeddings": 70}, attention_window=[4, 4]),
-    ],
-    ids=lambda config: config.model_type,
-)
+@pytest.mark.parametrize("config", SCALING + SEPARATED, ids=lambda config: config.model_type)
 def test_a_model_that_treats_embeddings_otherwise_than_ids_is_refused(config, tmp_path):
     """It would train on other inputs than it is tested on."""
     auto, qa = transformers.AutoModelForQuestionAnswering, ExtractiveQA
@@ -114,10 +104,9 @@ def test_models_without_a_head_for_the_task(tmp_path):
 
 
 FORMER = {
-    "a regression": {"num_labels": 1, "problem_type": "regression"},
-    "NLI": {"id2label": {"0": "entailment", "1": "neutral", "2": "contradiction"}, "finetuning_task": "mnli"},
-    "sentiment": {"id2label": {"0": "bad", "1": "good"}, "problem_type": "single_label_classification"},
-    "entities": {"num_labels": 9},
+    "a regression": (AutoModelForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
+    "sentiment": (AutoModelForSequenceClassification, {"id2label": {"0": "bad", "1": "good"}}),
+    "entities": (AutoModelForTokenClassification, {"num_labels": 9}),
 }
 
 
@@ -125,10 +114,8 @@ FORMER = {
 @pytest.mark.parametrize("architecture", ["bert", "modernbert"])
 def test_a_span_head_has_two_outputs_whatever_the_former_head_had(architecture, former, tmp_path):
     tiny_models.config(architecture).save_pretrained(tmp_path)
-    change_json(tmp_path / "config.json", **FORMER[former])
-    kind = transformers.AutoModelForSequenceClassification
-    if former == "entities":
-        kind = transformers.AutoModelForTokenClassification
+    kind, settings = FORMER[former]
+    change_json(tmp_path / "config.json", **settings)
     classifier = kind.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
     classifier.save_pretrained(tmp_path)
     tiny.wordpiece().save_pretrained(tmp_path)
@@ -144,17 +131,13 @@ def test_a_span_head_has_two_outputs_whatever_the_former_head_had(architecture, 
     assert all(torch.equal(exported.get_parameter(name), weight) for name, weight in model.named_parameters())
 
 
-DECODER = tiny_models.COMMON | {"num_key_value_heads": 1, "head_dim": 8}
-DECODERS = ("llama", "qwen2", "qwen3", "nemotron", "mistral", "gpt2", "opt")
-
-
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "nemotron", "mistral", "gpt2", "opt"])
 @pytest.mark.parametrize("published", [True, False])
 def test_base_weights_of_a_decoder_load_and_are_exported_under_its_own_names(kind, published, tmp_path):
     """Those of the causal model, which has another prefix than the question-answering class, or of the bare one."""
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64} if kind == "gpt2" else DECODER
+    config = transformers.AutoConfig.for_model(kind, **tiny_models.COMMON, num_key_value_heads=1, head_dim=8)
     torch.manual_seed(0)
-    base = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **sizes))
+    base = transformers.AutoModelForCausalLM.from_config(config)
     (base if published else base.base_model).save_pretrained(tmp_path / "base")
     model = load(tmp_path / "base", mapped=published).model
     expected = dict(base.base_model.named_parameters())
@@ -167,19 +150,15 @@ def test_base_weights_of_a_decoder_load_and_are_exported_under_its_own_names(kin
     assert all(torch.equal(again.get_parameter(name), weight) for name, weight in model.named_parameters())
 
 
-def test_outputs_that_a_config_asks_for_are_left_out_and_a_model_that_refuses_embeddings_is_refused(
-    tmp_path, monkeypatch
-):
+def test_outputs_of_a_config_are_left_out_and_a_model_that_takes_no_embeddings_is_refused(tmp_path, monkeypatch):
     """transformers refuses the first output at the export, after the training."""
     tiny_models.model("bert").save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", output_attentions=True, output_hidden_states=True)
     load(tmp_path).model.save_pretrained(tmp_path / "exported")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "exported")
     assert (config.output_attentions, config.output_hidden_states) == (False, False)
-    forward = bert.BertForQuestionAnswering.forward
-    monkeypatch.setattr(
-        bert.BertForQuestionAnswering, "forward", lambda self, input_ids, **rest: forward(self, input_ids, **rest)
-    )
+    kind, forward = BertForQuestionAnswering, BertForQuestionAnswering.forward
+    monkeypatch.setattr(kind, "forward", lambda self, input_ids, **rest: forward(self, input_ids, **rest))
     assert "cannot be run on inputs_embeds" in refused(load, tmp_path)
 
 
@@ -197,52 +176,35 @@ def test_a_model_with_flash_attention_is_tried_without_it(monkeypatch):
     """It loads on a CPU, which has no FlashAttention."""
     model = tiny_models.model("bert", 0.0)
     model.config._attn_implementation = "flash_attention_2"
-    asked = []
-
-    def choose(name: str) -> None:
-        asked.append(name)
-        model.config._attn_implementation = name
-
+    choose = mock.Mock(side_effect=lambda name: setattr(model.config, "_attn_implementation", name))
     monkeypatch.setattr(model, "set_attn_implementation", choose)
     loading.check_takes_embeddings(model, "model.name bert")
-    assert asked == ["eager", "flash_attention_2"]
+    assert choose.mock_calls == [mock.call("eager"), mock.call("flash_attention_2")]
 
 
-Weights = dict[str, Tensor]
-
-
-def write(folder: Path, architecture: str, change: Callable[[Weights], Weights] = dict, **settings) -> Weights:
+def write(folder, architecture: str, change=dict, **settings) -> dict:
     """Saves a model with changed weights and config; returns the weights."""
     tiny_models.model(architecture).save_pretrained(folder)
     weights = change(load_file(folder / "model.safetensors"))
-    save_file(
-        {name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
+    copies = {name: value.contiguous() for name, value in weights.items()}
+    save_file(copies, folder / "model.safetensors", {"format": "pt"})
     change_json(folder / "config.json", **settings)
     return weights
 
 
-def without(pattern: str) -> Callable[[Weights], Weights]:
+def without(pattern: str):
     return lambda weights: {name: value for name, value in weights.items() if not re.search(pattern, name)}
 
 
-def renamed(prefix: str) -> Callable[[Weights], Weights]:
-    return lambda weights: {prefix + name: value for name, value in weights.items()}
-
-
-def put(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
-    return lambda weights: weights | {name: change(weights[name])}
-
-
-QUERY = "bert.encoder.layer.0.attention.self.query.weight"
+QUERY, BIAS = "bert.encoder.layer.0.attention.self.query.weight", "qa_outputs.bias"
 FAULTS = {
-    "another prefix": ("bert", renamed("student."), {}, r"lack 37 weights .*first bert\."),
+    "another prefix": ("bert", lambda w: {f"other.{name}": w[name] for name in w}, {}, r"lack 37 weights .*first bert"),
     "more layers": ("bert", dict, {"num_hidden_layers": 3}, r"lack 16 weights .*first bert\.encoder\.la"),
     "no embeddings of T5": ("t5", without("shared|embed_tokens|lm_head"), {}, "that its config.json asks for"),
     "no decoder": ("bart", without("decoder"), {}, r"lack \d+ weights .*first model\.decoder\.embed_positions"),
     "another width": ("bert", dict, {"intermediate_size": 48}, r"lack 6 weights in the shapes that .*intermediate"),
-    "NaN": ("bert", put(QUERY, lambda w: w * torch.nan), {}, "computes NaN or infinity"),
-    "infinity": ("albert", put("qa_outputs.bias", lambda b: b - torch.inf), {}, "computes NaN or infinity"),
+    "NaN": ("bert", lambda w: w | {QUERY: w[QUERY] * torch.nan}, {}, "computes NaN or infinity"),
+    "infinity": ("albert", lambda w: w | {BIAS: w[BIAS] - torch.inf}, {}, "computes NaN or infinity"),
 }
 
 
@@ -288,7 +250,7 @@ def test_only_the_head_may_be_new(architecture, tmp_path):
     assert "has no weights for" in refused(load_saved, str(tmp_path))  # no head to answer with
 
 
-@pytest.mark.parametrize("kind", [BertForPreTraining, ElectraForPreTraining])
+@pytest.mark.parametrize("kind", [transformers.BertForPreTraining, transformers.ElectraForPreTraining])
 def test_published_checkpoints_of_other_heads_load(kind, tmp_path):
     """Like bert-base-uncased: with unused heads, pooler and position ids, and with TensorFlow's names."""
     architecture = kind.config_class.model_type
@@ -296,10 +258,8 @@ def test_published_checkpoints_of_other_heads_load(kind, tmp_path):
     published = kind(tiny_models.config(architecture))
     published.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    legacy = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
-        for name, value in weights.items()
-    }
+    legacy = {re.sub("LayerNorm.weight$", "LayerNorm.gamma", name): value for name, value in weights.items()}
+    legacy = {re.sub("LayerNorm.bias$", "LayerNorm.beta", name): value for name, value in legacy.items()}
     legacy[f"{architecture}.embeddings.position_ids"] = torch.arange(64)[None]
     save_file(legacy, tmp_path / "model.safetensors", {"format": "pt"})
     for mapped in (False, True):

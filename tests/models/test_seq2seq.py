@@ -38,33 +38,22 @@ def test_answers_are_transformers_beam_search_and_are_scored_from_ids(architectu
     with torch.no_grad():
         answers, log_probability = qa.predict(batch)
         for row, length in enumerate((12, 7, 9)):
-            expected = plain.generate(
-                batch.input_ids[row : row + 1, :length], num_beams=beams, max_new_tokens=6, do_sample=False
-            )[0, 1:]
+            ids = batch.input_ids[row : row + 1, :length]
+            expected = plain.generate(ids, num_beams=beams, max_new_tokens=6, do_sample=False)[0, 1:]
             kept = answers[row][answers[row] != IGNORED]
             assert kept.tolist() == expected[: len(kept)].tolist()
             assert set(expected[len(kept) :].tolist()) <= {plain.config.pad_token_id}
-            logits = plain(
-                input_ids=batch.input_ids[row : row + 1, :length],
-                decoder_input_ids=torch.cat([torch.tensor([plain.config.decoder_start_token_id]), kept[:-1]])[None],
-            ).logits[0]
+            begun = torch.tensor([[plain.config.decoder_start_token_id, *kept[:-1]]])
+            logits = plain(input_ids=ids, decoder_input_ids=begun).logits[0]
             by_hand = logits.log_softmax(-1).gather(1, kept[:, None]).mean()
             torch.testing.assert_close(log_probability[row], by_hand)
-
-
-FROM_A_SUMMARISER = {
-    "min_length": 6,
-    "no_repeat_ngram_size": 1,
-    "forced_bos_token_id": 7,
-    "length_penalty": 2.0,
-    "repetition_penalty": 3.0,
-}
 
 
 def test_the_models_own_generation_settings_do_not_count(tmp_path):
     """Neither in predictions nor in those of the exported model."""
     batch, answers = tiny_batches.generative(), []
-    for settings in ({}, FROM_A_SUMMARISER):
+    of_a_summariser = {"min_length": 6, "no_repeat_ngram_size": 1, "length_penalty": 2.0, "repetition_penalty": 3.0}
+    for settings in ({}, of_a_summariser | {"forced_bos_token_id": 7}):
         plain = tiny_models.model("bart", seed=3).eval()
         plain.generation_config.update(**settings)
         qa = GenerativeQA(plain, beams=2, max_answer_tokens=8)
@@ -101,9 +90,7 @@ def test_a_model_that_cannot_shift_targets_is_refused():
 
 def test_answers_are_generated_from_the_token_that_targets_begin_with():
     """mBART begins a target with the token that it ends with: with </s> (mbart-large-50), or a language's (cc25)."""
-    config = transformers.MBartConfig(
-        **tiny_models.BART | {"forced_eos_token_id": None, "decoder_start_token_id": None}
-    )
+    config = transformers.MBartConfig(**tiny_models.BART | {"decoder_start_token_id": None})
     end, language = config.eos_token_id, 7
     qa = GenerativeQA(transformers.MBartForConditionalGeneration(config))
     assert qa.generation.decoder_start_token_id == end

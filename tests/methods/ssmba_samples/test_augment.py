@@ -1,9 +1,4 @@
-"""Samples of questions: what is drawn from which models, windows, seeds, counts, and paragraphs that readers take; and
-`swep-ds augment`: one file whatever the ranks and the stops.
-
-The masked language model is mostly a table of logits by input token: its predictions do not depend on the rounding of a
-batch.
-"""
+"""Samples of questions: draws, windows, seeds, counts; the file of `swep-ds augment` whatever the ranks and stops."""
 
 import json
 import shutil
@@ -45,7 +40,7 @@ EXAMPLES = [
 
 
 class Table(torch.nn.Module):
-    """Logits [N, T, V]: the rows of a table that the input ids name."""
+    """Logits [N, T, V]: the rows of a table that the input ids name, whatever the rounding of a batch."""
 
     def __init__(self, table: torch.Tensor):
         super().__init__()
@@ -65,9 +60,6 @@ def models(tmp_path_factory) -> dict[str, str]:
     return {kind: tiny_masked_lm.save(folder / kind, make()) for kind, make in tiny.TOKENIZERS.items()}
 
 
-# Models
-
-
 def test_models_without_the_head_a_mask_token_or_a_folder_are_refused(models, tmp_path):
     def refused(name: str) -> str:
         message = bad_input.refused(Reconstructor, name, AugmentSettings(), CPU)
@@ -79,7 +71,6 @@ def test_models_without_the_head_a_mask_token_or_a_folder_are_refused(models, tm
     for name in (str(tmp_path), "quickstart:encoder"):
         assert "has no weights for cls.predictions" in refused(name)
         assert "it is without a trained masked-language-model head: name a model with one" in refused(name)
-    assert "no tokenizer to load there" in refused("nowhere")
     tokenizer = tiny.wordpiece.__wrapped__()
     tokenizer.mask_token = None
     shutil.copytree(models["wordpiece"], tmp_path / "maskless")
@@ -94,8 +85,7 @@ CONFIGS["mobilebert"] = MobileBertConfig(**tiny_models.COMMON | SMALL)
 
 @pytest.mark.parametrize("architecture", ["table", *CONFIGS])
 def test_draws_invert_the_softmax_over_the_candidates(architecture, monkeypatch):
-    """Against NumPy, with logits of all places; a draw is the number of candidates whose cumulated probability u has
-    passed."""
+    """A draw is the number of candidates whose cumulated probability u has passed."""
     monkeypatch.setattr(module, "PLACES_AT_A_TIME", 7)
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
@@ -123,9 +113,6 @@ def test_draws_invert_the_softmax_over_the_candidates(architecture, monkeypatch)
         assert not {1, 5} & set(drawn[:40].tolist())
 
 
-# Samples
-
-
 def reconstructor(models, kind: str = "wordpiece", table: torch.Tensor | None = None, **settings) -> Reconstructor:
     made = Reconstructor(models[kind], AugmentSettings(**settings), CPU)
     if table is None:
@@ -145,7 +132,6 @@ def read(articles: list[dict], tmp_path) -> list[Example]:
 def test_samples_of_all_kinds_of_tokenizers(models, kind, protect, tmp_path):
     made = reconstructor(models, kind, protect_answer=protect)
     articles, counts = made(EXAMPLES)
-    assert [article["title"] for article in articles] == ["first", "second", "third"]
     samples = read(articles, tmp_path)  # an answer that were not at its offset would be refused
     originals = {example.id: example for example in EXAMPLES}
     for sample in samples:
@@ -234,24 +220,19 @@ def test_a_sample_depends_only_on_seed_question_and_number(models):
     assert not any(other[name] == whole[name] for name in set(other) & set(whole) if name[0] in "abcd")
 
 
-# The command
-
 AUGMENT = ROOT / "scripts" / "augment.py"
 QUESTIONS = 96  # 3 chunks
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("samples", "0", "--samples: 0 must be at least 1"),
-        ("share", "1.01", "--share 1.01: must be above 0"),
-        ("data", "nowhere.json", "data source 'nowhere.json': no such file"),
-    ],
-)
-def test_a_mistake_in_an_option_is_one_line(monkeypatch, option, value, said):
-    given = ["--data", "d", "--model", "m", "--output", "o.json", f"--{option}", value]
-    monkeypatch.setattr(sys, "argv", ["augment.py", *given])
-    assert said in bad_input.refused(command.augment)
+def test_a_mistake_in_an_option_is_one_line(monkeypatch):
+    for option, said in (
+        ("--samples=0", "--samples: 0 must be at least 1"),
+        ("--share=1.01", "--share 1.01: must be above 0"),
+        ("--data=nowhere.json", "data source 'nowhere.json': no such file"),
+    ):
+        given = ["--data", "d", "--model", "m", "--output", "o.json", option]
+        monkeypatch.setattr(sys, "argv", ["augment.py", *given])
+        assert said in bad_input.refused(command.augment)
 
 
 @pytest.mark.parametrize(("choice", "spans"), [("first", [(0, 3), (4, 7)]), ("drop", [(4, 7)])])
@@ -267,8 +248,8 @@ def test_repeated_answers_are_settled_and_counted(tmp_path, capsys, choice, span
 def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(squad(5)))
     with process_group():
-        said = bad_input.refused(augment, str(tmp_path / "train.json"), "./no", tmp_path / "o", AugmentSettings())
-    assert "--model ./no: " in said
+        said = bad_input.refused(augment, str(tmp_path / "train.json"), "nowhere", tmp_path / "o", AugmentSettings())
+    assert said.startswith("--model nowhere: no tokenizer to load there")
     assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
 
 
