@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from contextlib import redirect_stdout, suppress
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from unittest import mock
 
@@ -17,21 +17,12 @@ from swep_ds.__main__ import COMMANDS as COMMAND_NAMES
 from swep_ds.__main__ import main
 from swep_ds.common.files import ds_config_path
 from swep_ds.methods import METHODS
-from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.recipe import RECIPES, Recipe
+from swep_ds.sweeps.sweep import SWEEPS
 from tests.support.fork_server import ROOT, run_script
 
-RECIPES, SWEEPS = ROOT / "swep_ds" / "recipes", ROOT / "swep_ds" / "sweeps"
-FOLDERS = (
-    ".",
-    "docs",
-    "docs/measurements",
-    "ds_configs",
-    "swep_ds/data/quickstart/encoder",
-    "swep_ds/data/quickstart/t5",
-)
-PAGES = {
-    str(file.relative_to(ROOT)): file.read_text() for folder in FOLDERS for file in sorted((ROOT / folder).glob("*.md"))
-}
+FOUND = ("*.md", "docs/*.md", "docs/measurements/*.md", "ds_configs/*.md", "swep_ds/data/quickstart/*/*.md")
+PAGES = {str(file.relative_to(ROOT)): file.read_text() for at in FOUND for file in sorted(ROOT.glob(at))}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PATH = re.compile(r"`((?:swep_ds|kernels|scripts|tests|docs|ds_configs|requirements)/[\w./-]*\w)`")
 LINK = re.compile(r"\[[^][]*\]\(([^()\s]+)\)")
@@ -48,22 +39,15 @@ def commands(text: str) -> list[str]:
 COMMANDS = [(page, command) for page, text in PAGES.items() for command in commands(text)]
 
 
-SCRIPTS = {"convert": "convert_pairs", "submit": "slurm/submit"}  # where a script has another name than its command
-
-
 @functools.cache
 def options(command: str, *words: str) -> set[str]:
-    """The options of a script, or of a command `swep-ds NAME` that has no script."""
+    """The options of a script, or of a command `swep-ds NAME`."""
     if not command.startswith("swep-ds "):
         return set(re.findall(r"--[a-z]\w*", run_script(ROOT / command, *words, "--help").stdout))
     argv = mock.patch.object(sys, "argv", [*command.split(), *words, "--help"])
     with argv, redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
         main()
     return set(re.findall(r"--[a-z]\w*", printed.getvalue()))
-
-
-def split(words: list[str], at: str) -> tuple[list[str], list[str]]:
-    return (words[: words.index(at)], words[words.index(at) + 1 :]) if at in words else (words, [])
 
 
 @pytest.fixture(scope="module")
@@ -86,30 +70,30 @@ def test_command(page, command, pages_files, monkeypatch):
         return
     if words[0] == "swep-ds":
         assert words[1] in COMMAND_NAMES
-        script = f"scripts/{SCRIPTS.get(words[1], words[1])}.py"
-        script = script if (ROOT / script).is_file() else f"swep-ds {words[1]}"
-        mine, behind = split(words[2:], "--")
+        script, words = f"swep-ds {words[1]}", words[2:]
     else:
         script = next(word for word in words if word.startswith("scripts/"))
         assert (ROOT / script).is_file()
-        mine, behind = split(words[words.index(script) + 1 :], "--")
-    if script.endswith("submit.py") and mine:
+        words = words[words.index(script) + 1 :]
+    mine = list(takewhile("--".__ne__, words))
+    if script.endswith(("submit", "submit.py")) and mine:
         assert mine[0] in ("train", "sweep")
-        check(f"scripts/{mine[0]}.py", behind)
+        check(f"swep-ds {mine[0]}", words[len(mine) + 1 :])
     if not script.endswith(".sh"):
         check(script, mine)
 
 
 def check(script: str, words: list[str]) -> None:
     """Whether a script takes these options, and its recipe, fields, ds_config and sweep are there."""
-    sub = words[:1] if script in ("scripts/analyze.py", "scripts/slurm/submit.py") else []
+    name = Path(script.removeprefix("swep-ds ")).stem
+    sub = words[:1] if name in ("analyze", "submit") else []
     given = {word.partition("=")[0] for word in words if re.match("--[a-z]", word)}
     assert given <= options(script, *sub)
     values = {name: [b for a, b in pairwise(words) if a == name] for name in words}
     assert all((ROOT / path).is_file() or ds_config_path(path) for path in values.get("--ds_config", []))
-    if script in ("scripts/train.py", "scripts/bench_training.py", "swep-ds plan", "swep-ds preflight"):
+    if name in ("train", "bench_training", "plan", "preflight"):
         Recipe.load(*values.get("--recipe", ["quickstart"]), values.get("--set", []))
-    if script == "scripts/sweep.py" and not words[0].endswith(".yaml"):
+    if name == "sweep" and not words[0].endswith(".yaml"):
         assert (SWEEPS / f"{words[0]}.yaml").is_file()
 
 
@@ -130,7 +114,7 @@ def test_links_and_paths_lead_somewhere_and_nothing_is_left_to_fill_in(page):
 
 def test_the_pages_are_found_are_short_and_are_in_the_index():
     assert len(COMMANDS) > 50
-    assert {"README.md", "docs/README.md", "docs/protocol.md", "ds_configs/README.md"} <= PAGES.keys()
+    assert {"README.md", "docs/measurements/README.md", "ds_configs/README.md"} <= PAGES.keys()
     assert len(PAGES["README.md"].splitlines()) <= 120
     assert sum(len(text.splitlines()) for page, text in PAGES.items() if re.match(r"docs/\w+\.md", page)) <= 2000
     linked = LINK.findall(PAGES["docs/README.md"])
@@ -148,8 +132,7 @@ def test_the_readmes_code_does_not_scroll_sideways_and_it_shows_the_report():
 
 
 def test_ci_runs_the_readmes_two_commands_in_their_order():
-    ci = Path(ROOT, ".ci", "run").read_text()
-    for text in (PAGES["README.md"], ci):
+    for text in (PAGES["README.md"], (ROOT / ".ci" / "run").read_text()):
         assert re.search(r"make quickstart\b.*make test\b", text, re.DOTALL)
 
 
@@ -165,14 +148,11 @@ def test_the_messages_of_the_trouble_page_are_those_of_the_code():
     assert [message for message in messages if message not in "\n".join(texts)] == []
 
 
-@pytest.mark.parametrize(
-    ("page", "names"),
-    [
+def test_everything_that_is_shipped_is_listed():
+    for page, names in (
         ("docs/recipes.md", [path.stem for path in RECIPES.glob("*.yaml")]),
         ("docs/sweeps.md", [path.stem for path in SWEEPS.glob("*.yaml")]),
-        ("docs/methods.md", list(METHODS)),
+        ("docs/methods.md", METHODS),
         ("ds_configs/README.md", [path.name for path in (ROOT / "ds_configs").glob("*.json")]),
-    ],
-)
-def test_everything_that_is_shipped_is_listed(page, names):
-    assert [name for name in names if f"`{name}`" not in PAGES[page]] == []
+    ):
+        assert [name for name in names if f"`{name}`" not in PAGES[page]] == []

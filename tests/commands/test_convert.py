@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,21 +15,20 @@ from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings
 from tests.support import bad_input, tiny
 
-WORDS = " ".join(tiny.SENTENCES).split()
+texts = st.lists(st.sampled_from(" ".join(tiny.SENTENCES).split()), min_size=1, max_size=25)
 
 
 def features(example: Example, cache: Path) -> dict:
-    """The only training window of an example."""
     sizes = WindowSettings(200, 100, 64)
     [window] = build_features([example], tiny.wordpiece(), sizes, training=True, cache_dir=cache).dataset
     return window
 
 
-def line(example: Example, cache: Path, width: int = 250) -> str:
+def line(example: Example, cache: Path) -> str:
     """A line as Info-HCVAE writes it: ids, mask, token types, all padded, then the answer's first and last position."""
     window = features(example, cache)
     columns = [window["input_ids"], [1] * window["length"], window["token_type_ids"]]
-    padded = [" ".join(map(str, column + [0] * (width - len(column)))) for column in columns]
+    padded = [" ".join(map(str, column + [0] * (250 - len(column)))) for column in columns]
     return "\t".join([*padded, str(window["start_position"]), str(window["end_position"])]) + "\n"
 
 
@@ -40,9 +38,6 @@ def convert(folder: Path, content: str, tokenizer=tiny.wordpiece) -> tuple[list[
     output.unlink(missing_ok=True)
     counts = convert_pairs(source, output, tokenizer)
     return read_examples(str(output), training=True), dict(counts)
-
-
-texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=25)
 
 
 @settings(max_examples=20)
@@ -66,8 +61,7 @@ def test_features_without_an_answer_in_the_context_are_dropped_and_counted(tmp_p
     last = features(example, tmp_path)["length"] - 1
     lines = ["\t".join([good[0], str(a), str(b)]) for a, b in [(good[1], good[2]), (0, 0), (last, last), (9, 8)]]
     examples, counts = convert(tmp_path, "\n".join(lines) + "\n")
-    assert [example.id for example in examples] == ["pairs-1"]
-    assert examples[0].answers == ("1204",)
+    assert [(example.id, example.answers) for example in examples] == [("pairs-1", ("1204",))]
     assert counts == {"written": 1, "answer not in the context": 3}
 
 
@@ -89,24 +83,20 @@ def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_pa
     assert (second.id, second.answers, second.span) == ("pairs-2", ("(b.c)",), (2, 7))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_bad_files_and_a_wrong_tokenizer_are_named_and_nothing_is_overwritten(tmp_path):
+    source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
+    for content, message in (
         ("", "holds no pair"),
         ('{"context": "A cat.", "question": "What?"}', "line 1 is not a generated pair (KeyError: 'answer')"),
         ('{"context": "A cat."', "line 1 is not a generated pair (Expecting"),
         ("2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\n", "line 1 is not a generated pair (IndexError"),
         ("2 5 9999 3 6 3\t\t\t4\t4\n", "token id 9999, and the tokenizer has"),
-    ],
-    ids=lambda value: str(value[:40]),
-)
-def test_bad_files_and_a_wrong_tokenizer_are_named_and_nothing_is_overwritten(tmp_path, content, message):
-    source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
-    said = bad_input.refused(convert, tmp_path, content)
-    assert f"{source}: " in said
-    assert message in said
+    ):
+        said = bad_input.refused(convert, tmp_path, content)
+        assert f"{source}: " in said
+        assert message in said
     of_ids = "2 5 3 6 3\t1 1 1 1 1\t0 0 0 1 1\t3\t3\n"
     assert "has no WordPiece vocabulary" in bad_input.refused(convert, tmp_path, of_ids, tiny.byte_bpe)
     assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
-    output.write_text("")
+    output.touch()
     assert "pairs.jsonl: exists already" in bad_input.refused(convert_pairs, source, output, tiny.wordpiece)

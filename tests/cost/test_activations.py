@@ -31,8 +31,7 @@ def windows(architecture: str):
 
 def count(architecture: str, method: str = "mle", model=None, on_gpu=False, answer=None, **settings) -> Activations:
     module = objective(architecture, method, "meta", **(model or {}))
-    batch = windows(architecture)
-    return count_activations(module, batch, TrainSection(**settings), on_gpu=on_gpu, answer=answer)
+    return count_activations(module, windows(architecture), TrainSection(**settings), on_gpu=on_gpu, answer=answer)
 
 
 def really_saved(module: Objective, batch) -> int:
@@ -57,9 +56,8 @@ def test_one_pass_is_what_real_tensors_take(architecture):
 
 
 def test_split_holds_one_pass_and_joint_both():
-    real = really_saved(objective("bert", "swep"), windows("bert"))
     joint = count("bert", "swep", execution="joint").plain
-    assert joint == pytest.approx(real, rel=0.01)
+    assert joint == pytest.approx(really_saved(objective("bert", "swep"), windows("bert")), rel=0.01)
     assert 0.45 * joint < count("bert", "swep", execution="split").plain < 0.6 * joint
 
 
@@ -74,9 +72,8 @@ def test_half_precision_takes_half_and_fused_attention_keeps_no_probabilities():
     wide = {"hidden_size": 128, "intermediate_size": 512}
     full, half = (count("bert", model=wide, precision=precision).plain for precision in ("fp32", "bf16"))
     assert 0.5 * full < half < 0.65 * full  # dropout's masks and the loss stay
-    heads, layers = 2, 2
     less = count("bert").plain - count("bert", on_gpu=True).plain
-    assert less > layers * N * heads * T * T * 4  # the probabilities themselves, beside what dropout keeps
+    assert less > 2 * N * 2 * T * T * 4  # of 2 layers and 2 heads: the probabilities, beside what dropout keeps
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "t5"])
@@ -104,8 +101,7 @@ def test_an_answer_keeps_what_generation_really_caches(architecture):
     batch = tiny_batches.generative((40,))
     model = tiny_models.model(architecture)
     generation = {"num_beams": 4, "max_new_tokens": 6, "min_new_tokens": 6, "return_dict_in_generate": True}
-    output = model.generate(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **generation)
-    cache = output.past_key_values
+    cache = model.generate(batch.input_ids, attention_mask=batch.attention_mask, **generation).past_key_values
     layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
     kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
     assert 4 * count(architecture, answer=(40, 6)).answer == kept

@@ -90,19 +90,16 @@ def test_a_sample_of_updates_stands_for_the_epoch_and_memory_is_that_of_its_larg
     assert np.mean(sizes) == pytest.approx(tenths.mean(), rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch):
+    for arguments, message in (
         (["--json", "no/such/file.json"], "--json no/such/file.json: there is no folder no/such: make it first"),
         (["--updates", "1"], "--updates: 1 must be at least 2"),
         (["--methods", "mle", "ssmba"], "--methods ssmba: ssmba's update is mle's: measure mle"),
         (["--methods", "mle", "swap"], "'swap' is not a method; did you mean 'swep'?"),
         (["--profile", "--methods", "published"], "published: it has no engine: leave --profile and --op"),
-    ],
-)
-def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch, arguments, message):
-    monkeypatch.setattr(sys, "argv", ["bench_training.py", *arguments])
-    assert message in refused(runpy.run_path(str(BENCH))["bench"])
+    ):
+        monkeypatch.setattr(sys, "argv", ["bench_training.py", *arguments])
+        assert message in refused(runpy.run_path(str(BENCH))["bench"])
 
 
 def test_loss_and_gradient_of_the_published_procedure_are_those_of_its_formulas():

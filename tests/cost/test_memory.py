@@ -13,9 +13,7 @@ SHAPES = [(100, 10), (10, 10), (10,)]  # 1110 parameters
 N, LARGEST, BUCKET = 1110, 1000, 500
 
 
-def states(
-    stage: int, precision: str = "fp32", world_size: int = 2, offload: str = "", averaged: int = 0, **train
-) -> States:
+def states(stage: int, precision="fp32", world_size: int = 2, offload="", averaged: int = 0, **train) -> States:
     zero = {"stage": stage, "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 0}
     if offload:
         zero["offload_optimizer"] = {"device": offload, "nvme_path": "/tmp"}

@@ -29,9 +29,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("place")
-    prepare(folder)
-    return folder
+    return prepare(tmp_path_factory.mktemp("place")).parent
 
 
 def test_files_are_told_apart_by_names_sizes_heads_and_tails(tmp_path):
@@ -75,11 +73,9 @@ def test_who_sees_something_else_or_what_is_wrong_is_named():
 
     def disagreements(**changes: dict[int, str]) -> list[str]:
         """Of 1,024 ranks; `changes` are subject -> (rank -> what it sees)."""
-        reports = [{"torch": "2.13.0", "data": "1 file(s)"} for _ in hosts]
-        for subject, values in changes.items():
-            for rank, value in values.items():
-                reports[rank][subject] = value
-        return preflight.disagreements(hosts, reports)
+        usual = {"torch": "2.13.0", "data": "1 file(s)"}
+        seen = [{name: changes.get(name, {}).get(rank, usual[name]) for name in usual} for rank in range(1024)]
+        return preflight.disagreements(hosts, seen)
 
     assert disagreements() == []
     assert disagreements(torch=dict.fromkeys(range(56, 64), "2.12.0"), data={3: "missing", 9: "2 file(s)"}) == [
@@ -105,6 +101,7 @@ def test_a_start_that_would_be_refused_fails_the_preflight_and_all_well_leaves_n
     weights = shutil.copytree(place / "model", tmp_path / "cut") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     cut = Recipe.make(recipe, model={"name": str(weights.parent)})
+    output = tmp_path / "runs" / "new"
     with process_group():
         for changed, given, folder, said in (
             (recipe, str(contradictory), "new", r"other\.json: gradient_clipping = 7, but the recipe's"),
@@ -112,9 +109,7 @@ def test_a_start_that_would_be_refused_fails_the_preflight_and_all_well_leaves_n
             (cut, config, "new", r"its model\.safetensors is damaged"),
         ):
             assert re.search(said, refused(preflight.preflight, changed, given, tmp_path / folder))
-    assert "all ranks see the same" not in capfd.readouterr().out
-    output = tmp_path / "runs" / "new"
-    with process_group():
+        assert "all ranks see the same" not in capfd.readouterr().out
         preflight.preflight(recipe, config, output)
     said = capfd.readouterr().out
     assert said.endswith("one rank: no collective to time\npreflight: all ranks see the same\n")

@@ -3,16 +3,17 @@
 import runpy
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support.bad_input import refused
-from tests.support.fork_server import ROOT, run_script
+from tests.support.fork_server import ROOT
 from tests.support.sweep_files import finish, write
 
 SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
-RUN = ["--ds_config", "zero2"]
+RUN, CPU = ["--ds_config", "zero2"], ["--cpu_ranks_per_node", "1"]
 
 
 @pytest.fixture
@@ -91,12 +92,10 @@ def test_the_documents_commands_are_submitted(submit, tmp_path):
         assert "sbatch" in command(submit(*shlex.split(before)[2:], "--dry_run", "--", *shlex.split(after)))
 
 
-CPU = ["--cpu_ranks_per_node", "1"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_bad_options_are_refused_before_the_job_is_queued(submit, tmp_path):
+    (tmp_path / "cut.json").write_text("{")
+    (tmp_path / "other.json").write_text('{"gradient_clipping": 7}')
+    for words, said in (
         (["train", *CPU], "put the options of `swep-ds train` after `--`"),
         (["train", *CPU, "--recipe", "quickstart"], "unrecognized arguments: --recipe"),
         (["train", *CPU, "--parallel", "2", "--", *RUN], "--parallel is for sweeps"),
@@ -104,78 +103,46 @@ CPU = ["--cpu_ranks_per_node", "1"]
         (["train", *CPU, "--", *RUN, "--ranks", "8"], "--ranks: srun starts the ranks: leave it out"),
         (["train", *CPU, "--", *RUN, "--plan", "8x80"], "--plan: trains nothing: run it without submit"),
         (["train", *CPU, "--sbatch=account=lab", "--", *RUN], "--sbatch=account=lab: is not an option"),
-        *(
-            (["train", *CPU, f"--sbatch={option}", "--", *RUN], f"--sbatch={option}: give the number of ranks by --no")
-            for option in ("--nodes=3", "--ntasks", "-N=3", "-N3", "-n8")
-        ),
         (["train", *CPU, "--", *RUN, "--output_dir", str(ROOT / "docs")], "docs: holds files that belong to no ru"),
         (["train", *CPU, "--", *RUN, "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
         (["sweep", *CPU, "--", "quickstart", "--set", "train.precision=fp16"], "train.precision: fp16 needs a GPU"),
+        (["train", *CPU, "--", "--ds_config", "cut.json"], "cut.json: not JSON"),
+        (["train", *CPU, "--", "--ds_config", "other.json"], "gradient_clipping = 7, but"),
+        (["sweep", *CPU, "--", "quickstart_methods", "--ds_config", "other.json"], "gradient_clipping = 7, but"),
         (["sweep", *CPU, "--", "quickstart_methods", "--jobs", "2"], "leave out --jobs, --ranks, --cell"),
-    ],
-)
-def test_bad_options_are_refused_before_the_job_is_queued(submit, words, said):
-    assert said in refused(submit, *words)
+    ):
+        assert said in refused(submit, *words)
+    for option in ("--nodes=3", "--ntasks", "-N=3", "-n8"):
+        said = refused(submit, "train", *CPU, f"--sbatch={option}", "--", *RUN)
+        assert f"--sbatch={option}: give the number of ranks by --no" in said
+    assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("kind", ["train", "sweep"])
-def test_a_ds_config_is_checked_before_the_job_is_queued(submit, tmp_path, kind):
-    options = ["--ds_config", str(tmp_path / "zero.json"), "--output_dir", str(tmp_path / "new")]
-    sweep = ["quickstart_methods"] if kind == "sweep" else []
-    for content, said in (("{", "zero.json: not JSON"), ('{"gradient_clipping": 7}', "gradient_clipping = 7, but")):
-        (tmp_path / "zero.json").write_text(content)
-        assert said in refused(submit, kind, *CPU, "--dry_run", "--", *sweep, *options)
-    assert not (tmp_path / "new").exists()
+def put_on_path(monkeypatch, folder: Path, sbatch: str) -> None:
+    (folder / "sbatch").write_text(f"#!/bin/sh\n{sbatch}\n")
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
-@pytest.fixture
-def sbatch(tmp_path, monkeypatch):
-    """Puts a command `sbatch` with the given body on PATH."""
-
-    def write(body: str) -> None:
-        file = tmp_path / "bin" / "sbatch"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"#!/bin/sh\n{body}\n")
-        file.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{file.parent}:/usr/bin:/bin")
-
-    return write
-
-
-def test_a_job_knows_nothing_of_the_job_that_submits_it(submit, sbatch, tmp_path, monkeypatch):
-    sbatch(f"env >{tmp_path}/env\necho 7")
-    leaking = ("SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SBATCH_SIGNAL", "PMI_RANK")
-    kept = ("SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME")
-    for name in (*leaking, *kept):
+def test_a_job_knows_nothing_of_the_job_that_submits_it(submit, tmp_path, monkeypatch):
+    put_on_path(monkeypatch, tmp_path, sbatch=f'env >{tmp_path}/env\necho "7;cluster"')
+    leaking = {"SLURM_CPU_BIND", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SBATCH_SIGNAL", "PMI_RANK"}
+    kept = {"SLURM_CONF", "SBATCH_ACCOUNT", "HF_HOME"}
+    for name in leaking | kept:
         monkeypatch.setenv(name, "x")
     for inside in (False, True):
         if inside:
             monkeypatch.setenv("SLURM_JOB_ID", "7")
-        submit("train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run"))
+        said = submit("train", *CPU, "--time", "60", "--", *RUN, "--output_dir", str(tmp_path / "logs" / "run"))
+        assert said == f"job 7, its log is in {tmp_path / 'logs'}\n"
         given = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
-        assert given >= {*kept, "SWEP_DS_ROOT"}
-        assert given & {*leaking, "SLURM_JOB_ID"} == (set() if inside else {*leaking})
+        assert given >= kept | {"SWEP_DS_ROOT"}
+        assert given & (leaking | {"SLURM_JOB_ID"}) == (set() if inside else leaking)
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (None, "sbatch: no such command: submit on a machine of a Slurm cluster"),
-        (
-            "echo sbatch: error: no partition: gpu >&2\nexit 1",
-            "sbatch refused the job: sbatch: error: no partition: gpu",
-        ),
-    ],
-)
-def test_what_sbatch_says_is_passed_on_in_a_line(submit, sbatch, tmp_path, monkeypatch, body, said):
-    if body is None:
-        monkeypatch.setenv("PATH", "")
-    else:
-        sbatch(body)
-    assert refused(submit, "train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run")).startswith(said)
-
-
-def test_the_script_submits(sbatch, tmp_path):
-    sbatch('echo "7;cluster"')
-    words = ["train", *CPU, "--time", "60", "--", *RUN, "--output_dir", str(tmp_path / "logs" / "run")]
-    assert run_script(SUBMIT, *words).stdout == f"job 7, its log is in {tmp_path / 'logs'}\n"
+def test_what_sbatch_says_is_passed_on_in_a_line(submit, tmp_path, monkeypatch):
+    words = ["train", *CPU, "--", *RUN, "--output_dir", str(tmp_path / "run")]
+    monkeypatch.setenv("PATH", "")
+    assert refused(submit, *words).startswith("sbatch: no such command: submit on a machine of a Slurm cluster")
+    put_on_path(monkeypatch, tmp_path, sbatch="echo sbatch: error: no partition: gpu >&2\nexit 1")
+    assert refused(submit, *words).startswith("sbatch refused the job: sbatch: error: no partition: gpu")
