@@ -7,8 +7,10 @@ import resource
 import runpy
 import shlex
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from huggingface_hub import constants
@@ -23,9 +25,7 @@ from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.prepare import resolve_ds_config, training_batches, training_features
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 from tests.support.bad_input import refused
-from tests.support.fork_server import ROOT
-from tests.support.hub import MODEL, stand_in
-from tests.support.ports import free_port
+from tests.support.fork_server import ROOT, free_port
 from tests.support.tiny_run import prepare
 
 T5_11B = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]["t5-11b"]
@@ -190,6 +190,41 @@ def test_a_large_model_takes_little_memory_to_plan_and_its_config_alone(capsys, 
 
 # Models on the hub
 
+MODEL = "google-t5/t5-base"
+# Raffel et al. 2020, Section 2.1 and Table 14: 12 layers on each side, widths 768 and 3072, 12 heads of 64
+T5_BASE = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128}
+T5_BASE |= {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_heads": 12, "num_layers": 12, "decoder_start_token_id": 0}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has the config of T5-base and nothing else."""
+
+    def do_GET(self) -> None:
+        known, there = (self.path.startswith(f"/{MODEL}/{part}") for part in ("", "resolve/main/config.json"))
+        body = json.dumps(T5_BASE).encode() if there else b"{}"
+        self.send_response(200 if there else 404)
+        self.send_header("Content-Length", str(len(body)))
+        if known:
+            self.send_header("X-Repo-Commit", 40 * "a")
+        if there:
+            self.send_header("ETag", f'"{40 * "b"}"')
+        else:
+            self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def hub():
+    """The address of a stand-in for Hugging Face's hub."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
 
 @pytest.fixture
 def online(monkeypatch):
@@ -202,14 +237,13 @@ def online(monkeypatch):
     return at
 
 
-def test_a_plan_of_a_model_on_the_hub_needs_its_config_alone(online, tmp_path, monkeypatch, capsys):
+def test_a_plan_of_a_model_on_the_hub_needs_its_config_alone(hub, online, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     options = ["--recipe", "large_t5", "--output_dir", "runs/large", "--resume", "never"]
     monkeypatch.setattr(sys, "argv", ["train", "--plan", "8x80", *options])
-    with stand_in() as address:
-        online(address)
-        train()
+    online(hub)
+    train()
     said = capsys.readouterr().out
     assert f"swep on {MODEL}: autocast" in said
     assert "parameters: 222,903,552 of the model" in said  # as the published weights have
@@ -218,15 +252,14 @@ def test_a_plan_of_a_model_on_the_hub_needs_its_config_alone(online, tmp_path, m
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-def test_a_hub_that_cannot_be_reached_is_an_error_and_one_that_answers_is_none(online):
+def test_a_hub_that_cannot_be_reached_is_an_error_and_one_that_answers_is_none(hub, online):
     online(address := f"http://127.0.0.1:{free_port()}")
     said = rf"^model\.name {MODEL}: no such file or folder, and the hub {address} cannot be reached"
     with pytest.raises(InputError, match=said):
         check_hub(MODEL, "none.json", f"model.name {MODEL}")
-    with stand_in() as address:
-        online(address)
-        for repository, file in ((MODEL, "config.json"), (MODEL, "none.json"), ("no-one/none", "config.json")):
-            check_hub(repository, file, "model.name")
+    online(hub)
+    for repository, file in ((MODEL, "config.json"), (MODEL, "none.json"), ("no-one/none", "config.json")):
+        check_hub(repository, file, "model.name")
     check_hub("a/path/to/nothing", "config.json", "model.name")  # is no hub id
 
 

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from swep_ds.common.errors import InputError
 from swep_ds.ranks.group import process_group
-from tests.support.fork_server import HANGS, run_script
-from tests.support.ports import free_port
+from tests.support.fork_server import HANGS, free_port, run_script
 
 CASES = ("missing", "alone", "raise")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.ports import free_port
+from tests.support.fork_server import free_port
 
 HOST = socket.gethostname().partition(".")[0]
 NODES = (HOST, f"{HOST}-b")  # rank 0 runs on the first; the others look for it by that name
@@ -35,23 +35,15 @@ SlurmctldPort={port}
 FirstJobId={first_job}
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/munge
-CryptoType=crypto/munge
 AuthInfo=cred_expire=5,socket={folder}/munge/socket
-SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=5,bf_interval=5,sched_min_interval=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-SwitchType=switch/none
 ReturnToService=2
-JobRequeue=1
 KillWait=10
-AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
-JobCompType=jobcomp/none
 SlurmdParameters=config_overrides
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
@@ -82,7 +74,11 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     env = os.environ | {"PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
     for name in ("munge", "state", "log", *(f"spool/{node}" for node in NODES)):
         (folder / name).mkdir(parents=True, mode=0o755)
-    _write_config(folder)
+    line = "NodeName={} NodeHostname={} NodeAddr=127.0.0.1 Port={} CPUs=4 RealMemory=4000"  # so that jobs run together
+    nodes = "\n".join(line.format(node, HOST, free_port()) for node in NODES)
+    # a rank's port is made of the number of its job, and another suite on this machine must not have the same
+    given = {"first_job": free_port(), "port": free_port(), "host": HOST, "names": ",".join(NODES)}
+    (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, nodes=nodes, **given))
     daemons: list[subprocess.Popen] = []
     try:
         daemons.append(_daemon(_munged(folder), folder, env))
@@ -93,16 +89,6 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         yield env
     finally:
         _end(daemons, env)
-
-
-def _write_config(folder: Path) -> None:
-    line = "NodeName={} NodeHostname={} NodeAddr=127.0.0.1 Port={} CPUs=4 RealMemory=4000"  # so that jobs run together
-    nodes = "\n".join(line.format(node, HOST, free_port()) for node in NODES)
-    # a rank's port is made of the number of its job, and another suite on this machine must not have the same
-    text = CONFIG.format(
-        first_job=free_port(), host=HOST, port=free_port(), folder=folder, nodes=nodes, names=",".join(NODES)
-    )
-    (folder / "slurm.conf").write_text(text)
 
 
 def _munged(folder: Path) -> list[str]:

@@ -27,7 +27,7 @@ from swep_ds.methods.ssmba_samples import corruption
 from swep_ds.methods.ssmba_samples.augment import AugmentSettings, Reconstructor, augment, draw, read_answerable
 from swep_ds.methods.ssmba_samples.corruption import splice
 from swep_ds.ranks.group import process_group
-from tests.support import bad_input, tiny, tiny_masked_lm, tiny_models
+from tests.support import bad_input, tiny, tiny_models
 from tests.support.bad_input import error_line
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import squad
@@ -62,7 +62,7 @@ class Table(torch.nn.Module):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("models")
-    return {kind: tiny_masked_lm.save(folder / kind, make()) for kind, make in tiny.TOKENIZERS.items()}
+    return {kind: tiny_models.save_masked_lm(folder / kind, make()) for kind, make in tiny.TOKENIZERS.items()}
 
 
 # Models
@@ -295,7 +295,7 @@ def arguments(folder: Path, output: str, *more: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_file_of_two_ranks_which_is_training_data(tmp_path):
-    tiny_masked_lm.save(tmp_path / "model", tiny.wordpiece())
+    tiny_models.save_masked_lm(tmp_path / "model", tiny.wordpiece())
     (tmp_path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
     run_script(AUGMENT, *arguments(tmp_path, "two.json"), ranks=2)
     (tmp_path / "killed.py").write_text(KILLED)
