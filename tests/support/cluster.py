@@ -79,9 +79,15 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     # a rank's port is made of the number of its job, and another suite on this machine must not have the same
     given = {"first_job": free_port(), "port": free_port(), "host": HOST, "names": ",".join(NODES)}
     (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, nodes=nodes, **given))
+    key = folder / "munge" / "key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o400)
+    files = {"key-file": key, "socket": key.with_name("socket"), "pid-file": key.with_name("pid")}
+    files |= {"seed-file": key.with_name("seed"), "log-file": folder / "log" / "munged.log"}
+    munged = ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items())]
     daemons: list[subprocess.Popen] = []
     try:
-        daemons.append(_daemon(_munged(folder), folder, env))
+        daemons.append(_daemon(munged, folder, env))
         _wait(lambda: (folder / "munge" / "socket").exists(), daemons, folder, "munged")
         daemons.append(_daemon(["slurmctld", "-D", "-f", env["SLURM_CONF"]], folder, env))
         daemons += [_daemon(["slurmd", "-D", "-f", env["SLURM_CONF"], "-N", node], folder, env) for node in NODES]
@@ -89,15 +95,6 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         yield env
     finally:
         _end(daemons, env)
-
-
-def _munged(folder: Path) -> list[str]:
-    key = folder / "munge" / "key"
-    key.write_bytes(secrets.token_bytes(128))
-    key.chmod(0o400)
-    files = {"key-file": key, "socket": key.with_name("socket"), "pid-file": key.with_name("pid")}
-    files |= {"seed-file": key.with_name("seed"), "log-file": folder / "log" / "munged.log"}
-    return ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items())]
 
 
 def _daemon(command: list[str], folder: Path, env: dict[str, str]) -> subprocess.Popen:
@@ -139,14 +136,10 @@ def _end(daemons: list[subprocess.Popen], env: dict[str, str]) -> None:
                 process.kill()
 
 
-def main() -> None:
+if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         try:
             with cluster(Path(folder)) as env:
                 sys.exit(subprocess.run(sys.argv[1:] or [env.get("SHELL", "/bin/sh")], env=env).returncode)
         except CannotStart as reason:
             sys.exit(str(reason))
-
-
-if __name__ == "__main__":
-    main()

@@ -32,7 +32,6 @@ HANGS = 1500  # s; a busy machine may take ten times as long
 # what the server's environment fixes for all processes forked from it
 IMPORTED_WITH = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 FIRST, SIZE, RANGES = 10_000, 200, 50  # below the ports of the package and of outgoing connections
-_locks: list = []  # open files: closing one gives up its range
 
 
 def run_script(
@@ -89,9 +88,8 @@ def free_port() -> int:
 def _ports() -> Iterator[int]:
     for number in range(RANGES):
         with suppress(OSError):  # another process has the range, or another user the file
-            lock = Path(tempfile.gettempdir(), f"swep_ds-tests-ports-{number}.lock").open("w")  # noqa: SIM115
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _locks.append(lock)
+            file = Path(tempfile.gettempdir(), f"swep_ds-tests-ports-{number}.lock")
+            fcntl.flock(os.open(file, os.O_CREAT | os.O_WRONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # is never closed
             first = FIRST + number * SIZE
             return itertools.cycle(range(first, first + SIZE))
     raise OSError(f"all {RANGES} ranges of ports are taken")
@@ -160,7 +158,7 @@ def become(order: dict, rank: int) -> NoReturn:
     os._exit(code)  # shutting the interpreter down takes 2 s
 
 
-def main() -> None:
+if __name__ == "__main__":
     answers = os.dup(1)
     os.dup2(2, 1)  # imports may print
     import swep_ds.pipeline.run  # noqa: F401
@@ -172,7 +170,3 @@ def main() -> None:
     gc.freeze()  # the imported objects need not be scanned, nor copied, in every process
     serve(answers)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

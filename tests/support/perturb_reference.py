@@ -5,11 +5,10 @@ import torch
 
 
 def assert_accurate(results, exact, rough=None, atol=2.0**-20):
-    """Compares tensors with float64: an error is at most twice the error in low precision, plus a margin.
+    """An error is at most twice that of low precision, plus `atol` (16 float32 roundings) times the largest value or 1.
 
-    The error in low precision is the larger one of `rough`, the same computation in PyTorch, if given, and of the exact
-    result rounded once. The margin is `atol` (16 float32 roundings) times the largest value or 1. Entries may be None
-    in all three arguments.
+    The error of low precision is the larger one of `rough`, the same computation in PyTorch, if given, and of the exact
+    result rounded once. Entries may be None in all three arguments.
     """
     for i, (got, want) in enumerate(zip(results, exact, strict=True)):
         if want is None or not want.numel():

@@ -3,15 +3,8 @@
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSeq2SeqLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+import transformers
+from transformers import AutoConfig, PreTrainedModel
 
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
@@ -50,7 +43,7 @@ CONFIGS = {
 }
 
 
-def config(architecture: str, dropout: float = 0.0) -> PretrainedConfig:
+def config(architecture: str, dropout: float = 0.0) -> transformers.PretrainedConfig:
     sizes, drops = CONFIGS[architecture]
     return AutoConfig.for_model(architecture.removesuffix("-v1.1"), **sizes, **dict.fromkeys(drops, dropout))
 
@@ -64,8 +57,8 @@ def model(architecture: str = "bert", dropout: float = 0.0, seed: int = 0, **cha
     torch.manual_seed(seed)
     settings = config(architecture, dropout)
     settings.update(changes)
-    auto_class = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForQuestionAnswering
-    plain = auto_class.from_config(settings)
+    kind = "Seq2SeqLM" if settings.is_encoder_decoder else "QuestionAnswering"
+    plain = getattr(transformers, f"AutoModelFor{kind}").from_config(settings)
     if architecture in UNTIED:  # transformers 5 ties them, unless the weights that it reads differ
         plain.lm_head.weight = torch.nn.Parameter(torch.randn_like(plain.lm_head.weight))
         del plain.all_tied_weights_keys["lm_head.weight"]
@@ -79,11 +72,11 @@ def load(folder: Path | str, **load_kwargs) -> ExtractiveQA | GenerativeQA:
     return kind.load(str(folder), **{"activation_checkpointing": False} | load_kwargs)
 
 
-def save_masked_lm(folder: Path, tokenizer: PreTrainedTokenizerFast) -> str:
+def save_masked_lm(folder: Path, tokenizer: transformers.PreTrainedTokenizerFast) -> str:
     """A BERT that takes 64 tokens; large weights, so that its predictions are far from uniform."""
     torch.manual_seed(0)
     sizes = COMMON | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     masked = AutoConfig.for_model("bert", **sizes, initializer_range=0.5)
-    AutoModelForMaskedLM.from_config(masked).save_pretrained(folder)
+    transformers.AutoModelForMaskedLM.from_config(masked).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
