@@ -4,10 +4,14 @@ import json
 import os
 import re
 import signal
+import socketserver
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,13 +23,45 @@ from swep_ds.sweeps.sweep import read_sweep
 from tests import test_readme
 from tests.support import scripts
 from tests.support.fork_server import ROOT
-from tests.support.stand_in_python import stand_in
 from tests.support.tiny_run import prepare, squad
 
 SCRIPTS = ROOT / "scripts"
 TINY_T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
 TINY_T5 |= {"decoder_start_token_id": 0, "vocab_size": 2000}
 ENV = os.environ | {"REHEARSE": "1", "PYTHON": sys.executable}
+
+
+CLIENT = """#!{python} -ISs
+import json, os, socket, sys
+if sys.argv[1] == "-":
+    os.execv("{python}", ["{python}", "-I", *sys.argv[1:]])
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect("{socket}")
+    server.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
+    code, output = json.loads(server.makefile().readline())
+print(output, end="")
+sys.exit(code)
+"""
+
+
+@contextmanager
+def stand_in(folder: Path, answer: Callable[[list[str]], tuple[int, str]]) -> Iterator[Path]:
+    """A `python3` for shell scripts whose calls a function of this process answers, from the arguments to an exit code
+    and output; what is read from the standard input, as in `python3 - ... <<EOF`, runs in a real interpreter."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.wfile.write(json.dumps(answer(json.loads(self.rfile.readline()))).encode() + b"\n")
+
+    address, python = folder / "socket", folder / "python3"
+    python.write_text(CLIENT.format(python=sys.executable, socket=address))
+    python.chmod(0o755)
+    with socketserver.ThreadingUnixStreamServer(str(address), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield python
+        finally:
+            server.shutdown()
 
 
 def run(command: list[str | Path], **environment: str) -> subprocess.CompletedProcess:

@@ -20,7 +20,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.data.windows import WindowCutter, WindowSettings
 from swep_ds.evaluation.spans import Answer
 from tests.support import tiny, tiny_models
-from tests.support.bad_input import refused
+from tests.support.bad_input import change_json, refused
 from tests.support.finished import write_reading
 from tests.support.tiny_run import prepare
 
@@ -30,20 +30,15 @@ ASKED = [
     ("When was it opened?", LONG),
     ("Who?", "An abbot."),
 ]
-SIZES = WindowSettings(24, 5, 8)
-
-
-def write_sizes(model: Path, null_threshold: float | None = None) -> None:
-    data = {"max_length": 24, "doc_stride": 5, "max_query_length": 8}
-    settings = {"data": data, "eval": {"max_answer_tokens": 4, "n_best": 5}, "null_threshold": null_threshold}
-    (model / "reading.json").write_text(json.dumps(settings))
+SIZES = {"max_length": 24, "doc_stride": 5, "max_query_length": 8}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("answerer")
     prepare(folder)
-    write_sizes(folder / "model")
+    sizes = {"data": SIZES, "eval": {"max_answer_tokens": 4, "n_best": 5}}
+    (folder / "model" / "reading.json").write_text(json.dumps(sizes))
     return str(folder / "model")
 
 
@@ -51,7 +46,7 @@ def model(tmp_path_factory) -> str:
 def by_hand(model: str, question: str, context: str) -> tuple[list[tuple], float]:
     """All allowed spans, best first, as (score, start, end, text), and the null score."""
     qa = AutoModelForQuestionAnswering.from_pretrained(model).eval()
-    cutter = WindowCutter(tiny.wordpiece(), SIZES)
+    cutter = WindowCutter(tiny.wordpiece(), WindowSettings(**SIZES))
     tokens, text = cutter.encode(question).ids[:8], cutter.encode(context)
     spans, nulls = [], []
     for begin, end, own_begin, own_end in cutter.windows(len(tokens), len(text.ids)):
@@ -115,7 +110,7 @@ def test_the_threshold_is_the_models_own_and_it_withholds_what_it_is_not_sure_of
     assert [reply.text for reply in others] == [reply.text for reply in plain if reply.text]
     assert QuestionAnswerer(model)(*ASKED[0])[0].text
     other = shutil.copytree(model, tmp_path / "other")
-    write_sizes(other, null_threshold=-1e6)
+    change_json(other / "reading.json", null_threshold=-1e6)
     assert QuestionAnswerer(other)(*ASKED[0])[0].text == ""
     assert QuestionAnswerer(other, null_threshold=1e6)(*ASKED[0])[0].text
 

@@ -83,12 +83,9 @@ def test_a_decoder_trains_and_answers(tmp_path, monkeypatch):
     tokenizer.save_pretrained(tmp_path / "model")
     file = tmp_path / "train.json"
     file.write_text(json.dumps(squad(12)))
-    recipe = sd.Recipe(
-        model={"name": str(tmp_path / "model")},
-        method=sd.Swep(beta=1e-4),
-        data={"train": str(file), "eval": {"same": str(file)}, "max_length": 96},
-        train={"max_updates": 60, "epochs": 60, "learning_rate": 1e-2, "micro_batch_size": 12, "log_every": 10},
-    )
+    data = {"train": str(file), "eval": {"same": str(file)}, "max_length": 96}
+    train = {"max_updates": 60, "epochs": 60, "learning_rate": 1e-2, "micro_batch_size": 12, "log_every": 10}
+    recipe = sd.Recipe(model={"name": str(tmp_path / "model")}, method=sd.Swep(beta=1e-4), data=data, train=train)
     run = sd.train(recipe, output_dir=tmp_path / "run")
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < 0.7 * lines[0]["loss"]

@@ -146,9 +146,6 @@ class SilentSettings(sd.Settings):
 class Silent(sd.Method):
     settings: SilentSettings
 
-    def passes(self, progress: float):
-        return [sd.Pass("clean", 1.0)]
-
 @sd.reader("silence")
 def read(address):
     return []

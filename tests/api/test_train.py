@@ -22,11 +22,10 @@ from tests.support.bad_input import refused
 from tests.support.fork_server import run_script
 from tests.support.tiny_run import ds_config, prepare
 
-HEAVY = ("torch", "transformers", "deepspeed", "datasets", "pydantic", "numpy", "yaml")
-
 
 def test_importing_imports_nothing_else_and_a_call_that_is_refused_prints_nothing():
-    code = f"import sys, swep_ds as sd; print(*(name for name in {HEAVY} if name in sys.modules))\n"
+    heavy = ("torch", "transformers", "deepspeed", "datasets", "pydantic", "numpy", "yaml")
+    code = f"import sys, swep_ds as sd; print(*(name for name in {heavy} if name in sys.modules))\n"
     code += "try: sd.train('quickstart', metod=sd.Swep(), output_dir='none')\n"
     code += "except sd.InputError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -47,7 +46,7 @@ def test_every_name_can_be_imported():
         assert name in dir(sd)
 
 
-def host() -> dict:
+def host() -> list:
     """What a run could change in its process."""
     masks = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in ("sdpa", "eager")}
     levels = {name: logging.getLogger(name).level for name in ("DeepSpeed", "transformers", "datasets", "")}
@@ -55,11 +54,8 @@ def host() -> dict:
     group, rng = torch.distributed.is_initialized(), torch.get_rng_state().tolist()
     patched = torch.nn.functional.linear, sys.excepthook
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-    return {
-        "env": dict(os.environ),
-        "filters": [*warnings.filters],
-        "rest": (masks, levels, bars, group, rng, patched, handlers, torch.backends.cuda.cudnn_sdp_enabled()),
-    }
+    rest = [masks, levels, bars, group, rng, patched, handlers, torch.backends.cuda.cudnn_sdp_enabled()]
+    return [dict(os.environ), [*warnings.filters], *rest]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ CASES += [("swep", "t5", 1), ("prior_aug", "bart", 1), ("swep", "electra", 2), (
 CASES += [("swep", "modernbert", 1)]
 
 
-def plain_loop(robust, data, accumulation: int) -> list[float]:
+def plain_loop(robust, data, accumulation: int = 1) -> list[float]:
     """AdamW, linear decay and clipping as a run has them; without a method that would be ordinary fine-tuning."""
     optimizer = torch.optim.AdamW(robust.parameter_groups(), lr=RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 - update / UPDATES)
@@ -97,24 +97,12 @@ def test_in_evaluation_it_is_the_bare_model_which_is_not_to_be_trained(caplog):
 
 def test_a_restored_state_continues_exactly():
     data, method = batches("bert"), sd.Swep(kl_target=4000, beta=1e-3, initialisation="default")
-
-    def train(robust, part) -> list[float]:
-        optimizer = torch.optim.SGD(robust.parameters(), lr=1e-4)
-        losses = []
-        for batch in part:
-            loss = robust(**inputs(batch)).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
     first, second = (sd.wrap(tiny_models.model("bert").train(), method, seed=SEED) for _ in range(2))
     start = first.method.state()
-    train(first, data[:2])
+    plain_loop(first, data[:2])
     assert first.method.state() != start
     second.load_state_dict(first.state_dict())
-    assert train(second, data[2:]) == train(first, data[2:])
+    assert plain_loop(second, data[2:]) == plain_loop(first, data[2:])
     other = sd.wrap(tiny_models.model("bert"), sd.Swep(), seed=SEED)
     with pytest.raises(ValueError, match="is longer than argument 1"):
         other.load_state_dict(first.state_dict())
@@ -199,9 +187,8 @@ def test_what_does_not_go_with_a_loop_is_refused():
     robust(**batch)
     assert refused(robust, **batch).startswith("updates 1: all are done: ")
     # a model that treats embeddings otherwise than ids
-    tiny = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    config = PegasusConfig(vocab_size=50, scale_embedding=True, init_std=0.3, **tiny)
-    robust, batch = sd.wrap(PegasusForConditionalGeneration(config), sd.Swep()).train(), tiny_batches.generative()
+    pegasus = PegasusForConditionalGeneration(PegasusConfig(**tiny_models.BART, init_std=0.3))
+    robust, batch = sd.wrap(pegasus, sd.Swep()).train(), tiny_batches.generative()
     said = refused(robust, **inputs(batch))
     assert said.startswith("model: PegasusForConditionalGeneration computes something else")
 

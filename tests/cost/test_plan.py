@@ -7,8 +7,10 @@ import resource
 import runpy
 import shlex
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from huggingface_hub import constants
@@ -22,9 +24,7 @@ from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.prepare import resolve_ds_config, training_batches, training_features
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 from tests.support.bad_input import refused
-from tests.support.fork_server import ROOT
-from tests.support.hub import MODEL, stand_in
-from tests.support.ports import free_port
+from tests.support.fork_server import ROOT, free_port
 from tests.support.tiny_run import prepare
 
 SIZES = {"world_size": 2, "micro_steps": 2, "hidden_size": 64, "on_cpu": False}
@@ -180,21 +180,54 @@ def test_a_large_model_takes_little_memory_to_plan_and_its_config_alone(capsys, 
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < GIB
 
 
-def go_online(monkeypatch, address: str) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+class Hub(BaseHTTPRequestHandler):
+    """Has the config of T5-base and nothing else."""
+
+    def do_GET(self) -> None:
+        known, there = (self.path.startswith(f"/{MODEL}/{part}") for part in ("", "resolve/main/config.json"))
+        body = json.dumps(T5_BASE).encode() if there else b"{}"
+        self.send_response(200 if there else 404)
+        self.send_header("Content-Length", str(len(body)))
+        if known:
+            self.send_header("X-Repo-Commit", 40 * "a")
+        if there:
+            self.send_header("ETag", f'"{40 * "b"}"')
+        else:
+            self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
 
 
-def test_a_plan_of_a_model_on_the_hub_needs_its_config_alone(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def hub():
+    """The address of a stand-in for Hugging Face's hub."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def online(monkeypatch):
+    def at(address: str) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        path = "{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{path}")
+
+    return at
+
+
+def test_a_plan_of_a_model_on_the_hub_needs_its_config_alone(hub, online, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     options = ["--recipe", "large_t5", "--output_dir", "runs/large"]
     monkeypatch.setattr(sys, "argv", ["train", "--plan", "8x80", *options])
-    with stand_in() as address:
-        go_online(monkeypatch, address)
-        train()
+    online(hub)
+    train()
     said = capsys.readouterr().out
     for part in (
         f"swep on {MODEL}: autocast",
@@ -206,14 +239,13 @@ def test_a_plan_of_a_model_on_the_hub_needs_its_config_alone(tmp_path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-def test_a_hub_that_cannot_be_reached_is_an_error_and_one_that_answers_is_none(monkeypatch):
-    go_online(monkeypatch, address := f"http://127.0.0.1:{free_port()}")
+def test_a_hub_that_cannot_be_reached_is_an_error_and_one_that_answers_is_none(hub, online):
+    online(address := f"http://127.0.0.1:{free_port()}")
     said = refused(check_hub, MODEL, "none.json", f"model.name {MODEL}")
     assert said.startswith(f"model.name {MODEL}: no such file or folder, and the hub {address} cannot be reached")
-    with stand_in() as address:
-        go_online(monkeypatch, address)
-        for repository, file in ((MODEL, "config.json"), (MODEL, "none.json"), ("no-one/none", "config.json")):
-            check_hub(repository, file, "model.name")
+    online(hub)
+    for repository, file in ((MODEL, "config.json"), (MODEL, "none.json"), ("no-one/none", "config.json")):
+        check_hub(repository, file, "model.name")
     check_hub("a/path/to/nothing", "config.json", "model.name")  # is no hub id
 
 

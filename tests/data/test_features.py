@@ -19,8 +19,7 @@ from swep_ds.data import windows as windows_module
 from swep_ds.data.features import build_features
 from swep_ds.data.windows import WindowCutter, WindowSettings, context_windows
 from tests.support import bad_input, tiny
-from tests.support.marks import with_marks
-from tests.support.tiny_windows import CONTEXT, EXAMPLES, SMALL, build
+from tests.support.tiny import CONTEXT, EXAMPLES, SMALL, build, with_marks
 
 words = st.sampled_from([word for sentence in tiny.SENTENCES for word in sentence.split(" ")])
 passages = st.lists(words | st.text(min_size=1, max_size=5), min_size=1, max_size=30).map(" ".join)

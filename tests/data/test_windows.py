@@ -12,8 +12,8 @@ from swep_ds.data.features import windows_to_answer
 from swep_ds.data.windows import TextTokens, WindowCutter, WindowSettings, named_tokens, separate_texts
 from swep_ds.evaluation.evaluate import decode_alone
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
+from tests.evaluation.test_spans import best_texts
 from tests.support import tiny
-from tests.support.decoded import best_texts
 
 
 @pytest.mark.parametrize("begin", ["", "<s>"])

@@ -8,8 +8,8 @@ import torch
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.evaluation.generated import GeneratedAnswers
+from tests.evaluation.test_spans import best_probabilities, best_texts
 from tests.support import tiny
-from tests.support.decoded import best_probabilities, best_texts
 
 TOKENIZER = tiny.wordpiece()
 ASKED = [tiny.example("Who?", "an abbot of the valley", "an abbot", id_=name) for name in ("a", "b")]

@@ -12,9 +12,8 @@ from swep_ds.evaluation.evaluate import EvalSet, Evaluation, Predictions
 from swep_ds.evaluation.scores import SQUAD
 from swep_ds.evaluation.spans import Answer, with_null
 from swep_ds.models.seq2seq import GenerativeQA
-from tests.evaluation.test_spans import decode, window
+from tests.evaluation.test_spans import best_probabilities, best_texts, decode, window
 from tests.support import tiny, tiny_batches, tiny_models
-from tests.support.decoded import best_probabilities, best_texts
 
 FIRST = {"start_logits": [1.0, 0.0, 2.0, 0.0, 9.0], "end_logits": [0.5, 0.0, 0.0, 1.0, 9.0]}  # null score 1.5
 SECOND = {"start_logits": [-1.0, 0.0, 1.0, 0.0, 9.0], "end_logits": [0.0, 0.0, 0.5, 0.0, 9.0]}  # null score -1

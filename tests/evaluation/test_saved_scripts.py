@@ -10,6 +10,7 @@ import pytest
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.calibration import CALIBRATION
 from swep_ds.evaluation.scores import SQUAD
+from tests.support.bad_input import change_json
 from tests.support.finished import write_reading
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import prepare
@@ -42,17 +43,13 @@ def test_scores_and_predictions_are_written_once(folder):
     assert list(json.loads((output / "confidence" / "test.json").read_text())) == list(golds)
     assert f"{results['eval']['test']['f1']:.2f}" in ended.stdout
     again = run_script(*command, check=False)
-    assert (again.returncode, again.stderr) == (
-        2,
-        f"error: --output_dir {output}: is not empty: name a new or empty folder\n",
-    )
+    said = f"error: --output_dir {output}: is not empty: name a new or empty folder\n"
+    assert (again.returncode, again.stderr) == (2, said)
 
 
 def test_scoring_rules_are_those_of_the_run(folder, tmp_path):
     model = shutil.copytree(folder / "model", tmp_path / "model")
-    reading = json.loads((model / "reading.json").read_text())
-    reading["eval"] |= {"scorer": "mlqa", "language": {"zh": "zh"}}
-    (model / "reading.json").write_text(json.dumps(reading))
+    change_json(model / "reading.json", "eval", scorer="mlqa", language={"zh": "zh"})
     data = [word for name in ("zh", "test") for word in ("--data", f"{name}={folder / 'test.json'}")]
     ended = run_script(EVALUATE, str(model), *data, "--output_dir", str(tmp_path / "scores"))
     assert "scoring rules: zh MLQA (zh), test MLQA (en)" in ended.stdout

@@ -2,7 +2,6 @@
 
 import math
 import re
-import string
 import sys
 import unicodedata
 
@@ -19,23 +18,14 @@ texts = st.text(alphabet=st.sampled_from("aAnthe THE catdog.,-_' \t\u2013\u201c�
 
 def test_normalize_answer():
     for text, normalized in {
-        "  an   apple\tand\nthe pear ": "apple and pear",
-        "theatre banana another A-level": "theatre banana another alevel",  # articles only as whole words
+        "  an   apple\tand\nthe theatre ": "apple and theatre",  # articles only as whole words
         "the-cat": "thecat",  # punctuation goes first, so no article is left
-        "1990\u20131995": "1990\u20131995",  # an en dash is not ASCII punctuation
-        "cat\u2013the\u2013dog": "cat\u2013 \u2013dog",  # an article leaves a space behind
+        "cat\u2013the\u2013dog": "cat\u2013 \u2013dog",  # not ASCII punctuation; an article leaves a space behind
         "STRASSE stra\u00dfe": "strasse stra\u00dfe",  # lower(), not casefold()
         "th\u00e9 the\u0301": "th\u00e9 \u0301",  # \b sees a boundary before a combining accent
         "10\u00a0km\u2003away": "10 km away",
     }.items():
         assert normalize_answer(text) == normalized
-
-
-def test_score_is_in_percent_of_all_questions_and_a_missing_prediction_scores_nothing():
-    golds = {"1": ["the cat"], "2": ["dog"], "3": ["big red bus", "bus"], "4": ["tea"]}
-    predictions = {"1": "Cat", "3": "red bus", "4": "coffee", "unknown": "tea"}
-    # EM 1 + 0 + 0 + 0; F1 1 + 0 + 4/5 (2/2 and 2/3) + 0
-    assert SQUAD.score(predictions, golds) == {"exact_match": 25.0, "f1": pytest.approx(45.0), "total": 4}
 
 
 ARTICLES = {
@@ -74,17 +64,14 @@ def f1_by_hand(prediction: str, answer: str) -> float:
 
 
 @given(texts, st.lists(texts, min_size=1, max_size=3))
-@example("the cat", ["Cat!"])
-@example("the the cat cat", ["cat cat dog"])
+@example("the the cat cat", ["Cat! cat dog"])
 @example("big dog", ["dog", "big", "big dog house"])
 @example("", [""])  # equal, but without a common token
-@example("1990 - 1995", ["1990-1995"])
 def test_normalisation_f1_and_exact_match_equal_the_rule(prediction, answers):
     assert normalize_answer(prediction) == normalize_by_hand(prediction)
     assert SQUAD.f1(prediction, answers) == pytest.approx(max(f1_by_hand(prediction, answer) for answer in answers))
-    assert SQUAD.exact_match(prediction, answers) == float(
-        normalize_by_hand(prediction) in {normalize_by_hand(answer) for answer in answers}
-    )
+    equal = normalize_by_hand(prediction) in map(normalize_by_hand, answers)
+    assert SQUAD.exact_match(prediction, answers) == float(equal)
 
 
 # v2.0
@@ -113,9 +100,8 @@ def declined_by_hand(threshold, scores, accepted, odds) -> float:
 def test_squad_v2(accepted, data):
     accepted = {**accepted, "none": []}
     predictions = {id_: data.draw(short_texts) for id_ in accepted}
-    odds = dict(
-        zip(accepted, data.draw(st.permutations([-3.0, -1.5, 0.0, 0.25, 1.0, 2.0, 5.0, 7.0, 9.0])), strict=False)
-    )
+    order = data.draw(st.permutations([-3.0, -1.5, 0.0, 0.25, 1.0, 2.0, 5.0, 7.0, 9.0]))
+    odds = dict(zip(accepted, order, strict=False))
     by_hand = {id_: v2_by_hand(predictions[id_], answers) for id_, answers in accepted.items()}
     scorer = Scorer()
     assert scorer.by_question(predictions, accepted) == {id_: pytest.approx(pair) for id_, pair in by_hand.items()}
@@ -147,8 +133,8 @@ def test_squad_v2(accepted, data):
 
 
 def test_where_every_question_has_an_answer_the_rules_of_v1_hold():
-    # an empty prediction is right where the answer normalises to nothing, and a missing one is not
-    assert SQUAD.score({"1": ""}, {"1": ["the"], "2": ["dog"]}) == {"exact_match": 50.0, "f1": 0.0, "total": 2}
+    # an empty prediction is right where the answer normalises to nothing; others do not count
+    assert SQUAD.score({"1": "", "3": "x"}, {"1": ["the"], "2": ["x"]}) == {"exact_match": 50.0, "f1": 0.0, "total": 2}
     assert SQUAD.score({}, {"1": ["the"]}) == {"exact_match": 0.0, "f1": 0.0, "total": 1}
     assert SQUAD.score({"1": "", "2": "x"}, {"1": ["the"], "2": []})["f1"] == 50.0
     assert (Scorer().name({"1": ["a"]}), Scorer().name({"1": []})) == ("SQuAD v1.1", "SQuAD v2.0")
@@ -158,7 +144,7 @@ def test_where_every_question_has_an_answer_the_rules_of_v1_hold():
 # MLQA
 
 PUNCTUATION = {chr(i) for i in range(sys.maxunicode + 1) if unicodedata.category(chr(i)).startswith("P")}
-PUNCTUATION |= set(string.punctuation)
+PUNCTUATION |= ASCII_PUNCTUATION
 multilingual = st.text(
     alphabet=st.sampled_from("aThe lEinDasdie launo. ,«»¿–。，、上海市7 الكتابالهिन्दी।của làcái\u3000\u00a0'ß"),
     max_size=14,
@@ -175,6 +161,5 @@ def test_mlqa_normalisation(text, language):
 
 
 def test_f1_counts_chinese_characters():
-    chinese, squad = Scorer("zh"), Scorer()
-    assert (chinese.exact_match("上海。", ["上海"]), chinese.f1("上海市", ["上海"])) == (1.0, pytest.approx(4 / 5))
-    assert (squad.exact_match("上海。", ["上海"]), squad.f1("上海市", ["上海"])) == (0.0, 0.0)
+    assert Scorer("zh").f1("上海市", ["上海"]) == pytest.approx(4 / 5)
+    assert SQUAD.f1("上海市", ["上海"]) == 0.0

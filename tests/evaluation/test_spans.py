@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.data.example import Example
+from swep_ds.evaluation.evaluate import Predictions
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings
-from tests.support.decoded import best_probabilities, best_texts
 
 CONTEXT = "ab cd ef gh ij kl mn op"
 ASKED = [Example(f"id{i}", "?", CONTEXT, ("ab",), None, "a") for i in (0, 1)]
@@ -51,12 +51,8 @@ def candidates_by_loops(window, sizes):
 
     starts = best(window["start_logits"], window["own_begin"], window["own_end"])
     ends = best(window["end_logits"], window["context_begin"], window["context_end"])
-    candidates = [
-        (window["start_logits"][start] + window["end_logits"][end], start, end)
-        for start in starts
-        for end in ends
-        if start <= end < start + sizes.max_answer_tokens
-    ]
+    pairs = [(start, end) for start in starts for end in ends if start <= end < start + sizes.max_answer_tokens]
+    candidates = [(window["start_logits"][start] + window["end_logits"][end], start, end) for start, end in pairs]
     candidates = [candidate for candidate in candidates if candidate[0] > -math.inf]
     return sorted(candidates, key=lambda c: (-c[0], c[1], c[2]))[: sizes.n_best]
 
@@ -126,18 +122,10 @@ def test_decoder_equals_the_loops_in_any_order_of_windows(decoding, batch, seed)
 
 def window(**changes):
     """One window over all of "ab cd ef": a question token, three context tokens, a separator."""
-    base = {
-        "example": 0,
-        "context_begin": 1,
-        "context_end": 4,
-        "own_begin": 1,
-        "own_end": 4,
-        "offset_start": [0, 2, 5],  # the space before a word belongs to its token
-        "offset_end": [2, 5, 8],
-        "start_logits": [50.0, 0.0, 2.0, 0.0, 50.0],
-        "end_logits": [50.0, 0.0, 0.0, 1.0, 50.0],
-    }
-    return base | changes
+    bounds = {"example": 0, "context_begin": 1, "context_end": 4, "own_begin": 1, "own_end": 4}
+    places = {"offset_start": [0, 2, 5], "offset_end": [2, 5, 8]}  # the space before a word belongs to its token
+    logits = {"start_logits": [50.0, 0.0, 2.0, 0.0, 50.0], "end_logits": [50.0, 0.0, 0.0, 1.0, 50.0]}
+    return bounds | places | logits | changes
 
 
 def decode(*windows, sizes=SpanSettings(), asked=ASKED, dtype=torch.float32, **options):  # noqa: B008 (is frozen)
@@ -145,6 +133,14 @@ def decode(*windows, sizes=SpanSettings(), asked=ASKED, dtype=torch.float32, **o
     for each in windows:
         decoder.add(columns_of([each]), *(logits.to(dtype) for logits in logits_of([each])))
     return decoder
+
+
+def best_texts(decoder) -> dict[str, str]:
+    return Predictions(decoder.n_best(1), {}).texts
+
+
+def best_probabilities(decoder) -> dict[str, float]:
+    return Predictions(decoder.n_best(1), {}).confidences
 
 
 def test_a_token_of_spaces_is_not_an_answer_and_neither_begins_nor_ends_one():
@@ -170,9 +166,7 @@ def test_half_precision_logits_are_added_in_float32():
 
 
 def test_tokens_of_one_character_give_an_answer_once():
-    """The bytes of a character are tokens with its place."""
-    bytes_of_one_place = {"offset_start": [0, 0, 5], "offset_end": [5, 5, 8]}
-    decoder = decode(window(**bytes_of_one_place))
+    decoder = decode(window(offset_start=[0, 0, 5], offset_end=[5, 5, 8]))  # as the bytes of a character
     answers = [(answer.text, answer.score) for answer in decoder.n_best(20)["id0"]]
     assert answers == [("ab cd ef", 3.0), ("ab cd", 2.0), ("ef", 1.0)]
     assert [answer.text for answer in decoder.n_best(2)["id0"]] == ["ab cd ef", "ab cd"]  # repeats take no place

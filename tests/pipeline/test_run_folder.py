@@ -15,8 +15,8 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.ranks.group import process_group
 from tests.pipeline.test_recipe import MINIMAL
-from tests.support.bad_input import refused
-from tests.support.tiny_checkpoint import change_manifest, write_checkpoint
+from tests.support.bad_input import change_json, refused
+from tests.support.tiny_checkpoint import write_checkpoint
 
 BATCH = GlobalBatch(windows=8, micro_batch_size=8, gradient_accumulation_steps=1)
 
@@ -213,7 +213,7 @@ def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path)
     assert take(used, recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2)) == []
     other = write_checkpoint(tmp_path / "other", 3)
     of_checkpoint = {"windows": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
-    change_manifest(other, lambda content: content.update(batch=of_checkpoint))
+    change_json(other / "complete.json", batch=of_checkpoint)
     assert RunFolder(used).read_batch([]) == RunFolder(used).read_batch([other]) == BATCH
     assert RunFolder(tmp_path / "new").read_batch([other]) == GlobalBatch(**of_checkpoint)
 

@@ -16,8 +16,8 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny
 from tests.support.bad_input import refused
+from tests.support.tiny import build
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
-from tests.support.tiny_windows import build
 
 
 def with_unanswerable(count: int, seed: int = 0) -> dict:

@@ -21,8 +21,7 @@ from swep_ds.common.errors import InputError, RunExit, WriteFailed
 from swep_ds.ranks import writing
 from swep_ds.ranks.group import process_group
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
-from tests.support.fork_server import HANGS, run_script
-from tests.support.ports import free_port
+from tests.support.fork_server import HANGS, free_port, run_script
 
 
 def become(case: str, rank: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.ports import free_port
+from tests.support.fork_server import free_port
 
 HOST = socket.gethostname().partition(".")[0]
 NODES = (HOST, f"{HOST}-b")  # rank 0 runs on the first; the others look for it by that name
@@ -35,23 +35,15 @@ SlurmctldPort={port}
 FirstJobId={first_job}
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/munge
-CryptoType=crypto/munge
 AuthInfo=cred_expire=5,socket={folder}/munge/socket
-SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=5,bf_interval=5,sched_min_interval=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-SwitchType=switch/none
 ReturnToService=2
-JobRequeue=1
 KillWait=10
-AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
-JobCompType=jobcomp/none
 SlurmdParameters=config_overrides
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
@@ -82,10 +74,20 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     env = os.environ | {"PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
     for name in ("munge", "state", "log", *(f"spool/{node}" for node in NODES)):
         (folder / name).mkdir(parents=True, mode=0o755)
-    _write_config(folder)
+    line = "NodeName={} NodeHostname={} NodeAddr=127.0.0.1 Port={} CPUs=4 RealMemory=4000"  # so that jobs run together
+    nodes = "\n".join(line.format(node, HOST, free_port()) for node in NODES)
+    # a rank's port is made of the number of its job, and another suite on this machine must not have the same
+    given = {"first_job": free_port(), "port": free_port(), "host": HOST, "names": ",".join(NODES)}
+    (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, nodes=nodes, **given))
+    key = folder / "munge" / "key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o400)
+    files = {"key-file": key, "socket": key.with_name("socket"), "pid-file": key.with_name("pid")}
+    files |= {"seed-file": key.with_name("seed"), "log-file": folder / "log" / "munged.log"}
+    munged = ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items())]
     daemons: list[subprocess.Popen] = []
     try:
-        daemons.append(_daemon(_munged(folder), folder, env))
+        daemons.append(_daemon(munged, folder, env))
         _wait(lambda: (folder / "munge" / "socket").exists(), daemons, folder, "munged")
         daemons.append(_daemon(["slurmctld", "-D", "-f", env["SLURM_CONF"]], folder, env))
         daemons += [_daemon(["slurmd", "-D", "-f", env["SLURM_CONF"], "-N", node], folder, env) for node in NODES]
@@ -93,25 +95,6 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         yield env
     finally:
         _end(daemons, env)
-
-
-def _write_config(folder: Path) -> None:
-    line = "NodeName={} NodeHostname={} NodeAddr=127.0.0.1 Port={} CPUs=4 RealMemory=4000"  # so that jobs run together
-    nodes = "\n".join(line.format(node, HOST, free_port()) for node in NODES)
-    # a rank's port is made of the number of its job, and another suite on this machine must not have the same
-    text = CONFIG.format(
-        first_job=free_port(), host=HOST, port=free_port(), folder=folder, nodes=nodes, names=",".join(NODES)
-    )
-    (folder / "slurm.conf").write_text(text)
-
-
-def _munged(folder: Path) -> list[str]:
-    key = folder / "munge" / "key"
-    key.write_bytes(secrets.token_bytes(128))
-    key.chmod(0o400)
-    files = {"key-file": key, "socket": key.with_name("socket"), "pid-file": key.with_name("pid")}
-    files |= {"seed-file": key.with_name("seed"), "log-file": folder / "log" / "munged.log"}
-    return ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items())]
 
 
 def _daemon(command: list[str], folder: Path, env: dict[str, str]) -> subprocess.Popen:
@@ -153,14 +136,10 @@ def _end(daemons: list[subprocess.Popen], env: dict[str, str]) -> None:
                 process.kill()
 
 
-def main() -> None:
+if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         try:
             with cluster(Path(folder)) as env:
                 sys.exit(subprocess.run(sys.argv[1:] or [env.get("SHELL", "/bin/sh")], env=env).returncode)
         except CannotStart as reason:
             sys.exit(str(reason))
-
-
-if __name__ == "__main__":
-    main()

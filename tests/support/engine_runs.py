@@ -21,7 +21,7 @@ from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
 from swep_ds.training.sharding import full_weights
 from swep_ds.training.tracking import Tracker
-from tests.support.fork_server import ROOT, run_script
+from tests.support.tiny_run import make_runs
 
 
 class Saves:
@@ -55,10 +55,7 @@ def train_here(recipe: Recipe, ds_config: Path, folder: Path, saves: Saves, *, l
 
 
 def train_runs(folder: Path, runs: list[dict], world_size: int) -> None:
-    """Trains runs on `world_size` ranks, in the order of `make_runs`."""
-    runs = sorted(runs, key=lambda run: ["autocast" in run["output_dir"], "zero3" in run["ds_config"]])
-    (folder / "runs.json").write_text(json.dumps(runs))
-    run_script(ROOT / "tests" / "support" / "engine_runs.py", str(folder / "runs.json"), ranks=world_size)
+    make_runs(folder, runs, Path(__file__), ranks=world_size)
 
 
 def weights(run: Path) -> dict:

@@ -6,46 +6,41 @@ alike, and the interpreter is not shut down. Tests of launchers start real proce
 """
 
 import atexit
+import fcntl
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
-
-from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 HANGS = 1500  # s; a busy machine may take ten times as long
 # what the server's environment fixes for all processes forked from it
 IMPORTED_WITH = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+FIRST, SIZE, RANGES = 10_000, 200, 50  # below the ports of the package and of outgoing connections
 
 
 def run_script(
     script: Path, *arguments: str, ranks: int | None = None, check: bool = True, cwd: Path | None = None
 ) -> subprocess.CompletedProcess:
-    """Runs a script to its end, on CPU with one thread.
+    """Runs a script to its end, on CPU with one thread: returns the first exit code that is not 0, and all output.
 
-    Args:
-        ranks: number of processes with a launcher's variables; None: one process without them, as under `python`.
-        check: treat an exit code other than 0 as an error.
-        cwd: its current folder; None: the test's.
-
-    Raises:
-        AssertionError: `check` failed, or the script hangs.
-
-    Returns:
-        The first exit code that is not 0, and the output of all ranks.
+    `ranks` processes have a launcher's variables; None: one has none, as under `python`. With `check`, an exit code
+    other than 0 is an AssertionError, as a script that hangs always is.
     """
     server = _server()
     with tempfile.TemporaryDirectory(prefix="fork-") as name:
@@ -75,6 +70,29 @@ def _server() -> subprocess.Popen:
     server = subprocess.Popen([sys.executable, __file__], env=os.environ | IMPORTED_WITH, **pipes)
     atexit.register(server.communicate)  # it ends with its standard input
     return server
+
+
+def free_port() -> int:
+    """A free TCP port that no other test gets for a long time.
+
+    Processes that ask at the same time have separate ranges: each locks its range for as long as it lives.
+    """
+    for port in itertools.islice(_ports(), SIZE):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))
+            return port
+    raise OSError(f"none of {SIZE} ports is free")
+
+
+@functools.cache
+def _ports() -> Iterator[int]:
+    for number in range(RANGES):
+        with suppress(OSError):  # another process has the range, or another user the file
+            file = Path(tempfile.gettempdir(), f"swep_ds-tests-ports-{number}.lock")
+            fcntl.flock(os.open(file, os.O_CREAT | os.O_WRONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # is never closed
+            first = FIRST + number * SIZE
+            return itertools.cycle(range(first, first + SIZE))
+    raise OSError(f"all {RANGES} ranges of ports are taken")
 
 
 # The server
@@ -140,7 +158,7 @@ def become(order: dict, rank: int) -> NoReturn:
     os._exit(code)  # shutting the interpreter down takes 2 s
 
 
-def main() -> None:
+if __name__ == "__main__":
     answers = os.dup(1)
     os.dup2(2, 1)  # imports may print
     import swep_ds.pipeline.run  # noqa: F401
@@ -152,7 +170,3 @@ def main() -> None:
     gc.freeze()  # the imported objects need not be scanned, nor copied, in every process
     serve(answers)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,7 @@ import swep_ds.pipeline.run  # noqa: F401 (before the ranks are forked)
 from swep_ds.commands import train
 from swep_ds.commands.cli import main
 from swep_ds.ranks import group, writing
-from tests.support.ports import free_port
+from tests.support.fork_server import free_port
 
 train.report = lambda folder: ("", {})  # takes longer than the training
 writing.SHARED_SECONDS = 0.5  # on one machine

@@ -44,17 +44,13 @@ LINEAR = torch.nn.functional.linear  # ZeRO-3 replaces it; the plain loop must n
 SETTINGS = {"swep": {"beta": 1e-3, "initialisation": "default"}, "r_drop": {"divergence_weight": 5.0}}
 
 
+# with this learning rate the next gradient shows weights that an update did not reach
+TRAIN = {"precision": "bf16", "adam_betas": [0.0, 0.999], "learning_rate": 1e-2, "max_grad_norm": 0.0}
+TRAIN |= {"micro_batch_size": 3, "gradient_accumulation_steps": ACCUMULATION}
+
+
 def recipe(case: dict) -> Recipe:
-    train = {
-        "precision": "bf16",
-        "execution": case["execution"],
-        "coalesce_grad_reduction": case.get("coalesce", False),
-        "micro_batch_size": 3,
-        "gradient_accumulation_steps": ACCUMULATION,
-        "adam_betas": [0.0, 0.999],
-        "learning_rate": 1e-2,  # the next gradient shows weights that an update did not reach
-        "max_grad_norm": 0.0,
-    }
+    train = TRAIN | {"execution": case["execution"], "coalesce_grad_reduction": case.get("coalesce", False)}
     sections = {"train": train, "method": {"name": case["method"], **SETTINGS[case["method"]]}}
     return Recipe.model_validate(sections | {"model": {"name": "tiny"}, "data": {"train": "none", "eval": {}}})
 

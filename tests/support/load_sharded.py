@@ -12,12 +12,10 @@ from pathlib import Path
 
 import deepspeed
 import torch
-from transformers import AutoConfig
 
 from swep_ds import ranks
-from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.training.sharding import shard
+from tests.support import tiny_models
 
 OFF = {"enabled": False}
 CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": OFF, "fp16": OFF}
@@ -25,8 +23,7 @@ CONFIG = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}
 
 def load(folder: str, mapped: bool):
     torch.manual_seed(3)
-    kind = GenerativeQA if AutoConfig.from_pretrained(folder).is_encoder_decoder else ExtractiveQA
-    return kind.load(folder, activation_checkpointing=False, mapped=mapped)
+    return tiny_models.load(folder, mapped=mapped)
 
 
 def compare(folder: str) -> list[str]:

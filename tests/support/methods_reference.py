@@ -44,9 +44,8 @@ class Window(NamedTuple):
 
     def drawn(self, draw: Callable, like: Tensor) -> Tensor:
         """[1, T, d] numbers."""
-        return torch.from_numpy(draw(self.seed, self.draw, self.batch.sample_id.numpy(), *like.shape[1:])).to(
-            like.dtype
-        )
+        drawn = draw(self.seed, self.draw, self.batch.sample_id.numpy(), *like.shape[1:])
+        return torch.from_numpy(drawn).to(like.dtype)
 
     def of_tokens(self, values: Tensor) -> Tensor:
         """The values with zeros at padding."""
@@ -226,11 +225,6 @@ LOSSES |= {loss.__name__: loss for loss in (freelb, adv_aug, r3f, pdr, fgm, symn
 def loss(
     model: PreTrainedModel, batch: Batch, settings: Settings, seed: int, draw: int, generator: nn.Module | None = None
 ) -> Tensor:
-    """The loss of a method on a batch.
-
-    Args:
-        draw: the number of the draw of the pass that draws the noise.
-        generator: h to mu - 1 and log(sigma^2 / alpha), for "swep".
-    """
+    """The loss of a method on a batch; `generator` takes h to mu - 1 and log(sigma^2 / alpha), for "swep"."""
     parts = [LOSSES[settings.name](window, settings, generator) for window in windows(model, batch, seed, draw)]
     return (batch.weight * torch.stack(parts)).sum()

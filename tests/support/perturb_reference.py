@@ -5,11 +5,10 @@ import torch
 
 
 def assert_accurate(results, exact, rough=None, atol=2.0**-20):
-    """Compares tensors with float64: an error is at most twice the error in low precision, plus a margin.
+    """An error is at most twice that of low precision, plus `atol` (16 float32 roundings) times the largest value or 1.
 
-    The error in low precision is the larger one of `rough`, the same computation in PyTorch, if given, and of the exact
-    result rounded once. The margin is `atol` (16 float32 roundings) times the largest value or 1. Entries may be None
-    in all three arguments.
+    The error of low precision is the larger one of `rough`, the same computation in PyTorch, if given, and of the exact
+    result rounded once. Entries may be None in all three arguments.
     """
     for i, (got, want) in enumerate(zip(results, exact, strict=True)):
         if want is None or not want.numel():
@@ -40,13 +39,16 @@ def philox(counter, key, rounds=10):
     return words
 
 
-def normal(seed, draw, sample_ids, n_positions, d, rounds=10):
-    """Noise of a batch: [N, T, d] float64 for N sample ids and positions 0 .. T - 1."""
-    sample, position, block = np.meshgrid(
-        np.asarray(sample_ids) % 2**32, np.arange(n_positions), np.arange(d // 4), indexing="ij"
-    )
-    words = philox((block, position, sample, np.full_like(block, draw)), (seed % 2**32, seed >> 32), rounds)
-    rows = []
+def words_of(seed, draw, sample_ids, n_positions, d, rounds=10):
+    """Four words [N, T, d / 4] for N sample ids and positions 0 .. T - 1."""
+    ids = np.asarray(sample_ids) % 2**32
+    sample, position, block = np.meshgrid(ids, np.arange(n_positions), np.arange(d // 4), indexing="ij")
+    return philox((block, position, sample, np.full_like(block, draw)), (seed % 2**32, seed >> 32), rounds)
+
+
+def normal(*place):
+    """Noise of a batch: [N, T, d] float64."""
+    rows, words = [], words_of(*place)
     for a, b in ((words[0], words[1]), (words[2], words[3])):
         radius = np.sqrt(-2 * np.log(a.astype(np.float64) * 2.0**-32 + 2.0**-33))
         angle = np.pi * b.astype(np.uint32).view(np.int32).astype(np.float64) * 2.0**-31
@@ -54,13 +56,9 @@ def normal(seed, draw, sample_ids, n_positions, d, rounds=10):
     return np.concatenate(rows, axis=-1)
 
 
-def uniform(seed, draw, sample_ids, n_positions, d):
+def uniform(*place):
     """U[0, 1) in steps of 2^-24, [N, T, d], from the words that the Gaussian noise is made of."""
-    sample, position, block = np.meshgrid(
-        np.asarray(sample_ids), np.arange(n_positions), np.arange(d // 4), indexing="ij"
-    )
-    words = philox((block, position, sample, np.full_like(block, draw)), (seed % 2**32, seed >> 32))
-    return np.concatenate([(word >> np.uint64(8)).astype(np.float64) for word in words], -1) / 2**24
+    return np.concatenate([(word >> np.uint64(8)).astype(np.float64) for word in words_of(*place)], -1) / 2**24
 
 
 def perturb(embeddings, mu, logvar, mask, eps, alpha, mode):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-ROOT = Path(__file__).parents[2]
+from tests.support.fork_server import ROOT
 
 
 def load(path: str) -> ModuleType:
@@ -21,15 +21,11 @@ def load(path: str) -> ModuleType:
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of `scripts/<name>.py`."""
-    printed, complaint = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", [f"{name}.py", *arguments]),
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(complaint),
-    ):
+    printed, complaint, code = io.StringIO(), io.StringIO(), 0
+    argv = mock.patch.object(sys, "argv", [f"{name}.py", *arguments])
+    with argv, contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaint):
         try:
             load(f"scripts/{name}.py").main()
-            code = 0
         except SystemExit as stop:
             code = stop.code
     return code, printed.getvalue(), complaint.getvalue()

@@ -1,11 +1,9 @@
-"""Checkpoints on disk without an engine, and changes to them."""
+"""Checkpoints on disk without an engine."""
 
 import functools
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,9 +29,3 @@ def write_checkpoint(folder: Path, update: int) -> Path:
     content = {"done": done, "setup": {}, "layout": LAYOUT, "batch": BATCH, "scores": {}}
     (tag / MANIFEST).write_text(json.dumps(content | {"files": {"state.pt": len(state())}}))
     return tag
-
-
-def change_manifest(tag: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    content = json.loads((tag / MANIFEST).read_text())
-    change(content)
-    (tag / MANIFEST).write_text(json.dumps(content))

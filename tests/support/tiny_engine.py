@@ -52,8 +52,10 @@ def batches(architecture: str, accumulation: int = 1) -> list[Batch]:
     return listed
 
 
-def engine_losses(variant: str, architecture: str = "bert", accumulation: int = 1) -> list[float]:
-    """The loss of each update, inside a process group of one rank (`swep_ds.ranks.group`)."""
+@cache
+@process_group()
+def expected_losses(variant: str, architecture: str, accumulation: int) -> list[float]:
+    """The loss of each update."""
     method, generative = settings(variant), architecture in tiny_models.SEQ2SEQ
     execution = "joint" if accumulation > 1 else "split"
     train = {"learning_rate": RATE, "execution": execution, "gradient_accumulation_steps": accumulation}
@@ -75,12 +77,6 @@ def engine_losses(variant: str, architecture: str = "bert", accumulation: int = 
         losses.append(sum(float(seen["loss"]) for seen in statistics) / accumulation)
     engine.destroy()
     return losses
-
-
-@cache
-@process_group()
-def expected_losses(*case) -> list[float]:
-    return engine_losses(*case)
 
 
 def inputs(batch: Batch) -> dict[str, torch.Tensor]:

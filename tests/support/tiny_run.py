@@ -14,7 +14,7 @@ from tests.support import tiny, tiny_models
 from tests.support.fork_server import HANGS, IMPORTED_WITH, ROOT, run_script
 
 TORCHRUN = Path(sys.executable).parent / "torchrun"
-SEVERAL_RUNS = ROOT / "tests" / "support" / "several_runs.py"
+SEVERAL_RUNS = Path(__file__).with_name("several_runs.py")
 # fields of metrics.jsonl that do not depend on the clock
 EXACT = ("update", "loss", "nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "beta", "mu", "mu_distance")
 EXACT += ("sigma", "learning_rate")
@@ -86,15 +86,15 @@ def execute(command: list[str], check: bool = True) -> subprocess.CompletedProce
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def make_runs(folder: Path, runs: list[dict], **options) -> subprocess.CompletedProcess:
-    """Makes runs in one process a rank (`several_runs.py`), with the options of `run_script`.
+def make_runs(folder: Path, runs: list[dict], script=SEVERAL_RUNS, **options) -> subprocess.CompletedProcess:
+    """Makes runs in one process a rank, with the options of `run_script`.
 
     ZeRO-3 comes last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently; then autocast, which
     leaves a mark in its globals.
     """
     runs = sorted(runs, key=lambda run: ["autocast" in run["output_dir"], "zero3" in run["ds_config"]])
     (folder / "runs.json").write_text(json.dumps(runs))
-    return run_script(SEVERAL_RUNS, str(folder / "runs.json"), **options)
+    return run_script(script, str(folder / "runs.json"), **options)
 
 
 def metrics(folder: Path) -> list[dict]:

@@ -1,6 +1,6 @@
 """Started on two ranks: trainings by Hugging Face's Trainer with SWEP, under DDP or its own DeepSpeed.
 
-Arguments: a folder, and the name of a case. `NAME.json` in the folder gets the losses of a training that saves a
+Arguments: a folder, and a case, "ddp" or "zero3". `NAME.json` in the folder gets the losses of a training that saves a
 checkpoint after two updates, and those of one that resumes from it in another Trainer.
 """
 
@@ -21,21 +21,19 @@ from tests.support.tiny_run import ROOT
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
 
 
-def ds_config(case: str) -> dict | None:
-    if not case.startswith("zero"):
-        return None
-    config = json.loads((ROOT / "ds_configs" / f"zero{case[4]}.json").read_text())
-    if case[4] == "3":
-        whole = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
-        config["zero_optimization"] |= whole
+def zero3() -> dict:
+    config = json.loads((ROOT / "ds_configs" / "zero3.json").read_text())
+    whole = {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+    config["zero_optimization"] |= whole
     autos = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
     return config | dict.fromkeys(autos, "auto") | {"zero_allow_untested_optimizer": True}
 
 
 def train(model: PreTrainedModel, folder: Path, case: str, resume: Path | None = None) -> list[float]:
+    config = zero3() if case == "zero3" else None
     changes = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2, "ddp_backend": "gloo"}
     # batches for each rank and micro-step
-    run = trainer(folder / case, ON_RANKS, accumulation=4, model=model, deepspeed=ds_config(case), **changes)
+    run = trainer(folder / case, ON_RANKS, accumulation=4, model=model, deepspeed=config, **changes)
     run.train(resume_from_checkpoint=str(resume) if resume else None)
     return losses(run)
 

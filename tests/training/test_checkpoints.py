@@ -16,8 +16,8 @@ from swep_ds.ranks.group import process_group
 from swep_ds.training import checkpoints
 from swep_ds.training.checkpoint_files import FIX, find_checkpoints, read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState, Writer
-from tests.support.bad_input import refused
-from tests.support.tiny_checkpoint import BATCH, LAYOUT, change_manifest, state, write_checkpoint
+from tests.support.bad_input import change_json, refused
+from tests.support.tiny_checkpoint import BATCH, LAYOUT, state, write_checkpoint
 from tests.support.tiny_run import complete
 
 
@@ -198,7 +198,7 @@ def test_what_latest_names_comes_first_and_copies_do_not_count(tags):
 
 def test_what_an_earlier_version_wrote_is_read_as_it_was(tags):
     scores = {2: {"f1": 90.0, "exact_match": 1 / 3, "total": 10}}
-    change_manifest(tags[1], lambda content: content.update(scores=scores))
-    change_manifest(tags[1], lambda content: content["done"].update(unlogged={}))
+    change_json(tags[1] / "complete.json", scores=scores)
+    change_json(tags[1] / "complete.json", "done", unlogged={})  # of an earlier version
     manifest = read_manifest(tags[1])
     assert (manifest.done.seconds, manifest.scores) == (1.5, scores)

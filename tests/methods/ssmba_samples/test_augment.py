@@ -22,7 +22,7 @@ from swep_ds.methods.ssmba_samples import corruption
 from swep_ds.methods.ssmba_samples.augment import AugmentSettings, Reconstructor, augment, draw, read_answerable
 from swep_ds.methods.ssmba_samples.corruption import splice
 from swep_ds.ranks.group import process_group
-from tests.support import bad_input, tiny, tiny_masked_lm, tiny_models
+from tests.support import bad_input, tiny, tiny_models
 from tests.support.bad_input import error_line
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import squad
@@ -57,7 +57,7 @@ class Table(torch.nn.Module):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("models")
-    return {kind: tiny_masked_lm.save(folder / kind, make()) for kind, make in tiny.TOKENIZERS.items()}
+    return {kind: tiny_models.save_masked_lm(folder / kind, make()) for kind, make in tiny.TOKENIZERS.items()}
 
 
 def test_models_without_the_head_a_mask_token_or_a_folder_are_refused(models, tmp_path):
@@ -276,7 +276,7 @@ def arguments(folder: Path, output: str, *more: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_file_of_two_ranks_which_is_training_data(tmp_path):
-    tiny_masked_lm.save(tmp_path / "model", tiny.wordpiece())
+    tiny_models.save_masked_lm(tmp_path / "model", tiny.wordpiece())
     (tmp_path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
     run_script(AUGMENT, *arguments(tmp_path, "two.json"), ranks=2)
     (tmp_path / "killed.py").write_text(KILLED)

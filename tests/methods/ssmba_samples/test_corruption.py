@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds.data.windows import plain_backend
 from swep_ds.methods.ssmba_samples.corruption import Text, Vocabulary, corrupt, splice
 from tests.support import tiny
-from tests.support.marks import with_marks
+from tests.support.tiny import with_marks
 
 WORDS = sorted({word for sentence in tiny.SENTENCES for word in sentence.split()})
 WORDS += ["(in", "well-known", "½", "…", "😀", "naïve", "[SEP]", "<mask>", "\u200b", "x\u0301", "北京"]
