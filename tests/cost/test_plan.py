@@ -180,6 +180,12 @@ def test_a_large_model_takes_little_memory_to_plan_and_its_config_alone(capsys, 
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < GIB
 
 
+MODEL = "google-t5/t5-base"
+# Raffel et al. 2020, Section 2.1 and Table 14: 12 layers on each side, widths 768 and 3072, 12 heads of 64
+T5_BASE = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128}
+T5_BASE |= {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_heads": 12, "num_layers": 12, "decoder_start_token_id": 0}
+
+
 class Hub(BaseHTTPRequestHandler):
     """Has the config of T5-base and nothing else."""
 
