@@ -61,16 +61,17 @@ def make(jobs: Jobs) -> None:
     jobs.wait(lambda: not {stopped, cells} & {*jobs.command(*listed).split()}, deadline)
 
 
-def test_a_stopped_training_on_two_nodes_resumes_and_a_sweep_makes_a_run_per_array_task(tmp_path):
-    prepare(tmp_path, dropout=0.1)
-    (tmp_path / "cluster").mkdir()
+def test_a_stopped_training_on_two_nodes_resumes_and_a_sweep_makes_a_run_per_array_task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slurm")  # a short name: Slurm makes sockets below it
+    prepare(folder, dropout=0.1)
+    (folder / "cluster").mkdir()
     try:
-        with cluster(tmp_path / "cluster") as env:
-            make(Jobs(tmp_path, env))
+        with cluster(folder / "cluster") as env:
+            make(Jobs(folder, env))
     except CannotStart as reason:
         pytest.skip(f"no Slurm here: {reason}")
-    assert json.loads((tmp_path / "stopped" / "results.json").read_text())["world_size"] == 2
-    [file] = tmp_path.glob("stopped.slurm-*.log")
+    assert json.loads((folder / "stopped" / "results.json").read_text())["world_size"] == 2
+    [file] = folder.glob("stopped.slurm-*.log")
     first, again = file.read_text().split(f"start 2, on {','.join(NODES)}\n")
     assert f"start 1, on {','.join(NODES)}\n" in first
     assert "\n0: training swep" in first
@@ -78,9 +79,9 @@ def test_a_stopped_training_on_two_nodes_resumes_and_a_sweep_makes_a_run_per_arr
     [update] = re.findall(r"resuming from \S+: (\d+) of 200 updates", again)
     assert 20 < int(update) < 200
     assert again.endswith("swep-ds: done\n")
-    updates = [line["update"] for line in metrics(tmp_path / "stopped")]
+    updates = [line["update"] for line in metrics(folder / "stopped")]
     assert updates == sorted(set(updates))
     assert updates[-1] == 200
-    [log] = tmp_path.glob("cells/slurm-*_0.log")
+    [log] = folder.glob("cells/slurm-*_0.log")
     assert log.read_text().endswith("swep-ds: done\n")
-    assert [file.parent.name for file in tmp_path.glob("cells/*/results.json")] == ["mle-seed0"]
+    assert [file.parent.name for file in folder.glob("cells/*/results.json")] == ["mle-seed0"]
