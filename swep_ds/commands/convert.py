@@ -17,7 +17,7 @@ from pathlib import Path
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output, user_path, write_atomically
-from swep_ds.data.answers import field, is_blank, occurrences
+from swep_ds.data.answers import is_blank, occurrences
 
 Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer's first character, if it is there
 
@@ -65,9 +65,10 @@ def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[s
                     question, context, answer, start = _of_ids(line.decode(), load_tokenizer())
                 else:
                     question, context, answer, start = _of_json(json.loads(line))
+                has_blank = any(map(is_blank, (question, context, answer)))
             if start is None:
                 counts["answer not in the context"] += 1
-            elif any(map(is_blank, (question, context, answer))):
+            elif has_blank:
                 counts["blank question, context or answer"] += 1
             else:
                 counts["written"] += 1
@@ -79,12 +80,11 @@ def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[s
 
 
 def _of_json(row: dict[str, str]) -> Pair:
-    question, context, answer = (field(row, name, str) for name in ("question", "context", "answer"))
-    answer = answer.strip()
+    answer = row["answer"].strip()
     start = 0
     if answer:  # the pair does not say where its answer comes from: take the first occurrence
-        start = next(occurrences(context, answer), None)
-    return question, context, answer, start
+        start = next(occurrences(row["context"], answer), None)
+    return row["question"], row["context"], answer, start
 
 
 def _of_ids(line: str, tokenizer) -> Pair:

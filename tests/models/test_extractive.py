@@ -67,11 +67,20 @@ def test_lengths_compile_nothing_anew_and_change_no_number(tmp_path, monkeypatch
     assert saved == names
 
 
-def test_a_compiled_model_may_checkpoint_activations_and_what_cannot_be_compiled_is_refused(tmp_path, monkeypatch):
-    """transformers logs a message where a config asks for a cache as well, which no graph can hold."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """Compiles without any C++, and forgets it after the test."""
+    limit = torch._dynamo.config.recompile_limit
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
     torch._dynamo.reset()
+    yield
+    torch._dynamo.config.recompile_limit = limit
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("quick_compiler")
+def test_a_compiled_model_may_checkpoint_activations_and_what_cannot_be_compiled_is_refused(tmp_path, monkeypatch):
+    """transformers logs a message where a config asks for a cache as well, which no graph can hold."""
     tiny_models.model("bert", num_hidden_layers=1).save_pretrained(tmp_path)
     windows, losses = tiny_batches.batch((12, 7), dtype=torch.float32), []
     for compiled in (False, True):
@@ -89,4 +98,3 @@ def test_a_compiled_model_may_checkpoint_activations_and_what_cannot_be_compiled
     monkeypatch.setattr(qa.model.bert, "forward", lambda *_, **__: torch._dynamo.graph_break())
     with pytest.raises(InputError, match=r"^train\.compile: PyTorch cannot compile bert \(.*: set it to false$"):
         qa.predict(windows)
-    torch._dynamo.reset()

@@ -207,7 +207,7 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
         # sections and names
         ("data.eval={a/b: y}", "the name 'a/b' becomes a file name"),
         ("data.eval={held_out: y}", "'held_out' names the held-out training articles: choose another name"),
-        ("pretrain=a.json", "pretrain: 'a.json': must be a valid dictionary or instance of PretrainSection"),
+        ("pretrain=a.json", "pretrain: 'a.json' is not a section: give its fields"),
         # what does not fit together
         ("method.name=freelb train.execution=joint", "needs the gradient of one pass for the next"),
         ("method.divergence_weight=1 method.mle_weight=0", "which does not train where mle_weight is 0: set"),
@@ -272,7 +272,7 @@ def test_what_a_file_lacks(tmp_path):
     for changes, said in (
         ({"model": {}}, "model.name is required: set it"),
         ({"method": {"beta": 1}}, "method.name is required: set it"),
-        ({"data": None}, "data: None: must be a valid dictionary"),
+        ({"data": None}, "data: None is not a section: give its fields"),
         ({"data": {"train": "t"}}, "data.eval names nothing"),
     ):
         assert said in message(write(tmp_path / "r.yaml", MINIMAL | changes))
