@@ -9,7 +9,7 @@ EXIT_FAULT = 1
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped on request after a checkpoint; the same command resumes
 EXIT_LOST = 76  # another rank or its node died; the same command resumes
-EXIT_INTERRUPTED = 130  # by SIGINT, with nothing to resume; the code that a shell gives
+EXIT_INTERRUPTED = 130  # by SIGINT outside the training loop; the code that a shell gives
 
 
 class RunExit(Exception):

@@ -81,11 +81,13 @@ class Swep(Method):
     def _perturb(self, inputs: Inputs) -> Perturbed:
         """Eq. 3: e~ = e * z with z = mu + sigma * eps; and the KL of Eq. 2 per token."""
         alpha = self.settings.prior_variance
-        h = inputs.carried.hidden  # detached (`PassState`): no gradient of the noise reaches the encoder through it
+        h = (
+            inputs.carried.hidden
+        )  # detached by `Objective.loss`: the noise gives the encoder no gradient through it
         parameters = self.noise(h)
         if self.settings.noise == "shuffled":
             parameters = shuffle(parameters, inputs)
-        # one kernel computes mu, sigma, z, the product and the KL: `kernels/modes.py` has the formulas
+        # one call computes mu, sigma, z, the product and the KL: `kernels/modes.py` has the formulas
         embeddings, kl = draw_noise(inputs, parameters, alpha, self.mode)
         return Perturbed(
             embeddings,

@@ -1,4 +1,4 @@
-"""The loop: for each pass a forward and a backward, and one optimizer step at the end of an update."""
+"""The loop: forwards and backwards of all passes, and one optimizer step at the end of an update."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -113,7 +113,7 @@ def run_update(
     parts: Sequence[int | None],
     phase: Callable[[str], AbstractContextManager] = nullcontext,
 ) -> list[dict[str, Tensor]]:
-    """One update of any method: for each micro-batch and each of its passes forward, backward, step.
+    """One update of any method: for each micro-batch and each part of it, a pass or all: forward, backward, step.
 
     The engine's step changes weights only after the update's last backward. With `train.coalesce_grad_reduction` it is
     called only then, after the reduction of all gradients. `phase` is entered with the name of each phase.
