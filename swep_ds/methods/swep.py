@@ -81,9 +81,7 @@ class Swep(Method):
     def _perturb(self, inputs: Inputs) -> Perturbed:
         """Eq. 3: e~ = e * z with z = mu + sigma * eps; and the KL of Eq. 2 per token."""
         alpha = self.settings.prior_variance
-        h = (
-            inputs.carried.hidden
-        )  # detached by `Objective.loss`: the noise gives the encoder no gradient through it
+        h = inputs.carried.hidden  # detached by `Objective.loss`: the noise gives the encoder no gradient through it
         parameters = self.noise(h)
         if self.settings.noise == "shuffled":
             parameters = shuffle(parameters, inputs)

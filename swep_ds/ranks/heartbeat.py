@@ -1,9 +1,8 @@
 """A connection from every rank to rank 0: when a rank dies, all others end within seconds, and one line names it.
 
-On several nodes without Slurm no launcher ends them, and none says which rank died first. The kernel closes a dead
-process's sockets, but no busy one's; of a vanished machine TCP keep-alive tells within 15 s (`PROBES`). The main
-threads may wait in a collective, so this module's thread ends the process itself (`os._exit`). Nothing is sent while
-all goes well.
+On several nodes without Slurm no launcher ends them or says which rank died first. The kernel closes a dead process's
+sockets, but no busy one's; of a vanished machine TCP keep-alive tells within 15 s (`PROBES`). The main threads may wait
+in a collective, so this module's thread ends the process itself (`os._exit`). Nothing is sent while all goes well.
 """
 
 import json
