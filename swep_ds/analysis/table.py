@@ -159,8 +159,9 @@ def _primary(contrast: tuple, rows: Rows, questions: significance.QuestionScores
     """The contrast that a sweep names, if both of its rows have runs with seeds in common."""
     name, base, metric, data_set = contrast
     compared = significance.compare({row: rows.get(row, []) for row in (base, name)}, base, questions)
-    if data_set == SHIFTED and compared:
-        data_set = list(compared.values())[-1]["data_set"]  # the mean if there is one, else the only shifted set
+    tested = list(dict.fromkeys(entry["data_set"] for entry in compared.values()))
+    if data_set == SHIFTED and len(tested) > 1:
+        data_set = tested[-1]  # the mean if there is one, else the only shifted set
     return [entry for place, entry in compared.items() if place == (name, data_set, metric)]
 
 
