@@ -1,5 +1,5 @@
 """SIGUSR1, SIGTERM and SIGINT (Ctrl-C) in the training loop as requests to stop: one to any rank waits for the end of
-an update, where all ranks save a checkpoint together and end with `EXIT_STOPPED`. A second signal ends the process."""
+an update, where all ranks save a checkpoint together and end with `EXIT_STOPPED`. A second one, but SIGUSR1, kills."""
 
 import signal
 import time
@@ -31,7 +31,7 @@ class StopRequest:
         if not self.number:
             self.number = number
             self._came_at = now
-        elif now - self._came_at > REPEAT_SECONDS:
+        elif number != signal.SIGUSR1 and now - self._came_at > REPEAT_SECONDS:  # Slurm and its script both send that
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 

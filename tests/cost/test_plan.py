@@ -190,7 +190,8 @@ class Hub(BaseHTTPRequestHandler):
     """Has the config of T5-base and nothing else."""
 
     def do_GET(self) -> None:
-        known, there = (self.path.startswith(f"/{MODEL}/{part}") for part in ("", "resolve/main/config.json"))
+        known = self.path.startswith(f"/{MODEL}/")
+        there = bool(re.fullmatch(rf"/{MODEL}/resolve/(main|a+)/config.json", self.path))  # of the name or its commit
         body = json.dumps(T5_BASE).encode() if there else b"{}"
         self.send_response(200 if there else 404)
         self.send_header("Content-Length", str(len(body)))

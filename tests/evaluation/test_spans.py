@@ -1,5 +1,6 @@
 """Span decoding against the rule written as loops over every pair; test_windows.py of data decodes gold answers."""
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -35,7 +36,8 @@ def decodings(draw):
             own = draw(st.just((question, question + context)) | part)
             bounds = dict(zip(NAMES, (*own, question, question + context), strict=True))
             start = [character + i for i in range(context)]
-            places = {"offset_start": start, "offset_end": [s + 1 + draw(st.integers(0, 2)) for s in start]}
+            ends = itertools.accumulate((s + 1 + draw(st.integers(0, 2)) for s in start), max)
+            places = {"offset_start": start, "offset_end": list(ends)}
             total = question + context + 1
             logits = {name: draw(st.lists(logit, min_size=total, max_size=total)) for name in LOGITS}
             windows.append({"example": example, **bounds, **places, **logits})
