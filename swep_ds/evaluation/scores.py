@@ -146,6 +146,3 @@ class Scorer:
             best[f"best_{metric}"] = 100.0 * highest / len(golds)
             best[f"best_{metric}_threshold"] = threshold
         return best
-
-
-SQUAD = Scorer()

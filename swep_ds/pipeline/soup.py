@@ -73,7 +73,8 @@ def _read(run: Path) -> Ingredient:
     weights = {}
     for file in weight_files(folder.model):
         with safe_open(file, "pt") as content:
-            for name in content.keys():  # noqa: SIM118
+            names = content.keys()
+            for name in names:
                 part = content.get_slice(name)
                 weights[name] = file
                 traits[name] = f"{part.get_dtype()} {list(part.get_shape())}"

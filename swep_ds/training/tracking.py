@@ -154,7 +154,7 @@ def check_wandb(settings: TrackingSection) -> None:
 
 
 def _start_wandb(settings: TrackingSection, method: str, config: dict[str, Any], folder: Path, updates: int) -> Any:
-    """wandb's run; None where one cannot start that resumes and goes on. A new one ends."""
+    """wandb's run. If it cannot start, a new run ends, and a resumed run continues without it: None."""
     id_file = folder / "wandb_id"  # a resumed run continues under its id
     is_new = not id_file.is_file()
     try:

@@ -13,7 +13,7 @@ from swep_ds.analysis.pages import template
 from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import calibration
 from swep_ds.evaluation.results import Results
-from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.scores import Scorer
 
 TEXT = "The battle of Lund was fought in 1676. The battle of Narva was fought in 1700 by the king of Sweden."
 TWICE = "In 1700 nothing happened. The battle of Narva was fought in 1700."
@@ -22,8 +22,8 @@ TWICE = "In 1700 nothing happened. The battle of Narva was fought in 1700."
 def item(predicted: str, *accepted: str, text: str = TEXT) -> Answered:
     example = Example(text, "When?", text, accepted, None, "a")
     accepted = accepted or ("",)
-    right = bool(SQUAD.exact_match(predicted, accepted))
-    return Answered(example, predicted, right, 100 * SQUAD.f1(predicted, accepted))
+    right = bool(Scorer().exact_match(predicted, accepted))
+    return Answered(example, predicted, right, 100 * Scorer().f1(predicted, accepted))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def results(answered: dict[str, list[Answered]]) -> Results:
     scores = {}
     for name, items in answered.items():
         golds = {item.example.id: item.example.answers for item in items}
-        scores[name] = SQUAD.score({item.example.id: item.predicted for item in items}, golds)
+        scores[name] = Scorer().score({item.example.id: item.predicted for item in items}, golds)
     return Results(method="swep", model="m", seed=0, world_size=1, eval=scores, versions={})
 
 

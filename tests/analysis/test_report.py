@@ -18,7 +18,7 @@ from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
 from swep_ds.analysis.pages import template
 from swep_ds.commands.report import report as command
-from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
 from swep_ds.pipeline.recipe import Recipe
@@ -209,7 +209,7 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
     change_data(run, eval={"squad": str(asked)}, unanswerable="train")
     predictions = json.loads((run / "predictions" / "squad.json").read_text())
     golds = {name: () if name in ("w1", "w2") else (gold,) for name, (_, gold, *_) in QUESTIONS.items()}
-    change_json(run / "results.json", eval={"squad": SQUAD.score(predictions, golds)})
+    change_json(run / "results.json", eval={"squad": Scorer().score(predictions, golds)})
     page = Page(report.write_report(run)[0])
     # with an answer: r1 to r3 right, w3 of F1 40; without: w1 right
     # the first table has the score of the headline, the second that of all questions

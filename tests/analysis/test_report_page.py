@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from swep_ds.analysis import report
-from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.examples import reported_examples
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import change_json
@@ -76,7 +76,7 @@ def page(tmp_path_factory) -> str:
                 wrong = ["", *example.context.split()[:2], longer]
                 answers[example.id] = [*wrong, *[gold] * 12][crc32(f"{example.id} {run}".encode()) % 16]
             (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
-            scores[name] = SQUAD.score(answers, {example.id: example.answers for example in examples})
+            scores[name] = Scorer().score(answers, {example.id: example.answers for example in examples})
             # as of a set with unanswerable questions, which has one more table
             for part, total in (("has_answer", 40), ("no_answer", 20)):
                 scores[name] |= {f"{part}_exact_match": 50.0, f"{part}_f1": 50.0, f"{part}_total": total}

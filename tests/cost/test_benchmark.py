@@ -67,7 +67,10 @@ def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on
     monkeypatch.setattr(candidates.ranks, "synchronize", lambda: None)
     pair = []
     for name in ("mle", "swep"):
-        update = lambda batch, number, name=name: calls.append((name, batch))  # noqa: E731
+
+        def update(batch, number, name=name):
+            calls.append((name, batch))
+
         pair.append(SimpleNamespace(update=update, batches=["a", "b", "c"], seconds=[]))
     candidates.measure(pair, warmup=1)
     in_turns = [(name, batch) for batch in "abc" for name in ("mle", "swep")]

@@ -8,7 +8,7 @@ import pytest
 
 from swep_ds.evaluation.calibration import calibration
 from swep_ds.evaluation.results import out_of_domain_mean, print_scores, write_predictions
-from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.scores import Scorer
 from tests.support import fake_runs
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
@@ -77,8 +77,8 @@ def test_results_have_their_fixed_layout_and_scores_in_percent_of_all_questions(
             golds = {qa["id"]: [answer["text"] for answer in qa["answers"]] for qa in questions(run, name)}
             answers, confidences = (read(run / kind / f"{name}.json") for kind in ("predictions", "confidence"))
             assert list(confidences) == list(answers)
-            right = [SQUAD.exact_match(answers[id_], accepted) for id_, accepted in golds.items()]
-            expected = SQUAD.score(answers, golds) | calibration([*confidences.values()], right)
+            right = [Scorer().exact_match(answers[id_], accepted) for id_, accepted in golds.items()]
+            expected = Scorer().score(answers, golds) | calibration([*confidences.values()], right)
             assert results["eval"][name] == expected
 
 
@@ -92,7 +92,7 @@ SCORES = {
 
 
 def test_the_table_has_the_source_first_rows_for_questions_without_an_answer_and_the_mean_last(capsys):
-    unanswered = SQUAD.score({"a": "x", "b": "x", "c": ""}, {"a": ["x"], "b": [], "c": []})
+    unanswered = Scorer().score({"a": "x", "b": "x", "c": ""}, {"a": ["x"], "b": [], "c": []})
     print_scores(SCORES | {"forum": unanswered}, "swep, /models/[v2]/m")
     printed = capsys.readouterr().out
     assert "swep, /models/[v2]/m" in printed

@@ -9,7 +9,7 @@ import torch
 from swep_ds.data.example import Example
 from swep_ds.data.windows import empty_answer
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation, Predictions
-from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import Answer, with_null
 from swep_ds.models.seq2seq import GenerativeQA
 from tests.evaluation.test_spans import best_probabilities, best_texts, decode, window
@@ -76,16 +76,16 @@ def test_the_threshold_with_the_best_f1_is_chosen_even_if_it_declines_all():
     evaluation = Evaluation(None, None, None, 1, 0.0)
     predictions = predicted({"a": "tea", "b": "red tea", "c": "x"}, {"a": -1.0, "b": 0.5, "c": 2.0})
     first, second, third = (Example(id_, "?", "tea", ("tea",), None, "a") for id_ in "abc")
-    half = EvalSet("set", [first, second, replace(third, answers=())], None, SQUAD)
+    half = EvalSet("set", [first, second, replace(third, answers=())], None, Scorer())
     chosen, why = evaluation.with_threshold(predictions, half)
     assert (chosen.null_threshold, why) == (0.5, "the best by F1 on half of set")
     assert half.score(predictions)["f1"] == pytest.approx(100 * (2 + 2 / 3) / 3)
-    kept, why = evaluation.with_threshold(predictions, EvalSet("set", half.examples[:2], None, SQUAD))
+    kept, why = evaluation.with_threshold(predictions, EvalSet("set", half.examples[:2], None, Scorer()))
     assert kept is evaluation
     assert why == "half of set, which could choose another, has no question without an answer"
     odds = {"a": -1.0, "b": -5.0, "c": -3.0}
     predictions = predicted(dict.fromkeys(odds, "x"), odds)
-    half = EvalSet("set", [first, replace(second, answers=()), replace(third, answers=())], None, SQUAD)
+    half = EvalSet("set", [first, replace(second, answers=()), replace(third, answers=())], None, Scorer())
     threshold = evaluation.with_threshold(predictions, half)[0].null_threshold
     assert predictions.declining(threshold).texts == dict.fromkeys(odds, "")
     official = half.best_thresholds(predictions)

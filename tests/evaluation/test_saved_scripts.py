@@ -9,7 +9,7 @@ import pytest
 
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.calibration import CALIBRATION
-from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.scores import Scorer
 from tests.support.bad_input import change_json
 from tests.support.finished import write_reading
 from tests.support.fork_server import ROOT, run_script
@@ -38,7 +38,7 @@ def test_scores_and_predictions_are_written_once(folder):
     results = json.loads((output / "results.json").read_text())
     assert list(results) == ["model", "world_size", "eval", "scorers", "versions"]
     assert (results["model"], results["world_size"]) == (model, 2)
-    assert results["eval"]["test"].items() >= SQUAD.score(predictions, golds).items()
+    assert results["eval"]["test"].items() >= Scorer().score(predictions, golds).items()
     assert set(results["eval"]["test"]) == {"exact_match", "f1", "total", *CALIBRATION}
     assert list(json.loads((output / "confidence" / "test.json").read_text())) == list(golds)
     assert f"{results['eval']['test']['f1']:.2f}" in ended.stdout

@@ -9,7 +9,7 @@ import pytest
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.data.splits import clusters, halves
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION, N_BEST, Calibrator, calibrated_scores, features
-from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import Answer
 from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.recipe import Recipe
@@ -70,7 +70,7 @@ def test_a_run_fits_a_calibrator_to_the_half_that_it_does_not_report(runs):
             seen.append(features(example, best))
         expected = calibrator.confidence(np.array(seen))
         assert list(sure.values()) == pytest.approx(expected.tolist())
-        right = [em for em, _ in SQUAD.by_question(answers, {e.id: e.answers for e in examples}).values()]
+        right = [em for em, _ in Scorer().by_question(answers, {e.id: e.answers for e in examples}).values()]
         scores = calibrated_scores(list(softmax.values()), list(sure.values()), right, clusters(examples))
         assert results["eval"][name].items() >= scores.items()
         assert set(CALIBRATION) | set(CALIBRATED) < set(results["eval"][name])

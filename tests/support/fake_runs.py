@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from swep_ds.evaluation.results import PACKAGES, Scores
-from swep_ds.evaluation.scores import SQUAD
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps.sweep import Cell, describe, read_sweep
 
@@ -54,7 +54,7 @@ def finish(folder: Path, recipe: Recipe, right: dict[str, int], **changes) -> No
         ids = [paragraph["qas"][0]["id"] for paragraph in article["paragraphs"]]
         answers = {id_: "b" if number < right[name] else "c" for number, id_ in enumerate(ids)}
         (folder / "predictions" / f"{name}.json").write_text(json.dumps(answers))
-        scores[name] = SQUAD.score(answers, {id_: ["b"] for id_ in ids})
+        scores[name] = Scorer().score(answers, {id_: ["b"] for id_ in ids})
     (folder / "results.json").write_text(json.dumps(results(recipe, scores) | changes))
 
 
