@@ -54,13 +54,20 @@ def _without_sync(make_mask: Callable) -> Callable:
     @wraps(make_mask)
     def make(*args, attention_mask: Tensor | None = None, allow_is_bidirectional_skip: bool = False, **kwargs):
         skip = allow_is_bidirectional_skip and attention_mask is None
-        return make_mask(*args, attention_mask=attention_mask, allow_is_bidirectional_skip=skip, **kwargs)
+        mask = make_mask(*args, attention_mask=attention_mask, allow_is_bidirectional_skip=skip, **kwargs)
+        if mask is None or mask.dtype != torch.bool:
+            return mask
+        rows = mask
+        if mask.stride(-2) == 0:  # the same keys for every query
+            rows = mask[..., :1, :]
+        return torch.zeros_like(rows, dtype=kwargs["dtype"]).masked_fill_(~rows, -torch.inf).expand_as(mask)
 
     return make
 
 
 # In every forward pass transformers checks whether a padding mask masks anything; on a GPU the host then waits for all
 # queued work. Here the host knows (`Batch.padding_mask`), so inside SDPA and eager attention use a given mask as it is.
+# And SDPA gets it as numbers to add, which it would make of a boolean one in every layer.
 # They are the same functions in every block: a compiled model would be compiled anew for others.
 WITHOUT_SYNC = {name: _without_sync(MASK_FUNCTIONS[name]) for name in ("sdpa", "eager")}
 given_masks = _switch(

@@ -1,5 +1,6 @@
 """DeepSpeed's engine around an objective, with the recipe's optimizer and schedule. What it needs beyond that is in
-`checkpoints.py` (the writer), `groups.py` (the parameter groups) and `foreach.py` (a step of few operations)."""
+`checkpoints.py` (the writer), `groups.py` (the parameter groups), `foreach.py` (a step of few operations) and `flat.py`
+(the gradient at ZeRO-1)."""
 
 import logging
 from contextlib import nullcontext
@@ -8,6 +9,7 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
+from deepspeed.runtime.torch_autocast import autocast_if_enabled
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
@@ -20,6 +22,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import tf32_products, without_cudnn_attention
 from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
+from swep_ds.training.flat import FlatGradient
 from swep_ds.training.foreach import use_foreach
 from swep_ds.training.groups import watch_norms
 from swep_ds.training.settings import TrainSection
@@ -34,7 +37,8 @@ class Engine:
 
     With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention. `optimizer` is
     DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself. `parts` are those of `Objective.parts`.
-    If it `coalesces`, gradients are reduced once an update, and `step` is called only then (`run_update`).
+    If it `coalesces`, gradients are reduced once an update. So are those of the flat gradient, `flat`, which ZeRO-1 has
+    where the optimizer is not offloaded. If it `steps_once`, `step` is called once an update (`run_update`).
     """
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
@@ -47,7 +51,11 @@ class Engine:
         self.parts = self.module.parts(train.execution)
         self.stage = engine.zero_optimization_stage()
         self.coalesces = train.coalesce_grad_reduction and self.stage >= 2  # below, gradients are reduced once anyway
-        if self.coalesces:
+        self.flat = None
+        if self.stage == 1 and not engine.zero_cpu_offload():  # offloaded, gradients are copied one by one anyway
+            self.flat = FlatGradient(engine.optimizer)
+        self.steps_once = self.coalesces or self.flat is not None
+        if self.steps_once:
             engine.set_gradient_accumulation_boundary(True)
         self._precision = train.precision
         self._products = nullcontext
@@ -64,12 +72,19 @@ class Engine:
     def __call__(self, batch: Batch, step: MicroStep | None = None) -> Any:
         """`Objective.forward`: a micro-step's loss, or predictions."""
         with self._products():
-            return self.deepspeed(batch, step)
+            if self.flat is None or step is None:
+                return self.deepspeed(batch, step)
+            with autocast_if_enabled(self.deepspeed):
+                return self.module(batch, step)
 
     @without_cudnn_attention()
     def backward(self, loss: Tensor) -> None:
         with self._products():
-            self.deepspeed.backward(loss)
+            if self.flat is None:
+                self.deepspeed.backward(loss)
+            else:
+                self.optimizer.scale_if_loss(loss / self.deepspeed.gradient_accumulation_steps()).backward()
+                self.flat.collect()
 
     def step(self) -> None:
         """Ends a micro-step; the last one of an update changes the weights.
@@ -77,7 +92,12 @@ class Engine:
         Raises TrainingDiverged: fp16's loss scale cannot be lowered any further.
         """
         try:
+            if self.flat is None:
+                self.deepspeed.step()
+                return
+            self.flat.hand_over()
             self.deepspeed.step()
+            self.flat.release()
         except Exception as error:
             if "loss scale already at minimum" not in str(error):
                 raise

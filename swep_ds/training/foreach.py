@@ -21,7 +21,7 @@ def use_foreach(engine) -> None:
     if stage == 3:
         return
     optimizer.unscale_and_clip_grads = partial(_clip_without_reading, optimizer)
-    if optimizer.contiguous_gradients and not optimizer.overlap_comm:
+    if stage == 2 and optimizer.contiguous_gradients and not optimizer.overlap_comm:
         _copy_together(optimizer)
 
 

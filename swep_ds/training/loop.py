@@ -115,8 +115,8 @@ def run_update(
 ) -> list[dict[str, Tensor]]:
     """One update of any method: for each micro-batch and each part of it, a pass or all: forward, backward, step.
 
-    The engine's step changes weights only after the update's last backward. With `train.coalesce_grad_reduction` it is
-    called only then, after the reduction of all gradients. `phase` is entered with the name of each phase.
+    The engine's step changes weights only after the update's last backward. If the engine `steps_once`, it is called
+    only then, after the reduction of all gradients. `phase` is entered with the name of each phase.
 
     Returns the statistics of each micro-batch (`Objective.loss`), with its "loss".
     """
@@ -132,13 +132,13 @@ def run_update(
                     loss, carried, measured = engine(batch, replace(step, part=part, carried=carried))
                 with phase("backward"):
                     engine.backward(loss * engine_divisor(micro_steps=len(parts)))  # passes add up
-                if not engine.coalesces:
+                if not engine.steps_once:
                     with phase("step"):
                         engine.step()
                 seen |= measured | {"loss": seen["loss"] + loss.detach()}
                 del loss  # frees the pass's graph before the next forward
             statistics.append(seen)
-    if engine.coalesces:
+    if engine.steps_once:
         with phase("step"):
             engine.step()
     return statistics

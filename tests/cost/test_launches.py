@@ -24,7 +24,7 @@ from tests.support.tiny_batches import batch
 from tests.support.tiny_run import ds_config, prepare
 
 # in bf16, for a 12-layer BERT with 199 tensors and a dropout of 0.1, by method and ZeRO stage
-BUDGET = {("mle", 1): 1300, ("mle", 2): 1300, ("swep", 1): 2600, ("swep", 2): 2800}
+BUDGET = {("mle", 1): 1050, ("mle", 2): 1300, ("swep", 1): 2250, ("swep", 2): 2800}
 LOOP_COSTS = ROOT / "tests" / "support" / "loop_costs.py"
 # (stage, method, train.coalesce_grad_reduction, how many weights may stay gathered) -> all-reduces or reduce-scatters,
 # and gathers, of all parameters
@@ -68,9 +68,9 @@ def test_an_update_launches_no_more_operations_than_its_budget():
             assert counts["all"] == sum(counts[phase] for phase in ("forward", "backward", "step", "statistics"))
             assert counts["step"] < 70  # and none for each of the 199 gradients
             assert counts["reads"] == 0, (case, counts)
-            if case == ("mle", 1):  # the engine adds a copy of each gradient to its bucket, and little else
+            if case == ("mle", 1):  # the engine adds nothing before the step
                 assert counts["forward"] == plain["forward"]
-                assert counts["backward"] - plain["backward"] < 199 + 20
+                assert counts["backward"] - plain["backward"] < 5
 
 
 def test_views_and_allocations_do_not_count_and_the_perturbation_counts_once():
@@ -108,7 +108,7 @@ def test_what_two_ranks_send_and_read(tmp_path):
     figures = json.loads(out.read_text())
     for (case, (reductions, gathers)), (parameters, sent) in zip(SENT.items(), figures["sent"], strict=True):
         stage = case[0]
-        expected = {"reduce_scatter_tensor" if stage == 3 else "all_reduce": reductions}
+        expected = {"reduce_scatter_tensor" if stage in (1, 3) else "all_reduce": reductions}
         if gathers:
             expected["all_gather_into_tensor"] = gathers
         # the rest are norms, and at ZeRO-3 the weights that are too small to be partitioned

@@ -1,0 +1,113 @@
+"""The gradient at ZeRO-1 as one flat tensor for each parameter group, in place of DeepSpeed's hooks.
+
+DeepSpeed 0.19 hooks every parameter, which takes the host half of an update. At ZeRO-1 nothing needs to happen during a
+backward: a rank keeps whole gradients until the last one of an update. So the hooks go, and DeepSpeed takes part in the
+step alone. Its step reads the flat tensor where DeepCompile would put it (`GradPartitionBufferGroup`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from deepspeed import comm
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer, GradPartitionBufferGroup
+from torch import Tensor, nn
+
+
+@dataclass
+class Group:
+    """The gradient of a parameter group, laid out like its weights."""
+
+    parameters: list[nn.Parameter]
+    whole: Tensor  # of all ranks' partitions, padded
+    places: list[Tensor]  # each parameter's part of `whole`, in its shape
+    partition: Tensor  # this rank's part of `whole`
+    pieces: GradPartitionBufferGroup  # what `partition` has of each parameter; DeepSpeed takes the norm over them
+
+
+class FlatGradient:
+    """Collects the gradients of an update, and gives them to DeepSpeed's step.
+
+    Equal to DeepSpeed's own gradient to the last bit on one rank. Several ranks send it in one reduce-scatter, half the
+    volume of DeepSpeed's all-reduce. Memory is held from `collect` to `release`, so the tensor is never there beside
+    the activations; a CUDA graph that writes into it must keep it (`release` is then not called).
+    """
+
+    def __init__(self, optimizer: DeepSpeedZeroOptimizer):
+        for hook in optimizer._grad_acc_hooks:
+            hook.remove()
+        optimizer._grad_acc_hooks.clear()
+        self._optimizer = optimizer
+        self.groups = [self._group(number) for number in range(len(optimizer.bit16_groups))]
+        self.release()
+
+    def _group(self, number: int) -> Group:
+        optimizer = self._optimizer
+        parameters = optimizer.bit16_groups[number]
+        weights = optimizer.bit16_groups_flat[number]
+        whole = torch.zeros_like(weights)
+        size = int(optimizer.partition_size[number])
+        begin = comm.get_rank(group=optimizer.real_dp_process_group[number]) * size
+        partition = whole[begin : begin + size]
+        places = []
+        pieces = []
+        for parameter in parameters:
+            first = parameter.storage_offset() - weights.storage_offset()
+            place = whole[first : first + parameter.numel()]
+            places.append(place.view_as(parameter))
+            piece = whole[max(first, begin) : min(first + parameter.numel(), begin + size)]
+            if piece.numel() == parameter.numel():
+                piece = piece.view_as(parameter)
+            if piece.numel():
+                pieces.append(piece)
+        return Group(parameters, whole, places, partition, GradPartitionBufferGroup(pieces, partition))
+
+    def collect(self) -> None:
+        """Adds the gradients of a backward to those of the update's earlier ones, and drops them. A parameter without
+        one counts as 0."""
+        for group in self.groups:
+            begins = group.whole.untyped_storage().size() == 0
+            if begins:
+                group.whole.untyped_storage().resize_(group.whole.nbytes)
+                group.whole.zero_()  # the padding, and what has no gradient
+            places = []
+            gradients = []
+            for parameter, place in zip(group.parameters, group.places, strict=True):
+                if parameter.grad is not None:
+                    places.append(place)
+                    gradients.append(parameter.grad)
+                    parameter.grad = None
+            if begins:
+                torch._foreach_copy_(places, gradients)
+            else:
+                torch._foreach_add_(places, gradients)
+
+    def hand_over(self) -> None:
+        """Makes the mean over all ranks the gradient of DeepSpeed's coming step. Collective."""
+        optimizer = self._optimizer
+        ranks = comm.get_world_size(group=optimizer.dp_process_group)
+        for number, group in enumerate(self.groups):
+            self._round(group)
+            if ranks > 1:
+                comm.reduce_scatter_fn(group.partition, group.whole, group=optimizer.dp_process_group)
+                group.partition.mul_(1.0 / ranks)
+            optimizer.averaged_gradients[number] = group.pieces
+            optimizer.all_grad_tensors[number] = None
+
+    def _round(self, group: Group) -> None:
+        """Rounds what DeepSpeed would send in another dtype: with torch_autocast, the gradients of matrix products."""
+        rounded: dict[torch.dtype, list[Tensor]] = {}
+        for parameter, place in zip(group.parameters, group.places, strict=True):
+            dtype = self._optimizer.get_param_comm_dtype(parameter)
+            if dtype != place.dtype:
+                rounded.setdefault(dtype, []).append(place)
+        for dtype, places in rounded.items():
+            sizes = [place.numel() for place in places]
+            sent = torch.empty(sum(sizes), dtype=dtype, device=group.whole.device).split(sizes)
+            sent = [part.view_as(place) for part, place in zip(sent, places, strict=True)]
+            torch._foreach_copy_(sent, places)
+            torch._foreach_copy_(places, sent)
+
+    def release(self) -> None:
+        """Frees the memory, once the step has read it."""
+        for group in self.groups:
+            group.whole.untyped_storage().resize_(0)
