@@ -25,6 +25,15 @@ class PassState:
 
 
 @dataclass(frozen=True)
+class Scalars:
+    """The numbers of an update on the device, where a CUDA graph reads them anew at each replay."""
+
+    seed: Tensor  # 0-dim int64
+    draw: Tensor  # 0-dim int64, of the update's first perturbed pass
+    kl_weights: Tensor  # [passes] float64
+
+
+@dataclass(frozen=True)
 class MicroStep:
     """Which part of which update a call of the objective computes."""
 
@@ -34,6 +43,7 @@ class MicroStep:
     carried: PassState = PassState()  # what the micro-steps before it left
     measure: bool = False  # whether to compute statistics of the noise as well,
     compare: bool = False  # and whether to compare it with other noise, which runs the model
+    scalars: Scalars | None = None  # in place of what follows from `update` and `progress`
 
 
 @dataclass(frozen=True)
@@ -42,9 +52,9 @@ class Inputs:
 
     embeddings: Tensor  # word embeddings e [N, T, d]
     batch: Batch
-    seed: int  # the run's; with `draw` and the sample ids it keys the noise (`kernels/`)
+    seed: int | Tensor  # the run's; with `draw` and the sample ids it keys the noise (`kernels/`)
     # update * P + k for pass k among the update's P perturbed passes: methods with equally many draw the same numbers
-    draw: int
+    draw: int | Tensor
     carried: PassState
     forward: Callable[[Tensor], QAOutput]  # runs the model on other embeddings, without dropout
 

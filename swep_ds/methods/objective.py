@@ -43,11 +43,16 @@ class Objective(nn.Module):
             groups[1]["lr"] = self.method.learning_rate
         return [group for group in groups if group["params"]]
 
-    def passes(self, step: MicroStep) -> list[tuple[Pass, int | None]]:
+    def passes(self, step: MicroStep) -> list[tuple[Pass, int | Tensor | None]]:
         """The passes of a micro-step, each with the number of its draw if it is perturbed (`Inputs.draw`)."""
         passes = self.method.passes(step.progress)
         perturbed = [number for number, pass_ in enumerate(passes) if pass_.perturb]
         first = step.update * len(perturbed)
+        if step.scalars:
+            first = step.scalars.draw
+            for number in perturbed:
+                if passes[number].trains:
+                    passes[number] = replace(passes[number], kl_weight=step.scalars.kl_weights[number])
         draws = {number: first + k for k, number in enumerate(perturbed)}
         numbers = range(len(passes))
         if step.part is not None:
@@ -85,7 +90,8 @@ class Objective(nn.Module):
                         loss = loss + 0.0 * network(token).float().sum()
                 elif pass_.perturb:
                     forward = partial(self._forward_without_dropout, batch)
-                    inputs = Inputs(noise.embeddings, batch, self.seed, draw, carried, forward)
+                    seed = step.scalars.seed if step.scalars else self.seed
+                    inputs = Inputs(noise.embeddings, batch, seed, draw, carried, forward)
                     noise = pass_.perturb(inputs)
                     statistics |= self._measure(noise, inputs, step)  # while no activations are held
                 output = self.qa(noise.embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
@@ -121,7 +127,10 @@ class Objective(nn.Module):
             kl_per_token = (kl_N * batch.token_weight).sum()
             kl_per_window = (kl_N * batch.weight).sum()
             kl = kl_per_window if self.method.kl_reduction == "sum" else kl_per_token
-            loss = loss + pass_.kl_weight * kl
+            kl_weight = pass_.kl_weight
+            if isinstance(kl_weight, Tensor):
+                kl_weight = kl_weight.to(kl.dtype)
+            loss = loss + kl_weight * kl
             statistics["kl_per_token"] = kl_per_token.detach()
             statistics["kl_per_window"] = kl_per_window.detach()
             if pass_.weight != 0:

@@ -3,7 +3,9 @@
 (the gradient at ZeRO-1)."""
 
 import logging
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import deepspeed
@@ -16,14 +18,15 @@ from transformers.optimization import Adafactor, get_scheduler
 
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, TrainingDiverged, as_input_error
-from swep_ds.data.batches import Batch
-from swep_ds.methods.base import MicroStep
+from swep_ds.data.batches import Batch, engine_divisor
+from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import tf32_products, without_cudnn_attention
 from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.flat import FlatGradient
 from swep_ds.training.foreach import use_foreach
+from swep_ds.training.graphs import Graphs, recorder
 from swep_ds.training.groups import watch_norms
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import shard
@@ -58,11 +61,15 @@ class Engine:
         if self.steps_once:
             engine.set_gradient_accumulation_boundary(True)
         self._precision = train.precision
+        self._loss_scale = torch.ones((), device=ranks.device())  # of fp16; here a CUDA graph reads it anew
         self._products = nullcontext
         if train.precision == "tf32":
             self._products = tf32_products
         use_foreach(engine)
         self._norms = watch_norms(engine, self.module, train.max_grad_norm)
+        self.graphs = None
+        if train.cuda_graphs and self.flat and (record := recorder()):
+            self.graphs = Graphs(self, record)
         engine.checkpoint_engine = Writer()
         # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
         engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
@@ -83,8 +90,47 @@ class Engine:
             if self.flat is None:
                 self.deepspeed.backward(loss)
             else:
-                self.optimizer.scale_if_loss(loss / self.deepspeed.gradient_accumulation_steps()).backward()
+                loss = loss / self.deepspeed.gradient_accumulation_steps()
+                if self._precision == "fp16":
+                    loss = loss * self._loss_scale
+                loss.backward()
                 self.flat.collect()
+
+    def accumulate(
+        self, batch: Batch, step: MicroStep, parts: Sequence[int | None], phase: Callable[[str], AbstractContextManager]
+    ) -> dict[str, Tensor]:
+        """`run_passes`, by a CUDA graph where there can be one."""
+        if self._precision == "fp16" and self.flat:
+            self._loss_scale.fill_(self.optimizer.loss_scale)
+        if self.graphs:
+            with phase("replay"):
+                seen = self.graphs.run(batch, step, parts)
+            if seen is not None:
+                return seen
+        return self.run_passes(batch, step, parts, phase)
+
+    def run_passes(
+        self,
+        batch: Batch,
+        step: MicroStep,
+        parts: Sequence[int | None],
+        phase: Callable[[str], AbstractContextManager] = nullcontext,
+    ) -> dict[str, Tensor]:
+        """The forwards and backwards of a micro-batch, one of each for each of its parts. Returns its statistics
+        (`Objective.loss`) with its "loss". `phase` is entered with the name of each phase."""
+        carried = PassState()
+        seen = {"loss": torch.zeros((), device=batch.input_ids.device)}
+        for part in parts:
+            with phase("forward"):
+                loss, carried, measured = self(batch, replace(step, part=part, carried=carried))
+            with phase("backward"):
+                self.backward(loss * engine_divisor(micro_steps=len(parts)))  # passes add up
+            if not self.steps_once:
+                with phase("step"):
+                    self.step()
+            seen |= measured | {"loss": seen["loss"] + loss.detach()}
+            del loss  # frees the pass's graph before the next forward
+        return seen
 
     def step(self) -> None:
         """Ends a micro-step; the last one of an update changes the weights.

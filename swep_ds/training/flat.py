@@ -19,6 +19,7 @@ class Group:
 
     parameters: list[nn.Parameter]
     whole: Tensor  # of all ranks' partitions, padded
+    padding: Tensor  # the end of `whole`
     places: list[Tensor]  # each parameter's part of `whole`, in its shape
     partition: Tensor  # this rank's part of `whole`
     pieces: GradPartitionBufferGroup  # what `partition` has of each parameter; DeepSpeed takes the norm over them
@@ -28,8 +29,8 @@ class FlatGradient:
     """Collects the gradients of an update, and gives them to DeepSpeed's step.
 
     Equal to DeepSpeed's own gradient to the last bit on one rank. Several ranks send it in one reduce-scatter, half the
-    volume of DeepSpeed's all-reduce. Memory is held from `collect` to `release`, so the tensor is never there beside
-    the activations; a CUDA graph that writes into it must keep it (`release` is then not called).
+    volume of DeepSpeed's all-reduce. Memory is held from an update's first backward to its step; if `stays`, as CUDA
+    graphs need it, from the first update on. `begun` says whether an update has collected a gradient yet.
     """
 
     def __init__(self, optimizer: DeepSpeedZeroOptimizer):
@@ -38,6 +39,7 @@ class FlatGradient:
         optimizer._grad_acc_hooks.clear()
         self._optimizer = optimizer
         self.groups = [self._group(number) for number in range(len(optimizer.bit16_groups))]
+        self.stays = False
         self.release()
 
     def _group(self, number: int) -> Group:
@@ -59,16 +61,17 @@ class FlatGradient:
                 piece = piece.view_as(parameter)
             if piece.numel():
                 pieces.append(piece)
-        return Group(parameters, whole, places, partition, GradPartitionBufferGroup(pieces, partition))
+        padding = whole[sum(parameter.numel() for parameter in parameters) :]
+        return Group(parameters, whole, padding, places, partition, GradPartitionBufferGroup(pieces, partition))
 
     def collect(self) -> None:
         """Adds the gradients of a backward to those of the update's earlier ones, and drops them. A parameter without
         one counts as 0."""
         for group in self.groups:
-            begins = group.whole.untyped_storage().size() == 0
-            if begins:
-                group.whole.untyped_storage().resize_(group.whole.nbytes)
-                group.whole.zero_()  # the padding, and what has no gradient
+            storage = group.whole.untyped_storage()
+            if storage.size() == 0:
+                storage.resize_(group.whole.nbytes)
+                group.padding.zero_()
             places = []
             gradients = []
             for parameter, place in zip(group.parameters, group.places, strict=True):
@@ -76,10 +79,13 @@ class FlatGradient:
                     places.append(place)
                     gradients.append(parameter.grad)
                     parameter.grad = None
-            if begins:
-                torch._foreach_copy_(places, gradients)
-            else:
+                elif not self.begun:
+                    place.zero_()
+            if self.begun:
                 torch._foreach_add_(places, gradients)
+            else:
+                torch._foreach_copy_(places, gradients)
+        self.begun = True
 
     def hand_over(self) -> None:
         """Makes the mean over all ranks the gradient of DeepSpeed's coming step. Collective."""
@@ -108,6 +114,8 @@ class FlatGradient:
             torch._foreach_copy_(places, sent)
 
     def release(self) -> None:
-        """Frees the memory, once the step has read it."""
-        for group in self.groups:
-            group.whole.untyped_storage().resize_(0)
+        """Ends an update, whose step has read the gradient."""
+        self.begun = False
+        if not self.stays:
+            for group in self.groups:
+                group.whole.untyped_storage().resize_(0)

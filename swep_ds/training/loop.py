@@ -14,9 +14,9 @@ from torch import Tensor
 
 from swep_ds import ranks
 from swep_ds.common.errors import Stopped
-from swep_ds.data.batches import Batch, TrainingBatches, engine_divisor
+from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.evaluation.results import Score
-from swep_ds.methods.base import Method, MicroStep, PassState
+from swep_ds.methods.base import Method, MicroStep
 from swep_ds.ranks.environment import note_checkpoint
 from swep_ds.ranks.stopping import RESUMES, StopVote, request
 from swep_ds.training.checkpoints import Checkpoints, TrainState
@@ -125,19 +125,7 @@ def run_update(
         for _ in range(accumulation):
             with phase("data"):
                 batch = next(micro_batches)
-            carried = PassState()
-            seen = {"loss": torch.zeros((), device=batch.input_ids.device)}
-            for part in parts:
-                with phase("forward"):
-                    loss, carried, measured = engine(batch, replace(step, part=part, carried=carried))
-                with phase("backward"):
-                    engine.backward(loss * engine_divisor(micro_steps=len(parts)))  # passes add up
-                if not engine.steps_once:
-                    with phase("step"):
-                        engine.step()
-                seen |= measured | {"loss": seen["loss"] + loss.detach()}
-                del loss  # frees the pass's graph before the next forward
-            statistics.append(seen)
+            statistics.append(engine.accumulate(batch, step, parts, phase))
     if engine.steps_once:
         with phase("step"):
             engine.step()

@@ -1,0 +1,142 @@
+"""CUDA graphs of a micro-batch's passes: the GPU replays their forwards and backwards without waiting for the host.
+
+A graph is captured for each shape of a batch when it first comes, and replayed for every later batch of the shape:
+
+    copy the batch and the update's numbers (`Scalars`) into the graph's own tensors;  replay;  read the statistics
+
+Gradients are left in the `FlatGradient`; what ranks send and the optimizer's step stay outside. Dropout is that of a
+run without graphs: at a replay, PyTorch reads the generator's seed and offset anew. Updates that measure the noise run
+without graphs, and so do methods whose passes repeat their dropout, which reads the generator's state on the host.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from swep_ds import ranks
+from swep_ds.common.errors import reason
+from swep_ds.data.batches import Batch
+from swep_ds.methods.base import MicroStep, Pass, Scalars
+
+log = logging.getLogger(__name__)
+MOST = 64  # graphs of a run; further shapes run without
+
+Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+
+
+@dataclass
+class Graph:
+    batch: Batch  # what the replay reads
+    names: list[str]  # of the statistics
+    statistics: Tensor  # [names] float64, what the replay writes
+    replay: Callable[[], None]
+
+
+class Graphs:
+    """The graphs of an `Engine` with a flat gradient. `record` runs a function and returns how to repeat it, and the
+    tensor that holds its result after each repetition (`recorder`)."""
+
+    def __init__(self, engine, record: Record):
+        self._engine = engine
+        self._record = record
+        self._graphs: dict[tuple, Graph] = {}
+        self._most = MOST
+        engine.flat.stays = True
+        device = ranks.device()
+        seed, draw = (torch.tensor(number, device=device) for number in (engine.module.seed, 0))
+        passes = len(engine.module.method.passes(0.0))
+        self._scalars = Scalars(seed, draw, torch.zeros(passes, dtype=torch.float64, device=device))
+
+    def run(self, batch: Batch, step: MicroStep, parts: Sequence[int | None]) -> dict[str, Tensor] | None:
+        """What `Engine.run_passes` does and returns; None, and nothing done, where it has to do it without a graph."""
+        passes = self._engine.module.method.passes(step.progress)
+        if step.measure or step.compare or any(pass_.repeats_dropout for pass_ in passes):
+            return None
+        key = self._key(batch, passes, parts)
+        self._fill(step, passes)
+        if key not in self._graphs and len(self._graphs) < self._most:
+            self._capture(key, batch, step, parts)
+        graph = self._graphs.get(key)
+        if graph is None:
+            return None
+        for mine, theirs in zip(graph.batch, batch, strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(theirs, non_blocking=True)
+        graph.replay()
+        self._engine.flat.begun = True
+        values = graph.statistics.clone()  # the next replay writes there
+        return dict(zip(graph.names, values.unbind(), strict=True))
+
+    def _key(self, batch: Batch, passes: Sequence[Pass], parts: Sequence[int | None]) -> tuple:
+        """All that decides which operations run, in which order and on which shapes."""
+        shapes = tuple(field.shape if isinstance(field, Tensor) else None for field in batch)
+        constant = tuple(replace(pass_, kl_weight=0.0) for pass_ in passes)
+        return shapes, batch.padding_mask is None, constant, tuple(parts), self._engine.flat.begun
+
+    def _fill(self, step: MicroStep, passes: Sequence[Pass]) -> None:
+        perturbed = sum(pass_.perturb is not None for pass_ in passes)
+        self._scalars.draw.fill_(step.update * perturbed)
+        for weight, pass_ in zip(self._scalars.kl_weights, passes, strict=True):
+            if isinstance(pass_.kl_weight, Tensor):
+                weight.copy_(pass_.kl_weight)
+            else:
+                weight.fill_(pass_.kl_weight)
+
+    def _capture(self, key: tuple, batch: Batch, step: MicroStep, parts: Sequence[int | None]) -> None:
+        """If it cannot be captured, a line says why, and no other shape is tried."""
+        began = time.perf_counter()
+        engine = self._engine
+        batch = Batch(*(field.clone() if isinstance(field, Tensor) else field for field in batch))
+        step = replace(step, scalars=self._scalars)
+        names: list[str] = []
+        generator = torch if batch.input_ids.device.type == "cpu" else torch.get_device_module(batch.input_ids.device)
+        state = generator.get_rng_state()
+        begun = engine.flat.begun
+        before = [group.whole.clone() for group in engine.flat.groups if begun]
+
+        def body() -> Tensor:
+            engine.flat.begun = begun
+            statistics = engine.run_passes(batch, step, parts)
+            names[:] = statistics
+            return torch.stack([value.double() for value in statistics.values()])
+
+        shape = f"{batch.input_ids.shape[0]} windows of {batch.input_ids.shape[1]} tokens"
+        try:
+            replay, statistics = self._record(body)
+        except RuntimeError as error:
+            self._most = 0
+            log.warning(f"train.cuda_graphs: {shape} cannot be captured ({reason(error)}): new shapes train without")
+        else:
+            self._graphs[key] = Graph(batch, names, statistics, replay)
+            log.info(f"CUDA graph {len(self._graphs)}: {shape}, {time.perf_counter() - began:.1f} s")
+        # as if nothing had run
+        generator.set_rng_state(state)
+        engine.flat.begun = begun
+        for group, whole in zip(engine.flat.groups, before, strict=False):
+            group.whole.copy_(whole)
+
+
+def recorder() -> Record | None:
+    """For `Graphs`: records CUDA graphs that share their memory, so they must run one after the other. None without a
+    GPU."""
+    if ranks.device().type != "cuda":
+        return None
+    pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()
+
+    def record(body: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            body()  # compiles and plans kernels, which a capture cannot
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # other threads pin memory for coming batches meanwhile
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            result = body()
+        return graph.replay, result
+
+    return record
