@@ -68,7 +68,8 @@ class _Model:
         self.largest = max(self.sizes)
         self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
         # one bucket for each dtype of gradients; autocast's have two
-        self.bucket = zero.reduce_bucket_size * (6 if train.precision == "autocast" else self.width)
+        self.sends_half = train.precision == "autocast"
+        self.bucket = zero.reduce_bucket_size * (6 if self.sends_half else self.width)
         self.coalesced = self.width * self.numel if train.coalesce_grad_reduction else 0
 
     def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
@@ -117,8 +118,10 @@ class _Model:
                 host=self._kept(part) + (4 + width) * part + width * self.largest + accumulated,
                 loading=4 * self.numel,
             )
+        if self.zero.stage == 1:
+            return self._flat(part)
         transient = self.bucket + oversized + accumulated
-        if self.zero.stage == 1 or self.coalesced:  # grads_in_partition is filled while all gradients still exist
+        if self.coalesced:  # grads_in_partition is filled while all gradients still exist
             transient = self.bucket + width * self.numel
         # step(): averaged gradients, flat, then float32; then Adam
         flattening = gradients + width * part + (4 * part if width < 4 else 0)
@@ -128,6 +131,21 @@ class _Model:
             gradients=gradients,
             transient=transient,
             step=max(flattening, 4 * part),
+            loading=4 * self.numel,
+        )
+
+    def _flat(self, part: int) -> States:
+        """ZeRO-1 without offload (`swep_ds/training/flat.py`); each backward leaves gradients beside the flat one."""
+        whole = self.width * part * self.world_size
+        working = 4 * part if self.width < 4 else 0  # the float32 gradient of the step
+        if self.sends_half:
+            working = 2 * self.numel
+        return States(
+            parameters=self.width * self.numel,
+            optimizer=self._kept(part),
+            gradients=whole,
+            transient=self.width * self.numel,
+            step=whole + working,
             loading=4 * self.numel,
         )
 

@@ -70,7 +70,7 @@ def test_an_update_launches_no_more_operations_than_its_budget():
             assert counts["reads"] == 0, (case, counts)
             if case == ("mle", 1):  # the engine adds nothing before the step
                 assert counts["forward"] == plain["forward"]
-                assert counts["backward"] - plain["backward"] < 5
+                assert counts["backward"] - plain["backward"] < 10
 
 
 def test_views_and_allocations_do_not_count_and_the_perturbation_counts_once():
