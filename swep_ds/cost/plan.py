@@ -126,7 +126,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     if tokenizer is None:
         say(f"updates and tokens: not known, because {no_tokenizer}")
     else:
-        text, length = _data(recipe, tokenizer, devices.count)
+        text, length = _data(recipe, tokenizer, devices)
         say(text)
 
     # with max_tokens the windows of the longest length are the widest: attention grows with its square
@@ -192,21 +192,22 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
         return Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
 
 
-def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, world_size: int) -> tuple[str, int]:
-    """A line about the training data, and the tokens of the longest window. The test sets may be missing."""
+def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int]:
+    """A line about the training data, and the width of the widest batch. The test sets may be missing."""
     data = recipe.data.model_copy(update={"eval": {}})
     training, _ = load_examples(recipe.model_copy(update={"data": data}))
     features = prepare.training_features(recipe, tokenizer, training)
-    batches = prepare.training_batches(recipe, tokenizer, features, 0, world_size)
-    # an epoch's updates are made of the same windows
-    seen = [batches.lengths[batches.windows(u)] for u in range(min(batches.updates, batches.updates_per_epoch))]
-    tokens = sum(int(lengths.sum()) for lengths in seen)
-    positions = sum(int(lengths.max()) * len(lengths) for lengths in seen)
+    batches = prepare.training_batches(recipe, tokenizer, features, 0, devices.count, devices.on_gpu)
+    seen = range(min(batches.updates, batches.updates_per_epoch))  # an epoch's updates are made of the same windows
+    tokens = sum(int(batches.lengths[batches.windows(update)].sum()) for update in seen)
+    shapes = [(len(batches.windows(update)), batches.width(update)) for update in seen]
+    positions = sum(count * width for count, width in shapes)
     text = (
         f"data: {len(training):,} questions, {len(features.dataset):,} windows; {batches.updates:,} updates of "
-        f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}"
+        f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}; "
+        f"{len(set(shapes)):,} shapes"
     )
-    return text, max(int(lengths.max()) for lengths in seen)
+    return text, max(width for _, width in shapes)
 
 
 def _batch(recipe: Recipe, count: int, length: int) -> Batch:

@@ -58,12 +58,15 @@ def test_parameters_updates_and_tokens(capsys, folder):
     assert f"{3 * 16 * 16 + 3 * 16:,} of the method" in text  # two layers with bias, 16 -> 16 -> 2 * 16
     tokenizer = load_tokenizer(recipe.model.name)
     features = training_features(recipe, tokenizer, load_examples(recipe)[0])
-    ranks = [training_batches(recipe, tokenizer, features, rank, 2) for rank in (0, 1)]
+    ranks = [training_batches(recipe, tokenizer, features, rank, 2, on_gpu=True) for rank in (0, 1)]
     batches = [rank[update] for rank in ranks for update in range(rank.updates_per_epoch)]
     epoch = [batch.attention_mask for batch in batches if batch.weight.sum() > 0]
     tokens, positions = sum(int(mask.sum()) for mask in epoch), sum(mask.numel() for mask in epoch)
     assert f"{ranks[0].updates} updates of 8 windows, {tokens / ranks[0].updates_per_epoch:,.0f} tokens each" in text
-    assert f"padding {1 - tokens / positions:.1%}" in text
+    updates = range(ranks[0].updates_per_epoch)
+    shapes = {(len(ranks[0].windows(update)), batches[update].input_ids.shape[1]) for update in updates}
+    assert f"padding {1 - tokens / positions:.1%}; {len(shapes)} shapes\n" in text
+    assert all(width % 16 == 0 or width == ranks[0].lengths.max() for _, width in shapes)
     assert f"4 x {max(mask.shape[1] for mask in epoch)} tokens" in text
     assert "data.train: " in refused(printed, capsys, folder, LARGE, "data.train=nowhere/to/be.json")
 
