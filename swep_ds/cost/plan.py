@@ -31,8 +31,9 @@ from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 
-# the simplest first: partitioning costs communication, offload waits for the bus
-ORDER = ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
+# the fastest first: partitioning more costs communication, offload waits for the bus. ZeRO-0 takes more memory than
+# ZeRO-1 and gives the device more operations in every precision (docs/measurements/cpu-training.md).
+ORDER = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero0"]
 USABLE = 0.9  # share of a device's memory; its context, workspaces and fragmentation take the rest
 GIB = 2**30
 CAPTION = f"""\
@@ -76,9 +77,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
 
     Raises InputError: there is no such model, the training data cannot be read, or no ds_config can be planned for.
     """
-    # in bf16 DeepSpeed's ZeRO-0 steps one weight tensor after the other: `build_engine` advises against it
-    order = [*ORDER[1:], ORDER[0]] if recipe.train.precision == "bf16" else ORDER
-    names = [ds_config] if ds_config else order
+    names = [ds_config] if ds_config else ORDER
     fitting = names
     console = Console(width=160)
     if recipe.pretrain:
@@ -89,7 +88,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     fitting = [name for name in fitting if name in both]  # one command runs both stages
     if fitting:
         ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
-        console.print(f"use {Path(fitting[0]).name}, the simplest that fits:")
+        console.print(f"use {Path(fitting[0]).name}, the fastest that fits:")
         console.print(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
         return
     size = "max_tokens" if recipe.train.max_tokens else "micro_batch_size"
