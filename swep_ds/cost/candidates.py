@@ -128,8 +128,7 @@ def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
 
 def _sizes(batches: TrainingBatches) -> list[int]:
     """Positions of each update of the first epoch."""
-    updates = map(batches.windows, range(batches.updates_per_epoch))
-    return [len(rows) * int(batches.lengths[rows].max()) for rows in updates]
+    return [len(batches.windows(update)) * batches.width(update) for update in range(batches.updates_per_epoch)]
 
 
 def _first_micro_batch(batches: TrainingBatches, update: int) -> Batch:

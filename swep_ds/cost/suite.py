@@ -49,8 +49,8 @@ def side_by_side(recipes: dict[str, Recipe], ds_config: str, plain: str, *, upda
             flops = bench.flops_per_token(update, largest)
             candidates.append(bench.Candidate(name, update, flops, peak, common))
             if name == plain:  # also on batches as it makes them, whatever the lengths
-                unsorted = Recipe.make(first, train={"group_by_length": False})
-                batches = training_batches(unsorted, job.tokenizer, job.features, 0, 1)
+                unsorted = Recipe.make(first, train={"group_by_length": False, "pad_to_multiple_of": 1})
+                batches = training_batches(unsorted, job.tokenizer, job.features, 0, 1, accelerator.on_gpu())
                 random = bench.sample(batches, warmup, updates)
                 candidates.append(bench.Candidate(name + RANDOM, update, flops, peak, random))
         bench.measure(candidates, warmup)

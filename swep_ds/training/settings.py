@@ -21,6 +21,8 @@ class TrainSection(Section):
     micro_batch_size: Count = 8  # windows per rank and forward pass
     max_tokens: Many | None = None  # replaces micro_batch_size: padded positions per rank and pass
     group_by_length: bool = True  # windows of similar length share an update; false = random ones, with more padding
+    # widths of batches are rounded up to it, so that a GPU sees few shapes; null = 16 on a GPU, else 1
+    pad_to_multiple_of: Count | None = None
     gradient_accumulation_steps: Count = 1  # a run keeps its global batch when its ranks change
     learning_rate: float = Field(3e-5, gt=0, le=1000)  # at its peak, after the warm-up
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
