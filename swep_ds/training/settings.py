@@ -39,7 +39,7 @@ class TrainSection(Section):
     coalesce_grad_reduction: bool = False
     activation_checkpointing: bool = False  # computes activations again in the backward pass: less memory, more time
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
-    cuda_graphs: bool = False  # GPU, ZeRO-1: the passes of a shape are captured once, then replayed without the host
+    cuda_graphs: bool = True  # GPU, ZeRO-1: the passes of a shape are captured once, then replayed without the host
     deterministic: bool = False  # GPU: the same numbers, to the last bit, in every run on the same devices; slower
     log_every: Many = 10  # updates between two logged lines
     checkpoint_every: Many = 1000  # updates between two checkpoints
