@@ -8,7 +8,7 @@ What keeps the kernels at the memory limit, and what `scripts/kernel_report.py` 
   through the first two rounds;
 - the hardware's own log2, sqrt, sin and cos, because Box-Muller's arguments are bounded;
 - `_tie`, which spares a trip of every normal through shared memory;
-- forward, all loads of a tile before its normals, so that a warp waits for memory once a tile and draws meanwhile.
+- loads in a row, so that a warp rarely waits for memory and draws meanwhile: of a tile forward, of two words backward.
 
 MATH is "nvidia", "amd" or "portable"; the last one is plain Triton, for the interpreter.
 """
@@ -284,6 +284,7 @@ def perturb_backward(
     QUARTER: tl.constexpr = D // 4
     EVEN: tl.constexpr = QUARTER % BLOCK_COLS == 0
     PARAMS: tl.constexpr = LEARNED_MU or LEARNED_SIGMA
+    WORDS: tl.constexpr = 2  # loaded together; four would take registers from other warps
     n, t, inside, live = _rows(mask_ptr, mask_n, mask_t, T, HAS_MASK, BLOCK_ROWS)
     token = (n * T + t)[:, None]
     grad_embeddings_row = grad_embeddings_ptr + token * D
@@ -308,33 +309,36 @@ def perturb_backward(
             read, write = live[:, None], inside[:, None]
             if not EVEN:
                 read, write = read & (c < QUARTER), write & (c < QUARTER)
-            if DRAWS:
-                first = tl.load(grad_row + _offset(c, grad_d), mask=read, other=0.0)
-                normals = _normals(_tie(c, first), positions, sample, draw_word, k0, k1, ROUNDS, MATH)
+            gradients, loaded = (), ()
             for w in tl.static_range(4):
+                if w % WORDS == 0:
+                    for x in tl.static_range(w, w + WORDS):
+                        i = x * QUARTER + c
+                        gradients += (tl.load(grad_row + _offset(i, grad_d), mask=read, other=0.0),)
+                        loaded += (_load_inputs(
+                            embeddings_row, params_row, i, read, embeddings_d, params_d, D, LEARNED_MU, LEARNED_SIGMA
+                        ),)
+                if DRAWS and w == 0:
+                    normals = _normals(_tie(c, gradients[0]), positions, sample, draw_word, k0, k1, ROUNDS, MATH)
                 i = w * QUARTER + c
-                g = _to_float32(tl.load(grad_row + _offset(i, grad_d), mask=read, other=0.0), MATH)
+                g = _to_float32(gradients[w], MATH)
                 z, grad_z = 0.0, g
+                grad_delta, grad_v = tl.zeros_like(g), tl.zeros_like(g)
                 if PARAMS and not ADDITIVE:
-                    e = tl.load(embeddings_row + _offset(i, embeddings_d), mask=read, other=0.0)
-                    grad_z = g * _to_float32(e, MATH)
+                    grad_z = g * _to_float32(loaded[w][0], MATH)
                 sigma = fixed_sigma
                 if LEARNED_SIGMA:
-                    v = _to_float32(tl.load(params_row + _offset(D + i, params_d), mask=read, other=0.0), MATH)
+                    v = _to_float32(loaded[w][1], MATH)
                     sigma = _exp2(v * 0.7213475204444817 + log2_root_alpha, MATH)
                 if DRAWS:
                     noise = sigma * normals[w]
                 if LEARNED_MU:
-                    delta = _to_float32(tl.load(params_row + _offset(i, params_d), mask=read, other=0.0), MATH)
+                    delta = _to_float32(loaded[w][2], MATH)
                     grad_delta = grad_z + kl_over_alpha * delta
                     z = delta
-                elif PARAMS:
-                    grad_delta = tl.zeros_like(g)
                 if LEARNED_SIGMA:
                     # 0.5 * (grad_z * noise + k * (exp(v) - 1)), with exp(v) = sigma^2 / alpha
                     grad_v = (0.5 * kl_over_alpha) * (sigma * sigma) + (0.5 * grad_z * noise - half_kl)
-                elif PARAMS:
-                    grad_v = tl.zeros_like(g)
                 if PARAMS:
                     element = grad_params_ptr.dtype.element_ty
                     tl.store(grad_params_row + i, grad_delta.to(element), mask=write)
