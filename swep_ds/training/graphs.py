@@ -146,6 +146,11 @@ class _Recorder:
         self._stream = torch.cuda.Stream()
 
     def __call__(self, body: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        activations = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        if free < 2 * activations:  # the graphs' memory may grow by one update's, and another one runs without graphs
+            raise RuntimeError(f"{free / 2**20:,.0f} MiB are free, and {2 * activations / 2**20:,.0f} are needed")
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             body()  # compiles and plans kernels, which a capture cannot

@@ -39,9 +39,13 @@ def test_parts_are_those_of_the_flat_buffer():
     # rank 1 has the gradients of the other two, and keeps the first one whole
     assert held(states(2)) == (4 * N, 12 * part, 4 * N)
     assert states(2).transient == 4 * (BUCKET + LARGEST + N)
-    assert states(1).transient == 4 * (BUCKET + N)
     # one reduction an update leaves whole gradients on every rank
-    assert states(2, coalesce_grad_reduction=True) == states(1)
+    assert states(2, coalesce_grad_reduction=True).transient == 4 * (BUCKET + N)
+    flat = states(1)  # the flat gradient, and those of a backward
+    assert held(flat) == (4 * N, 12 * part, 4 * 2 * part)
+    assert (flat.transient, flat.step) == (4 * N, 4 * 2 * part)
+    assert states(1, "bf16").step == 2 * 2 * part + 4 * part
+    assert states(1, "autocast").step == 4 * 2 * part + 2 * N
     for stage, offload in ((3, ""), (3, "cpu"), (2, "cpu")):
         without = states(stage, "bf16", offload=offload)
         coalesced = states(stage, "bf16", offload=offload, coalesce_grad_reduction=True)
