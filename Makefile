@@ -14,7 +14,7 @@ PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py t
 
 .PHONY: quickstart test test-lowest install
 quickstart: install
-	DS_ACCELERATOR=cpu $(BIN)/deepspeed --quiet scripts/train.py --ds_config ds_configs/zero2.json
+	DS_ACCELERATOR=cpu $(BIN)/deepspeed --quiet scripts/train.py --ds_config ds_configs/zero1.json
 
 test: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

@@ -8,7 +8,7 @@
     python scripts/bench_training.py --operations --set train.precision=bf16
 
 A way is `plain`, a loop of plain PyTorch; `trainer`, Hugging Face's Trainer, for mle; or a ds_config for the engine.
-Behind it, `+compile` compiles the model, and `+graphs` trains by CUDA graphs.
+Behind it, `+compile` compiles the model, and `+graphs` trains by CUDA graphs; a way without them does neither.
 `published` is the published code's three-pass update, in float32 without an engine: once on the same batches as all
 others, which group windows by length, and once on random batches of the same epoch, as that code trains. The updates
 are a sample of the epoch's that represents their sizes.

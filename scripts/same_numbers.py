@@ -106,7 +106,7 @@ def cases() -> dict[str, list[Start]]:
         Start(settings, 1, 2, folder="3", resume="2/checkpoints/update-*6"),
     ]
     quick = {"train.max_updates": 60, "data.max_eval_examples": 20, "train.log_every": 5}
-    named["quickstart"] = [Start(quick, 2, recipe="quickstart")]
+    named["quickstart"] = [Start(quick, recipe="quickstart")]
     return named
 
 

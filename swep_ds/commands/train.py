@@ -2,7 +2,7 @@
 
     swep-ds train                                                 # the embedded quick start
     swep-ds train --ranks 8 --recipe bert_base_squad --set train.precision=autocast
-    deepspeed scripts/train.py --ds_config ds_configs/zero2.json  # the same in a checkout, under any launcher
+    deepspeed scripts/train.py --ds_config ds_configs/zero1.json  # the same in a checkout, under any launcher
 
 It works the same under `deepspeed`, `torchrun`, `srun` and plain `python` (one process); `swep-ds submit` submits it to
 Slurm. With --plan or --preflight, as with `swep-ds plan` and `swep-ds preflight`, it trains nothing.

@@ -14,7 +14,7 @@ from typing import Any
 from swep_ds.common.errors import InputError, as_input_error
 
 PACKAGE = Path(__file__).resolve().parents[1]
-DEFAULT_DS_CONFIG = "zero2"  # where the user names none
+DEFAULT_DS_CONFIG = "zero1"  # where the user names none; ds_configs/README.md says why
 
 
 # Reading
@@ -124,7 +124,7 @@ def shipped(folder: str) -> Path:
 
 
 def ds_config_path(name_or_path: str) -> Path:
-    """The file of a shipped ds_config, such as "zero2", or the path that the user gave. Raises InputError: no such file
+    """The file of a shipped ds_config, such as "zero1", or the path that the user gave. Raises InputError: no such file
     (lists the shipped ones)."""
     files = {file.stem: file for file in sorted(shipped("ds_configs").glob("*.json"))}
     path = files.get(name_or_path) or user_path(name_or_path)

@@ -30,6 +30,9 @@ from swep_ds import ranks
 from swep_ds.cost.updates import EngineUpdate, Update
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.ranks import accelerator
+from swep_ds.training.graphs import PATIENCE
+
+FIRST = PATIENCE  # times that a GPU sees a batch before it is measured, so that no graph of its shape is still to come
 
 
 @dataclass
@@ -45,7 +48,7 @@ class Candidate:
     flops_per_token: float | None = None
     seconds: list[float] = field(default_factory=list)  # of each counted update
     process_seconds: list[float] = field(default_factory=list)  # the same, of all threads of the host
-    first_pass_seconds: float | None = None  # GPU: of the first pass over the batches, which compiles and captures
+    first_seconds: float | None = None  # GPU: of the first passes over the batches, which compile and capture
     kernel_seconds: float | None = None  # GPU: the sum of the times of an update's kernels
 
 
@@ -81,8 +84,7 @@ def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
 
 def _sizes(batches: TrainingBatches) -> list[int]:
     """Positions of each update of the first epoch."""
-    updates = map(batches.windows, range(batches.updates_per_epoch))
-    return [len(rows) * int(batches.lengths[rows].max()) for rows in updates]
+    return [len(batches.windows(update)) * batches.width(update) for update in range(batches.updates_per_epoch)]
 
 
 def _first_micro_batch(batches: TrainingBatches, update: int) -> Batch:
@@ -97,10 +99,11 @@ def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, in
         gpu = get_accelerator()
         before = gpu.memory_allocated() - _held_by_graphs()
         update = make()
-        update(batch, 0)
+        for number in range(FIRST):
+            update(batch, number)
         gpu.synchronize()
         gpu.reset_peak_memory_stats()
-        update(batch, 1)
+        update(batch, FIRST)
         gpu.synchronize()
         return update, gpu.max_memory_allocated() + _held_by_graphs() - before
     before = held_bytes()
@@ -141,8 +144,9 @@ def measure(candidates: list[Candidate], warmup: int) -> None:
     if accelerator.on_gpu():
         for candidate in candidates:
             began = time.perf_counter()
-            _run(candidate, warmup)
-            candidate.first_pass_seconds = time.perf_counter() - began
+            for _ in range(FIRST):
+                _run(candidate, warmup)
+            candidate.first_seconds = time.perf_counter() - began
     for number in range(len(candidates[0].batches)):
         for candidate in candidates:
             ranks.synchronize()
@@ -204,7 +208,7 @@ def figures(candidates: list[Candidate], warmup: int, peak_flops: float | None =
                 "median_update_seconds": statistics.median(candidate.seconds),
                 "median_process_seconds": statistics.median(candidate.process_seconds),
                 "kernel_seconds": candidate.kernel_seconds,
-                "first_pass_seconds": candidate.first_pass_seconds,
+                "first_seconds": candidate.first_seconds,
                 "time_ratio": quartiles[1],
                 "time_ratio_quartiles": quartiles[::2],
                 "time_ratio_to_first_way": to_way,

@@ -31,8 +31,9 @@ from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 
-# the simplest first: partitioning costs communication, offload waits for the bus
-ORDER = ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"]
+# the fastest first: partitioning more costs communication, offload waits for the bus. ZeRO-0 takes more memory than
+# ZeRO-1 and gives the device more operations in every precision (docs/measurements/cpu-training.md).
+ORDER = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero0"]
 USABLE = 0.9  # share of a device's memory; its context, workspaces and fragmentation take the rest
 GIB = 2**30
 CAPTION = f"""\
@@ -76,9 +77,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
 
     Raises InputError: there is no such model, the training data cannot be read, or no ds_config can be planned for.
     """
-    # in bf16 DeepSpeed's ZeRO-0 steps one weight tensor after the other: `build_engine` advises against it
-    order = [*ORDER[1:], ORDER[0]] if recipe.train.precision == "bf16" else ORDER
-    names = [ds_config] if ds_config else order
+    names = [ds_config] if ds_config else ORDER
     fitting = names
     console = Console(width=160)
     if recipe.pretrain:
@@ -89,7 +88,7 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     fitting = [name for name in fitting if name in both]  # one command runs both stages
     if fitting:
         ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
-        console.print(f"use {Path(fitting[0]).name}, the simplest that fits:")
+        console.print(f"use {Path(fitting[0]).name}, the fastest that fits:")
         console.print(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
         return
     size = "max_tokens" if recipe.train.max_tokens else "micro_batch_size"
@@ -126,7 +125,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     if tokenizer is None:
         say(f"updates and tokens: not known, because {no_tokenizer}")
     else:
-        text, length = _data(recipe, tokenizer, devices.count)
+        text, length = _data(recipe, tokenizer, devices)
         say(text)
 
     # with max_tokens the windows of the longest length are the widest: attention grows with its square
@@ -192,21 +191,22 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
         return Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
 
 
-def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, world_size: int) -> tuple[str, int]:
-    """A line about the training data, and the tokens of the longest window. The test sets may be missing."""
+def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int]:
+    """A line about the training data, and the width of the widest batch. The test sets may be missing."""
     data = recipe.data.model_copy(update={"eval": {}})
     training, _ = load_examples(recipe.model_copy(update={"data": data}))
     features = prepare.training_features(recipe, tokenizer, training)
-    batches = prepare.training_batches(recipe, tokenizer, features, 0, world_size)
-    # an epoch's updates are made of the same windows
-    seen = [batches.lengths[batches.windows(u)] for u in range(min(batches.updates, batches.updates_per_epoch))]
-    tokens = sum(int(lengths.sum()) for lengths in seen)
-    positions = sum(int(lengths.max()) * len(lengths) for lengths in seen)
+    batches = prepare.training_batches(recipe, tokenizer, features, 0, devices.count, devices.on_gpu)
+    seen = range(min(batches.updates, batches.updates_per_epoch))  # an epoch's updates are made of the same windows
+    tokens = sum(int(batches.lengths[batches.windows(update)].sum()) for update in seen)
+    shapes = [(len(batches.windows(update)), batches.width(update)) for update in seen]
+    positions = sum(count * width for count, width in shapes)
     text = (
         f"data: {len(training):,} questions, {len(features.dataset):,} windows; {batches.updates:,} updates of "
-        f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}"
+        f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}; "
+        f"{len(set(shapes)):,} shapes"
     )
-    return text, max(int(lengths.max()) for lengths in seen)
+    return text, max(width for _, width in shapes)
 
 
 def _batch(recipe: Recipe, count: int, length: int) -> Batch:

@@ -37,7 +37,7 @@ COLUMNS = {  # of the table: a figure, its title and the factor of its unit
     "median_process_seconds": ("host ms", 1e3),
     "process_ratio_to_first_way": ("x host", 1),
     "kernel_seconds": ("kernel ms", 1e3),
-    "first_pass_seconds": ("first pass s", 1),
+    "first_seconds": ("first s", 1),
     "samples_per_second": ("samples/s", 1),
     "flops_per_second": ("TFLOP/s", 1e-12),
     "share_of_peak": ("of peak", 1),
@@ -70,8 +70,8 @@ def side_by_side(plans: dict[str, Plan], *, updates: int, warmup: int, peak_flop
             if plan.loop != TRAINER and plan.method not in flops:  # PyTorch does not count those of another thread
                 flops[plan.method] = bench.flops_per_token(update, largest)
             if plan.loop == PUBLISHED:  # also on batches as it makes them, whatever the lengths
-                unsorted = Recipe.make(first.recipe, train={"group_by_length": False})
-                batches = training_batches(unsorted, job.tokenizer, job.features, 0, 1)
+                unsorted = Recipe.make(first.recipe, train={"group_by_length": False, "pad_to_multiple_of": 1})
+                batches = training_batches(unsorted, job.tokenizer, job.features, 0, 1, accelerator.on_gpu())
                 random = bench.sample(batches, warmup, updates)
                 candidates.append(bench.Candidate(name + RANDOM, plan.method, update, random, peak))
         for candidate in candidates:
@@ -136,7 +136,8 @@ def profiles(plans: dict[str, Plan], *, updates: int, warmup: int) -> Figures:
             batches = bench.sample(job.batches, 0, updates)
             update = _build(plan)
             stages[name] = _stage(update)
-            for number in range(max(2, warmup)):  # at ZeRO-3 the first two record the order of the modules
+            # at ZeRO-3 the first two record the order of the modules
+            for number in range(bench.FIRST * updates if accelerator.on_gpu() else max(2, warmup)):
                 update(batches[number % updates], number)
             ranks.synchronize()
             with profile() as recorded:

@@ -14,7 +14,7 @@ PUBLISHED = "published"  # the published code's procedure: a method and a way in
 RANDOM = ":random"  # suffix of its name where it runs on its own random batches
 # SSMBA's updates are MLE's, on more data: leave it out
 ALL = [name for name in METHODS if name != "ssmba"]
-SETTINGS = {"compile": "train.compile=true", "graphs": "train.cuda_graphs=true"}  # what a way may add with a +
+SETTINGS = {"compile": "train.compile", "graphs": "train.cuda_graphs"}  # true in a way that adds them with a +
 
 
 class Plan(NamedTuple):
@@ -35,8 +35,8 @@ def plans(
 ) -> dict[str, Plan]:
     """Each method NAME[:EXECUTION], or PUBLISHED, in each way LOOP[+SETTING ...], by a name for tables.
 
-    LOOP is PLAIN, TRAINER (for mle alone), or a ds_config of the engine; without `ways` it is `ds_config`. Raises
-    InputError: a method, a way or a setting is unknown, or they do not go together.
+    LOOP is PLAIN, TRAINER (for mle alone), or a ds_config of the engine; without `ways` it is `ds_config`, and the
+    recipe decides the settings. Raises InputError: a method, a way or a setting is unknown, or they do not go together.
     """
     for way in ways:
         _check(way, methods)
@@ -55,7 +55,8 @@ def plans(
             if loop == TRAINER and name != "mle":
                 continue
             config = ds_config if loop in (PLAIN, TRAINER) else loop
-            chosen = Recipe.load(recipe, [*changes, *(SETTINGS[setting] for setting in settings)])
+            switches = [f"{field}={str(name in settings).lower()}" for name, field in SETTINGS.items() if ways]
+            chosen = Recipe.load(recipe, [*changes, *switches])
             label = f"{method} {way}" if len(ways) > 1 else method
             by_name[label] = Plan(method, loop, chosen, config)
     return by_name

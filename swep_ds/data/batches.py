@@ -5,6 +5,7 @@ the batch is split; resuming at update u needs nothing but u.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
@@ -36,6 +37,9 @@ class Batch(NamedTuple):
     weight: Tensor | None = None  # [N] float32, factor of a window's loss: sums are exact means over the update
     token_weight: Tensor | None = None  # [N] float32, the same for means over the update's tokens
     lengths: tuple[int, ...] | None = None  # tokens of each window, always on the host
+    # T before it was rounded up, 0-dim int64; None if it was not. Columns behind it take no part in the loss. A tensor,
+    # because batches of one shape share a CUDA graph.
+    width: Tensor | None = None
 
     @property
     def padding_mask(self) -> Tensor | None:
@@ -110,6 +114,8 @@ class TrainingBatches:
     seed: int
     max_tokens: int | None = None  # positions of a micro-batch, with padding, in place of micro_batch_size
     group_by_length: bool = True
+    pad_to_multiple_of: int = 1  # T and K are rounded up to it, but not above the longest window and
+    max_target_length: int = sys.maxsize  # the longest target: the model may take no more
 
     def __post_init__(self):
         self.micro_batch = self.world_size  # windows over all ranks; with max_tokens, micro-batches
@@ -118,6 +124,7 @@ class TrainingBatches:
         self.global_batch = self.micro_batch * self.accumulation
         self.lengths = np.asarray(self.features["length"][:])
         longest = self.lengths.max()
+        self.widths = _rounded_up(self.lengths, self.pad_to_multiple_of, longest)  # of a batch of only this window
         if self.max_tokens and longest > self.max_tokens:
             raise InputError(
                 f"train.max_tokens {self.max_tokens}: the longest window has {longest} tokens: raise it to that at "
@@ -148,6 +155,11 @@ class TrainingBatches:
     def windows(self, update: int) -> np.ndarray:
         """Rows of all windows of an update, of all ranks and micro-steps."""
         return self._rows[update]
+
+    def width(self, update: int) -> int:
+        """T of an update's batches, the same on all ranks: Hugging Face's loss takes the softmax over padding, too, so
+        it would depend on the split."""
+        return int(self.widths[self.windows(update)].max())
 
     def _shuffled(self, epoch: int) -> list[np.ndarray]:
         """The rows of each update of an epoch, which is shuffled, sorted by length within mega-batches, and cut into
@@ -182,8 +194,8 @@ class TrainingBatches:
         cuts = []
         begin = 0
         while True:
-            longest = np.maximum.accumulate(self.lengths[order[begin : begin + self.global_batch * self.max_tokens]])
-            room = self.global_batch * (self.max_tokens // longest)  # windows that fit if the update ends with this one
+            widest = np.maximum.accumulate(self.widths[order[begin : begin + self.global_batch * self.max_tokens]])
+            room = self.global_batch * (self.max_tokens // widest)  # windows that fit if the update ends with this one
             begin += int((np.arange(1, len(room) + 1) <= room).sum())
             if begin == len(order):
                 return cuts
@@ -203,16 +215,24 @@ class TrainingBatches:
         columns = self.features[mine.tolist()]
         if "target_ids" in columns:
             targets = columns["target_ids"]
-            answers = {"target_ids": _pad(targets, max(map(len, targets)), IGNORED)}
+            longest = _rounded_up(max(map(len, targets)), self.pad_to_multiple_of, self.max_target_length)
+            answers = {"target_ids": _pad(targets, int(longest), IGNORED)}
         else:
             answers = {name: torch.tensor(columns[name]) for name in ("start_position", "end_position")}
-        # Hugging Face's loss takes the softmax over padding, too: one width on all ranks, or it depends on the split
-        width = int(self.lengths[rows].max())
+        width = None
+        if self.pad_to_multiple_of > 1:
+            width = torch.tensor(int(self.lengths[rows].max()))
         return Batch(
-            **self.padding.inputs(columns, width),
+            **self.padding.inputs(columns, self.width(update)),
             **answers,
             sample_id=torch.from_numpy(mine.astype(np.int64)),
             weight=torch.full((len(mine),), share / len(rows)),
             token_weight=torch.full((len(mine),), share / int(self.lengths[rows].sum())),
             lengths=tuple(columns["length"]),
+            width=width,
         )
+
+
+def _rounded_up(length: np.ndarray | int, multiple: int, most: int) -> np.ndarray:
+    """The next multiple of each length, but not above `most`."""
+    return np.minimum(-(-length // multiple) * multiple, most)

@@ -44,9 +44,14 @@ class ExtractiveQA(QAModel):
 
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
         """-log p(y | embeddings) per window: the mean of the start's and the end's cross-entropy over all positions, as
-        in Hugging Face's heads. With h if `hidden`, with the states after every layer if `layers`."""
+        in Hugging Face's heads; columns behind `batch.width` have probability 0. With h if `hidden`, with the states
+        after every layer if `layers`."""
         output = self._run(batch, inputs_embeds=embeddings, output_hidden_states=hidden or layers)
         logits_NKT = torch.stack([output.start_logits, output.end_logits], 1)
+        if batch.width is not None:
+            added_T = torch.arange(logits_NKT.shape[-1], device=logits_NKT.device) >= batch.width
+            # a finite number: divergences multiply its log-probability by 0
+            logits_NKT = logits_NKT.masked_fill(added_T, torch.finfo(logits_NKT.dtype).min)
         nll_NK = answer_nll(logits_NKT, torch.stack([batch.start_position, batch.end_position], 1))
         h = output.hidden_states[-1] if hidden else None
         states = output.hidden_states[1:] if layers else ()  # without the input of the first layer

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 # in a model's config.json: who wrote it and how it is loaded, not what it computes
 NOT_COMPUTED = ("_name_or_path", "architectures", "dtype", "tie_word_embeddings", "transformers_version", "use_cache")
 FIRST_STAGE = "first stage (pretrain)"  # in messages: its recipe is not the one that the user wrote
+MULTIPLE_ON_GPU = 16  # of the widths of batches, by default
 OVERFLOWS_IN_FP16 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
@@ -102,7 +103,7 @@ def prepare(
         return features, evaluation.prepare(tests, language), evaluation.prepare(validation, language)
 
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
-    batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size())
+    batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), accelerator.on_gpu())
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,
@@ -145,8 +146,13 @@ def training_features(recipe: Recipe, tokenizer, examples: list[Example], consol
     )
 
 
-def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, world_size: int) -> TrainingBatches:
+def training_batches(
+    recipe: Recipe, tokenizer, features: Features, rank: int, world_size: int, on_gpu: bool
+) -> TrainingBatches:
     settings = recipe.train
+    multiple = settings.pad_to_multiple_of
+    if multiple is None:
+        multiple = MULTIPLE_ON_GPU if on_gpu else 1
     return TrainingBatches(
         features.dataset,
         Padding.of(tokenizer),
@@ -159,6 +165,8 @@ def training_batches(recipe: Recipe, tokenizer, features: Features, rank: int, w
         max_updates=settings.max_updates,
         seed=recipe.seed,
         group_by_length=settings.group_by_length,
+        pad_to_multiple_of=multiple,
+        max_target_length=recipe.data.max_target_length,
     )
 
 
@@ -245,6 +253,8 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], di
     setup |= {f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)}
     setup["updates"] = prepared.batches.updates
     setup["global batch"] = prepared.batches.global_batch
+    if recipe.train.max_tokens:  # how many windows then fit into an update depends on it
+        setup["batches are padded to a multiple of"] = prepared.batches.pad_to_multiple_of
     setup["training data"] = prepared.features.fingerprint
     setup["files of model.name"] = prepared.inputs.get("model.name")
     if prepared.validation:

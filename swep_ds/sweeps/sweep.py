@@ -57,7 +57,7 @@ class Sweep(Section):
     model_config = ConfigDict(coerce_numbers_to_str=True)  # a bare number is a label, too
 
     recipe: str = "quickstart"  # name of a shipped recipe, or a YAML file
-    ds_config: str | None = None  # name of a shipped one, or path; null = zero2; the command line may name another
+    ds_config: str | None = None  # name of a shipped one, or path; null = zero1; the command line may name another
     set: Settings = Field({})  # for all cells
     variants: dict[str, Annotated[Settings, OR_EMPTY]] = Field({}, min_length=1, validate_default=True)  # by name
     # by axis and label; "model" makes the table's blocks

@@ -103,7 +103,7 @@ class Engine:
         if self._precision == "fp16" and self.flat:
             self._loss_scale.fill_(self.optimizer.loss_scale)
         if self.graphs:
-            with phase("replay"):
+            with phase("forward"):
                 seen = self.graphs.run(batch, step, parts)
             if seen is not None:
                 return seen

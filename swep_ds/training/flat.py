@@ -53,6 +53,10 @@ class FlatGradient:
         places = []
         pieces = []
         for parameter in parameters:
+            # as a view with a history it would keep the parameter's node of autograd, and with it the stream on which
+            # that adds up gradients: a CUDA graph is captured on another one
+            if parameter._hp_mapping is not None:
+                parameter._hp_mapping.lp_fragment = parameter._hp_mapping.lp_fragment.detach()
             first = parameter.storage_offset() - weights.storage_offset()
             place = whole[first : first + parameter.numel()]
             places.append(place.view_as(parameter))

@@ -1,16 +1,17 @@
 """CUDA graphs of a micro-batch's passes: the GPU replays their forwards and backwards without waiting for the host.
 
-A graph is captured for each shape of a batch when it first comes, and replayed for every later batch of the shape:
+A graph is captured for a shape of batches that has come a few times, and replayed for every later batch of the shape:
 
     copy the batch and the update's numbers (`Scalars`) into the graph's own tensors;  replay;  read the statistics
 
 Gradients are left in the `FlatGradient`; what ranks send and the optimizer's step stay outside. Dropout is that of a
-run without graphs: at a replay, PyTorch reads the generator's seed and offset anew. Updates that measure the noise run
-without graphs, and so do methods whose passes repeat their dropout, which reads the generator's state on the host.
+run without graphs: at a replay, PyTorch reads the generator's seed and offset anew. Methods whose passes repeat their
+dropout run without graphs, because they read the generator's state on the host.
 """
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from swep_ds.data.batches import Batch
 from swep_ds.methods.base import MicroStep, Pass, Scalars
 
 log = logging.getLogger(__name__)
+PATIENCE = 3  # a shape is captured when it comes for this time: on an H200 a capture takes as long as five updates
 MOST = 64  # graphs of a run; further shapes run without
 
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
@@ -44,7 +46,8 @@ class Graphs:
         self._engine = engine
         self._record = record
         self._graphs: dict[tuple, Graph] = {}
-        self._most = MOST
+        self._seen: Counter[tuple] = Counter()
+        self._refused: set[tuple[bool, bool]] = set()  # kinds of updates (measure, compare) that cannot be captured
         engine.flat.stays = True
         device = ranks.device()
         seed, draw = (torch.tensor(number, device=device) for number in (engine.module.seed, 0))
@@ -54,11 +57,12 @@ class Graphs:
     def run(self, batch: Batch, step: MicroStep, parts: Sequence[int | None]) -> dict[str, Tensor] | None:
         """What `Engine.run_passes` does and returns; None, and nothing done, where it has to do it without a graph."""
         passes = self._engine.module.method.passes(step.progress)
-        if step.measure or step.compare or any(pass_.repeats_dropout for pass_ in passes):
+        if any(pass_.repeats_dropout for pass_ in passes):
             return None
-        key = self._key(batch, passes, parts)
+        key = self._key(batch, step, passes, parts)
         self._fill(step, passes)
-        if key not in self._graphs and len(self._graphs) < self._most:
+        self._seen[key] += 1
+        if self._seen[key] == PATIENCE and len(self._graphs) < MOST and key[0] not in self._refused:
             self._capture(key, batch, step, parts)
         graph = self._graphs.get(key)
         if graph is None:
@@ -71,11 +75,12 @@ class Graphs:
         values = graph.statistics.clone()  # the next replay writes there
         return dict(zip(graph.names, values.unbind(), strict=True))
 
-    def _key(self, batch: Batch, passes: Sequence[Pass], parts: Sequence[int | None]) -> tuple:
+    def _key(self, batch: Batch, step: MicroStep, passes: Sequence[Pass], parts: Sequence[int | None]) -> tuple:
         """All that decides which operations run, in which order and on which shapes."""
+        kind = step.measure, step.compare
         shapes = tuple(field.shape if isinstance(field, Tensor) else None for field in batch)
         constant = tuple(replace(pass_, kl_weight=0.0) for pass_ in passes)
-        return shapes, batch.padding_mask is None, constant, tuple(parts), self._engine.flat.begun
+        return kind, shapes, batch.padding_mask is None, constant, tuple(parts), self._engine.flat.begun
 
     def _fill(self, step: MicroStep, passes: Sequence[Pass]) -> None:
         perturbed = sum(pass_.perturb is not None for pass_ in passes)
@@ -87,14 +92,14 @@ class Graphs:
                 weight.fill_(pass_.kl_weight)
 
     def _capture(self, key: tuple, batch: Batch, step: MicroStep, parts: Sequence[int | None]) -> None:
-        """If it cannot be captured, a line says why, and no other shape is tried."""
+        """If it cannot be captured, a line says why, and no other update of its kind is tried."""
         began = time.perf_counter()
         engine = self._engine
         batch = Batch(*(field.clone() if isinstance(field, Tensor) else field for field in batch))
         step = replace(step, scalars=self._scalars)
         names: list[str] = []
-        generator = torch if batch.input_ids.device.type == "cpu" else torch.get_device_module(batch.input_ids.device)
-        state = generator.get_rng_state()
+        random = torch if batch.input_ids.device.type == "cpu" else torch.get_device_module(batch.input_ids.device)
+        state = random.get_rng_state()
         begun = engine.flat.begun
         before = [group.whole.clone() for group in engine.flat.groups if begun]
 
@@ -108,13 +113,13 @@ class Graphs:
         try:
             replay, statistics = self._record(body)
         except RuntimeError as error:
-            self._most = 0
-            log.warning(f"train.cuda_graphs: {shape} cannot be captured ({reason(error)}): new shapes train without")
+            self._refused.add(key[0])
+            log.warning(f"train.cuda_graphs: {shape} cannot be captured ({reason(error)}): they train without")
         else:
             self._graphs[key] = Graph(batch, names, statistics, replay)
             log.info(f"CUDA graph {len(self._graphs)}: {shape}, {time.perf_counter() - began:.1f} s")
         # as if nothing had run
-        generator.set_rng_state(state)
+        random.set_rng_state(state)
         engine.flat.begun = begun
         for group, whole in zip(engine.flat.groups, before, strict=False):
             group.whole.copy_(whole)
@@ -135,8 +140,14 @@ def recorder() -> Record | None:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # other threads pin memory for coming batches meanwhile
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            result = body()
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                result = body()
+        except BaseException:
+            # PyTorch 2.11 to 2.13 leave the generator as in a capture, in which nothing else may draw
+            fresh = torch.Generator(stream.device).graphsafe_get_state()
+            torch.cuda.default_generators[stream.device.index].graphsafe_set_state(fresh)
+            raise
         return graph.replay, result
 
     return record

@@ -13,7 +13,7 @@ from swep_ds import ranks
 from swep_ds.ranks import accelerator
 
 # of each rank, for health.jsonl: seconds per update without validation and checkpoints, seconds per update of waiting
-# for data, seconds of the logged update's forward passes, peak memory so far
+# for data, seconds of the logged update's forward passes (of all passes where CUDA graphs run them), peak memory so far
 NUMBERS = ("step_seconds", "data_seconds", "forward_seconds", "memory_mib")
 
 

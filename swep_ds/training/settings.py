@@ -21,6 +21,8 @@ class TrainSection(Section):
     micro_batch_size: Count = 8  # windows per rank and forward pass
     max_tokens: Many | None = None  # replaces micro_batch_size: padded positions per rank and pass
     group_by_length: bool = True  # windows of similar length share an update; false = random ones, with more padding
+    # widths of batches are rounded up to it, so that a GPU sees few shapes; null = 16 on a GPU, else 1
+    pad_to_multiple_of: Count | None = None
     gradient_accumulation_steps: Count = 1  # a run keeps its global batch when its ranks change
     learning_rate: float = Field(3e-5, gt=0, le=1000)  # at its peak, after the warm-up
     warmup_fraction: float = Field(0.0, ge=0, lt=1)  # share of the updates
@@ -37,7 +39,7 @@ class TrainSection(Section):
     coalesce_grad_reduction: bool = False
     activation_checkpointing: bool = False  # computes activations again in the backward pass: less memory, more time
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
-    cuda_graphs: bool = False  # GPU, ZeRO-1: the passes of a shape are captured once, then replayed without the host
+    cuda_graphs: bool = True  # GPU, ZeRO-1: the passes of a shape are captured once, then replayed without the host
     deterministic: bool = False  # GPU: the same numbers, to the last bit, in every run on the same devices; slower
     log_every: Many = 10  # updates between two logged lines
     checkpoint_every: Many = 1000  # updates between two checkpoints

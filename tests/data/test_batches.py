@@ -1,3 +1,4 @@
+import math
 from itertools import product
 
 import datasets
@@ -53,14 +54,16 @@ def real(micro_batches: list[Batch]) -> list[int]:
     micro=st.integers(1, 4),
     accumulation=st.integers(1, 3),
     world=st.integers(1, 3),
+    multiple=st.sampled_from([1, 4, 5]),
 )
 def test_an_epoch_has_each_window_once_and_an_update_is_the_same_at_any_split(
-    n, seed, grouped, budget, micro, accumulation, world
+    n, seed, grouped, budget, micro, accumulation, world, multiple
 ):
     features = windows(n)
     lengths = np.array(features["length"][:])
     values = np.random.default_rng(1).normal(size=n)
     options = {"epochs": 2, "seed": seed, "max_tokens": budget, "group_by_length": grouped}
+    options["pad_to_multiple_of"] = multiple
     split = ranks(features, micro, accumulation, world, **options)
     alone = ranks(features, micro, accumulation * world, **options)
     assert {len(rank) for rank in split} == {alone[0].updates * accumulation}
@@ -70,7 +73,10 @@ def test_an_epoch_has_each_window_once_and_an_update_is_the_same_at_any_split(
         rows = real(parts)
         assert sorted(rows) == sorted(real(update(alone, number))) == sorted(alone[0].windows(number).tolist())
         widths = {batch.input_ids.shape[1] for batch in parts + update(alone, number)}
-        assert widths == {lengths[rows].max()}
+        rounded = math.ceil(lengths[rows].max() / multiple) * multiple
+        assert widths == {min(rounded, lengths.max())}  # the model may take no more
+        before = {batch.width if batch.width is None else batch.width.item() for batch in parts}
+        assert before == {None if multiple == 1 else lengths[rows].max()}
         if budget:
             assert all(batch.input_ids.numel() <= budget for batch in parts)
             sizes = [int((batch.weight > 0).sum()) for batch in parts]
@@ -150,6 +156,12 @@ def test_padding_is_below_three_percent_on_lengths_like_squads(budget):
     assert 1 - sum(map(sum, lengths)) / sum(positions) < 0.03
     if budget:  # and the budget is used: what is left is less than a window in each micro-batch
         assert np.median(positions) > 0.9 * 2 * budget
+    else:  # rounding makes few shapes of many, of the same windows
+        (rounded,) = ranks(features, micro=8, accumulation=2, epochs=1.5, pad_to_multiple_of=16)
+        assert len(set(map(rounded.width, range(rounded.updates)))) <= 24 < 100 < len(set(map(max, lengths)))
+        assert all((rounded.windows(update) == batches.windows(update)).all() for update in range(batches.updates))
+        wide = sum(map(rounded.width, range(rounded.updates))) / sum(map(max, lengths))
+        assert 1 < wide < 1.06
     longest = [max(of_update) for of_update in lengths]
     assert longest != sorted(longest)
     assert longest != sorted(longest, reverse=True)

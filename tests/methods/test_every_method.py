@@ -43,20 +43,20 @@ def test_split_equals_joint(method, architecture, settings):
 @pytest.mark.parametrize(
     ("method", "architecture"), [*((name, "bert") for name in METHODS), ("swep", "t5"), ("freelb", "t5")]
 )
-def test_a_window_without_weight_changes_nothing_and_bfloat16_little(method, architecture):
-    """A rank that has run out of windows takes part with such a one."""
+def test_a_window_without_weight_and_more_columns_change_nothing_and_bfloat16_little(method, architecture):
+    """A rank that has run out of windows takes part with such a one; on a GPU widths are rounded up."""
     module, batch = objective(method, architecture), windows(architecture)
     first_two = Batch(*(t if t is None else t[:2] for t in batch))
     counted = torch.tensor([1.0, 1.0, 0.0])
     padded = batch._replace(weight=batch.weight * counted, token_weight=batch.token_weight * counted)
-    loss, with_it, _ = update(module, padded)
+    loss, with_it, _ = update(module, tiny_batches.rounded(padded))
     expected, without, _ = update(module, first_two)
     assert loss == pytest.approx(expected, rel=1e-9)
     for name, gradient in without.items():
         torch.testing.assert_close(with_it[name], gradient, rtol=1e-6, atol=1e-12)
     batch = windows(architecture, dtype=torch.float32)
     exact = update(module.float(), batch)[0]
-    assert update(module.bfloat16(), batch)[0] == pytest.approx(exact, rel=0.03)
+    assert update(module.bfloat16(), tiny_batches.rounded(batch))[0] == pytest.approx(exact, rel=0.03)
 
 
 def test_a_kl_needs_a_pass_that_trains_and_a_perturbation_a_width_that_has_noise():
@@ -116,6 +116,10 @@ def test_loss_and_noise_depend_on_no_other_window_and_no_padding(method):
     narrow = draw(inputs(module, batch, 3, hidden)).embeddings
     wide = draw(inputs(module, rows([2, 0], 5), 3, pad(hidden[[2, 0]], (0, 0, 0, 5)))).embeddings
     assert torch.equal(wide[:, :12], narrow[[2, 0]])
+    loss, _, expected = module(batch, MEASURED)
+    rounded, _, measured = module(tiny_batches.rounded(batch), MEASURED)
+    assert rounded.item() == pytest.approx(loss.item(), rel=1e-9)
+    assert measured == {name: pytest.approx(value.item(), rel=1e-6) for name, value in expected.items()}
 
 
 DRAWS = [  # of update 4

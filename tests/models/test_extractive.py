@@ -28,6 +28,22 @@ def test_noise_at_padding_changes_only_the_softmaxs_denominator(architecture):
     assert shift_NK[0].abs().max() < 1e-12  # the longest window has no padding
 
 
+@pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, "xlnet", "llama"])
+def test_columns_behind_the_width_have_no_probability_and_change_none(architecture):
+    qa, narrow = ExtractiveQA(tiny_models.model(architecture)).double().eval(), tiny_batches.batch()
+    plain, wide = (qa(qa.embed(batch), batch) for batch in (narrow, tiny_batches.rounded(narrow)))
+    assert wide.logits.isfinite().all()
+    log_p, log_q = plain.logits.log_softmax(-1), wide.logits.log_softmax(-1)
+    assert (log_q[..., 12:].exp() == 0).all()
+    rows = slice(None)
+    if architecture == "deberta-v2":  # its padding attends to all columns alike, so that of windows with padding the
+        rows = slice(1)  # softmax's denominator changes
+        token_N1T = (narrow.attention_mask == 1)[:, None].expand_as(plain.logits)
+        torch.testing.assert_close(wide.logits[..., :12][token_N1T], plain.logits[token_N1T])
+    torch.testing.assert_close(log_q[rows, :, :12], log_p[rows], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(wide.nll[rows], plain.nll[rows], rtol=1e-9, atol=0)
+
+
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_a_mask_that_masks_nothing_is_left_out_and_none_is_asked_for_its_values(architecture, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "all", lambda *_: pytest.fail("a mask's values were read"))

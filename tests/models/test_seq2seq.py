@@ -22,6 +22,11 @@ def test_only_the_encoders_tokens_are_perturbed(architecture):
     zeros, noisy = tiny_batches.outputs_with_zeros_and_with_noise_at_padding(qa, batch)
     torch.testing.assert_close(noisy.logits, zeros.logits)
     torch.testing.assert_close(noisy.nll, zeros.nll)
+    wide, plain_output = tiny_batches.rounded(batch), qa(other, batch)
+    wider = qa(qa.embed(wide) * 1.3, wide)
+    torch.testing.assert_close(wider.logits[:, :-4], plain_output.logits)
+    torch.testing.assert_close(wider.nll, plain_output.nll)
+    assert (wider.shares[:, -4:] == 0).all()
 
 
 @pytest.mark.parametrize("architecture", [*tiny_models.SEQ2SEQ, "pegasus"])

@@ -1,7 +1,7 @@
 """Started on two ranks: compares DeepSpeed's gradients with those of a plain loop, for every case in a JSON file.
 
-A case is {"name", "method", "execution", "ds_config"}, and if wanted "coalesce": true, and "factor": by which rank 1
-multiplies the loss of its last backward.
+A case is {"name", "method", "execution", "ds_config"}, and if wanted "coalesce": true, "graphs": true (CUDA graphs, by
+their stand-in), and "factor": by which rank 1 multiplies the loss of its last backward.
 
 `results.json` beside the file lists for each case its updates: {"norm", "gradients": {parameter: {"distance", "norm",
 "parts"}}}. The first "norm" is the engine's, of the whole gradient. "distance" is the norm of the difference between
@@ -17,6 +17,7 @@ import gc
 import itertools
 import json
 import sys
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from unittest import mock
@@ -37,6 +38,7 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update, seed_dropout
 from tests.support import tiny_batches, tiny_models
+from tests.support.graph_stand_in import stand_in_graphs
 from tests.support.tiny_objective import split
 
 UPDATES, ACCUMULATION, SEED = 2, 2, 0
@@ -90,7 +92,8 @@ def compare(case: dict) -> list[dict]:
     parts = objective.parts(case["execution"])
     given = {"world_size": ranks.world_size(), "micro_steps": len(parts), "hidden_size": 16, "on_cpu": True}
     config = resolve_ds_config(case["ds_config"], chosen, **given)
-    engine = build_engine(objective, config, chosen.train, updates=1000)
+    with stand_in_graphs(1) if case.get("graphs") else nullcontext():
+        engine = build_engine(objective, config, chosen.train, updates=1000)
     engine.train()
     factors = itertools.repeat(1.0)
     backward = engine.backward

@@ -10,6 +10,7 @@ Each run is {"recipe", "set", "ds_config", "output_dir"}, and if wanted:
     "set_on_1"    as "set", for rank 1 only
     "saves_first" true: what was resumed is saved again before anything else
     "file_bytes"  n: size of the exported model's files
+    "graphs"      true: by CUDA graphs, whose stand-in captures a shape when it first comes
     "kill_between"  true: SIGKILL to every rank when the first of two stages is done
 """
 
@@ -19,6 +20,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -32,6 +34,7 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.ranks import group
 from swep_ds.training.checkpoints import Checkpoints
+from tests.support.graph_stand_in import stand_in_graphs
 
 FILE_BYTES = swep_ds.pipeline.export.FILE_BYTES
 UNLIMITED = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -85,7 +88,8 @@ def make(asked: dict) -> None:
     load = load_and_save if asked.get("saves_first") else Checkpoints.load
     group.progress = partial(meet_faults, asked)
     try:
-        with mock.patch.object(Checkpoints, "load", load):
+        graphs = stand_in_graphs(1) if asked.get("graphs") else nullcontext()
+        with mock.patch.object(Checkpoints, "load", load), graphs:
             run(recipe, asked["ds_config"], Path(asked["output_dir"]), asked.get("resume", "auto"))
     finally:
         set_room(UNLIMITED[0])

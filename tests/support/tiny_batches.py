@@ -1,6 +1,7 @@
 """Random padded batches over the vocabulary of `tests.support.tiny_models`."""
 
 import torch
+from torch.nn.functional import pad
 
 from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.models.outputs import QAModel, QAOutput
@@ -31,6 +32,16 @@ def generative(lengths=(12, 7, 9), targets=(3, 5, 1), seed: int = 0, dtype=torch
         ids[row, :count] = torch.randint(5, 64, (count,), generator=generator)
         ids[row, count] = 1
     return batch(lengths, seed, dtype)._replace(start_position=None, end_position=None, target_ids=ids)
+
+
+def rounded(windows: Batch, columns: int = 4) -> Batch:
+    """The same windows with so many more columns, as `TrainingBatches` makes them."""
+    width = torch.tensor(windows.input_ids.shape[1])
+    names = ("input_ids", "attention_mask")
+    wider = {name: pad(getattr(windows, name), (0, columns)) for name in names} | {"width": width}
+    if windows.target_ids is not None:
+        wider["target_ids"] = pad(windows.target_ids, (0, columns), value=IGNORED)
+    return windows._replace(**wider)
 
 
 def outputs_with_zeros_and_with_noise_at_padding(qa: QAModel, windows: Batch) -> list[QAOutput]:

@@ -36,6 +36,7 @@ CONFIGS = {
     "albert": (COMMON | {"embedding_size": 8}, (*BERT_DROPOUT, "classifier_dropout_prob")),
     "distilbert": (DISTILBERT, ("dropout", "attention_dropout", "qa_dropout")),
     "xlnet": ({"vocab_size": 64, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32, "pad_token_id": 0}, ()),
+    "llama": (COMMON | {"num_key_value_heads": 1}, ["attention_dropout"]),
     "t5": (T5, ["dropout_rate"]),
     "t5-v1.1": (UNTIED_T5, ["dropout_rate"]),
     "mt5": (UNTIED_T5, ["dropout_rate"]),

@@ -24,7 +24,7 @@ ADAFACTOR = {"train.optimizer": "adafactor", "train.schedule": "constant", "trai
 # name, ranks, ZeRO stage and settings: of runs with answers, then of trainings only
 WHOLE = [("tied", 1, 0, {}), ("tied", 2, 3, {}), ("untied", 1, 0, {}), ("untied", 2, 3, {})]
 TRAININGS = [
-    ("joint", 1, 2, {"train.execution": "joint"}),
+    ("joint", 1, 2, {"train.execution": "joint", "train.pad_to_multiple_of": 8}),
     ("autocast", 1, 3, {"train.precision": "autocast"}),
     ("adafactor", 1, 0, ADAFACTOR | {"method.name": "mle"}),
 ]

@@ -15,8 +15,16 @@ from tests.support.tiny_run import ds_config
 pytestmark = pytest.mark.slow
 
 EXECUTIONS = {"joint": ("swep", "joint"), "split": ("swep", "split"), "r_drop": ("r_drop", "split")}
-# ZeRO stage, passes and execution, and which of overlap, offload and coalesced reductions
-CASES = ["zero1-split", "zero2-joint", "zero2-split", "zero2-split-offload", "zero2-split-overlap"]
+# ZeRO stage, passes and execution, and which of CUDA graphs, overlap, offload and coalesced reductions
+CASES = [
+    "zero1-split",
+    "zero1-split-graphs",
+    "zero1-split-offload",
+    "zero2-joint",
+    "zero2-split",
+    "zero2-split-offload",
+    "zero2-split-overlap",
+]
 CASES += ["zero2-split-coalesced", "zero3-joint", "zero3-split-overlap", "zero3-split-overlap-offload"]
 CASES += ["zero3-r_drop", "zero3-split-coalesced", "zero3-split-coalesced-offload"]
 FAULTY = ("zero2-split-overlap", "zero3-r_drop")
@@ -42,6 +50,7 @@ def results(tmp_path_factory) -> dict[str, list[dict]]:
             changes["offload_param"] = {"device": "cpu"}
         method, execution = EXECUTIONS[execution]
         case = {"name": name, "method": method, "execution": execution, "coalesce": "coalesced" in more}
+        case["graphs"] = "graphs" in more
         by_name[name] = case | {"ds_config": str(ds_config(folder, int(stage), **changes))}
     faults = [by_name[FAULTY[0]] | {"name": "loses", "factor": 0}]
     faults += [by_name[name] | {"name": f"{name}-nan", "factor": "nan"} for name in FAULTY]
@@ -58,6 +67,10 @@ def wrong(update: dict) -> list[str]:
         if not name.endswith(WITHOUT_GRADIENT)
         and not gradient["distance"] <= TOLERANCE * math.hypot(*gradient["parts"])
     ]
+
+
+def test_graphs_change_no_bit_of_a_gradient(results):
+    assert results["zero1-split-graphs"] == results["zero1-split"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.slow
 UPDATES, EVERY, STOP = 7, 2, 5  # checkpoints after updates 2, 4, 6, 7
 EMA = {"train.average": "ema", "train.average_decay": 0.8}
 LAST = {"train.average": "last_k", "train.average_last": 0.5, "train.coalesce_grad_reduction": True}
-BY_STAGE = {0: EMA, 2: LAST, 3: EMA}
+BY_STAGE = {1: EMA, 2: LAST, 3: EMA}
 # run that ends early -> ZeRO stage, ranks, the uninterrupted run, lines of metrics, checkpoints
 EARLY = {
-    "stopped": (0, 1, "whole-0", STOP, [2, 4]),
+    "stopped": (1, 1, "whole-1", STOP, [2, 4]),  # with CUDA graphs in both starts; the other one has none
     "full": (2, 2, "whole-2", 4, [2]),  # a full disk on a rank
     "killed": (3, 2, "whole-3", 4, [2]),
 }
@@ -56,7 +56,7 @@ def resumed(tmp_path_factory) -> Path:
     """The folder of all runs, after their second starts: two launches per world size."""
     folder = tmp_path_factory.mktemp("resume")
     prepare(folder, dropout=0.1)
-    single = [start(folder, "whole-0", 0, every=1000), start(folder, "stopped", 0, stop_after=STOP)]
+    single = [start(folder, "whole-1", 1, every=1000), start(folder, "stopped", 1, graphs=True, stop_after=STOP)]
     make_runs(folder, single, ranks=1)
     several = [
         start(folder, "whole-2", 2, 2, every=1000),
@@ -75,10 +75,10 @@ def resumed(tmp_path_factory) -> Path:
     shutil.copytree(folder / "stopped", folder / "earlier")
     elsewhere = str(shutil.copytree(folder / "stopped" / "checkpoints", folder / "elsewhere"))
     single = [
-        start(folder, "stopped", 0),
-        start(folder, "whole-0", 0),
-        start(folder, "earlier", 0, every=1, keep=1, resume=str(tag(folder / "earlier", 2)), stop_after=4),
-        start(folder, "branch", 0, resume=elsewhere),
+        start(folder, "stopped", 1, graphs=True),
+        start(folder, "whole-1", 1),
+        start(folder, "earlier", 1, every=1, keep=1, resume=str(tag(folder / "earlier", 2)), stop_after=4),
+        start(folder, "branch", 1, resume=elsewhere),
     ]
     make_runs(folder, single, ranks=1)
     several = [
@@ -129,8 +129,8 @@ def test_ranks_that_were_given_other_settings_do_not_start(resumed):
 
 
 def test_a_run_can_resume_from_another_runs_checkpoint_or_from_an_earlier_one_of_its_own(resumed):
-    assert complete(resumed / "whole-0") == [UPDATES]  # a finished run trains nothing more
-    whole, branch = losses(resumed / "whole-0"), metrics(resumed / "branch")
+    assert complete(resumed / "whole-1") == [UPDATES]  # a finished run trains nothing more
+    whole, branch = losses(resumed / "whole-1"), metrics(resumed / "branch")
     assert [line["update"] for line in branch] == list(range(5, UPDATES + 1))
     assert [line["loss"] for line in branch] == whole[4:]
     run = resumed / "earlier"  # held 2 and 4; resumed from 2, wrote 3, keeping one

@@ -120,7 +120,8 @@ def learn(run: TrainedRun, beta: float, learning_rate: float, updates: int) -> S
     method = Swep(settings, run.qa.hidden_size, run.qa.embedding_size).to(device)
     features = training_features(run.recipe, run.tokenizer, run.training_examples())
     train = run.recipe.train.model_copy(update={"epochs": 1000, "max_updates": updates})
-    batches = training_batches(run.recipe.model_copy(update={"train": train}), run.tokenizer, features, 0, 1)
+    recipe = run.recipe.model_copy(update={"train": train})
+    batches = training_batches(recipe, run.tokenizer, features, 0, 1, on_gpu=False)
     objective = Objective(run.qa, method, run.recipe.seed)
     optimizer = torch.optim.AdamW(method.parameters(), lr=learning_rate, weight_decay=0.0)
     for update in range(updates):
