@@ -99,9 +99,7 @@ def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on
         pair.append(candidates.Candidate(name, name, update, ["a", "b", "c"], None))
     candidates.measure(pair, warmup=1)
     in_turns = [(name, batch) for batch in "abc" for name in ("mle", "swep")]
-    alone = [
-        (name, batch) for name in ("mle", "swep") for batch in "bc"
-    ]  # first for the shapes, at last for the kernels
+    alone = [(name, batch) for name in ("mle", "swep") for batch in "bc"]  # for the kernels
     first = [(name, batch) for name in ("mle", "swep") for batch in "bcbcbc"]
     assert calls == (first + in_turns + alone if on_gpu else in_turns)
     assert [len(each.seconds) for each in pair] == [len(each.process_seconds) for each in pair] == [2, 2]
