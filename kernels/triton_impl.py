@@ -60,7 +60,7 @@ def _key(seed: int | Tensor, draw: int | Tensor, device: torch.device):
 
 
 class Tile(NamedTuple):
-    """A program takes `rows` tokens and walks over the d/4 counters of a row, `cols` (a power of two) at a time."""
+    """A program takes `rows` tokens and `cols` (a power of two) of a row's d/4 counters; the forward all, in turn."""
 
     rows: int
     cols: int
@@ -137,9 +137,9 @@ def _options(direction: str, device: torch.device, itemsize: int, d: int, *other
     return constants(shape, math_kind, d, *others) | launch_options(shape)
 
 
-def _launch(kernel, embeddings: Tensor, args: tuple, options: dict) -> None:
+def _launch(kernel, embeddings: Tensor, args: tuple, options: dict, columns: int = 1) -> None:
     n, t, _ = embeddings.shape
-    grid = (n * triton.cdiv(t, options["BLOCK_ROWS"]),)
+    grid = (n * triton.cdiv(t, options["BLOCK_ROWS"]) * columns,)
     if embeddings.device.type == "cpu" or embeddings.device.index == torch.cuda.current_device():
         kernel[grid](*args, **options)
     else:
@@ -196,5 +196,5 @@ def backward(
     strides = (*grad_perturbed.stride(), *grad_kl.stride()[:2], *embeddings.stride(), *params.stride())
     tensors = (grad_perturbed, grad_kl, embeddings, params, mask, sample_ids, grad_embeddings, params_out)
     args = (*tensors, *key, *scalars, *strides, *mask.stride()[:2], sample_ids.stride(0))
-    _launch(perturb_backward, embeddings, args, options)
+    _launch(perturb_backward, embeddings, args, options, triton.cdiv(d // 4, options["BLOCK_COLS"]))
     return grad_embeddings, grad_params

@@ -1,14 +1,15 @@
 """The perturbation as two Triton kernels: one launch forward, one backward, nothing of the size of the noise stored.
 
-A program takes a tile of BLOCK_ROWS tokens of one sample and walks over the d/4 Philox counters of a row in tiles of
-BLOCK_COLS. A counter yields four words, hence four dimensions d/4 apart, so no value leaves the thread that drew it.
-What keeps the kernels at the memory limit, and what `scripts/kernel_report.py` holds to a budget:
+A program takes BLOCK_ROWS tokens of one sample and BLOCK_COLS of the d/4 Philox counters of a row. The forward, which
+sums the KL of a row, walks over all of its counters. A counter yields four words, hence four dimensions d/4 apart, so
+no value leaves the thread that drew it. What keeps the kernels at the memory limit, and what `scripts/kernel_report.py`
+holds to a budget:
 
 - one Philox call for four normals; words that depend only on the row or the column stay [rows, 1] or [1, columns]
   through the first two rounds;
 - the hardware's own log2, sqrt, sin and cos, because Box-Muller's arguments are bounded;
 - `_tie`, which spares a trip of every normal through shared memory;
-- forward, all loads of a tile before its normals, so that a warp waits for memory once a tile and draws meanwhile.
+- loads in a row, so that a warp waits for memory once and draws meanwhile: of a tile forward, of two words backward.
 
 MATH is "nvidia", "amd" or "portable"; the last one is plain Triton, for the interpreter.
 """
@@ -157,10 +158,9 @@ def _key(seed_low, seed_high, draw, KEY_ON_DEVICE: tl.constexpr):
 
 
 @triton.jit
-def _rows(mask_ptr, mask_n, mask_t, T, HAS_MASK: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+def _rows(program, mask_ptr, mask_n, mask_t, T, HAS_MASK: tl.constexpr, BLOCK_ROWS: tl.constexpr):
     """Sample index (int64), positions [rows] (int64), whether each is inside T and whether it is a real token."""
     tiles = tl.cdiv(T, BLOCK_ROWS)
-    program = tl.program_id(0)
     n = (program // tiles).to(tl.int64)
     t = (program % tiles).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inside = t < T
@@ -177,12 +177,10 @@ def _offset(i, stride):
 
 
 @triton.jit
-def _store_zeros(row_ptr, inside, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Zero a tile of rows of WIDTH elements."""
-    zeros = tl.zeros([BLOCK_ROWS, BLOCK_COLS], row_ptr.dtype.element_ty)
-    for tile in range(tl.cdiv(WIDTH, BLOCK_COLS)):
-        i = tile * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
-        tl.store(row_ptr + i, zeros, mask=inside[:, None] & (i < WIDTH))
+def _store_zeros(ptr, write, COUNT: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Zero COUNT tiles that lie STEP elements apart."""
+    for number in tl.static_range(COUNT):
+        tl.store(ptr + number * STEP, tl.zeros([ROWS, COLS], ptr.dtype.element_ty), mask=write)
 
 
 @triton.jit
@@ -214,11 +212,14 @@ def perturb_forward(
     """Perturbed embeddings and KL of a tile of tokens. Outputs are contiguous: [N, T, D] and [N, T]."""
     QUARTER: tl.constexpr = D // 4
     EVEN: tl.constexpr = QUARTER % BLOCK_COLS == 0
-    n, t, inside, live = _rows(mask_ptr, mask_n, mask_t, T, HAS_MASK, BLOCK_ROWS)
+    TILES: tl.constexpr = tl.cdiv(QUARTER, BLOCK_COLS)
+    n, t, inside, live = _rows(tl.program_id(0), mask_ptr, mask_n, mask_t, T, HAS_MASK, BLOCK_ROWS)
     perturbed_row = perturbed_ptr + (n * T + t)[:, None] * D
     kl_row = kl_ptr + n * T + t
     if HAS_MASK and tl.max(live.to(tl.int32), axis=0) == 0:
-        _store_zeros(perturbed_row, inside, D, BLOCK_ROWS, 4 * BLOCK_COLS)
+        for tile in range(TILES):
+            c = tile * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
+            _store_zeros(perturbed_row + c, inside[:, None] & (c < QUARTER), 4, QUARTER, BLOCK_ROWS, BLOCK_COLS)
         tl.store(kl_row, tl.zeros([BLOCK_ROWS], tl.float32), mask=inside)
     else:
         k0, k1, draw_word = _key(seed_low, seed_high, draw, KEY_ON_DEVICE)
@@ -227,7 +228,7 @@ def perturb_forward(
         params_row = params_ptr + n * params_n + t[:, None] * params_t
         positions = t.to(tl.uint32)[:, None]
         kl_terms = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
-        for tile in range(tl.cdiv(QUARTER, BLOCK_COLS)):
+        for tile in range(TILES):
             c = tile * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
             read, write = live[:, None], inside[:, None]
             if not EVEN:
@@ -284,14 +285,20 @@ def perturb_backward(
     QUARTER: tl.constexpr = D // 4
     EVEN: tl.constexpr = QUARTER % BLOCK_COLS == 0
     PARAMS: tl.constexpr = LEARNED_MU or LEARNED_SIGMA
-    n, t, inside, live = _rows(mask_ptr, mask_n, mask_t, T, HAS_MASK, BLOCK_ROWS)
+    TILES: tl.constexpr = tl.cdiv(QUARTER, BLOCK_COLS)  # of a row, each a program: nothing is summed over them
+    program = tl.program_id(0)
+    n, t, inside, live = _rows(program // TILES, mask_ptr, mask_n, mask_t, T, HAS_MASK, BLOCK_ROWS)
+    c = program % TILES * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
+    read, write = live[:, None], inside[:, None]
+    if not EVEN:
+        read, write = read & (c < QUARTER), write & (c < QUARTER)
     token = (n * T + t)[:, None]
     grad_embeddings_row = grad_embeddings_ptr + token * D
     grad_params_row = grad_params_ptr + token * (2 * D)
     if HAS_MASK and tl.max(live.to(tl.int32), axis=0) == 0:
-        _store_zeros(grad_embeddings_row, inside, D, BLOCK_ROWS, 4 * BLOCK_COLS)
+        _store_zeros(grad_embeddings_row + c, write, 4, QUARTER, BLOCK_ROWS, BLOCK_COLS)
         if PARAMS:
-            _store_zeros(grad_params_row, inside, 2 * D, BLOCK_ROWS, 4 * BLOCK_COLS)
+            _store_zeros(grad_params_row + c, write, 8, QUARTER, BLOCK_ROWS, BLOCK_COLS)
     else:
         k0, k1, draw_word = _key(seed_low, seed_high, draw, KEY_ON_DEVICE)
         sample = tl.load(sample_ids_ptr + n * ids_n).to(tl.uint32)
@@ -303,43 +310,41 @@ def perturb_backward(
             grad_kl = tl.load(grad_kl_ptr + n * grad_kl_n + t * grad_kl_t, mask=live, other=0.0).to(tl.float32)
             half_kl = (0.5 * grad_kl)[:, None]
             kl_over_alpha = (grad_kl * inverse_alpha)[:, None]
-        for tile in range(tl.cdiv(QUARTER, BLOCK_COLS)):
-            c = tile * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
-            read, write = live[:, None], inside[:, None]
-            if not EVEN:
-                read, write = read & (c < QUARTER), write & (c < QUARTER)
+        gradients, loaded = (), ()
+        for w in tl.static_range(4):
+            if w % 2 == 0:  # the loads of two words in a row; those of four would take registers from other warps
+                for x in tl.static_range(w, w + 2):
+                    i = x * QUARTER + c
+                    gradients += (tl.load(grad_row + _offset(i, grad_d), mask=read, other=0.0),)
+                    loaded += (_load_inputs(
+                        embeddings_row, params_row, i, read, embeddings_d, params_d, D, LEARNED_MU, LEARNED_SIGMA
+                    ),)
+            if DRAWS and w == 0:
+                normals = _normals(_tie(c, gradients[0]), positions, sample, draw_word, k0, k1, ROUNDS, MATH)
+            i = w * QUARTER + c
+            g = _to_float32(gradients[w], MATH)
+            z, grad_z = 0.0, g
+            grad_delta, grad_v = tl.zeros_like(g), tl.zeros_like(g)
+            if PARAMS and not ADDITIVE:
+                grad_z = g * _to_float32(loaded[w][0], MATH)
+            sigma = fixed_sigma
+            if LEARNED_SIGMA:
+                v = _to_float32(loaded[w][1], MATH)
+                sigma = _exp2(v * 0.7213475204444817 + log2_root_alpha, MATH)
             if DRAWS:
-                first = tl.load(grad_row + _offset(c, grad_d), mask=read, other=0.0)
-                normals = _normals(_tie(c, first), positions, sample, draw_word, k0, k1, ROUNDS, MATH)
-            for w in tl.static_range(4):
-                i = w * QUARTER + c
-                g = _to_float32(tl.load(grad_row + _offset(i, grad_d), mask=read, other=0.0), MATH)
-                z, grad_z = 0.0, g
-                if PARAMS and not ADDITIVE:
-                    e = tl.load(embeddings_row + _offset(i, embeddings_d), mask=read, other=0.0)
-                    grad_z = g * _to_float32(e, MATH)
-                sigma = fixed_sigma
-                if LEARNED_SIGMA:
-                    v = _to_float32(tl.load(params_row + _offset(D + i, params_d), mask=read, other=0.0), MATH)
-                    sigma = _exp2(v * 0.7213475204444817 + log2_root_alpha, MATH)
-                if DRAWS:
-                    noise = sigma * normals[w]
-                if LEARNED_MU:
-                    delta = _to_float32(tl.load(params_row + _offset(i, params_d), mask=read, other=0.0), MATH)
-                    grad_delta = grad_z + kl_over_alpha * delta
-                    z = delta
-                elif PARAMS:
-                    grad_delta = tl.zeros_like(g)
-                if LEARNED_SIGMA:
-                    # 0.5 * (grad_z * noise + k * (exp(v) - 1)), with exp(v) = sigma^2 / alpha
-                    grad_v = (0.5 * kl_over_alpha) * (sigma * sigma) + (0.5 * grad_z * noise - half_kl)
-                elif PARAMS:
-                    grad_v = tl.zeros_like(g)
-                if PARAMS:
-                    element = grad_params_ptr.dtype.element_ty
-                    tl.store(grad_params_row + i, grad_delta.to(element), mask=write)
-                    tl.store(grad_params_row + D + i, grad_v.to(element), mask=write)
-                if DRAWS:
-                    z = noise + z
-                grad_e = g if ADDITIVE else g * z + g
-                tl.store(grad_embeddings_row + i, grad_e.to(grad_embeddings_ptr.dtype.element_ty), mask=write)
+                noise = sigma * normals[w]
+            if LEARNED_MU:
+                delta = _to_float32(loaded[w][2], MATH)
+                grad_delta = grad_z + kl_over_alpha * delta
+                z = delta
+            if LEARNED_SIGMA:
+                # 0.5 * (grad_z * noise + k * (exp(v) - 1)), with exp(v) = sigma^2 / alpha
+                grad_v = (0.5 * kl_over_alpha) * (sigma * sigma) + (0.5 * grad_z * noise - half_kl)
+            if PARAMS:
+                element = grad_params_ptr.dtype.element_ty
+                tl.store(grad_params_row + i, grad_delta.to(element), mask=write)
+                tl.store(grad_params_row + D + i, grad_v.to(element), mask=write)
+            if DRAWS:
+                z = noise + z
+            grad_e = g if ADDITIVE else g * z + g
+            tl.store(grad_embeddings_row + i, grad_e.to(grad_embeddings_ptr.dtype.element_ty), mask=write)

@@ -24,18 +24,31 @@ DEFAULTS = {
     "cpu": {"tokens": [512, 1536], "width": [384, 768], "dtype": ["float32"]},
 }
 """Sizes up to those that fill a GPU, and sizes of a batch for training on a CPU."""
-COLUMNS = ("tokens", "d", "dtype", "implementation", "timed", "pass", "us, median", "10% to 90%", "GB/s")
-COLUMNS += ("of copy",)
+STATES = ("cold", "warm")
+COLUMNS = ("tokens", "d", "dtype", "implementation", "timed", "pass")
+COLUMNS += tuple(f"{state}: {name}" for state in STATES for name in ("us, median", "10% to 90%", "GB/s", "of copy"))
 
 
-def show(record: dict) -> str:
-    cells = [str(record[key]) for key in ("tokens", "d", "dtype", "implementation", "timed")]
-    if record.get("out_of_memory"):
-        return "| " + " | ".join([*cells, "out of memory"]) + " |"
+def lines(records: list[dict]) -> list[str]:
+    """A line of the table for each implementation, way to time it and pass: figures with a cold L2, then a warm one."""
+    found: dict[tuple, dict[str, dict]] = {}
+    for record in records:
+        way, _, state = record["timed"].partition(", ")
+        about = [record[key] for key in ("tokens", "d", "dtype", "implementation")]
+        found.setdefault((*about, way, record.get("pass", "out of memory")), {})[state] = record
+    table = []
+    for about, measured in found.items():
+        cells = [*map(str, about)]
+        for state in STATES:
+            cells += figures(measured[state]) if state in measured else [""] * 4
+        table.append(f"| {' | '.join(cells)} |")
+    return table
+
+
+def figures(record: dict) -> list[str]:
     low, high = (1e6 * s for s in record["seconds_10_90"])
-    cells += [record["pass"], f"{1e6 * record['seconds']:.1f}", f"{low:.1f} to {high:.1f}", f"{record['gb_per_s']:.3g}"]
-    cells.append(f"{record['share_of_copy']:.0%}" if "share_of_copy" in record else "")
-    return "| " + " | ".join(cells) + " |"
+    share = f"{record['share_of_copy']:.0%}" if "share_of_copy" in record else ""
+    return [f"{1e6 * record['seconds']:.1f}", f"{low:.1f} to {high:.1f}", f"{record['gb_per_s']:.3g}", share]
 
 
 def parse() -> argparse.Namespace:
@@ -73,7 +86,7 @@ def main() -> None:
         for d in args.width:
             for tokens in args.tokens:
                 measured = bench.measure(tokens, d, dtype, args.device)
-                print(*map(show, measured), sep="\n", flush=True)
+                print(*lines(measured), sep="\n", flush=True)
                 records += measured
                 if args.output:
                     result = {"device": device, "torch": torch.__version__, "sizes": records}

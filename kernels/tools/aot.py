@@ -105,14 +105,7 @@ def compile_kernel(
     return shape, triton.compile(source, target=target, options=launch_options(shape))
 
 
-def report(
-    direction: str,
-    arch: str,
-    d: int,
-    dtype: str = "bf16",
-    mode: str = "learned",
-    **changes,
-) -> Report:
+def report(direction: str, arch: str, d: int, dtype: str = "bf16", mode: str = "learned", **changes) -> Report:
     """Compiles a kernel and takes its machine code apart; `changes` are further arguments of `compile_kernel`."""
     shape, compiled = compile_kernel(direction, arch, d, dtype, mode, **changes)
     if arch.startswith("gfx"):
@@ -124,7 +117,9 @@ def report(
     lanes = WARP_SIZES[arch] * shape.warps
     reads, writes = elements_moved(direction, MODES[mode])
     bits_a_tile = 4 * shape.rows * shape.cols * reads * BITS[dtype] // lanes
-    weights = _weights(code, math.ceil(d // 4 / shape.cols), bits_a_tile)
+    tiles = math.ceil(d // 4 / shape.cols)
+    programs = tiles if direction == "backward" else 1  # for each row; one of the forward walks over its tiles
+    weights = _weights(code, tiles // programs, bits_a_tile)
     counted = sum(weight for (opcode, _), weight in zip(code, weights, strict=True) if re.match(issued, opcode))
     moved = Counter()
     for opcode, _ in code:
@@ -135,7 +130,7 @@ def report(
         load_bits=max((access for access in moved if access[0] == "load"), key=moved.get)[1],
         store_bits=max((access for access in moved if access[0] == "store"), key=moved.get)[1],
         bytes=(reads + writes) * BITS[dtype] / 8,
-        instructions=counted * lanes / (shape.rows * d),
+        instructions=counted * programs * lanes / (shape.rows * d),
     )  # fmt: skip
 
 

@@ -163,9 +163,8 @@ def seconds(
     """Median, 10% and 90% quantile of a call's seconds.
 
     Args:
-        cold: on a GPU, empties the L2 cache before each call. The host queues the call meanwhile, which hides up to
-            some 0.1 ms of its time.
-        host: waits for the GPU before a cold call, so that the host's time counts.
+        cold: on a GPU, empties the L2 before each call. The host queues it meanwhile: up to 0.1 ms of its time hide.
+        host: the host's time counts: it waits for the GPU before a cold call and has no lead over warm ones.
     """
     times = _gpu_seconds(call, cold, host) if device != "cpu" else _cpu_seconds(call)
     return tuple(torch.tensor(times).quantile(torch.tensor(QUANTILES)).tolist())
@@ -181,13 +180,17 @@ def _cpu_seconds(call: Callable[[], object]) -> list[float]:
 
 
 def _gpu_seconds(call: Callable[[], object], cold: bool, host: bool) -> list[float]:
-    l2 = torch.empty(2**28, dtype=torch.uint8, device="cuda") if cold else None
+    # read to empty the L2: lines that a fill had left dirty there would be written back during the timed call
+    unrelated = torch.ones(2**26, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(60)]
+    if not cold and not host:
+        for _ in range(20):  # about 2 ms, in which the host gets ahead
+            unrelated.sum()
     for _ in range(3):
         call()
     for start, end in events:
-        if l2 is not None:
-            l2.zero_()
+        if cold:
+            unrelated.sum()
             if host:
                 torch.cuda.synchronize()
         start.record()

@@ -253,8 +253,8 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], di
     setup |= {f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)}
     setup["updates"] = prepared.batches.updates
     setup["global batch"] = prepared.batches.global_batch
-    if recipe.train.max_tokens:  # how many windows then fit into an update depends on it
-        setup["batches are padded to a multiple of"] = prepared.batches.pad_to_multiple_of
+    if recipe.train.max_tokens and prepared.batches.pad_to_multiple_of > 1:  # fewer windows then fit into an update
+        setup["widths rounded up to"] = prepared.batches.pad_to_multiple_of
     setup["training data"] = prepared.features.fingerprint
     setup["files of model.name"] = prepared.inputs.get("model.name")
     if prepared.validation:

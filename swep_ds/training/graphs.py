@@ -11,6 +11,7 @@ dropout run without graphs, because they read the generator's state on the host.
 
 import logging
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -114,7 +115,10 @@ class Graphs:
             replay, statistics = self._record(body)
         except RuntimeError as error:
             self._refused.add(key[0])
-            log.warning(f"train.cuda_graphs: {shape} cannot be captured ({reason(error)}): they train without")
+            cause = error.__context__ or error  # the end of a capture that failed raises, too
+            at = traceback.extract_tb(cause.__traceback__)[-1]
+            where = f"{at.name}, line {at.lineno} of {at.filename}"
+            log.warning(f"train.cuda_graphs: {shape} cannot be captured ({reason(cause)}; {where}): they train without")
         else:
             self._graphs[key] = Graph(batch, names, statistics, replay)
             log.info(f"CUDA graph {len(self._graphs)}: {shape}, {time.perf_counter() - began:.1f} s")
@@ -126,28 +130,36 @@ class Graphs:
 
 
 def recorder() -> Record | None:
-    """For `Graphs`: records CUDA graphs that share their memory, so they must run one after the other. None without a
+    """For `Graphs`: records CUDA graphs, which share their memory, so they must run one after the other. None without a
     GPU."""
     if ranks.device().type != "cuda":
         return None
-    pool = torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream()
+    return _Recorder()
 
-    def record(body: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+
+class _Recorder:
+    def __init__(self):
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, body: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             body()  # compiles and plans kernels, which a capture cannot
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # other threads pin memory for coming batches meanwhile
         try:
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            # other threads pin memory for coming batches meanwhile
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = body()
         except BaseException:
-            # PyTorch 2.11 to 2.13 leave the generator as in a capture, in which nothing else may draw
-            fresh = torch.Generator(stream.device).graphsafe_get_state()
-            torch.cuda.default_generators[stream.device.index].graphsafe_set_state(fresh)
+            # PyTorch 2.11 to 2.13 leave the generator, the stream and the memory pool as in a capture
+            device = self._stream.device
+            fresh = torch.Generator(device).graphsafe_get_state()
+            torch.cuda.default_generators[device.index].graphsafe_set_state(fresh)
+            self._begin()
             raise
         return graph.replay, result
-
-    return record

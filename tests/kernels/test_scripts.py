@@ -111,3 +111,18 @@ def test_a_graph_is_compared_with_the_faster_copy():
     records.append({"implementation": "eager", "timed": "graph", "out_of_memory": True})
     bench.compare_with_copies(records)
     assert [r.get("share_of_copy") for r in records] == [1.0, 0.8, 1.0, 1.0, 0.5, 0.5, 0.375, 0.25, None]
+
+
+def test_the_table_shows_warm_beside_cold():
+    about = {"tokens": 512, "d": 768, "dtype": "bfloat16", "implementation": "fused"}
+    shared = {"pass": "forward", "seconds_10_90": (1e-6, 3e-6), "gb_per_s": 1234.0}
+    records = [about | shared | {"timed": "graph, cold", "seconds": 2e-6, "share_of_copy": 0.5}]
+    records += [about | shared | {"timed": "graph, warm", "seconds": 1e-6}]
+    records.append(about | {"timed": "call", "out_of_memory": True})
+    bench_kernels = scripts.load("scripts/bench_kernels.py")
+    table = [line.strip("|").split("|") for line in bench_kernels.lines(records)]
+    assert all(len(cells) == len(bench_kernels.COLUMNS) for cells in table)
+    rows = [[cell.strip() for cell in cells] for cells in table]
+    size = ["512", "768", "bfloat16", "fused"]
+    figures = ["2.0", "1.0 to 3.0", "1.23e+03", "50%", "1.0", "1.0 to 3.0", "1.23e+03", ""]
+    assert rows == [[*size, "graph", "forward", *figures], [*size, "call", "out of memory", *[""] * 8]]

@@ -1,13 +1,15 @@
 """How a run begins and ends, what its seed decides, and which models it takes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from swep_ds.common.settings import differences
 from swep_ds.pipeline.folder import RunFolder
-from swep_ds.pipeline.prepare import Prepared, load_model, prepare
+from swep_ds.pipeline.prepare import Prepared, load_model, prepare, resume_setup, training_batches
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import _peak, _report
 from swep_ds.ranks import accelerator
@@ -36,6 +38,17 @@ def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questio
     for first, other, again in (weights, order, questions):
         assert first != other == again
     assert [job.questions for job in jobs] == [21, 21, 21]
+
+
+def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alike(folder):
+    """Fewer windows fit into its updates."""
+    for setting, said in (("train.max_tokens=200", "widths rounded up to None there, 16 here"), ("seed=1", "")):
+        settings = [setting, "train.max_updates=7"]
+        recipe, prepared = Recipe.load(str(folder / "recipe.yaml"), settings), job(folder, *settings)
+        on_gpu = training_batches(recipe, prepared.tokenizer, prepared.features, 0, 1, on_gpu=True)
+        with process_group():
+            begun, resumed = (resume_setup(recipe, replace(prepared, batches=b))[0] for b in (prepared.batches, on_gpu))
+        assert differences(begun, resumed) == said
 
 
 def test_a_precision_that_the_processor_emulates_is_warned_of(folder, monkeypatch, caplog):

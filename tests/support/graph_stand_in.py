@@ -19,7 +19,7 @@ def record(body: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
 def stand_in_graphs(patience: int) -> Iterator[None]:
     """Engines that are built inside have graphs, of shapes that come for this time."""
     with (
-        mock.patch("swep_ds.training.engine.recorder", lambda: record),
+        mock.patch("swep_ds.training.engine.recorder", return_value=record),
         mock.patch("swep_ds.training.graphs.PATIENCE", patience),
     ):
         yield
