@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
-# Everything about training that only a GPU can measure, the most wanted first: about 20 minutes. Nothing is
+# Everything about training that only a GPU can measure, the most wanted first: about 30 minutes. Nothing is
 # downloaded.
 #   usage: scripts/gpu_training.sh ENCODER DATA OUT [STEP ...]
 #     ENCODER  local folder of a small pretrained encoder
 #     DATA     folder with new_wiki_v1.0.json.gz and amazon_reviews_v1.0.json.gz (SQuADShifts)
 #     OUT      folder for logs, figures and runs
-#     STEP     default: all, in this order
-#              base, large                  MLE and SWEP on models of BERT's shapes in bf16: time, FLOPs, memory
-#              profile-base, profile-large  the kernels that take a SWEP update's time
-#              operations                   what an update of the base model launches at each ZeRO stage, in bf16
-#              fp32, tf32                   the base model in float32, then with its matrix products in TF32
+#     STEP     default: all, in this order. Models of BERT's shapes in bf16, unless it says otherwise
+#              base, profile-base           MLE and SWEP in plain PyTorch, Hugging Face's Trainer, at ZeRO-1 and 2 and by
+#                                           CUDA graphs: time, kernels, FLOPs, memory; then the kernels that take the time
+#              compiled                     the same with compiled models
+#              wide-mle, wide-swep          the same on 64 full windows
+#              large, profile-large         the large model
 #              mle, swep, quickstart, quickstart-zero3   four trainings with their scores
-#              deterministic-1, -2, deterministic   whether two runs with train.deterministic have the same weights
+#              deterministic-1, -2, -graphs whether runs with train.deterministic have the same weights: deterministic
+#                                           compares two without CUDA graphs, graphs one with them
+#              operations                   what an update of the base model launches at each ZeRO stage
 #              undropped                    the base model without dropout of attention weights
-#              compile                      the base model, compiled
+#              fp32, tf32                   the base model in float32, then with its matrix products in TF32
+# PEAK_TFLOPS is the GPU's in bf16 by its data sheet (default: 989, an H100's or H200's with SXM).
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
 . "$(dirname "$0")/gpu_steps.sh"
 [ $# -ge 3 ] || fail "usage: scripts/gpu_training.sh ENCODER DATA OUT [STEP ...]"
@@ -23,9 +27,9 @@ for file in new_wiki amazon_reviews; do
 done
 only "${@:4}"
 
-base=(768 12 12) large=(1024 24 16) windows=32 updates=40 warmup=10 few=()
+base=(768 12 12) large=(1024 24 16) windows=32 wide=64 updates=40 few_updates=20 warmup=10 few=()
 if rehearsing; then
-  base=(32 2 2) large=(48 2 2) windows=2 updates=2 warmup=1
+  base=(32 2 2) large=(48 2 2) windows=2 wide=4 updates=2 few_updates=2 warmup=1
   few=(--set data.max_train_examples=64 --set train.max_updates=2 --set data.max_eval_examples=8 --set data.max_length=64
     --set data.doc_stride=16 --set data.max_query_length=16)
 fi
@@ -46,7 +50,7 @@ shape() {  # NAME HIDDEN LAYERS HEADS: a BERT of random weights with the encoder
 }
 bench() {  # STEP SECONDS SHAPE UPDATES OPTION ...
   step "$1" "$2" "$PYTHON" scripts/bench_training.py "${new_wiki[@]}" --set train.micro_batch_size=$windows "${few[@]}" \
-    --set "model.name=$out/models/$3" --warmup $warmup --updates "$4" --json "$out/$1.json" "${@:5}"
+    --set "model.name=$out/models/$3" --warmup $warmup --updates "$4" --peak_tflops "${PEAK_TFLOPS:-989}" --json "$out/$1.json" "${@:5}"
 }
 train() {  # STEP ZERO_STAGE OPTION ...
   step "$1" 180 "$PYTHON" scripts/train.py --ds_config "ds_configs/zero$2.json" --output_dir "$out/runs/$1" "${@:3}" "${few[@]}"
@@ -62,33 +66,44 @@ PY
 }
 
 begin "$3"
-pending base profile-base operations compile fp32 tf32 undropped && shape base "${base[@]}"
+pending base profile-base compiled wide-mle wide-swep operations undropped fp32 tf32 && shape base "${base[@]}"
 pending large profile-large && shape large "${large[@]}"
-bench base 240 base $updates  # with the published procedure, which is in fp32
-bench large 240 large $updates --methods mle swep:split swep:joint
-bench profile-base 120 base 10 --profile --methods swep:split
-bench profile-large 120 large 10 --profile --methods swep:split
+both=(--methods mle swep:split --ways)
+bench base 300 base $updates --methods mle swep:split swep:joint published --ways plain trainer zero1 zero2 zero1+graphs
+bench profile-base 150 base 10 --profile "${both[@]}" plain zero1 zero1+graphs
+bench compiled 420 base $updates "${both[@]}" plain plain+compile zero1+graphs zero1+graphs+compile
+for method in mle swep; do  # one at a time: each shape's graph keeps its memory
+  bench wide-$method 240 base $few_updates --methods $method --ways plain zero1+graphs zero1+graphs+compile \
+    --set "train.micro_batch_size=$wide" --set "data.train=$out/models/base/train.json" --set data.holdout_fraction=0
+done
+bench large 300 large $few_updates "${both[@]}" plain zero1 zero2 zero1+graphs
+bench profile-large 120 large 10 --profile "${both[@]}" zero1+graphs
+train mle 1 "${new_wiki[@]}" --set method.name=mle
+train swep 1 "${new_wiki[@]}"
+train quickstart 1
+train quickstart-zero3 3 --set train.precision=bf16
+for name in 1 2 graphs; do
+  graphs=false
+  if [ $name = graphs ]; then graphs=true; fi
+  train deterministic-$name 1 "${new_wiki[@]}" --set train.deterministic=true --set train.max_updates=500 \
+    --set data.max_eval_examples=64 --set train.cuda_graphs=$graphs
+done
+same() {  # STEP RUN RUN: whether both have the same weights
+  if is_done "$2" && is_done "$3"; then
+    step "$1" 10 cmp "$out/runs/$2/model/model.safetensors" "$out/runs/$3/model/model.safetensors"
+  else
+    skip "$1" "its two runs are not done"
+  fi
+}
+same deterministic deterministic-1 deterministic-2
+same graphs deterministic-1 deterministic-graphs
 bench operations 240 base 10 --operations
-bench fp32 120 base 10 --methods mle swep:split --set train.precision=fp32
+bench undropped 120 base $updates "${both[@]}" zero1 zero1+graphs --set model.attention_dropout=0
+bench fp32 120 base 10 "${both[@]}" zero1 --set train.precision=fp32
 if rehearsing; then
   skip tf32 "it needs a GPU"
 else
-  bench tf32 120 base 10 --methods mle swep:split --set train.precision=tf32
+  bench tf32 120 base 10 "${both[@]}" zero1 --set train.precision=tf32
 fi
-train mle 2 "${new_wiki[@]}" --set method.name=mle
-train swep 2 "${new_wiki[@]}"
-train quickstart 2
-train quickstart-zero3 3 --set train.precision=bf16
-for number in 1 2; do
-  train deterministic-$number 2 "${new_wiki[@]}" --set train.deterministic=true --set train.max_updates=100 \
-    --set data.max_eval_examples=64
-done
-if is_done deterministic-1 && is_done deterministic-2; then
-  step deterministic 10 cmp "$out"/runs/deterministic-{1,2}/model/model.safetensors
-else
-  skip deterministic "its two runs are not done"
-fi
-bench undropped 120 base $updates --methods mle swep:split --set model.attention_dropout=0
-bench compile 300 base $updates --set train.compile=true --methods mle swep:split
 scores
 finish

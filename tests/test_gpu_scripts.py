@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import pytest
 import torch
 
+from swep_ds.cost.ways import plans
 from swep_ds.kernels.tools import bench
 from swep_ds.sweeps.sweep import read_sweep
 from tests import test_readme
@@ -245,12 +246,19 @@ def test_a_wrong_kernel_stops_each_measurement(monkeypatch, command):
 def test_the_commands_of_training(tmp_path, inputs):
     commands = Commands()
     out = commands.run(tmp_path, "gpu_training.sh", *inputs, tmp_path / "out")
-    assert out.count(" done") == 15
+    assert out.count(" done") == 19
     assert re.findall(r"^(\S+) .*skipped: it needs a GPU", out, re.MULTILINE) == ["tf32"]
     measured = {Path(words[words.index("--json") + 1]).stem: words for words in commands if "--json" in words}
     first, *_, last = measured
-    assert (first, last) == ("base", "compile")
+    assert (first, last) == ("base", "fp32")
     assert "--operations" in measured["operations"]
+    for words in measured.values():
+        if "--ways" in words:
+            methods, ways = (
+                list(takewhile(lambda word: not word.startswith("--"), words[words.index(option) + 1 :]))
+                for option in ("--methods", "--ways")
+            )
+            assert len(plans("quickstart", [], methods, ways, "zero1")) >= len(ways)
     assert "9.0 samples/s  held_out 50.00/60.00" in out
 
 

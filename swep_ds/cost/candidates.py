@@ -1,102 +1,55 @@
 """What an update costs: its time, in turns with others on the same batches, its memory and its FLOPs.
 
 Memory (`peak_bytes`) is the most that PyTorch's allocator holds during an update, from the moment the model is loaded,
-without the interpreter and libraries.
+without the interpreter and libraries. CUDA graphs keep theirs between updates, and it counts.
 """
 
 import gc
-import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import DeviceType
 from torch.autograd.profiler import profile
 from torch.autograd.profiler_util import MEMORY_EVENT_NAME
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profile_device
 from torch.utils.flop_counter import FlopCounterMode
 
 from swep_ds import ranks
+from swep_ds.cost.updates import EngineUpdate, Update
 from swep_ds.data.batches import Batch, TrainingBatches
-from swep_ds.methods.base import MicroStep
 from swep_ds.ranks import accelerator
-from swep_ds.training.loop import run_update
-from swep_ds.training.settings import TrainSection
+from swep_ds.training.graphs import PATIENCE
 
-PRIOR_VARIANCE = math.sqrt(0.1 / 0.9)  # of the published code
-Update = Callable[[Batch, int], None]
+FIRST = PATIENCE  # times that a GPU sees a batch before it is measured, so that no graph of its shape is still to come
 
 
 @dataclass
 class Candidate:
-    """One way to train, and what it took."""
+    """A way to train a method, and what it took."""
 
     name: str
+    method: str
     update: Update
-    flops_per_token: float
-    peak_bytes: int
     batches: list[Batch]
-    seconds: list[float] = field(default_factory=list)
-
-
-def engine_update(engine, execution: str) -> Update:
-    """An update of a method under the engine, as the training loop runs it; the engine's accumulation is 1 batch."""
-    engine.train()
-    parts = engine.module.parts(execution)
-
-    def update(batch: Batch, number: int) -> None:
-        run_update(engine, iter([batch]), 1, MicroStep(number), parts)
-
-    return update
-
-
-class Published(nn.Module):
-    """The loss of the published code's three-pass update of `qa`, a model of `swep_ds.models`.
-
-    h comes from a pass of its own, without gradient but with dropout; then the noisy pass, then the clean one; the
-    losses are summed and go backward once. Noise from torch.randn; the KL is a mean over the batch's tokens.
-    """
-
-    def __init__(self, qa: nn.Module):
-        super().__init__()
-        width = qa.embedding_size
-        self.qa = qa
-        self.method = nn.Sequential(nn.Linear(qa.hidden_size, width), nn.ReLU(), nn.Linear(width, 2 * width))
-
-    def forward(self, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            hidden = self.qa(self.qa.embed(batch), batch, hidden=True).hidden
-        mu, log_variance = self.method(hidden).chunk(2, -1)
-        embeddings = self.qa.embed(batch)
-        sigma = torch.exp(0.5 * log_variance)
-        noisy = self.qa(embeddings * (mu + sigma * torch.randn_like(mu)), batch).nll.mean()
-        ratio = log_variance.exp() / PRIOR_VARIANCE
-        kl_NT = 0.5 * (ratio + (mu - 1) ** 2 / PRIOR_VARIANCE - 1 - ratio.log()).sum(-1)
-        kl = (kl_NT * batch.attention_mask).sum() / batch.attention_mask.sum()
-        clean = self.qa(self.qa.embed(batch), batch).nll.mean()
-        return 0.5 * (clean + noisy) + kl
-
-
-def published_update(qa: nn.Module, train: TrainSection) -> Update:
-    """The published code's update in plain PyTorch, in float32 without an engine, clipped at 1. Only AdamW is faster
-    than there: it is fused."""
-    objective = Published(qa).to(ranks.device()).train()
-    adam = {"lr": train.learning_rate, "betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": 0.0}
-    optimizer = torch.optim.AdamW(objective.parameters(), **adam, fused=True)
-
-    def update(batch: Batch, number: int) -> None:
-        objective(batch).backward()
-        nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return update
+    peak_bytes: int | None
+    zero_stage: int | None = None  # of the engine, if it has one
+    flops_per_token: float | None = None
+    seconds: list[float] = field(default_factory=list)  # of each counted update
+    process_seconds: list[float] = field(default_factory=list)  # the same, of all threads of the host
+    first_seconds: float | None = None  # GPU: of the first passes over the batches, which compile and capture
+    kernel_seconds: float | None = None  # GPU: the sum of the times of an update's kernels
 
 
 def flops_per_token(update: Update, batch: Batch) -> float:
@@ -104,7 +57,10 @@ def flops_per_token(update: Update, batch: Batch) -> float:
     N, T = batch.input_ids.shape
     # a model may leave padding out
     full = batch._replace(attention_mask=torch.ones_like(batch.attention_mask), lengths=(T,) * N)
-    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+    uncaptured = nullcontext()  # PyTorch sees no operation of a replay
+    if isinstance(update, EngineUpdate):
+        uncaptured = mock.patch.object(update.engine, "graphs", None)
+    with uncaptured, torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         update(full, 0)
     return counter.get_total_flops() / (N * T)
 
@@ -141,14 +97,15 @@ def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, in
     if accelerator.on_gpu():
         gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
         gpu = get_accelerator()
-        before = gpu.memory_allocated()
+        before = gpu.memory_allocated() - _held_by_graphs()
         update = make()
-        update(batch, 0)
+        for number in range(FIRST):
+            update(batch, number)
         gpu.synchronize()
         gpu.reset_peak_memory_stats()
-        update(batch, 1)
+        update(batch, FIRST)
         gpu.synchronize()
-        return update, gpu.max_memory_allocated() - before
+        return update, gpu.max_memory_allocated() + _held_by_graphs() - before
     before = held_bytes()
     update = make()
     update(batch, 0)
@@ -158,6 +115,14 @@ def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, in
     events = [event for event in recorded.kineto_results.events() if event.name() == MEMORY_EVENT_NAME]
     changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
     return update, state + max(accumulate(changes, initial=0))
+
+
+def _held_by_graphs() -> int:
+    """Bytes that CUDA graphs keep for their replays: PyTorch does not count them as allocated."""
+    if get_accelerator().device_name() != "cuda":
+        return 0
+    segments = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) != (0, 0)]
+    return sum(segment["total_size"] - segment["allocated_size"] for segment in segments)
 
 
 def held_bytes() -> int:
@@ -178,20 +143,44 @@ def measure(candidates: list[Candidate], warmup: int) -> None:
     # the first update with a shape allocates its memory and may plan its kernels: the first candidate would pay for it
     if accelerator.on_gpu():
         for candidate in candidates:
-            for number, batch in enumerate(candidate.batches[warmup:]):
-                candidate.update(batch, number)
+            began = time.perf_counter()
+            for _ in range(FIRST):
+                _run(candidate, warmup)
+            candidate.first_seconds = time.perf_counter() - began
     for number in range(len(candidates[0].batches)):
         for candidate in candidates:
             ranks.synchronize()
-            began = time.perf_counter()
+            began = time.perf_counter(), time.process_time()
             candidate.update(candidate.batches[number], number)
             ranks.synchronize()
+            ended = time.perf_counter(), time.process_time()
             if number >= warmup:
-                candidate.seconds.append(time.perf_counter() - began)
+                candidate.seconds.append(ended[0] - began[0])
+                candidate.process_seconds.append(ended[1] - began[1])
+    if accelerator.on_gpu():
+        for candidate in candidates:
+            with profile_device(activities=[ProfilerActivity.CUDA]) as recorded:
+                _run(candidate, warmup)
+            kernels = [event for event in recorded.key_averages() if is_measured(event, DeviceType.CUDA)]
+            micros = sum(event.self_device_time_total for event in kernels)
+            candidate.kernel_seconds = micros / 1e6 / len(candidate.seconds)
 
 
-def figures(candidates: list[Candidate], warmup: int) -> list[dict[str, Any]]:
-    """A row for each candidate, with ratios to the first one where both ran on the same batches."""
+def _run(candidate: Candidate, warmup: int) -> None:
+    """All counted batches, one after the other."""
+    for number, batch in enumerate(candidate.batches[warmup:]):
+        candidate.update(batch, number)
+    ranks.synchronize()
+
+
+def is_measured(event: Any, kind: DeviceType) -> bool:
+    """Whether an event of a profile is a kernel or an operation of this kind of device."""
+    return event.device_type == kind and not event.is_user_annotation
+
+
+def figures(candidates: list[Candidate], warmup: int, peak_flops: float | None = None) -> list[dict[str, Any]]:
+    """A row for each candidate, with ratios to the first one where both ran on the same batches, and to the first way
+    of its method. `peak_flops` is the device's, a second."""
     base = candidates[0]
     rows = []
     for candidate in candidates:
@@ -202,20 +191,39 @@ def figures(candidates: list[Candidate], warmup: int) -> list[dict[str, Any]]:
         seconds = sum(candidate.seconds)
         quartiles = [None] * 3
         if candidate.batches is base.batches:
-            ratios = [a / b for a, b in zip(candidate.seconds, base.seconds, strict=True)]
-            quartiles = statistics.quantiles(ratios, n=4)
+            quartiles = statistics.quantiles(_ratios(candidate.seconds, base.seconds), n=4)
+        to_way, process_to_way, memory, flops = None, None, None, None
+        first = next(other for other in candidates if other.method == candidate.method)
+        if first is not candidate and first.batches is candidate.batches:
+            to_way = statistics.median(_ratios(candidate.seconds, first.seconds))
+            process_to_way = statistics.median(_ratios(candidate.process_seconds, first.process_seconds))
+        if candidate.peak_bytes and base.peak_bytes:
+            memory = candidate.peak_bytes / base.peak_bytes
+        if candidate.flops_per_token:
+            flops = candidate.flops_per_token * tokens / seconds
         rows.append(
             {
                 "name": candidate.name,
+                "zero_stage": candidate.zero_stage,
                 "median_update_seconds": statistics.median(candidate.seconds),
+                "median_process_seconds": statistics.median(candidate.process_seconds),
+                "kernel_seconds": candidate.kernel_seconds,
+                "first_seconds": candidate.first_seconds,
                 "time_ratio": quartiles[1],
                 "time_ratio_quartiles": quartiles[::2],
+                "time_ratio_to_first_way": to_way,
+                "process_ratio_to_first_way": process_to_way,
                 "samples_per_second": ranks.world_size() * windows / seconds,
                 "tokens_per_second": ranks.world_size() * tokens / seconds,
                 "padding": 1 - tokens / positions,
                 "peak_bytes": candidate.peak_bytes,
-                "memory_ratio": candidate.peak_bytes / base.peak_bytes,
-                "flops_per_second": candidate.flops_per_token * tokens / seconds,
+                "memory_ratio": memory,
+                "flops_per_second": flops,
+                "share_of_peak": flops / peak_flops if flops and peak_flops else None,
             }
         )
     return rows
+
+
+def _ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(mine, others, strict=True)]

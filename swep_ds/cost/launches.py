@@ -13,15 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import torch
-from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from swep_ds.cost.updates import plain_update
 from swep_ds.data.batches import Batch
 from swep_ds.kernels import op
-from swep_ds.methods.base import MicroStep, PassState
+from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
-from swep_ds.models.backends import without_cudnn_attention
 from swep_ds.training.loop import observe, run_update
 from swep_ds.training.metrics import add_up
 from swep_ds.training.settings import TrainSection
@@ -89,8 +87,9 @@ def watch_launches() -> Iterator[Launches]:
 
 
 def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
-    """The `Launches.totals` of an update that is not logged, as the training loop makes it."""
+    """The `Launches.totals` of an update that is not logged, as the training loop makes it without CUDA graphs."""
     engine.train()
+    engine.graphs = None  # a replay hides the operations
     parts = engine.module.parts(execution)
     sums = {}
 
@@ -103,28 +102,10 @@ def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
     return _count(update)
 
 
-@without_cudnn_attention()
 def count_plain_launches(objective: Objective, batch: Batch, train: TrainSection) -> dict[str, int]:
-    """The same passes in plain PyTorch: clip_grad_norm_ and fused AdamW, in bf16 on weights of bf16."""
-    if train.precision == "bf16":
-        objective.bfloat16()
-    objective.train()
-    optimizer = torch.optim.AdamW(objective.parameters(), lr=train.learning_rate, fused=True)
-    autocast = torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=train.precision == "autocast")
-
-    def update(number: int, phase: Callable) -> None:
-        carried = PassState()
-        for part in objective.parts(train.execution):
-            with phase("forward"), autocast:
-                loss, carried, _ = objective(batch, MicroStep(number, 0.0, part, carried))
-            with phase("backward"):
-                loss.backward()
-        with phase("step"):
-            clip_grad_norm_(objective.parameters(), train.max_grad_norm or float("inf"))
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return _count(update)
+    """The same of `plain_update`."""
+    update = plain_update(objective, train)
+    return _count(lambda number, phase: update(batch, number, phase))
 
 
 def _count(update: Callable) -> dict[str, int]:

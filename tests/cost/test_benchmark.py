@@ -11,11 +11,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.autograd import DeviceType
 from torch.distributions import Normal, kl_divergence
 
-from swep_ds.cost import candidates, suite
-from swep_ds.cost.candidates import Published, largest_batch, sample
+from swep_ds.cost import candidates, suite, updates
+from swep_ds.cost.candidates import largest_batch, sample
+from swep_ds.cost.updates import Published, plain_update, trainer_update
+from swep_ds.cost.ways import plans
+from swep_ds.methods import build
+from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.pipeline.recipe import Recipe
 from tests.data.test_batches import ranks, windows
 from tests.support import tiny_models
 from tests.support.bad_input import refused
@@ -23,46 +29,65 @@ from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_batches import batch
 from tests.support.tiny_run import ds_config, prepare
 
+CPU, CUDA = DeviceType.CPU, DeviceType.CUDA
 BENCH = ROOT / "scripts" / "bench_training.py"
 
 
-def bench(folder, *methods: str, stage: int, ranks: int = 1) -> tuple[dict, str]:
-    recipe, config = str(prepare(folder)), str(ds_config(folder, stage))
-    few = ["--updates", "2", "--warmup", "3", "--json", str(folder / "bench.json"), "--methods"]
-    ended = run_script(BENCH, "--recipe", recipe, "--ds_config", config, *few, *methods, ranks=ranks)
+def bench(folder, *options: str, ranks: int = 1) -> tuple[dict, str]:
+    few = ["--updates", "2", "--warmup", "3", "--json", str(folder / "bench.json")]
+    ended = run_script(BENCH, "--recipe", str(prepare(folder)), *few, *options, ranks=ranks)
     return json.loads((folder / "bench.json").read_text()), ended.stdout
 
 
 @pytest.mark.slow
-def test_methods_are_measured_side_by_side(tmp_path):
-    names = ["mle", "swep", "swep:joint", "published"]
-    figures, said = bench(tmp_path, *names, stage=3)
+def test_methods_and_ways_to_train_them_are_measured_side_by_side(tmp_path):
+    ways = ["zero1", "plain", "trainer"]
+    methods = ["mle", "swep", "swep:joint", "published"]
+    figures, said = bench(tmp_path, "--methods", *methods, "--ways", *ways, "--peak_tflops", "1")
     rows = {row["name"]: row for row in figures["rows"]}
-    assert list(rows) == [*names, "published:random"]
-    assert rows["mle"]["time_ratio"] == rows["mle"]["memory_ratio"] == 1
+    mle = [f"mle {way}" for way in ways]
+    swep = [f"{method} {way}" for method in ("swep", "swep:joint") for way in ("zero1", "plain")]
+    assert list(rows) == [*mle, *swep, "published", "published:random"]
+    assert [row["zero_stage"] for row in rows.values()] == [1, None, None, 1, None, 1, None, None, None]
+    first = rows["mle zero1"]
+    assert first["time_ratio"] == first["memory_ratio"] == 1
+    assert first["time_ratio_to_first_way"] is None
     assert math.isfinite(rows["published"]["time_ratio"])
+    assert math.isfinite(rows["swep plain"]["process_ratio_to_first_way"])
     assert rows["published:random"]["time_ratio"] is None
-    assert all(row["flops_per_second"] > 0 for row in rows.values())
-    assert 0 < rows["mle"]["peak_bytes"] < rows["swep"]["peak_bytes"] < rows["swep:joint"]["peak_bytes"]
+    assert all(row["share_of_peak"] == row["flops_per_second"] / 1e12 > 0 for row in rows.values())
+    sizes = [rows[f"{method} zero1"]["peak_bytes"] for method in methods[:3]]
+    assert 0 < sizes[0] < sizes[1] < sizes[2]
+    assert [name for name, row in rows.items() if row["peak_bytes"] is None] == ["mle trainer"]  # it needs a GPU
     # random batches waste more of their positions
-    assert rows["published"]["padding"] == rows["mle"]["padding"] < rows["published:random"]["padding"]
-    times = rows["swep"]["samples_per_second"] / rows["published:random"]["samples_per_second"]
-    assert figures["samples_per_second_to_published"]["swep"] == pytest.approx(times)
+    assert rows["published"]["padding"] == first["padding"] < rows["published:random"]["padding"]
+    times = rows["swep zero1"]["samples_per_second"] / rows["published:random"]["samples_per_second"]
+    assert figures["samples_per_second_to_published"]["swep zero1"] == pytest.approx(times)
     assert all(name in said for name in rows)
 
 
 @pytest.mark.slow
 def test_several_ranks_are_measured_without_the_published_procedure_which_runs_on_one(tmp_path, monkeypatch):
-    figures, _ = bench(tmp_path, "mle", "swep", stage=2, ranks=2)
-    assert (figures["ranks"], len(figures["rows"])) == (2, 2)
+    figures, _ = bench(tmp_path, "--methods", "mle", "swep", "--ds_config", str(ds_config(tmp_path, 3)), ranks=2)
+    assert (figures["ranks"], [row["name"] for row in figures["rows"]]) == (2, ["mle", "swep"])
+    assert {row["zero_stage"] for row in figures["rows"]} == {3}
     monkeypatch.setattr(suite, "ranks", SimpleNamespace(process_group=nullcontext, world_size=lambda: 2))
-    said = refused(suite.side_by_side, {"published": None}, "zero2", "published", updates=2, warmup=0)
-    assert said == "published: runs on one rank: name other --methods, or start one process"
+    for methods, ways, said in (
+        (["mle", "published"], [], "published: runs on one rank: leave it out, or start one process"),
+        (["mle"], ["zero1", "plain"], "mle plain: runs on one rank: leave it out, or start one process"),
+        (["mle"], ["zero1", "zero3"], "--ways: ZeRO-3 goes alone: there DeepSpeed replaces PyTorch's linear function"),
+    ):
+        chosen = plans("quickstart", [], methods, ways, "zero2")
+        assert said in refused(suite.side_by_side, chosen, updates=2, warmup=0)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on_gpu):
     calls = []
+    device, host = (SimpleNamespace(device_type=kind, is_user_annotation=False) for kind in (CUDA, CPU))
+    device.self_device_time_total = host.self_device_time_total = 6e6  # us, of two updates
+    recorded = nullcontext(SimpleNamespace(key_averages=lambda: [device, host]))
+    monkeypatch.setattr(candidates, "profile_device", lambda **_: recorded)
     monkeypatch.setattr(candidates.accelerator, "on_gpu", lambda: on_gpu)
     monkeypatch.setattr(candidates.ranks, "synchronize", lambda: None)
     pair = []
@@ -71,12 +96,24 @@ def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on
         def update(batch, number, name=name):
             calls.append((name, batch))
 
-        pair.append(SimpleNamespace(update=update, batches=["a", "b", "c"], seconds=[]))
+        pair.append(candidates.Candidate(name, name, update, ["a", "b", "c"], None))
     candidates.measure(pair, warmup=1)
     in_turns = [(name, batch) for batch in "abc" for name in ("mle", "swep")]
-    first = [(name, batch) for name in ("mle", "swep") for batch in "bc"]
-    assert calls == (first + in_turns if on_gpu else in_turns)
-    assert [len(each.seconds) for each in pair] == [2, 2]
+    alone = [(name, batch) for name in ("mle", "swep") for batch in "bc"]  # for the kernels
+    first = [(name, batch) for name in ("mle", "swep") for batch in "bcbcbc"]
+    assert calls == (first + in_turns + alone if on_gpu else in_turns)
+    assert [len(each.seconds) for each in pair] == [len(each.process_seconds) for each in pair] == [2, 2]
+    assert [each.kernel_seconds for each in pair] == [3.0 if on_gpu else None] * 2  # of an update
+
+
+def test_operations_are_counted_without_cuda_graphs(monkeypatch):
+    seen = []
+    engine = SimpleNamespace(train=lambda: None, graphs="captured", parts=[None])
+    monkeypatch.setattr(updates, "run_update", lambda engine, *_: seen.append(engine.graphs))
+    update = updates.EngineUpdate(engine)
+    update(batch(), 0)
+    candidates.flops_per_token(update, batch())
+    assert (seen, engine.graphs) == (["captured", None], "captured")
 
 
 def test_a_sample_of_updates_stands_for_the_epoch_and_memory_is_that_of_its_largest():
@@ -99,7 +136,14 @@ def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch):
         (["--updates", "1"], "--updates: 1 must be at least 2"),
         (["--methods", "mle", "ssmba"], "--methods ssmba: ssmba's update is mle's: measure mle"),
         (["--methods", "mle", "swap"], "'swap' is not a method; did you mean 'swep'?"),
-        (["--profile", "--methods", "published"], "published: it has no engine: leave --profile and --op"),
+        (["--operations", "--methods", "published"], "and in plain PyTorch: leave --ways and published out"),
+        (["--methods", "mle", "--ways", "plian"], "--ways plian: is neither plain, trainer nor a ds_config ("),
+        (
+            ["--methods", "mle", "--ways", "plain+graphs"],
+            "plain+graphs: CUDA graphs are the engine's: give a ds_config",
+        ),
+        (["--methods", "mle", "--ways", "zero1+fast"], "--ways zero1+fast: + takes compile or graphs"),
+        (["--methods", "swep", "--ways", "trainer"], "Hugging Face's Trainer trains mle: add it to --methods"),
     ):
         monkeypatch.setattr(sys, "argv", ["bench_training.py", *arguments])
         assert message in refused(runpy.run_path(str(BENCH))["bench"])
@@ -130,3 +174,30 @@ def test_loss_and_gradient_of_the_published_procedure_are_those_of_its_formulas(
     parameters = [p for p in published.parameters() if p.grad is not None]
     for parameter, gradient in zip(parameters, torch.autograd.grad(expected, parameters), strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_plain_loop_and_the_trainer_make_the_update_of_adamw_on_the_models_own_loss():
+    """The last batch has no answers, which the Trainer refuses. With Adam's usual epsilon a gradient of rounding errors
+    alone, such as a key's bias has, would change a weight as much as any other."""
+    windows = batch()
+    settings = ["train.max_grad_norm=0.1", "train.learning_rate=1e-3", "train.adam_epsilon=1e-3"]
+    recipe = Recipe.load("quickstart", ["method.name=mle", *settings])
+    inputs = {"input_ids": windows.input_ids, "attention_mask": windows.attention_mask}
+    answers = {"start_positions": windows.start_position, "end_positions": windows.end_position}
+    expected = tiny_models.model("bert", dropout=0.0).train()
+    optimizer = torch.optim.AdamW(expected.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.0)
+    looped, trained = (ExtractiveQA(tiny_models.model("bert", dropout=0.0)) for _ in range(2))
+    objective = Objective(looped, build(recipe.method, looped.hidden_size, looped.embedding_size), 0)
+    plain, trainer = plain_update(objective, recipe.train), trainer_update(trained.model, recipe.train)
+    for number in range(2):
+        optimizer.zero_grad()
+        expected(**inputs, **answers).loss.backward()
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
+        optimizer.step()
+        plain(windows, number)
+        trainer(windows, number)
+    for qa in (looped, trained):
+        for mine, theirs in zip(qa.model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+    with pytest.raises(ValueError, match="did not return a loss"):
+        trainer(windows._replace(start_position=None), 2)

@@ -20,8 +20,9 @@ from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForCo
 
 from swep_ds import ranks
 from swep_ds.cost.activations import count_activations
-from swep_ds.cost.candidates import engine_update, held_bytes, measure_memory
+from swep_ds.cost.candidates import held_bytes, measure_memory
 from swep_ds.cost.memory import model_states
+from swep_ds.cost.updates import EngineUpdate
 from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
@@ -75,7 +76,7 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
     windows = generative((4,), (3,), dtype=torch.float32) if model == "t5" else batch((4,), dtype=torch.float32)
     peak = None
     if ranks.world_size() == 1 and not offload:  # gloo holds buckets for some time
-        _, peak = measure_memory(lambda: engine_update(make(), "split"), windows)
+        _, peak = measure_memory(lambda: EngineUpdate(make()), windows)
     else:
         make()
     engine, states = made

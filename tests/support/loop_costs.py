@@ -18,7 +18,7 @@ from deepspeed.comm import comm
 from torch.overrides import TorchFunctionMode
 
 from swep_ds import ranks
-from swep_ds.cost.candidates import engine_update
+from swep_ds.cost.updates import EngineUpdate
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.training import loop
@@ -59,14 +59,13 @@ def sent(stage: int, way: str, coalesces: bool, live: int | None) -> list:
     """[parameters, bytes by collective] of an update; `live` is how many weights may stay gathered at ZeRO-3."""
     method, _, execution = way.partition(":")
     settings = ["train.micro_batch_size=1", f"method.name={method}", f"train.coalesce_grad_reduction={coalesces}"]
-    recipe = Recipe.load("quickstart", settings)
+    recipe = Recipe.load("quickstart", [*settings, f"train.execution={execution or 'split'}"])
     objective = make_objective("bert", recipe)
     config = make_config(recipe, stage, micro_steps=len(objective.parts(execution)))
     if live:
         config["zero_optimization"] |= {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": live}
     engine = build_engine(objective, config, recipe.train, 100)
-    engine.train()
-    update, windows = engine_update(engine, execution), batch((4,), dtype=torch.float32)
+    update, windows = EngineUpdate(engine), batch((4,), dtype=torch.float32)
     for number in range(3):  # at ZeRO-3 DeepSpeed records the first ones
         update(windows, number)
     with mock.patch.object(comm, "cdb", Traffic(comm.cdb)) as traffic:

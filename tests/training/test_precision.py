@@ -12,7 +12,7 @@ from deepspeed.accelerator import get_accelerator
 from torch.backends.cuda import cudnn_sdp_enabled
 
 from swep_ds.common.errors import InputError
-from swep_ds.cost.candidates import engine_update
+from swep_ds.cost.updates import EngineUpdate
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.noise_effect import nearest
 from swep_ds.models.backends import tf32_products
@@ -80,7 +80,7 @@ def test_an_engine_chooses_its_kernels_and_leaves_those_of_the_process(tmp_path,
         module.method.noise.inner.register_full_backward_hook(note("backward"))
         module.qa.model.register_forward_hook(note("model"))
         engine.train()
-        engine_update(engine, "split")(batch(dtype=torch.float32), 0)
+        EngineUpdate(engine)(batch(dtype=torch.float32), 0)
         assert seen == {(name, expected, False) for name in ("forward", "backward", "model")}
         assert (torch.get_float32_matmul_precision(), cudnn_sdp_enabled()) == ("highest", True)
         seen.clear()
