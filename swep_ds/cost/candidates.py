@@ -139,7 +139,10 @@ def held_bytes() -> int:
 
 
 def measure(candidates: list[Candidate], warmup: int) -> None:
-    """Runs each candidate over its batches, in turns; the first `warmup` batches do not count."""
+    """Runs each candidate over its batches, in turns; the first `warmup` batches do not count.
+
+    The order of a turn is random, the same on all ranks: a candidate is slower behind one that leaves the caches cold.
+    """
     # the first update with a shape allocates its memory and may plan its kernels: the first candidate would pay for it
     if accelerator.on_gpu():
         for candidate in candidates:
@@ -148,7 +151,8 @@ def measure(candidates: list[Candidate], warmup: int) -> None:
                 _run(candidate, warmup)
             candidate.first_seconds = time.perf_counter() - began
     for number in range(len(candidates[0].batches)):
-        for candidate in candidates:
+        for position in np.random.default_rng(number).permutation(len(candidates)):
+            candidate = candidates[position]
             ranks.synchronize()
             began = time.perf_counter(), time.process_time()
             candidate.update(candidate.batches[number], number)

@@ -101,7 +101,11 @@ def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on
     in_turns = [(name, batch) for batch in "abc" for name in ("mle", "swep")]
     alone = [(name, batch) for name in ("mle", "swep") for batch in "bc"]  # for the kernels
     first = [(name, batch) for name in ("mle", "swep") for batch in "bcbcbc"]
-    assert calls == (first + in_turns + alone if on_gpu else in_turns)
+    before, after = (first, alone) if on_gpu else ([], [])
+    measured = calls[len(before) : len(before) + len(in_turns)]
+    assert sorted(measured, key=lambda call: (call[1], call[0])) == in_turns
+    assert [each for _, each in measured] == list("aabbcc")
+    assert calls == before + measured + after
     assert [len(each.seconds) for each in pair] == [len(each.process_seconds) for each in pair] == [2, 2]
     assert [each.kernel_seconds for each in pair] == [3.0 if on_gpu else None] * 2  # of an update
 
