@@ -123,6 +123,7 @@ class Graphs:
             self._graphs[key] = Graph(batch, names, statistics, replay)
             log.info(f"CUDA graph {len(self._graphs)}: {shape}, {time.perf_counter() - began:.1f} s")
         # as if nothing had run
+        engine.module.zero_grad()
         random.set_rng_state(state)
         engine.flat.begun = begun
         for group, whole in zip(engine.flat.groups, before, strict=False):
