@@ -86,15 +86,14 @@ def watch_launches() -> Iterator[Launches]:
         yield launches
 
 
-def count_launches(engine, batch: Batch, execution: str) -> dict[str, int]:
+def count_launches(engine, batch: Batch) -> dict[str, int]:
     """The `Launches.totals` of an update that is not logged, as the training loop makes it without CUDA graphs."""
     engine.train()
     engine.graphs = None  # a replay hides the operations
-    parts = engine.module.parts(execution)
     sums = {}
 
     def update(number: int, phase: Callable) -> None:
-        statistics = run_update(engine, iter([batch]), 1, MicroStep(number), parts, phase)
+        statistics = run_update(engine, iter([batch]), 1, MicroStep(number), phase)
         with phase("statistics"):
             observe(engine.module.method, statistics)
             add_up(sums, statistics)

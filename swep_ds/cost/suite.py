@@ -183,7 +183,7 @@ def operations(plans: dict[str, Plan], ds_config: str) -> Figures:
                     counts = launches.count_plain_launches(job.objective, batch, train)
                 else:
                     engine = _engine(plan.recipe, job)
-                    counts = launches.count_launches(engine, batch, train.execution)
+                    counts = launches.count_launches(engine, batch)
                     engine.destroy()
                 rows.append({"name": name, "stage": stage, **counts})
     rows.sort(key=lambda row: [*plans].index(row["name"]))

@@ -37,7 +37,7 @@ class EngineUpdate:
         self.engine = engine
 
     def __call__(self, batch: Batch, number: int) -> None:
-        run_update(self.engine, iter([batch]), 1, MicroStep(number), self.engine.parts)
+        run_update(self.engine, iter([batch]), 1, MicroStep(number))
 
 
 def plain_update(objective: Objective, train: TrainSection) -> Callable[..., None]:

@@ -87,8 +87,8 @@ def engine_divisor(*, ranks: int = 1, accumulation: int = 1, micro_steps: int = 
     """What DeepSpeed divides the gradients of an update by: the number of micro-steps on all ranks.
 
     It takes the mean over A micro-batches (the accumulation) on each of R ranks, each in P micro-steps (`split`: one
-    for each pass that trains; `joint`: 1). So what is to be a sum is multiplied before: by P in `run_update`, as the
-    passes of a batch add up, and by R A in `TrainingBatches`, where one of W windows has the weight R A / W.
+    for each pass that trains; `joint`: 1). So what is to be a sum is multiplied before: by P in `Engine.run_passes`, as
+    the passes of a batch add up, and by R A in `TrainingBatches`, where one of W windows has the weight R A / W.
     """
     return ranks * accumulation * micro_steps
 

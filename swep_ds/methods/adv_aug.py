@@ -18,6 +18,7 @@ from swep_ds.methods.settings import AdvAugSettings
 
 class AdvAug(Method):
     settings: AdvAugSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         weight = self.settings.mle_weight

@@ -109,6 +109,9 @@ class Method(nn.Module):
     max_grad_norm: float | None = None  # for their gradient; None = clipped with the model's; 0 = no clipping
     watches: str | None = None  # the statistic of `Objective.loss` that `observe` gets
     control: KLController | None = None  # holds it at a target
+    # Whether a CUDA graph may replay the passes: but for the weight of the KL they follow from the `Inputs` and from
+    # parameters, and read neither other state nor a generator's on the host. A subclass says it anew.
+    replayable: bool = False
 
     def __init__(self, settings: Settings | None = None, hidden_size: int = 0, embedding_size: int = 0):
         super().__init__()

@@ -9,6 +9,7 @@ from swep_ds.methods.settings import BernoulliDropoutSettings
 
 class BernoulliDropout(Method):
     settings: BernoulliDropoutSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("noisy", 1.0, self._drop)]

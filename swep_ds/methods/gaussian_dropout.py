@@ -6,6 +6,7 @@ from swep_ds.methods.settings import GaussianDropoutSettings
 
 class GaussianDropout(Method):
     settings: GaussianDropoutSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("noisy", 1.0, self._draw)]

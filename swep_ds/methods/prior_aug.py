@@ -6,6 +6,7 @@ from swep_ds.methods.settings import PriorAugSettings
 
 class PriorAug(Method):
     settings: PriorAugSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         weight = self.settings.mle_weight

@@ -9,3 +9,4 @@ from swep_ds.methods.settings import SsmbaSettings
 
 class Ssmba(Mle):
     settings: SsmbaSettings
+    replayable = True

@@ -56,6 +56,7 @@ class NoiseGenerator(nn.Module):
 
 class Swep(Method):
     settings: SwepSettings
+    replayable = True
 
     def __init__(self, settings: SwepSettings, hidden_size: int, embedding_size: int):
         super().__init__(settings)

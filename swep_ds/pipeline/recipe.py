@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parents[1] / "recipes"
 HOLDOUT = "held_out"
 # settings that change neither the trained model nor its scores
-NEUTRAL = ("tracking", "train.log_every", "train.keep_checkpoints")
+NEUTRAL = ("tracking", "train.log_every", "train.keep_checkpoints", "train.cuda_graphs")
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 

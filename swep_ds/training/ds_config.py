@@ -34,6 +34,7 @@ REFUSED = {
     "optimizer": "the recipe's train.optimizer decides it, as PyTorch's AdamW or Adafactor: remove this block",
     "scheduler": "the recipe's train.warmup_fraction and train.schedule decide it: remove this block",
     "activation_checkpointing": "would do nothing: set the recipe's train.activation_checkpointing to true instead",
+    "flops_profiler": "bench_training.py counts an update's operations: remove this block",
     "data_types": "gradients are accumulated in the engine's precision: remove this block",
     "fp16.auto_cast": "a batch holds whole numbers, which must not be cast: remove this field",
     "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"} instead',

@@ -3,7 +3,7 @@
 # its throughput timer synchronises the GPU at every forward and step
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False, "timers": {"throughput": {"enabled": False}}}
 # what DeepSpeed reports, which may change between two starts of a run
-REPORTS = (*QUIET, "memory_breakdown", "dump_state", "log_level", "flops_profiler", "comms_logger")
+REPORTS = (*QUIET, "memory_breakdown", "dump_state", "log_level", "comms_logger")
 REPORTS += ("tensorboard", "csv_monitor", "wandb", "comet")
 BATCH_SPLIT = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # how DeepSpeed spreads state and work, which may change too

@@ -3,7 +3,7 @@
 (the gradient at ZeRO-1)."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.flat import FlatGradient
 from swep_ds.training.foreach import use_foreach
-from swep_ds.training.graphs import Graphs, recorder
+from swep_ds.training.graphs import GraphRecorder, Graphs, can_replay
 from swep_ds.training.groups import watch_norms
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.sharding import shard
@@ -68,8 +68,8 @@ class Engine:
         use_foreach(engine)
         self._norms = watch_norms(engine, self.module, train.max_grad_norm)
         self.graphs = None
-        if train.cuda_graphs and self.flat and (record := recorder()):
-            self.graphs = Graphs(self, record)
+        if train.cuda_graphs and self.flat and ranks.device().type == "cuda" and can_replay(self.module):
+            self.graphs = Graphs(self, GraphRecorder())
         engine.checkpoint_engine = Writer()
         # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
         engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
@@ -96,35 +96,29 @@ class Engine:
                 loss.backward()
                 self.flat.collect()
 
-    def accumulate(
-        self, batch: Batch, step: MicroStep, parts: Sequence[int | None], phase: Callable[[str], AbstractContextManager]
-    ) -> dict[str, Tensor]:
-        """`run_passes`, by a CUDA graph where there can be one."""
+    def accumulate(self, batch: Batch, step: MicroStep, phase: Callable[[str], AbstractContextManager] = nullcontext):
+        """What `run_passes` does and returns, by a CUDA graph where there is one."""
         if self._precision == "fp16" and self.flat:
             self._loss_scale.fill_(self.optimizer.loss_scale)
         if self.graphs:
             with phase("forward"):
-                seen = self.graphs.run(batch, step, parts)
+                seen = self.graphs.run(batch, step)
             if seen is not None:
                 return seen
-        return self.run_passes(batch, step, parts, phase)
+        return self.run_passes(batch, step, phase)
 
     def run_passes(
-        self,
-        batch: Batch,
-        step: MicroStep,
-        parts: Sequence[int | None],
-        phase: Callable[[str], AbstractContextManager] = nullcontext,
+        self, batch: Batch, step: MicroStep, phase: Callable[[str], AbstractContextManager] = nullcontext
     ) -> dict[str, Tensor]:
         """The forwards and backwards of a micro-batch, one of each for each of its parts. Returns its statistics
         (`Objective.loss`) with its "loss". `phase` is entered with the name of each phase."""
         carried = PassState()
         seen = {"loss": torch.zeros((), device=batch.input_ids.device)}
-        for part in parts:
+        for part in self.parts:
             with phase("forward"):
                 loss, carried, measured = self(batch, replace(step, part=part, carried=carried))
             with phase("backward"):
-                self.backward(loss * engine_divisor(micro_steps=len(parts)))  # passes add up
+                self.backward(loss * engine_divisor(micro_steps=len(self.parts)))  # passes add up
             if not self.steps_once:
                 with phase("step"):
                     self.step()

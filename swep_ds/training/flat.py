@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from deepspeed import comm
+from deepspeed.runtime.torch_autocast import is_autocast_initialized
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer, GradPartitionBufferGroup
 from torch import Tensor, nn
 
@@ -29,8 +30,9 @@ class FlatGradient:
     """Collects the gradients of an update, and gives them to DeepSpeed's step.
 
     Equal to DeepSpeed's own gradient to the last bit on one rank. Several ranks send it in one reduce-scatter, half the
-    volume of DeepSpeed's all-reduce. Memory is held from an update's first backward to its step; if `stays`, as CUDA
-    graphs need it, from the first update on. `begun` says whether an update has collected a gradient yet.
+    volume of DeepSpeed's all-reduce (as much as that under torch_autocast, where DeepSpeed sends bf16). Memory is held
+    from an update's first backward to its step; if it `stays`, as CUDA graphs need it, from the first update on.
+    `begun` says whether an update has collected a gradient yet.
     """
 
     def __init__(self, optimizer: DeepSpeedZeroOptimizer):
@@ -96,15 +98,22 @@ class FlatGradient:
         optimizer = self._optimizer
         ranks = comm.get_world_size(group=optimizer.dp_process_group)
         for number, group in enumerate(self.groups):
-            self._round(group)
+            sent, part = group.whole, group.partition
+            if is_autocast_initialized():
+                self._round(group)
+            elif optimizer.communication_data_type != sent.dtype:
+                sent = sent.to(optimizer.communication_data_type)
+                part = sent[part.storage_offset() :][: part.numel()]
             if ranks > 1:
-                comm.reduce_scatter_fn(group.partition, group.whole, group=optimizer.dp_process_group)
-                group.partition.mul_(1.0 / ranks)
+                comm.reduce_scatter_fn(part, sent, group=optimizer.dp_process_group)
+                part.mul_(1.0 / ranks)
+            if part is not group.partition:
+                group.partition.copy_(part)
             optimizer.averaged_gradients[number] = group.pieces
             optimizer.all_grad_tensors[number] = None
 
     def _round(self, group: Group) -> None:
-        """Rounds what DeepSpeed would send in another dtype: with torch_autocast, the gradients of matrix products."""
+        """Rounds the gradients that DeepSpeed would send in bf16 under torch_autocast, those of matrix products."""
         rounded: dict[torch.dtype, list[Tensor]] = {}
         for parameter, place in zip(group.parameters, group.places, strict=True):
             dtype = self._optimizer.get_param_comm_dtype(parameter)

@@ -60,7 +60,7 @@ def train(
             seed_dropout(batches.seed, update)
             instruments.begin(number)
             phase = instruments.watch.phase
-            statistics = run_update(engine, micro_batches, batches.accumulation, step, engine.parts, phase)
+            statistics = run_update(engine, micro_batches, batches.accumulation, step, phase)
             instruments.add(statistics)
             observe(engine.module.method, statistics)
             if checkpoints.average:
@@ -110,7 +110,6 @@ def run_update(
     micro_batches: Iterator[Batch],
     accumulation: int,
     step: MicroStep,
-    parts: Sequence[int | None],
     phase: Callable[[str], AbstractContextManager] = nullcontext,
 ) -> list[dict[str, Tensor]]:
     """One update of any method: for each micro-batch and each part of it, a pass or all: forward, backward, step.
@@ -125,7 +124,7 @@ def run_update(
         for _ in range(accumulation):
             with phase("data"):
                 batch = next(micro_batches)
-            statistics.append(engine.accumulate(batch, step, parts, phase))
+            statistics.append(engine.accumulate(batch, step, phase))
     if engine.steps_once:
         with phase("step"):
             engine.step()

@@ -62,7 +62,7 @@ def test_an_update_launches_no_more_operations_than_its_budget():
             assert len(list(objective.qa.parameters())) == 199
             config = make_config(recipe, stage, micro_steps=len(objective.parts("split")))
             engine = build_engine(objective, config, recipe.train, 100)
-            counts = count_launches(engine, windows, "split")
+            counts = count_launches(engine, windows)
             engine.destroy()
             assert counts["all"] <= budget, (case, counts)
             assert counts["all"] == sum(counts[phase] for phase in ("forward", "backward", "step", "statistics"))

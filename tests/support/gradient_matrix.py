@@ -107,7 +107,7 @@ def compare(case: dict) -> list[dict]:
         micro_batches = iter([batch(update, micro_step) for micro_step in range(ACCUMULATION)])
         if update == UPDATES - 1 and ranks.rank() == 1:
             factors = iter([*[1.0] * (ACCUMULATION * len(parts) - 1), float(case.get("factor", 1.0))])
-        run_update(engine, micro_batches, ACCUMULATION, MicroStep(update), parts)
+        run_update(engine, micro_batches, ACCUMULATION, MicroStep(update))
         with mock.patch.object(torch.nn.functional, "linear", LINEAR):
             expected = plain_gradients(plain, update)
         line = {"norm": float(engine.grad_norm), "gradients": {}}
@@ -124,6 +124,7 @@ def compare(case: dict) -> list[dict]:
                 "parts": expected[name].flatten(1).norm(dim=1).tolist(),
             }
         lines.append(line)
+    assert not case.get("graphs") or engine.graphs._graphs
     engine.destroy()
     return lines
 

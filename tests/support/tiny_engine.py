@@ -72,7 +72,7 @@ def expected_losses(variant: str, architecture: str, accumulation: int) -> list[
     engine.train()
     stream, losses = iter(batches(architecture, accumulation)), []
     for update in range(UPDATES):
-        statistics = run_update(engine, stream, accumulation, MicroStep(update, update / UPDATES), engine.parts)
+        statistics = run_update(engine, stream, accumulation, MicroStep(update, update / UPDATES))
         observe(objective.method, statistics)
         losses.append(sum(float(seen["loss"]) for seen in statistics) / accumulation)
     engine.destroy()

@@ -75,7 +75,7 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, sta
     half, seen = precision == "bf16", []
     batches = iter(job.batches[update] for update in range(UPDATES))
     for update in range(UPDATES):
-        run_update(engine, batches, 1, MicroStep(update), engine.parts)
+        run_update(engine, batches, 1, MicroStep(update))
         average.add(update + 1)
         seen.append(weights_of(engine, masters=half))
     rounded = weights_of(engine, masters=False)

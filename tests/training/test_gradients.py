@@ -15,11 +15,13 @@ from tests.support.tiny_run import ds_config
 pytestmark = pytest.mark.slow
 
 EXECUTIONS = {"joint": ("swep", "joint"), "split": ("swep", "split"), "r_drop": ("r_drop", "split")}
-# ZeRO stage, passes and execution, and which of CUDA graphs, overlap, offload and coalesced reductions
+# ZeRO stage, passes and execution, and which of CUDA graphs, sending in float32, overlap, offload and coalesced
+# reductions
 CASES = [
     "zero1-split",
     "zero1-split-graphs",
     "zero1-split-offload",
+    "zero1-split-float32",
     "zero2-joint",
     "zero2-split",
     "zero2-split-offload",
@@ -51,7 +53,12 @@ def results(tmp_path_factory) -> dict[str, list[dict]]:
         method, execution = EXECUTIONS[execution]
         case = {"name": name, "method": method, "execution": execution, "coalesce": "coalesced" in more}
         case["graphs"] = "graphs" in more
-        by_name[name] = case | {"ds_config": str(ds_config(folder, int(stage), **changes))}
+        file = ds_config(folder, int(stage), **changes)
+        if "float32" in more:
+            content = json.loads(file.read_text()) | {"communication_data_type": "fp32"}
+            file = file.with_name("float32.json")
+            file.write_text(json.dumps(content))
+        by_name[name] = case | {"ds_config": str(file)}
     faults = [by_name[FAULTY[0]] | {"name": "loses", "factor": 0}]
     faults += [by_name[name] | {"name": f"{name}-nan", "factor": "nan"} for name in FAULTY]
     (folder / "cases.json").write_text(json.dumps([*by_name.values(), *faults]))

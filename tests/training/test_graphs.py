@@ -1,5 +1,7 @@
 """What a CUDA graph replays trains what updates without graphs do; `tests/support/graph_stand_in.py` is the GPU."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
 
@@ -7,11 +9,12 @@ from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from swep_ds.training.engine import build_engine
-from swep_ds.training.graphs import PATIENCE
+from swep_ds.training.graphs import PATIENCE, can_replay
 from swep_ds.training.loop import observe, run_update, seed_dropout
 from tests.support.engine_memory import make_config, make_objective
-from tests.support.graph_stand_in import stand_in_graphs
+from tests.support.graph_stand_in import record, stand_in_graphs
 from tests.support.tiny_batches import batch
+from tests.support.tiny_objective import objective
 
 UPDATES = 16  # of two shapes, each with two kinds of measurements, so that each is captured once and replayed twice
 METHODS_AND_SETTINGS = {
@@ -22,18 +25,19 @@ METHODS_AND_SETTINGS = {
     "adv_aug": (),
     "r_drop": (),
     "word_dropout": ("train.gradient_accumulation_steps=3",),
+    "prior_aug": ("train.precision=autocast",),
 }
 
 
-def trained(name: str, settings: tuple[str, ...], graphed: bool):
+def trained(name: str, settings: tuple[str, ...], graphs: AbstractContextManager | None = None):
     """The weights after some updates of two shapes, all statistics, and the engine."""
     method = name.partition(",")[0]
     fixed = ["train.micro_batch_size=3", "train.learning_rate=1e-3", f"method.name={method}"]
-    recipe = Recipe.load("quickstart", [*fixed, *settings, f"train.cuda_graphs={graphed}"])
+    recipe = Recipe.load("quickstart", [*fixed, *settings])
     torch.manual_seed(0)
     objective = make_objective("bert", recipe)
     parts = objective.parts(recipe.train.execution)
-    with stand_in_graphs(PATIENCE):
+    with graphs or nullcontext():
         engine = build_engine(objective, make_config(recipe, 1, micro_steps=len(parts)), recipe.train, UPDATES)
     engine.train()
     accumulation = recipe.train.gradient_accumulation_steps
@@ -43,7 +47,7 @@ def trained(name: str, settings: tuple[str, ...], graphed: bool):
         micro_batches = [batch(lengths, seed=10 * update + k, dtype=torch.float32) for k in range(accumulation)]
         seed_dropout(0, update)
         step = MicroStep(update, update / UPDATES, measure=update % 4 < 2, compare=update % 4 < 1)
-        statistics = run_update(engine, iter(micro_batches), accumulation, step, parts)
+        statistics = run_update(engine, iter(micro_batches), accumulation, step)
         observe(engine.module.method, statistics)
         seen += statistics
     weights = [parameter.detach().clone() for parameter in engine.module.parameters()]
@@ -55,8 +59,8 @@ def trained(name: str, settings: tuple[str, ...], graphed: bool):
 def test_replays_train_what_updates_without_graphs_do_to_the_last_bit(name):
     settings = METHODS_AND_SETTINGS[name]
     with process_group():
-        expected, expected_statistics, _ = trained(name, settings, False)
-        weights, statistics, engine = trained(name, settings, True)
+        expected, expected_statistics, _ = trained(name, settings)
+        weights, statistics, engine = trained(name, settings, stand_in_graphs(PATIENCE))
     assert all(map(torch.equal, weights, expected))
     for mine, theirs in zip(statistics, expected_statistics, strict=True):
         assert mine.keys() == theirs.keys()
@@ -64,3 +68,38 @@ def test_replays_train_what_updates_without_graphs_do_to_the_last_bit(name):
             assert float(mine[key]) == pytest.approx(float(value), rel=1e-7), key
     accumulates = "gradient_accumulation_steps" in "".join(settings)
     assert len(engine.graphs._graphs) == (8 if accumulates else 4)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_cannot_be_captured_or_is_one_too_many_trains_without_a_graph(monkeypatch, caplog, fails):
+    def capture(body):
+        if fails:
+            body()
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return record(body)
+
+    monkeypatch.setattr("swep_ds.training.graphs.MOST", 1)
+    settings = ("train.gradient_accumulation_steps=2",)
+    with process_group():
+        expected, _, _ = trained("swep", settings)
+        weights, _, engine = trained("swep", settings, stand_in_graphs(PATIENCE, capture))
+    assert all(map(torch.equal, weights, expected))
+    assert len(engine.graphs._graphs) == (0 if fails else 1)
+    if fails:
+        said = [record.getMessage() for record in caplog.records if "cannot be captured" in record.getMessage()]
+        assert len(said) == 3  # each kind of update is tried once
+        assert "(RuntimeError: operation not permitted when stream is capturing; capture, line " in said[0]
+
+
+def test_what_the_host_decides_anew_in_every_update_is_never_frozen():
+    class Own(type(objective("swep").method)):  # what its passes read is not known
+        pass
+
+    plain = objective("swep")
+    assert can_replay(plain)
+    assert not can_replay(objective("freelb"))  # reads the state of the generator
+    plain.method.__class__ = Own
+    assert not can_replay(plain)
+    dropping = objective("mle")
+    dropping.qa.model.config.encoder_layerdrop = 0.1
+    assert not can_replay(dropping)

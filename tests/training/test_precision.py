@@ -47,7 +47,7 @@ def test_an_update_that_fp16_skips_changes_no_weight_and_has_no_norm(tmp_path, m
         batches = iter(job.batches[update] for update in range(UPDATES))
         scale, skips, before = 2.0**POWER, [], weights_of(engine)
         while skips[-2:] != [False, False]:
-            run_update(engine, batches, 1, MicroStep(len(skips)), engine.parts)
+            run_update(engine, batches, 1, MicroStep(len(skips)))
             numbers, now = engine.read(), weights_of(engine)
             skips.append(engine.optimizer.overflow)
             assert skips[-1] == all(torch.equal(now[name], before[name]) for name in now)
@@ -148,7 +148,7 @@ def trained(stage: int, precision: str, apart: bool) -> tuple[list[torch.Tensor]
     for update in range(2):
         seed_dropout(0, update)
         micro_batches = iter([batch(seed=2 * update + number, dtype=torch.float32) for number in range(2)])
-        run_update(engine, micro_batches, 2, MicroStep(update), engine.module.parts("split"))
+        run_update(engine, micro_batches, 2, MicroStep(update))
         norms.append(float(engine.grad_norm))
     name = "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
     masters = [flat.detach().clone() for flat in getattr(engine.optimizer, name)]

@@ -13,6 +13,7 @@ from swep_ds.methods.rivals.settings import FgmSettings
 
 class Fgm(Method):
     settings: FgmSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("clean", 1.0, self._watch), Pass("adversarial", 1.0, self._ascend)]

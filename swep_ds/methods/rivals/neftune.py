@@ -9,6 +9,7 @@ from swep_ds.methods.rivals.settings import NeftuneSettings
 
 class Neftune(Method):
     settings: NeftuneSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("noisy", 1.0, self._add)]

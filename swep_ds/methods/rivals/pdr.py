@@ -17,6 +17,7 @@ from swep_ds.models.outputs import symmetric_divergence
 
 class Pdr(Method):
     settings: PdrSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         weight = 2 * self.settings.divergence_weight  # a pass halves the sum of both directions

@@ -13,6 +13,7 @@ from swep_ds.methods.rivals.settings import R3fSettings
 
 class R3f(Method):
     settings: R3fSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         weight = 2 * self.settings.divergence_weight  # a pass halves the sum of both directions

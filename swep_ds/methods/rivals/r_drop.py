@@ -13,6 +13,7 @@ from swep_ds.methods.rivals.settings import RDropSettings
 
 class RDrop(Method):
     settings: RDropSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("clean", 0.5), Pass("again", 0.5, divergence_weight=self.settings.divergence_weight)]

@@ -13,6 +13,7 @@ from swep_ds.methods.rivals.settings import SymnoiseSettings
 
 class Symnoise(Method):
     settings: SymnoiseSettings
+    replayable = True
 
     def passes(self, progress: float) -> list[Pass]:
         return [Pass("plus", 0.5, self._add), Pass("minus", 0.5, self._add)]
