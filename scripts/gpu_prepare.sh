@@ -13,7 +13,7 @@ if [ $# -ge 2 ]; then wheels=$(realpath "$2") || exit 2; fi
 versions='
 free -g || head -n 3 /proc/meminfo
 "$0" -c "$1"
-exec "$0" scripts/train.py --preflight --ds_config ds_configs/zero2.json --output_dir "$2"
+exec "$0" scripts/train.py --preflight --ds_config ds_configs/zero1.json --output_dir "$2"
 '
 # packages that --preflight does not name: those below data and models, and those of the tests
 packages='

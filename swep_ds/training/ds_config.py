@@ -158,7 +158,7 @@ def _faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[
     stage = zero_stage(config)
     zero = config.get("zero_optimization", {})
     if train.compile and stage == 3:
-        faults.append("train.compile: ZeRO-3 gathers weights between layers: use --ds_config zero2, or set it to false")
+        faults.append("train.compile: ZeRO-3 gathers weights between layers: use --ds_config zero1, or set it to false")
     if train.precision == "fp16" and stage == 0:
         faults.append("train.precision: at ZeRO-0 DeepSpeed never scales fp16's loss up: use --ds_config zero1")
     if train.optimizer == "adafactor" and (stage or train.precision in ("bf16", "fp16")):

@@ -1,6 +1,6 @@
 """The gradient at ZeRO-1 as one flat tensor for each parameter group, in place of DeepSpeed's hooks.
 
-DeepSpeed 0.19 hooks every parameter, which takes the host half of an update. At ZeRO-1 nothing needs to happen during a
+DeepSpeed 0.19 hooks every parameter, which costs the host much of an update. At ZeRO-1 nothing needs to happen during a
 backward: a rank keeps whole gradients until the last one of an update. So the hooks go, and DeepSpeed takes part in the
 step alone. Its step reads the flat tensor where DeepCompile would put it (`GradPartitionBufferGroup`).
 """
