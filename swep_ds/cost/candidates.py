@@ -28,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swep_ds import ranks
 from swep_ds.cost.updates import Update, engine_of
+from swep_ds.cost.ways import PUBLISHED, RANDOM
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.ranks import accelerator
 from swep_ds.training.graphs import PATIENCE
@@ -68,12 +69,13 @@ def flops_per_token(update: Update, batch: Batch) -> float:
 
 
 def largest_batch(batches: TrainingBatches) -> Batch:
-    """The batch of the first epoch with the most positions."""
-    return _load(batches, np.argmax(_sizes(batches)))
+    """The batch of the first epoch with the most positions, on this rank's device."""
+    return batches[int(np.argmax(_sizes(batches)))].to(ranks.device())
 
 
 def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
-    """Batches of `updates` updates that represent the first epoch, in random order, after `warmup` of the same.
+    """Batches of `updates` updates that represent the first epoch, in random order, after `warmup` of the same, on this
+    rank's device.
 
     A systematic sample of the updates by their positions: windows of similar length share an update, so a few more or
     fewer long ones among 20 consecutive updates would move the mean by a tenth.
@@ -81,17 +83,12 @@ def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
     by_size = np.argsort(_sizes(batches), kind="stable")
     middles = (np.arange(updates) + 0.5) * len(by_size) / updates
     chosen = np.random.default_rng(batches.seed).permutation(by_size[middles.astype(int)])
-    return [_load(batches, update) for update in (*np.resize(chosen, warmup), *chosen)]
+    return [batches[int(update)].to(ranks.device()) for update in (*np.resize(chosen, warmup), *chosen)]
 
 
 def _sizes(batches: TrainingBatches) -> list[int]:
     """Positions of each update of the first epoch."""
     return [len(batches.windows(update)) * batches.width(update) for update in range(batches.updates_per_epoch)]
-
-
-def _load(batches: TrainingBatches, update: int) -> Batch:
-    """An update's only batch, on this rank's device."""
-    return batches[int(update)].to(ranks.device())
 
 
 def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, int]:
@@ -227,4 +224,8 @@ def figures(
             if peak_flops:
                 row["share_of_peak"] = row["flops_per_second"] / peak_flops
         rows.append(row)
+    speeds = {row["name"]: row["samples_per_second"] for row in rows}
+    if PUBLISHED + RANDOM in speeds:
+        for row in rows:
+            row["speed_to_published"] = row["samples_per_second"] / speeds[PUBLISHED + RANDOM]
     return rows

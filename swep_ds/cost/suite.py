@@ -1,6 +1,7 @@
 """The training benchmark: a recipe's methods side by side, their profiles, and their operations at each ZeRO stage."""
 
 import gc
+import math
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,11 @@ from swep_ds.cost import launches
 from swep_ds.cost.updates import EngineUpdate, Published, Update, engine_of, plain_update, trainer_update
 from swep_ds.cost.ways import PLAIN, PUBLISHED, RANDOM, TRAINER, Way
 from swep_ds.evaluation.results import versions
-from swep_ds.pipeline.prepare import Prepared, prepare, training_batches
+from swep_ds.pipeline.prepare import prepare, training_batches
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.training.ds_config import read_ds_config, zero_stage
-from swep_ds.training.engine import Engine, build_engine
+from swep_ds.training.engine import build_engine
 
 WIDTH = 170  # characters of the printed tables
 SHOWN = 15  # rows of a profile's table
@@ -34,6 +35,7 @@ COLUMNS = {  # of the table: a figure, its title and the factor of its unit
     "kernel_seconds": ("kernel ms", 1e3),
     "first_seconds": ("first s", 1),
     "samples_per_second": ("samples/s", 1),
+    "speed_to_published": ("x published", 1),
     "flops_per_second": ("TFLOP/s", 1e-12),
     "share_of_peak": ("of peak", 1),
     "peak_bytes": ("peak MiB", 2**-20),
@@ -72,21 +74,17 @@ def side_by_side(ways: dict[str, Way], *, updates: int, warmup: int, peak_flops:
         bench.measure(candidates, warmup)
         rows = bench.figures(candidates, warmup, flops, peak_flops)
         windows, tokens = largest.input_ids.shape
-        speeds = {row["name"]: row["samples_per_second"] for row in rows}
-        published = speeds.pop(PUBLISHED + RANDOM, None)
-        ratios = {name: speed / published for name, speed in speeds.items()} if published else {}
 
         say = Console(width=WIDTH, quiet=not ranks.is_main()).print
         say(f"{updates} updates each, in turns; medians; peak memory on {windows} windows of {tokens} tokens")
-        frame = pandas.DataFrame(rows).set_index("name").astype({"zero_stage": "Int64"})
+        frame = pandas.DataFrame(rows).set_index("name")
         figures = frame.dropna(axis="columns", how="all")
         shown = {title: figures[name] * factor for name, (title, factor) in COLUMNS.items() if name in figures}
-        shown["x is to"] = frame["compared_with"]
-        if ratios:
-            shown["x published"] = pandas.Series(ratios)
-        say(pandas.DataFrame(shown).to_string(float_format="{:,.3f}".format, na_rep=""))
+        shown["compared with"] = frame["compared_with"]
+        stage = {"ZeRO": lambda number: "" if math.isnan(number) else f"{number:.0f}"}
+        say(pandas.DataFrame(shown).to_string(float_format="{:,.3f}".format, formatters=stage, na_rep=""))
         compared = {"ranks": ranks.world_size(), "peak_memory_on": [windows, tokens], "rows": rows}
-        return _about(first.recipe) | compared | {"samples_per_second_to_published": ratios}
+        return _about(first.recipe) | compared
 
 
 def _check(ways: dict[str, Way]) -> None:
@@ -125,7 +123,7 @@ def _build(way: Way) -> Update:
         return plain_update(job.objective, train)
     if way.loop == TRAINER:
         return trainer_update(job.objective.qa.model, train)
-    return EngineUpdate(_engine(way.recipe, job))
+    return EngineUpdate(build_engine(job.objective, job.config, train, job.batches.updates))
 
 
 def profiles(ways: dict[str, Way], *, updates: int, warmup: int) -> Figures:
@@ -185,17 +183,13 @@ def operations(ways: dict[str, Way]) -> Figures:
                     counts = launches.count_plain_launches(job.objective, bench.largest_batch(job.batches), train)
                 else:
                     job = prepare(way.recipe, f"zero{stage}")
-                    engine = _engine(way.recipe, job)
+                    engine = build_engine(job.objective, job.config, train, job.batches.updates)
                     counts = launches.count_launches(engine, bench.largest_batch(job.batches), train.execution)
                     engine.destroy()
                 rows.append({"name": name, "stage": stage, **counts})
     rows.sort(key=lambda row: [*ways].index(row["name"]))
     Console(width=WIDTH).print(pandas.DataFrame(rows).to_string(index=False))
     return _about(way.recipe) | {"operations": rows}
-
-
-def _engine(recipe: Recipe, job: Prepared) -> Engine:
-    return build_engine(job.objective, job.config, recipe.train, job.batches.updates)
 
 
 def _about(recipe: Recipe) -> Figures:

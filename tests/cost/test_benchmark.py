@@ -25,6 +25,7 @@ from swep_ds.pipeline.recipe import Recipe
 from tests.data.test_batches import ranks, windows
 from tests.support import tiny_models
 from tests.support.bad_input import refused
+from tests.support.ds_configs import write
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_batches import batch
 from tests.support.tiny_run import ds_config, prepare
@@ -63,7 +64,7 @@ def test_methods_and_ways_to_train_them_are_measured_side_by_side(tmp_path):
     # random batches waste more of their positions
     assert rows["published"]["padding"] == first["padding"] < rows["published:random"]["padding"]
     times = rows["swep zero1"]["samples_per_second"] / rows["published:random"]["samples_per_second"]
-    assert figures["samples_per_second_to_published"]["swep zero1"] == pytest.approx(times)
+    assert rows["swep zero1"]["speed_to_published"] == pytest.approx(times)
     assert all(name in said for name in rows)
 
 
@@ -74,7 +75,7 @@ def test_several_ranks_are_measured_side_by_side(tmp_path):
     assert {row["zero_stage"] for row in figures["rows"]} == {3}
 
 
-def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(monkeypatch):
+def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(monkeypatch, tmp_path):
     def check(said: str, *ways: str, methods: tuple = ("mle",), world_size: int = 1, device: str = "cuda") -> None:
         world = {"world_size": lambda: world_size, "device": lambda: torch.device(device)}
         monkeypatch.setattr(suite, "ranks", SimpleNamespace(process_group=nullcontext, **world))
@@ -89,6 +90,8 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(monkeypatc
     check("--ways zero3+compile: ZeRO-3 gathers weights between layers: leave +compile out", "zero3+compile")
     check("--ways zero1+graphs: CUDA graphs need a GPU: leave +graphs out", "zero1", "zero1+graphs", device="cpu")
     check("--ways zero2+graphs: CUDA graphs need ZeRO-1: take zero1+graphs", "plain", "zero2+graphs")
+    offload = write(tmp_path, {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}})
+    check(f"--ways {offload}+graphs: CUDA graphs need the optimizer on the GPU: take a ds_config", f"{offload}+graphs")
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
