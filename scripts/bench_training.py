@@ -8,7 +8,8 @@
     python scripts/bench_training.py --operations --set train.precision=bf16
 
 A way is `plain`, a loop of plain PyTorch; `trainer`, Hugging Face's Trainer, for mle; or a ds_config for the engine.
-Behind it, `+compile` compiles the model, and `+graphs` trains by CUDA graphs; a way without them does neither.
+Behind it, `+compile` compiles the model, and `+graphs` trains by CUDA graphs, at ZeRO-1 on a GPU; a way without them
+does neither.
 `published` is the published code's three-pass update, in float32 without an engine: once on the same batches as all
 others, which group windows by length, and once on random batches of the same epoch, as that code trains. The updates
 are a sample of the epoch's that represents their sizes.
@@ -21,7 +22,7 @@ import json
 from swep_ds.commands.cli import Parser, add_set_option, at_least, main
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, check_output, user_path, write_atomically
-from swep_ds.cost.ways import PUBLISHED, plans
+from swep_ds.cost.ways import PUBLISHED, read_ways
 from swep_ds.ranks.environment import is_first_on_node
 
 WITH_ENGINE = ("mle", "swep:split", "swep:joint")
@@ -32,7 +33,7 @@ def bench() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
     add_set_option(parser, "the recipe")
-    parser.add_argument("--ds_config", default=DEFAULT_DS_CONFIG, help=f"default: {DEFAULT_DS_CONFIG}")
+    parser.add_argument("--ds_config", help=f"default: {DEFAULT_DS_CONFIG}")
     parser.add_argument(
         "--methods",
         nargs="+",
@@ -44,7 +45,7 @@ def bench() -> None:
     parser.add_argument("--updates", type=at_least(2), default=30, help="measured updates per candidate (default: 30)")
     parser.add_argument("--warmup", type=at_least(0), default=3, help="warm-up updates per candidate (default: 3)")
     parser.add_argument(
-        "--peak_tflops", type=at_least(1), help="the device's, of its data sheet: prints which share of it is reached"
+        "--peak_tflops", type=float, help="the device's, of its data sheet: prints which share of it is reached"
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--profile", action="store_true", help="the operations or kernels that take the most time")
@@ -54,20 +55,23 @@ def bench() -> None:
     arguments = parser.parse_args()
     check_output("--json", arguments.json)
     methods = arguments.methods or (WITH_ENGINE if arguments.profile or arguments.operations else DEFAULT)
-    if arguments.operations and (arguments.ways or PUBLISHED in methods):
+    if arguments.operations and (arguments.ways or arguments.ds_config or PUBLISHED in methods):
         raise InputError(
-            f"--operations counts at each ZeRO stage and in plain PyTorch: leave --ways and {PUBLISHED} out"
+            f"--operations counts at each ZeRO stage and in plain PyTorch: leave out --ds_config, --ways, {PUBLISHED}"
         )
+    if arguments.peak_tflops is not None and not arguments.peak_tflops > 0:
+        raise InputError(f"--peak_tflops {arguments.peak_tflops}: give a number above 0")
     updates = arguments.warmup + arguments.updates
     # one batch for every update
     fixed = [f"train.max_updates={updates}", "train.gradient_accumulation_steps=1", "tracking.to=off"]
-    chosen = plans(arguments.recipe, [*arguments.set, *fixed], methods, arguments.ways, arguments.ds_config)
+    ds_config = arguments.ds_config or DEFAULT_DS_CONFIG
+    chosen = read_ways(arguments.recipe, [*arguments.set, *fixed], methods, arguments.ways, ds_config)
 
     from swep_ds.cost import suite  # after the arguments: these imports take seconds
 
     options = {"updates": arguments.updates, "warmup": arguments.warmup}
     if arguments.operations:
-        figures = suite.operations(chosen, arguments.ds_config)
+        figures = suite.operations(chosen)
     elif arguments.profile:
         figures = suite.profiles(chosen, **options)
     else:

@@ -15,7 +15,6 @@
 #              deterministic-1, -2, -graphs whether runs with train.deterministic have the same weights: deterministic
 #                                           compares two without CUDA graphs, graphs one with them
 #              operations                   what an update of the base model launches at each ZeRO stage
-#              undropped                    the base model without dropout of attention weights
 #              fp32, tf32                   the base model in float32, then with its matrix products in TF32
 # PEAK_TFLOPS is the GPU's in bf16 by its data sheet (default: 989, an H100's or H200's with SXM).
 # What happens to a step that fails, a start with less time, a rehearsal without a GPU: gpu_steps.sh.
@@ -28,7 +27,9 @@ done
 only "${@:4}"
 
 base=(768 12 12) large=(1024 24 16) windows=32 wide=64 updates=40 few_updates=20 warmup=10 few=()
+graphs=(zero1+graphs) compiled=zero1+graphs+compile
 if rehearsing; then
+  graphs=() compiled=zero1+compile  # a CPU has no CUDA graphs
   base=(32 2 2) large=(48 2 2) windows=2 wide=4 updates=2 few_updates=2 warmup=1
   few=(--set data.max_train_examples=64 --set train.max_updates=2 --set data.max_eval_examples=8 --set data.max_length=64
     --set data.doc_stride=16 --set data.max_query_length=16)
@@ -66,27 +67,27 @@ PY
 }
 
 begin "$3"
-pending base profile-base compiled wide-mle wide-swep operations undropped fp32 tf32 && shape base "${base[@]}"
+pending base profile-base compiled wide-mle wide-swep operations fp32 tf32 && shape base "${base[@]}"
 pending large profile-large && shape large "${large[@]}"
 both=(--methods mle swep:split --ways)
-bench base 300 base $updates --methods mle swep:split swep:joint published --ways plain trainer zero1 zero2 zero1+graphs
-bench profile-base 150 base 10 --profile "${both[@]}" plain zero1 zero1+graphs
-bench compiled 420 base $updates "${both[@]}" plain plain+compile zero1+graphs zero1+graphs+compile
+bench base 300 base $updates "${both[@]}" plain trainer zero1 zero2 "${graphs[@]}"
+bench profile-base 150 base 10 --profile "${both[@]}" plain zero1 "${graphs[@]}"
+bench compiled 420 base $updates "${both[@]}" plain plain+compile "${graphs[@]}" $compiled
 for method in mle swep; do  # one at a time: each shape's graph keeps its memory
-  bench wide-$method 240 base $few_updates --methods $method --ways plain zero1+graphs zero1+graphs+compile \
+  bench wide-$method 240 base $few_updates --methods $method --ways plain "${graphs[@]}" $compiled \
     --set "train.micro_batch_size=$wide" --set "data.train=$out/models/base/train.json" --set data.holdout_fraction=0
 done
-bench large 300 large $few_updates "${both[@]}" plain zero1 zero2 zero1+graphs
-bench profile-large 120 large 10 --profile "${both[@]}" zero1+graphs
+bench large 300 large $few_updates "${both[@]}" plain zero1 zero2 "${graphs[@]}"
+bench profile-large 120 large 10 --profile "${both[@]}" "${graphs[@]:-zero1}"
 train mle 1 "${new_wiki[@]}" --set method.name=mle
 train swep 1 "${new_wiki[@]}"
 train quickstart 1
 train quickstart-zero3 3 --set train.precision=bf16
 for name in 1 2 graphs; do
-  graphs=false
-  if [ $name = graphs ]; then graphs=true; fi
+  replays=false
+  if [ $name = graphs ]; then replays=true; fi
   train deterministic-$name 1 "${new_wiki[@]}" --set train.deterministic=true --set train.max_updates=500 \
-    --set data.max_eval_examples=64 --set train.cuda_graphs=$graphs
+    --set data.max_eval_examples=64 --set train.cuda_graphs=$replays
 done
 same() {  # STEP RUN RUN: whether both have the same weights
   if is_done "$2" && is_done "$3"; then
@@ -98,7 +99,6 @@ same() {  # STEP RUN RUN: whether both have the same weights
 same deterministic deterministic-1 deterministic-2
 same graphs deterministic-1 deterministic-graphs
 bench operations 240 base 10 --operations
-bench undropped 120 base $updates "${both[@]}" zero1 zero1+graphs --set model.attention_dropout=0
 bench fp32 120 base 10 "${both[@]}" zero1 --set train.precision=fp32
 if rehearsing; then
   skip tf32 "it needs a GPU"

@@ -7,7 +7,7 @@ without the interpreter and libraries. CUDA graphs keep theirs between updates, 
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -27,12 +27,11 @@ from torch.profiler import profile as profile_device
 from torch.utils.flop_counter import FlopCounterMode
 
 from swep_ds import ranks
-from swep_ds.cost.updates import EngineUpdate, Update
+from swep_ds.cost.updates import Update, engine_of
+from swep_ds.cost.ways import PUBLISHED, RANDOM
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.ranks import accelerator
 from swep_ds.training.graphs import PATIENCE
-
-FIRST = PATIENCE  # times that a GPU sees a batch before it is measured, so that no graph of its shape is still to come
 
 
 @dataclass
@@ -44,12 +43,16 @@ class Candidate:
     update: Update
     batches: list[Batch]
     peak_bytes: int | None
-    zero_stage: int | None = None  # of the engine, if it has one
-    flops_per_token: float | None = None
     seconds: list[float] = field(default_factory=list)  # of each counted update
     process_seconds: list[float] = field(default_factory=list)  # the same, of all threads of the host
     first_seconds: float | None = None  # GPU: of the first passes over the batches, which compile and capture
     kernel_seconds: float | None = None  # GPU: the sum of the times of an update's kernels
+
+
+def first_passes(update: Update) -> int:
+    """How often an update sees its batches before a GPU measures it: each shape is then compiled and captured."""
+    engine = engine_of(update)
+    return PATIENCE if engine and engine.graphs else 1
 
 
 def flops_per_token(update: Update, batch: Batch) -> float:
@@ -57,21 +60,22 @@ def flops_per_token(update: Update, batch: Batch) -> float:
     N, T = batch.input_ids.shape
     # a model may leave padding out
     full = batch._replace(attention_mask=torch.ones_like(batch.attention_mask), lengths=(T,) * N)
-    uncaptured = nullcontext()  # PyTorch sees no operation of a replay
-    if isinstance(update, EngineUpdate):
-        uncaptured = mock.patch.object(update.engine, "graphs", None)
+    uncaptured = nullcontext()
+    if engine := engine_of(update):
+        uncaptured = mock.patch.object(engine, "graphs", None)  # PyTorch sees no operation of a replay
     with uncaptured, torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         update(full, 0)
     return counter.get_total_flops() / (N * T)
 
 
 def largest_batch(batches: TrainingBatches) -> Batch:
-    """The batch of the first epoch with the most positions."""
-    return _first_micro_batch(batches, np.argmax(_sizes(batches)))
+    """The batch of the first epoch with the most positions, on this rank's device."""
+    return batches[int(np.argmax(_sizes(batches)))].to(ranks.device())
 
 
 def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
-    """Batches of `updates` updates that represent the first epoch, in random order, after `warmup` of the same.
+    """Batches of `updates` updates that represent the first epoch, in random order, after `warmup` of the same, on this
+    rank's device.
 
     A systematic sample of the updates by their positions: windows of similar length share an update, so a few more or
     fewer long ones among 20 consecutive updates would move the mean by a tenth.
@@ -79,7 +83,7 @@ def sample(batches: TrainingBatches, warmup: int, updates: int) -> list[Batch]:
     by_size = np.argsort(_sizes(batches), kind="stable")
     middles = (np.arange(updates) + 0.5) * len(by_size) / updates
     chosen = np.random.default_rng(batches.seed).permutation(by_size[middles.astype(int)])
-    return [_first_micro_batch(batches, update) for update in (*np.resize(chosen, warmup), *chosen)]
+    return [batches[int(update)].to(ranks.device()) for update in (*np.resize(chosen, warmup), *chosen)]
 
 
 def _sizes(batches: TrainingBatches) -> list[int]:
@@ -87,23 +91,18 @@ def _sizes(batches: TrainingBatches) -> list[int]:
     return [len(batches.windows(update)) * batches.width(update) for update in range(batches.updates_per_epoch)]
 
 
-def _first_micro_batch(batches: TrainingBatches, update: int) -> Batch:
-    """On this rank's device."""
-    return batches[int(update) * batches.accumulation].to(ranks.device())
-
-
 def measure_memory(make: Callable[[], Update], batch: Batch) -> tuple[Update, int]:
     """What `make` returns, which loads the model, and the most bytes that are held during an update after the first."""
     if accelerator.on_gpu():
         gc.collect()  # else freeing what the previous candidate left would be subtracted from this one's memory
         gpu = get_accelerator()
-        before = gpu.memory_allocated() - _held_by_graphs()
+        before = gpu.memory_allocated() + _held_by_graphs()
         update = make()
-        for number in range(FIRST):
+        for number in range(PATIENCE):
             update(batch, number)
         gpu.synchronize()
         gpu.reset_peak_memory_stats()
-        update(batch, FIRST)
+        update(batch, PATIENCE)
         gpu.synchronize()
         return update, gpu.max_memory_allocated() + _held_by_graphs() - before
     before = held_bytes()
@@ -147,7 +146,7 @@ def measure(candidates: list[Candidate], warmup: int) -> None:
     if accelerator.on_gpu():
         for candidate in candidates:
             began = time.perf_counter()
-            for _ in range(FIRST):
+            for _ in range(first_passes(candidate.update)):
                 _run(candidate, warmup)
             candidate.first_seconds = time.perf_counter() - began
     for number in range(len(candidates[0].batches)):
@@ -182,52 +181,51 @@ def is_measured(event: Any, kind: DeviceType) -> bool:
     return event.device_type == kind and not event.is_user_annotation
 
 
-def figures(candidates: list[Candidate], warmup: int, peak_flops: float | None = None) -> list[dict[str, Any]]:
-    """A row for each candidate, with ratios to the first one where both ran on the same batches, and to the first way
-    of its method. `peak_flops` is the device's, a second."""
-    base = candidates[0]
+def figures(
+    candidates: list[Candidate], warmup: int, flops_per_token: dict[str, float], peak_flops: float | None = None
+) -> list[dict[str, Any]]:
+    """A row for each candidate. `flops_per_token` are those of a method's update, `peak_flops` the device's a second.
+
+    Ratios compare a method's further ways with its first one, and that one with the first candidate: a ratio never
+    mixes the two. There are none if the other ran on other batches.
+    """
+    first_ways: dict[str, Candidate] = {}
     rows = []
     for candidate in candidates:
+        base = first_ways.setdefault(candidate.method, candidate)
+        if base is candidate:
+            base = candidates[0]
         counted = candidate.batches[warmup:]
         windows = sum(len(batch.input_ids) for batch in counted)
         tokens = sum(int(batch.attention_mask.sum()) for batch in counted)
         positions = sum(batch.input_ids.numel() for batch in counted)
         seconds = sum(candidate.seconds)
-        quartiles = [None] * 3
+        engine = engine_of(candidate.update)
+        row = {
+            "name": candidate.name,
+            "zero_stage": engine.stage if engine else None,
+            "median_update_seconds": statistics.median(candidate.seconds),
+            "median_process_seconds": statistics.median(candidate.process_seconds),
+            "kernel_seconds": candidate.kernel_seconds,
+            "first_seconds": candidate.first_seconds,
+            "samples_per_second": ranks.world_size() * windows / seconds,
+            "tokens_per_second": ranks.world_size() * tokens / seconds,
+            "padding": 1 - tokens / positions,
+            "peak_bytes": candidate.peak_bytes,
+        }
         if candidate.batches is base.batches:
-            quartiles = statistics.quantiles(_ratios(candidate.seconds, base.seconds), n=4)
-        to_way, process_to_way, memory, flops = None, None, None, None
-        first = next(other for other in candidates if other.method == candidate.method)
-        if first is not candidate and first.batches is candidate.batches:
-            to_way = statistics.median(_ratios(candidate.seconds, first.seconds))
-            process_to_way = statistics.median(_ratios(candidate.process_seconds, first.process_seconds))
-        if candidate.peak_bytes and base.peak_bytes:
-            memory = candidate.peak_bytes / base.peak_bytes
-        if candidate.flops_per_token:
-            flops = candidate.flops_per_token * tokens / seconds
-        rows.append(
-            {
-                "name": candidate.name,
-                "zero_stage": candidate.zero_stage,
-                "median_update_seconds": statistics.median(candidate.seconds),
-                "median_process_seconds": statistics.median(candidate.process_seconds),
-                "kernel_seconds": candidate.kernel_seconds,
-                "first_seconds": candidate.first_seconds,
-                "time_ratio": quartiles[1],
-                "time_ratio_quartiles": quartiles[::2],
-                "time_ratio_to_first_way": to_way,
-                "process_ratio_to_first_way": process_to_way,
-                "samples_per_second": ranks.world_size() * windows / seconds,
-                "tokens_per_second": ranks.world_size() * tokens / seconds,
-                "padding": 1 - tokens / positions,
-                "peak_bytes": candidate.peak_bytes,
-                "memory_ratio": memory,
-                "flops_per_second": flops,
-                "share_of_peak": flops / peak_flops if flops and peak_flops else None,
-            }
-        )
+            first, median, third = statistics.quantiles(np.divide(candidate.seconds, base.seconds), n=4)
+            row |= {"compared_with": base.name, "time_ratio": median, "time_ratio_quartiles": [first, third]}
+            row["process_ratio"] = statistics.median(np.divide(candidate.process_seconds, base.process_seconds))
+            if candidate.peak_bytes and base.peak_bytes:
+                row["memory_ratio"] = candidate.peak_bytes / base.peak_bytes
+        if candidate.method in flops_per_token:
+            row["flops_per_second"] = flops_per_token[candidate.method] * tokens / seconds
+            if peak_flops:
+                row["share_of_peak"] = row["flops_per_second"] / peak_flops
+        rows.append(row)
+    speeds = {row["name"]: row["samples_per_second"] for row in rows}
+    if PUBLISHED + RANDOM in speeds:
+        for row in rows:
+            row["speed_to_published"] = row["samples_per_second"] / speeds[PUBLISHED + RANDOM]
     return rows
-
-
-def _ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
-    return [a / b for a, b in zip(mine, others, strict=True)]

@@ -55,7 +55,9 @@ def model_states(
         return model.stage_0(shapes, train.optimizer == "adafactor")
     if zero.stage == 3:
         return model.stage_3()
-    return model.stages_1_and_2(accumulates=config["gradient_accumulation_steps"] > 1)
+    if zero.stage == 1 and zero.offload_optimizer is None:
+        return model.stage_1()
+    return model.stage_2(accumulates=config["gradient_accumulation_steps"] > 1)
 
 
 class _Model:
@@ -71,6 +73,8 @@ class _Model:
         self.sends_half = train.precision == "autocast"
         self.bucket = zero.reduce_bucket_size * (6 if self.sends_half else self.width)
         self.coalesced = self.width * self.numel if train.coalesce_grad_reduction else 0
+        # stage_1_and_2.py: the flat buffer is padded to 2 w elements on w ranks
+        self.part = 2 * math.ceil(self.numel / (2 * world_size))
 
     def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
         """Plain data parallelism: PyTorch's optimizer in fp32, fp16/unfused_optimizer.py around it in bf16 and fp16."""
@@ -96,10 +100,25 @@ class _Model:
             loading=4 * self.numel,
         )
 
-    def stages_1_and_2(self, accumulates: bool) -> States:
+    def stage_1(self) -> States:
+        """Each backward leaves gradients beside the flat one (`swep_ds/training/flat.py`)."""
+        whole = self.width * self.part * self.world_size
+        working = 4 * self.part if self.width < 4 else 0  # the float32 gradient of the step
+        if self.sends_half:
+            working = 2 * self.numel
+        return States(
+            parameters=self.width * self.numel,
+            optimizer=self._kept(self.part),
+            gradients=whole,
+            transient=self.width * self.numel,
+            step=whole + working,
+            loading=4 * self.numel,
+        )
+
+    def stage_2(self, accumulates: bool) -> States:
+        """Also ZeRO-1 with offload, whose gradients go through the hooks of stage 2."""
         width = self.width
-        # stage_1_and_2.py: the flat buffer is padded to 2 w elements on w ranks
-        part = 2 * math.ceil(self.numel / (2 * self.world_size))
+        part = self.part
         # the parameters that a part of the flat buffer touches, on the rank with most of them
         touched = [0] * self.world_size
         for size, end in zip(self.sizes, itertools.accumulate(self.sizes), strict=True):
@@ -109,7 +128,7 @@ class _Model:
         accumulated = gradients if accumulates else 0
         # a gradient larger than the bucket does not go through it
         oversized = width * self.largest if self.largest > self.zero.reduce_bucket_size else 0
-        if self.zero.offload_optimizer is not None:  # always through the hooks of stage 2
+        if self.zero.offload_optimizer is not None:
             # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
             return States(
                 parameters=width * self.numel,
@@ -118,8 +137,6 @@ class _Model:
                 host=self._kept(part) + (4 + width) * part + width * self.largest + accumulated,
                 loading=4 * self.numel,
             )
-        if self.zero.stage == 1:
-            return self._flat(part)
         transient = self.bucket + oversized + accumulated
         if self.coalesced:  # grads_in_partition is filled while all gradients still exist
             transient = self.bucket + width * self.numel
@@ -131,21 +148,6 @@ class _Model:
             gradients=gradients,
             transient=transient,
             step=max(flattening, 4 * part),
-            loading=4 * self.numel,
-        )
-
-    def _flat(self, part: int) -> States:
-        """ZeRO-1 without offload (`swep_ds/training/flat.py`); each backward leaves gradients beside the flat one."""
-        whole = self.width * part * self.world_size
-        working = 4 * part if self.width < 4 else 0  # the float32 gradient of the step
-        if self.sends_half:
-            working = 2 * self.numel
-        return States(
-            parameters=self.width * self.numel,
-            optimizer=self._kept(part),
-            gradients=whole,
-            transient=self.width * self.numel,
-            step=whole + working,
             loading=4 * self.numel,
         )
 

@@ -25,7 +25,6 @@ from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
 
 PRIOR_VARIANCE = math.sqrt(0.1 / 0.9)  # of the published code
-ENDLESS = 10**9  # updates
 Update = Callable[[Batch, int], None]
 
 
@@ -40,9 +39,47 @@ class EngineUpdate:
         run_update(self.engine, iter([batch]), 1, MicroStep(number))
 
 
-def plain_update(objective: Objective, train: TrainSection) -> Callable[..., None]:
-    """The same passes in plain PyTorch: clip_grad_norm_ and fused AdamW, in bf16 on weights of bf16. The update also
-    takes a `phase`, as `run_update`. In fp16 it has no loss scale: only its time means something."""
+def engine_of(update: Update) -> Engine | None:
+    """None: no engine makes this update."""
+    return update.engine if isinstance(update, EngineUpdate) else None
+
+
+class Published(nn.Module):
+    """The published code's three-pass update of `qa`, a model of `swep_ds.models`, as an objective of `plain_update`.
+
+    h comes from a pass of its own, without gradient but with dropout; then the noisy pass, then the clean one; the
+    losses are summed and go backward once. Noise from torch.randn; the KL is a mean over the batch's tokens. Only AdamW
+    is faster than there: it is fused.
+    """
+
+    def __init__(self, qa: nn.Module):
+        super().__init__()
+        width = qa.embedding_size
+        self.qa = qa
+        self.method = nn.Sequential(nn.Linear(qa.hidden_size, width), nn.ReLU(), nn.Linear(width, 2 * width))
+
+    def parts(self, execution: str) -> list[None]:
+        """One, whatever the execution: its losses go backward together."""
+        return [None]
+
+    def forward(self, batch: Batch, step: MicroStep | None = None) -> tuple[Tensor, PassState, dict[str, Tensor]]:
+        """The loss, in the form of `Objective.forward`."""
+        with torch.no_grad():
+            hidden = self.qa(self.qa.embed(batch), batch, hidden=True).hidden
+        mu, log_variance = self.method(hidden).chunk(2, -1)
+        embeddings = self.qa.embed(batch)
+        sigma = torch.exp(0.5 * log_variance)
+        noisy = self.qa(embeddings * (mu + sigma * torch.randn_like(mu)), batch).nll.mean()
+        ratio = log_variance.exp() / PRIOR_VARIANCE
+        kl_NT = 0.5 * (ratio + (mu - 1) ** 2 / PRIOR_VARIANCE - 1 - ratio.log()).sum(-1)
+        kl = (kl_NT * batch.attention_mask).sum() / batch.attention_mask.sum()
+        clean = self.qa(self.qa.embed(batch), batch).nll.mean()
+        return 0.5 * (clean + noisy) + kl, PassState(), {}
+
+
+def plain_update(objective: Objective | Published, train: TrainSection) -> Callable[..., None]:
+    """The passes of an objective in plain PyTorch: clip_grad_norm_ and fused AdamW, in bf16 on weights of bf16. The
+    update also takes a `phase`, as `run_update`. In fp16 it has no loss scale: only its time means something."""
     objective.to(ranks.device(), HALVES.get(train.precision)).train()
     settings = {"betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": train.weight_decay}
     optimizer = torch.optim.AdamW(objective.parameters(), lr=train.learning_rate, **settings, fused=True)
@@ -75,22 +112,14 @@ def trainer_update(model: PreTrainedModel, train: TrainSection) -> Update:
     batches: SimpleQueue[Batch] = SimpleQueue()
     ended: SimpleQueue[Exception | None] = SimpleQueue()
 
-    class Loader:
-        def __len__(self) -> int:
-            return ENDLESS
-
-        def __iter__(self) -> Iterator[dict[str, Tensor]]:
-            while True:
-                batch = batches.get()
-                inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-                if batch.token_type_ids is not None:
-                    inputs["token_type_ids"] = batch.token_type_ids
-                yield inputs | {"start_positions": batch.start_position, "end_positions": batch.end_position}
-                ended.put(None)  # it asks for the next one
-
-    class InTurns(Trainer):
-        def get_train_dataloader(self) -> Loader:
-            return Loader()
+    def loader() -> Iterator[dict[str, Tensor]]:
+        while True:
+            batch = batches.get()
+            inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+            if batch.token_type_ids is not None:
+                inputs["token_type_ids"] = batch.token_type_ids
+            yield inputs | {"start_positions": batch.start_position, "end_positions": batch.end_position}
+            ended.put(None)  # it asks for the next one
 
     fault = as_input_error("--ways trainer: Hugging Face's Trainer cannot start", "leave this way out")
     with fault, mock.patch.dict(os.environ):
@@ -101,7 +130,7 @@ def trainer_update(model: PreTrainedModel, train: TrainSection) -> Update:
             logging_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            max_steps=ENDLESS,
+            max_steps=10**9,  # it never ends
             learning_rate=train.learning_rate,
             adam_beta1=train.adam_betas[0],
             adam_beta2=train.adam_betas[1],
@@ -114,7 +143,8 @@ def trainer_update(model: PreTrainedModel, train: TrainSection) -> Update:
             use_cpu=ranks.device().type == "cpu",
         )
         arguments._n_gpu = 1  # or it would use all that it sees
-        trainer = InTurns(model=model, args=arguments)
+        trainer = Trainer(model=model, args=arguments)
+        trainer.get_train_dataloader = loader
 
     def run() -> None:
         try:
@@ -128,48 +158,5 @@ def trainer_update(model: PreTrainedModel, train: TrainSection) -> Update:
         batches.put(batch)
         if (error := ended.get()) is not None:
             raise error
-
-    return update
-
-
-class Published(nn.Module):
-    """The loss of the published code's three-pass update of `qa`, a model of `swep_ds.models`.
-
-    h comes from a pass of its own, without gradient but with dropout; then the noisy pass, then the clean one; the
-    losses are summed and go backward once. Noise from torch.randn; the KL is a mean over the batch's tokens.
-    """
-
-    def __init__(self, qa: nn.Module):
-        super().__init__()
-        width = qa.embedding_size
-        self.qa = qa
-        self.method = nn.Sequential(nn.Linear(qa.hidden_size, width), nn.ReLU(), nn.Linear(width, 2 * width))
-
-    def forward(self, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            hidden = self.qa(self.qa.embed(batch), batch, hidden=True).hidden
-        mu, log_variance = self.method(hidden).chunk(2, -1)
-        embeddings = self.qa.embed(batch)
-        sigma = torch.exp(0.5 * log_variance)
-        noisy = self.qa(embeddings * (mu + sigma * torch.randn_like(mu)), batch).nll.mean()
-        ratio = log_variance.exp() / PRIOR_VARIANCE
-        kl_NT = 0.5 * (ratio + (mu - 1) ** 2 / PRIOR_VARIANCE - 1 - ratio.log()).sum(-1)
-        kl = (kl_NT * batch.attention_mask).sum() / batch.attention_mask.sum()
-        clean = self.qa(self.qa.embed(batch), batch).nll.mean()
-        return 0.5 * (clean + noisy) + kl
-
-
-def published_update(qa: nn.Module, train: TrainSection) -> Update:
-    """The published code's update in plain PyTorch, in float32 without an engine, clipped at 1. Only AdamW is faster
-    than there: it is fused."""
-    objective = Published(qa).to(ranks.device()).train()
-    adam = {"lr": train.learning_rate, "betas": train.adam_betas, "eps": train.adam_epsilon, "weight_decay": 0.0}
-    optimizer = torch.optim.AdamW(objective.parameters(), **adam, fused=True)
-
-    def update(batch: Batch, number: int) -> None:
-        objective(batch).backward()
-        clip_grad_norm_(objective.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
 
     return update

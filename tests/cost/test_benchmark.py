@@ -17,7 +17,7 @@ from torch.distributions import Normal, kl_divergence
 from swep_ds.cost import candidates, suite, updates
 from swep_ds.cost.candidates import largest_batch, sample
 from swep_ds.cost.updates import Published, plain_update, trainer_update
-from swep_ds.cost.ways import plans
+from swep_ds.cost.ways import read_ways
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
@@ -50,11 +50,12 @@ def test_methods_and_ways_to_train_them_are_measured_side_by_side(tmp_path):
     assert list(rows) == [*mle, *swep, "published", "published:random"]
     assert [row["zero_stage"] for row in rows.values()] == [1, None, None, 1, None, 1, None, None, None]
     first = rows["mle zero1"]
-    assert first["time_ratio"] == first["memory_ratio"] == 1
-    assert first["time_ratio_to_first_way"] is None
-    assert math.isfinite(rows["published"]["time_ratio"])
-    assert math.isfinite(rows["swep plain"]["process_ratio_to_first_way"])
-    assert rows["published:random"]["time_ratio"] is None
+    assert first["time_ratio"] == first["process_ratio"] == first["memory_ratio"] == 1
+    bases = {name: row.get("compared_with") for name, row in rows.items()}
+    assert {name for name, base in bases.items() if base == "mle zero1"} == {*mle, swep[0], swep[2], "published"}
+    assert (bases["swep plain"], bases["swep:joint plain"]) == ("swep zero1", "swep:joint zero1")
+    assert math.isfinite(rows["swep plain"]["time_ratio"])
+    assert bases["published:random"] is None  # on other batches
     assert all(row["share_of_peak"] == row["flops_per_second"] / 1e12 > 0 for row in rows.values())
     sizes = [rows[f"{method} zero1"]["peak_bytes"] for method in methods[:3]]
     assert 0 < sizes[0] < sizes[1] < sizes[2]
@@ -62,23 +63,35 @@ def test_methods_and_ways_to_train_them_are_measured_side_by_side(tmp_path):
     # random batches waste more of their positions
     assert rows["published"]["padding"] == first["padding"] < rows["published:random"]["padding"]
     times = rows["swep zero1"]["samples_per_second"] / rows["published:random"]["samples_per_second"]
-    assert figures["samples_per_second_to_published"]["swep zero1"] == pytest.approx(times)
+    assert rows["swep zero1"]["speed_to_published"] == pytest.approx(times)
     assert all(name in said for name in rows)
 
 
 @pytest.mark.slow
-def test_several_ranks_are_measured_without_the_published_procedure_which_runs_on_one(tmp_path, monkeypatch):
+def test_several_ranks_are_measured_side_by_side(tmp_path):
     figures, _ = bench(tmp_path, "--methods", "mle", "swep", "--ds_config", str(ds_config(tmp_path, 3)), ranks=2)
     assert (figures["ranks"], [row["name"] for row in figures["rows"]]) == (2, ["mle", "swep"])
     assert {row["zero_stage"] for row in figures["rows"]} == {3}
-    monkeypatch.setattr(suite, "ranks", SimpleNamespace(process_group=nullcontext, world_size=lambda: 2))
-    for methods, ways, said in (
-        (["mle", "published"], [], "published: runs on one rank: leave it out, or start one process"),
-        (["mle"], ["zero1", "plain"], "mle plain: runs on one rank: leave it out, or start one process"),
-        (["mle"], ["zero1", "zero3"], "--ways: ZeRO-3 goes alone: there DeepSpeed replaces PyTorch's linear function"),
-    ):
-        chosen = plans("quickstart", [], methods, ways, "zero2")
-        assert said in refused(suite.side_by_side, chosen, updates=2, warmup=0)
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(monkeypatch, tmp_path):
+    def check(said: str, *ways: str, methods: tuple = ("mle",), world_size: int = 1, device: str = "cuda") -> None:
+        world = {"world_size": lambda: world_size, "device": lambda: torch.device(device)}
+        monkeypatch.setattr(suite, "ranks", SimpleNamespace(process_group=nullcontext, **world))
+        chosen = read_ways("quickstart", [], methods, ways, "zero2")
+        for measure in (suite.side_by_side, suite.profiles):
+            assert said in refused(measure, chosen, updates=2, warmup=0)
+
+    alone = "runs on one rank: leave it out, or start one process"
+    check(f"published: {alone}", methods=("mle", "published"), world_size=2)
+    check(f"mle plain: {alone}", "zero1", "plain", world_size=2)
+    check("--ways: ZeRO-3 goes alone: there DeepSpeed replaces PyTorch's linear function", "zero1", "zero3")
+    check("--ways zero3+compile: ZeRO-3 gathers weights between layers: leave +compile out", "zero3+compile")
+    loaded = SimpleNamespace(objective=None, config=None, batches=SimpleNamespace(updates=1))
+    monkeypatch.setattr(suite, "prepare", lambda *_: loaded)
+    monkeypatch.setattr(suite, "build_engine", lambda *_: SimpleNamespace(graphs=None))
+    [way] = read_ways("quickstart", [], ["mle"], ["zero2+graphs"], "zero2").values()
+    assert "mle: CUDA graphs need a GPU, ZeRO-1 without offload" in refused(suite._build, way)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -90,17 +103,16 @@ def test_on_a_gpu_no_candidate_pays_for_the_first_use_of_a_shape(monkeypatch, on
     monkeypatch.setattr(candidates, "profile_device", lambda **_: recorded)
     monkeypatch.setattr(candidates.accelerator, "on_gpu", lambda: on_gpu)
     monkeypatch.setattr(candidates.ranks, "synchronize", lambda: None)
-    pair = []
-    for name in ("mle", "swep"):
-
-        def update(batch, number, name=name):
-            calls.append((name, batch))
-
-        pair.append(candidates.Candidate(name, name, update, ["a", "b", "c"], None))
+    monkeypatch.setattr(updates, "run_update", lambda engine, given, *_: calls.append(("swep", next(given))))
+    replayed = updates.EngineUpdate(SimpleNamespace(train=lambda: None, graphs="captured", parts=[None]))
+    pair = [
+        candidates.Candidate("mle", "mle", lambda batch, number: calls.append(("mle", batch)), ["a", "b", "c"], None),
+        candidates.Candidate("swep", "swep", replayed, ["a", "b", "c"], None),
+    ]
     candidates.measure(pair, warmup=1)
     in_turns = [(name, batch) for batch in "abc" for name in ("mle", "swep")]
     alone = [(name, batch) for name in ("mle", "swep") for batch in "bc"]  # for the kernels
-    first = [(name, batch) for name in ("mle", "swep") for batch in "bcbcbc"]
+    first = [("mle", batch) for batch in "bc"] + [("swep", batch) for batch in "bcbcbc"]  # the graph is the third's
     before, after = (first, alone) if on_gpu else ([], [])
     measured = calls[len(before) : len(before) + len(in_turns)]
     assert sorted(measured, key=lambda call: (call[1], call[0])) == in_turns
@@ -140,7 +152,16 @@ def test_bad_arguments_are_reported_before_anything_is_loaded(monkeypatch):
         (["--updates", "1"], "--updates: 1 must be at least 2"),
         (["--methods", "mle", "ssmba"], "--methods ssmba: ssmba's update is mle's: measure mle"),
         (["--methods", "mle", "swap"], "'swap' is not a method; did you mean 'swep'?"),
-        (["--operations", "--methods", "published"], "and in plain PyTorch: leave --ways and published out"),
+        (["--operations", "--methods", "published"], "in plain PyTorch: leave out --ds_config, --ways, published"),
+        (["--operations", "--ds_config", "zero2"], "in plain PyTorch: leave out --ds_config, --ways, published"),
+        (["--peak_tflops", "0"], "--peak_tflops 0.0: give a number above 0"),
+        (["--methods", "all", "mle"], "--methods: mle is given twice: leave one out"),
+        (["--ways", "plain", "plain"], "--ways: plain is given twice: leave one out"),
+        (["--ways", "+graphs"], "--ways +graphs: begin with plain, trainer or a ds_config, such as zero1+graphs"),
+        (
+            ["--ways", "zero1", "--set", "train.cuda_graphs=true"],
+            "--set train.cuda_graphs: with --ways, a way that ends in +graphs sets it: leave --set out",
+        ),
         (["--methods", "mle", "--ways", "plian"], "--ways plian: is neither plain, trainer nor a ds_config ("),
         (
             ["--methods", "mle", "--ways", "plain+graphs"],
@@ -158,7 +179,7 @@ def test_loss_and_gradient_of_the_published_procedure_are_those_of_its_formulas(
     published = Published(ExtractiveQA(tiny_models.model("bert", dropout=0.0))).double().train()
     given, model = batch(), published.qa.model
     torch.manual_seed(5)
-    published(given).backward()
+    published(given)[0].backward()
 
     words = model.get_input_embeddings()(given.input_ids)
     rest = {"attention_mask": given.attention_mask, "output_hidden_states": True}
@@ -174,7 +195,7 @@ def test_loss_and_gradient_of_the_published_procedure_are_those_of_its_formulas(
     expected = 0.5 * clean.loss + 0.5 * noisy.loss + sum(tokens) / len(tokens)
 
     torch.manual_seed(5)
-    torch.testing.assert_close(published(given), expected)
+    torch.testing.assert_close(published(given)[0], expected)
     parameters = [p for p in published.parameters() if p.grad is not None]
     for parameter, gradient in zip(parameters, torch.autograd.grad(expected, parameters), strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
@@ -205,3 +226,19 @@ def test_a_plain_loop_and_the_trainer_make_the_update_of_adamw_on_the_models_own
             torch.testing.assert_close(mine, theirs)
     with pytest.raises(ValueError, match="did not return a loss"):
         trainer(windows._replace(start_position=None), 2)
+
+
+def test_what_other_candidates_graphs_hold_is_not_a_candidates_memory(monkeypatch):
+    allocated = [10]
+    gpu = SimpleNamespace(memory_allocated=lambda: allocated[-1], max_memory_allocated=lambda: allocated[-1] + 1)
+    gpu.synchronize = gpu.reset_peak_memory_stats = lambda: None
+
+    def make():
+        allocated.append(12)  # the model takes 2
+        return lambda batch, number: None
+
+    monkeypatch.setattr(candidates.accelerator, "on_gpu", lambda: True)
+    monkeypatch.setattr(candidates, "get_accelerator", lambda: gpu)
+    held = iter([4, 4 + 5])  # this one's graphs hold 5
+    monkeypatch.setattr(candidates, "_held_by_graphs", lambda: next(held))
+    assert candidates.measure_memory(make, None)[1] == 2 + 1 + 5

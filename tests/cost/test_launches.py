@@ -92,7 +92,7 @@ def test_views_and_allocations_do_not_count_and_the_perturbation_counts_once():
 @pytest.mark.slow
 def test_the_command_counts_at_every_stage_beside_a_loop_of_pytorch_alone(tmp_path):
     out = tmp_path / "operations.json"
-    options = ["--recipe", str(prepare(tmp_path)), "--ds_config", str(ds_config(tmp_path, 1)), "--methods", "mle"]
+    options = ["--recipe", str(prepare(tmp_path)), "--methods", "mle"]
     ended = run_script(ROOT / "scripts" / "bench_training.py", "--operations", *options, "--json", str(out))
     rows = json.loads(out.read_text())["operations"]
     assert [(row["name"], row["stage"]) for row in rows] == [("mle", stage) for stage in (PLAIN, 0, 1, 2, 3)]
