@@ -183,6 +183,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     assert cell.results() is None
     (cell.folder / "results.json").write_text('{"eval": {}}')
     logging = ["tracking.group=other", "tracking.to=wandb_offline", "train.log_every=7", "train.keep_checkpoints=9"]
+    logging.append("train.cuda_graphs=false")
     _, [elsewhere] = read_sweep(path, tmp_path, logging)
     assert cell.results() == elsewhere.results() == {"eval": {}}  # how it is logged makes no other run
     assert (cell.recipe.tracking.group, elsewhere.recipe.tracking.group) == ("mine", "other")
