@@ -87,6 +87,8 @@ class FlatGradient:
                     parameter.grad = None
                 elif not self.begun:
                     place.zero_()
+            if not places:
+                continue
             if self.begun:
                 torch._foreach_add_(places, gradients)
             else:
