@@ -73,13 +73,13 @@ class Graphs:
         """What `Engine.run_passes` does and returns; None, and nothing done, where it has to do it without a graph."""
         passes = self._engine.module.method.passes(step.progress)
         key = self._key(batch, step, passes)
-        self._fill(step, passes)
         self._seen[key] += 1
         if self._seen[key] == self._patience and len(self._graphs) < MOST and key[0] not in self._refused:
             self._capture(key, batch, step)
         graph = self._graphs.get(key)
         if graph is None:
             return None
+        self._fill(step, passes)
         for mine, theirs in zip(graph.batch, batch, strict=True):
             if isinstance(mine, Tensor):
                 mine.copy_(theirs, non_blocking=True)

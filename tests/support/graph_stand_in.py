@@ -1,5 +1,4 @@
-"""Stands in for CUDA graphs where there is no GPU: the operations that a function gives PyTorch's dispatcher are its
-graph.
+"""A substitute for CUDA graphs on machines without a GPU: a recording of the operations that PyTorch dispatches.
 
 A replay runs them again, on the same tensors, without the function: what the host decided is frozen, as in a graph.
 """
