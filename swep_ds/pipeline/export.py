@@ -35,6 +35,7 @@ TEMPLATES = Environment(
     keep_trailing_newline=True,
 )
 TEMPLATES.filters["public"] = public_name
+TEMPLATES.filters["trained_on"] = lambda data: data.trained_on(lambda source: f"`{public_name(source)}`")
 
 
 def export_model(
@@ -133,15 +134,16 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
     method = recipe.method
     results = []
     for data_set, score in tested.scores.items():
-        source = hub_name(recipe.data.eval.get(data_set, recipe.data.train)) or data_set
+        source = hub_name(recipe.data.eval.get(data_set) or recipe.data.sources[recipe.data.home_field]) or data_set
         for metric in METRICS:
             value = round(score[metric], 2)
             results.append(EvalResult("question-answering", source, data_set, metric_type=metric, metric_value=value))
+    named = [name for name in map(hub_name, recipe.data.shares) if name]
     head = card_head(
         recipe,
         method.name,
         base_model=hub_name(start),
-        datasets=hub_name(recipe.data.train),
+        datasets=named if len(named) > 1 else next(iter(named), None),
         model_name=f"{public_name(start).rpartition('/')[2]}-{method.name}",
         eval_results=results or None,
     )
