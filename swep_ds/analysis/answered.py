@@ -122,7 +122,7 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     """The questions of a test set that the run in `folder` answered, in the order of their source, read again; with the
     answers of the run in `against`. Raises InputError: the questions or the answers cannot be read, or the questions
     have changed since the run."""
-    check_unchanged(recipe, folder, [source_of_test_set(name)])
+    check_unchanged(recipe, folder, [source_of_test_set(recipe, name)])
     answers = read_predictions(folder, name)
     wrote = {kind: _read_if_any(folder, kind, name) for kind in ("confidence", "calibrated", "n_best")}
     examples = reported_examples(recipe, name)

@@ -22,7 +22,7 @@ MODEL = "model"  # the axis whose labels head the table's blocks
 # settings in which runs of one row may differ
 NOT_OF_THE_ROW = (*NEUTRAL, "seed", "model.name", "train.checkpoint_every", "eval.batch_size")
 OF_THE_TEST = ("data.holdout_fraction", "data.max_eval_examples", "data.unanswerable")
-SOURCES = ("model.name", "data.train", "data.augmented", "pretrain.train")  # compared by the files that they name
+SOURCES = ("model.name", "data.augmented", "pretrain.train")  # compared by their files, as `DataSection.sources` are
 
 
 @dataclass(frozen=True)
@@ -201,19 +201,21 @@ def _shared(run: Run) -> dict[tuple, str]:
     tested["data sets"] = ", ".join(run.results.eval)
     tested |= {name: value for name, value in settings.items() if name.startswith(("eval.", *OF_THE_TEST))}
     named = settings | {"model.name": run.recipe.model.name}
-    sources = {name: (row, str(named.get(name))) for name in SOURCES}
-    sources |= {f"data.eval.{name}": (model, source) for name, source in data.eval.items()}
-    if data.holdout_fraction:  # it is tested on articles of its training data
+    # by setting: what a message calls it, who shares it, its value
+    sources = {name: (name, row, str(named.get(name))) for name in (*data.sources, *SOURCES)}
+    for name, source in data.eval.items():
+        sources[f"data.eval.{name}"] = (f"data.eval.{name}", model, source)
+    if data.holdout_fraction:  # it is tested on articles of its training data, also if these are one source of a mix
         tested["data.repeated_answers"] = data.repeated_answers
-        sources["data.train"] = (model, data.train)
+        sources[data.home_field] = ("data.train", model, data.sources[data.home_field])
 
     shared = {("tested", model): tested | conditions(read_json(run.folder / DS_CONFIG))}
-    shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES))
+    shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES, *data.sources))
     checksums = run.results.inputs
-    for name, (who, source) in sources.items():
-        value = checksums.get(name, source)
-        shared[name, name in checksums, who] = value
-        shared[name, name in checksums, source, model] = value
+    for place, (name, who, source) in sources.items():
+        value = checksums.get(place, source)
+        shared[name, place in checksums, who] = value
+        shared[name, place in checksums, source, model] = value
     return {key: json.dumps(value, sort_keys=True) for key, value in shared.items()}
 
 

@@ -70,7 +70,7 @@ class QuestionScores:
         data = recipe.data
         source = data.eval.get(data_set)
         if data_set == HOLDOUT:
-            source = (data.train, data.holdout_fraction, data.repeated_answers)
+            source = (data.sources[data.home_field], data.holdout_fraction, data.repeated_answers)
         half = recipe.validation_set == data_set
         key = (data_set, source, data.max_eval_examples, data.unanswerable, half)
         note = f"No intervals on {data_set}: its questions cannot be read ({{}})."
@@ -87,7 +87,7 @@ class QuestionScores:
 
 
 def _scores(run: Run, data_set: str, examples: Sequence[Example]) -> pd.DataFrame:
-    check_unchanged(run.recipe, run.folder, [source_of_test_set(data_set)])
+    check_unchanged(run.recipe, run.folder, [source_of_test_set(run.recipe, data_set)])
     predictions = read_predictions(run.folder, data_set)
     golds = {example.id: example.answers for example in examples}
     by_question = Scorer(run.recipe.eval.answer_language(data_set)).by_question(predictions, golds)

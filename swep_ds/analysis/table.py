@@ -213,4 +213,5 @@ def _as_in_paper(run: Run) -> bool:
     if recipe.data.augmented and recipe.method.name != "ssmba":
         return False
     changed = flatten(recipe.model_dump(exclude_defaults=True))
-    return was_trained_on(recipe.data.train) and without(changed, NOT_IN_PAPER) == changed
+    trained_on = recipe.data.train
+    return isinstance(trained_on, str) and was_trained_on(trained_on) and without(changed, NOT_IN_PAPER) == changed

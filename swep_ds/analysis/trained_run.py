@@ -150,12 +150,12 @@ class TrainedRun:
         name = name or next(iter(names), "")
         if name not in names:
             raise InputError(f"{self.folder}: was not tested on a data set {shown(name)}{suggest(name, names)}")
-        check_unchanged(self.recipe, self.folder, [source_of_test_set(name)])
+        check_unchanged(self.recipe, self.folder, [source_of_test_set(self.recipe, name)])
         return reported_examples(self.recipe, name)
 
     def training_examples(self) -> list[Example]:
         """The training questions, augmented samples last. Raises InputError as `test_examples`."""
-        check_unchanged(self.recipe, self.folder, ["data.train", "data.augmented"])
+        check_unchanged(self.recipe, self.folder, [*self.recipe.data.sources, "data.augmented"])
         return load_examples(self.recipe)[0]
 
     def batch(self, windows: Sequence[AnswerWindow]) -> Batch:

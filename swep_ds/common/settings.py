@@ -68,7 +68,9 @@ def sections_of(model: type[Section], name: str) -> list[type[Section]]:
     if name in model.kinds:
         return list(model.kinds[name].values())
     annotation = model.model_fields[name].annotation
-    return [part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields")]
+    parts = [annotation, *get_args(annotation)]
+    parts += [inner for part in get_args(annotation) for inner in get_args(part)]  # of a list
+    return [part for part in parts if hasattr(part, "model_fields")]
 
 
 def without_paths(value: Any) -> Any:
@@ -81,9 +83,11 @@ def without_paths(value: Any) -> Any:
 
 
 def flatten(tree: Tree) -> Tree:
-    """Values by dotted name."""
+    """Values by dotted name; of mappings in a list, the number is a part of the name."""
     flat = {}
     for name, value in tree.items():
+        if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
+            value = {str(number): part for number, part in enumerate(value)}
         if isinstance(value, dict):
             flat |= {f"{name}.{below}": leaf for below, leaf in flatten(value).items()}
         else:
@@ -162,6 +166,9 @@ def _suggest_field(location: Sequence[str], kind: str | None, model: type[Sectio
     if not parents:
         return suggest(name, [*model.model_fields, "extends"])
     here = kinds[kind] if kind else next(iter(sections_of(model, parents[0])), model)
+    for parent in parents[1:]:
+        if parent in here.model_fields:
+            here = next(iter(sections_of(here, parent)), here)
     return suggest(name, here.model_fields, f"{'.'.join(parents)}.")
 
 

@@ -99,6 +99,10 @@ class TrainingBatches:
 
     Windows of similar length share an update: random batches of 8 waste a third of their positions on SQuAD-like text.
     With `max_tokens` an update takes as many windows as fit. Training ends after max_updates at the latest.
+
+    An epoch has as many windows as there are; of a `mix`, up to rounding. Each source of a mix has its share of every
+    update, but for a window or two. It gives its windows in passes, each in another order, which go on over epochs.
+
     Raises InputError: a window is longer than `max_tokens`.
     """
 
@@ -116,6 +120,8 @@ class TrainingBatches:
     group_by_length: bool = True
     pad_to_multiple_of: int = 1  # T and K are rounded up to it, but not above the longest window and
     max_target_length: int = sys.maxsize  # the longest target: the model may take no more
+    # (windows, weight) of each source if there are several; their rows follow each other
+    mix: Sequence[tuple[int, float]] = ()
 
     def __post_init__(self):
         self.micro_batch = self.world_size  # windows over all ranks; with max_tokens, micro-batches
@@ -130,6 +136,8 @@ class TrainingBatches:
                 f"train.max_tokens {self.max_tokens}: the longest window has {longest} tokens: raise it to that at "
                 "least, or lower data.max_length"
             )
+        sizes = np.array([size for size, _ in self.mix], int)
+        self._source = np.repeat(np.arange(len(sizes)), sizes)  # of each row of a mix
         self._rows: list[np.ndarray] = []  # those of each update
         self.updates = 0
         epochs = self.epochs * (1 - 1e-12)  # without rounding errors: 1.1 epochs of 10 updates are 11, not 12
@@ -165,7 +173,7 @@ class TrainingBatches:
         """The rows of each update of an epoch, which is shuffled, sorted by length within mega-batches, and cut into
         updates, which are shuffled."""
         rng = np.random.default_rng([self.seed, epoch])
-        order = rng.permutation(len(self.features))
+        order = self._mixed(epoch) if self.mix else rng.permutation(len(self.features))
         if self.group_by_length:
             order = self._grouped(order)
         ends = range(self.global_batch, len(order), self.global_batch)
@@ -174,9 +182,24 @@ class TrainingBatches:
         updates = np.split(order, ends)
         return [updates[i] for i in rng.permutation(len(updates))]
 
+    def _mixed(self, epoch: int) -> np.ndarray:
+        """The rows of an epoch of a mix, those of all sources in turn. Each pass over a source has its own key."""
+        total = sum(weight for _, weight in self.mix)
+        rows = []
+        first_row = 0
+        for number, (windows, weight) in enumerate(self.mix):
+            count = max(1, round(len(self.features) * weight / total))  # in each epoch
+            passes, places_in_pass = np.divmod(np.arange(epoch * count, (epoch + 1) * count), windows)
+            for one in np.unique(passes):
+                shuffled = np.random.default_rng([self.seed, one, number + 1]).permutation(windows)
+                rows.append(first_row + shuffled[places_in_pass[passes == one]])
+            first_row += windows
+        return self._alternating(np.concatenate(rows))
+
     def _grouped(self, order: np.ndarray) -> np.ndarray:
         """Mega-batches, each sorted by length; with `max_tokens` every other one in reverse, or short and long windows
-        would meet at its end."""
+        would meet at its end. Of a mix, windows meet that have the same place by length in their own source: sorted by
+        length alone, an update would be of the source with such lengths."""
         windows = self.global_batch  # per update
         if self.max_tokens:
             windows = max(1, int(self.global_batch * self.max_tokens / self.lengths.mean()))
@@ -184,10 +207,21 @@ class TrainingBatches:
         parts = []
         for number, part in enumerate(np.split(order, range(mega, len(order), mega))):
             part = part[np.argsort(self.lengths[part], kind="stable")]
+            if self.mix:
+                part = self._alternating(part)
             if self.max_tokens and number % 2:
                 part = part[::-1]
             parts.append(part)
         return np.concatenate(parts)
+
+    def _alternating(self, rows: np.ndarray) -> np.ndarray:
+        """The rows, which keep their order within each source, such that any stretch has the share of each source."""
+        sources = self._source[rows]
+        places = np.empty(len(rows))
+        for source in np.unique(sources):
+            of_source = sources == source
+            places[of_source] = (np.arange(of_source.sum()) + 0.5) / of_source.sum()
+        return rows[np.lexsort((sources, places))]
 
     def _cuts(self, order: np.ndarray) -> list[int]:
         """The ends of all updates but the last: each takes as many windows as fit into its micro-batches."""

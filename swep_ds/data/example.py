@@ -19,3 +19,4 @@ class Example:
     answers: tuple[str, ...]
     span: tuple[int, int] | None
     article: str
+    source: int = 0  # of training questions: the number of theirs in a mix

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.console import Console, Progress
@@ -60,6 +60,18 @@ class Features:
     targets_cut: int  # target answers (task generative) longer than max_target_length
     windows_without_answer: int  # training windows, kept or dropped; 0 for evaluation
     fingerprint: str  # changes with the examples, the tokenizer and the settings
+    parts: tuple[int, ...] = ()  # if they are `joined`: the windows of each part
+
+    @staticmethod
+    def joined(parts: Sequence["Features"]) -> "Features":
+        """The windows of all parts, one after the other."""
+        counts = {}
+        for name in ("examples", "questions_cut", "targets_cut", "windows_without_answer"):
+            counts[name] = sum(getattr(part, name) for part in parts)
+        fingerprint = "+".join(part.fingerprint for part in parts)
+        sizes = tuple(len(part.dataset) for part in parts)
+        windows = concatenate_datasets([part.dataset for part in parts])
+        return Features(windows, **counts, fingerprint=fingerprint, parts=sizes)
 
 
 def build_features(

@@ -66,6 +66,8 @@ class Results(Checked):
     # examples, features, updates, seconds, samples_per_second, tokens_per_second, peak_memory_bytes (of the rank that
     # took most)
     train: dict[str, Any] = {}
+    # of each source of a mix: source, share (of the windows of every update), questions and windows
+    mix: list[dict[str, Any]] | None = None
     pretraining: dict[str, Any] | None = None  # the first stage's "data", and its section `train`
     selection: Selection | None = None
     eval: Scores  # the source domain first

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -20,13 +21,20 @@ from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe, warn_once
 
 
 def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example]]]:
-    """Training examples, augmented samples last, and test examples by data set, held-out articles first."""
+    """Training examples, those of a mix in the order of its sources and augmented samples last; and test examples by
+    data set, held-out articles first."""
     data = recipe.data
-    training = _read(data, recipe.training_source, data.train, training=True)
-    training, tests = _tests(data, training, recipe.test_sets)
-    if not any(example.answers for example in training):
-        raise InputError(f"{recipe.training_source} {data.train}: no question has an answer: give some that have")
-    training = subset(training, data.train_fraction, data.max_train_examples, recipe.seed)
+    parts = {}
+    for field, source in data.sources.items():
+        parts[field] = _read(data, _as_named(recipe, field), source, training=True)
+    parts[data.home_field], tests = _tests(data, parts[data.home_field], recipe.test_sets)
+    if not any(example.answers for part in parts.values() for example in part):
+        field = recipe.training_source
+        raise InputError(f"{field} {data.trained_on()}: no question has an answer: give some that have")
+    training = []
+    for number, part in enumerate(parts.values()):
+        chosen = subset(part, data.train_fraction, data.max_train_examples, recipe.seed)
+        training += [replace(example, source=number) for example in chosen] if number else chosen
     warn_of_known(recipe, training, tests)
     if data.augmented:
         training += samples_of(training, _read(data, "data.augmented", data.augmented, training=True))
@@ -37,7 +45,7 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
     """The questions behind a run's results on one test set, the only one that is read; of `Recipe.validation_set` the
     reported half. Raises InputError: the source cannot be read."""
     data = recipe.data
-    training = _read(data, "data.train", data.train, training=True) if name == HOLDOUT else []
+    training = _read(data, data.home_field, data.sources[data.home_field], training=True) if name == HOLDOUT else []
     examples = _tests(data, training, [name])[1][name]
     return halves(examples)[1] if name == recipe.validation_set else examples
 
@@ -97,16 +105,16 @@ def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, l
 # The files that they are read from
 
 
-def source_of_test_set(name: str) -> str:
+def source_of_test_set(recipe: Recipe, name: str) -> str:
     """The field that names the source of a run's test set."""
-    return "data.train" if name == HOLDOUT else f"data.eval.{name}"
+    return recipe.data.home_field if name == HOLDOUT else f"data.eval.{name}"
 
 
 def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, tuple[Path, ...]]:
     """The local files that the recipe's sources of data, and its model, are read from, by field; none for other sources
     or for files that do not exist. `fields` are the only ones to look at, such as data.eval.news; None = all."""
     data = recipe.data
-    sources = {"data.train": data.train, "data.augmented": data.augmented}
+    sources = {**data.sources, "data.augmented": data.augmented}
     if recipe.pretrain:
         sources["pretrain.train"] = recipe.pretrain.train
     for name, source in data.eval.items():
@@ -132,9 +140,14 @@ def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = 
     before = read_results(run / RESULTS).inputs
     for field, files in input_files(recipe, fields).items():
         if before.get(field) not in (None, _content_checksum(files)):
-            named = recipe.training_source if field == "data.train" else field
             place = files[0] if len(files) == 1 else files[0].parent
-            raise InputError(f"{named} {place}: has changed since {run} read it: restore it, or train again elsewhere")
+            named = f"{_as_named(recipe, field)} {place}"
+            raise InputError(f"{named}: has changed since {run} read it: restore it, or train again elsewhere")
+
+
+def _as_named(recipe: Recipe, field: str) -> str:
+    """The field as the user named it: a first stage has another name for its training data."""
+    return recipe.training_source if field == "data.train" else field
 
 
 def _content_checksum(files: tuple[Path, ...]) -> str:

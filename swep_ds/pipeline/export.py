@@ -16,17 +16,24 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
-from swep_ds.common.files import hub_name, public_name, write_atomically
+from swep_ds.common.files import hub_name, public_name, public_names, write_atomically
 from swep_ds.evaluation.results import METRICS, Evaluated, out_of_domain_mean, versions
 from swep_ds.methods import summary
 from swep_ds.pipeline.folder import READING
-from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.recipe import DataSection, Recipe
 from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
 from swep_ds.training.sharding import full_weights
 
 NOISE = "noise.safetensors"  # in a run's folder: the method's parameters, for `swep_ds.analysis`
 FILE_BYTES = 2**30  # weights in one file, and in rank 0's memory while it is written
+
+
+def _trained_on(data: DataSection) -> str:
+    names = public_names(data.shares)
+    return data.trained_on(lambda source: f"`{names[source]}`")
+
+
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     undefined=StrictUndefined,
@@ -34,7 +41,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-TEMPLATES.filters["public"] = public_name
+TEMPLATES.filters |= {"public": public_name, "trained_on": _trained_on}
 
 
 def export_model(
@@ -133,15 +140,16 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
     method = recipe.method
     results = []
     for data_set, score in tested.scores.items():
-        source = hub_name(recipe.data.eval.get(data_set, recipe.data.train)) or data_set
+        source = hub_name(recipe.data.eval.get(data_set) or recipe.data.sources[recipe.data.home_field]) or data_set
         for metric in METRICS:
             value = round(score[metric], 2)
             results.append(EvalResult("question-answering", source, data_set, metric_type=metric, metric_value=value))
+    named = [name for name in map(hub_name, recipe.data.shares) if name]
     head = card_head(
         recipe,
         method.name,
         base_model=hub_name(start),
-        datasets=hub_name(recipe.data.train),
+        datasets=named if len(named) > 1 else next(iter(named), None),
         model_name=f"{public_name(start).rpartition('/')[2]}-{method.name}",
         eval_results=results or None,
     )

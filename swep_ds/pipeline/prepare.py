@@ -4,6 +4,8 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ class Prepared:
     objective: Objective
     tokenizer: PreTrainedTokenizerFast
     config: dict[str, Any]  # the resolved ds_config
-    questions: int  # number of training questions
+    questions: tuple[int, ...]  # number of training questions of each source
     features: Features  # their windows
     batches: TrainingBatches
     tests: list[EvalSet]  # the source domain first
@@ -76,7 +78,10 @@ def prepare(
         ranks.set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
         training, tests = load_examples(recipe)
-        for field, examples in {recipe.training_source: training, **tests}.items():
+        texts = {recipe.training_source: training}
+        if len(recipe.data.sources) > 1:
+            texts = dict(zip(recipe.data.sources, by_source(training), strict=True))
+        for field, examples in (texts | tests).items():
             contexts = (example.context for example in examples)
             check_knows(tokenizer, contexts, f"model.name {recipe.model.name}", field)
         return tokenizer, training, tests
@@ -108,7 +113,7 @@ def prepare(
         objective=objective,
         tokenizer=tokenizer,
         config=config,
-        questions=len(training),
+        questions=tuple(map(len, by_source(training))),
         features=features,
         batches=batches,
         tests=test_sets,
@@ -135,15 +140,24 @@ def window_settings(recipe: Recipe) -> WindowSettings:
 
 
 def training_features(recipe: Recipe, tokenizer, examples: list[Example], console: Console | None = None) -> Features:
-    return build_features(
-        examples,
-        tokenizer,
-        window_settings(recipe),
+    """The windows; of a mix those of each source, which other mixes share in the cache."""
+    build = partial(
+        build_features,
+        tokenizer=tokenizer,
+        settings=window_settings(recipe),
         training=True,
         windows_without_answer=recipe.data.windows_without_answer,
         cache_dir=CACHE,
         console=console,
     )
+    if len(recipe.data.sources) == 1:
+        return build(examples)
+    return Features.joined([build(part) for part in by_source(examples)])
+
+
+def by_source(examples: list[Example]) -> list[list[Example]]:
+    """The training questions of each source of a mix."""
+    return [list(part) for _, part in groupby(examples, key=lambda example: example.source)]
 
 
 def training_batches(
@@ -167,6 +181,7 @@ def training_batches(
         group_by_length=settings.group_by_length,
         pad_to_multiple_of=multiple,
         max_target_length=recipe.data.max_target_length,
+        mix=list(zip(features.parts, recipe.data.shares.values(), strict=True)) if features.parts else (),
     )
 
 

@@ -5,7 +5,7 @@ Everything downstream gets plain arguments from it. Defaults are the paper's ext
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
@@ -55,12 +55,23 @@ class ModelSection(Section):
     attention_dropout: float | None = Field(None, ge=0, lt=1)  # dropout of attention weights; null = the model's
 
 
+class MixedSource(Section):
+    """One of several sources of training questions."""
+
+    source: str
+    weight: float = Field(gt=0, le=1e9)  # over the sum of all weights: the source's share of each update's windows
+
+
 class DataSection(Section):
-    train: str  # a source: hub id ("owner/name[:config][@split]"), local file or folder, "quickstart_v2:<domain>"
+    # A source: hub id ("owner/name[:config][@split]"), local file or folder, "quickstart_v2:<domain>". Or a mix, which
+    # is a list of {source, weight}: every update has each source's share of windows, and an epoch has as many windows
+    # as all sources together, so that one of a large weight comes in it several times and another only in part.
+    train: str | list[MixedSource]
+    home: str | None = None  # of a mix: the source whose articles are held out; null = the first
     eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
-    train_fraction: float = Field(1.0, gt=0, le=1)  # nested, seeded subset: the 10 % are inside the 30 %
-    max_train_examples: Many | None = None  # the most training questions to use; null = all
+    train_fraction: float = Field(1.0, gt=0, le=1)  # of each source, a nested, seeded subset: the 30 % hold the 10 %
+    max_train_examples: Many | None = None  # the most training questions of each source to use; null = all
     augmented: str | None = None  # source of samples made from data.train (`swep-ds augment`), to train on as well
     max_eval_examples: Many | None = None  # the most questions of each test set to use; null = all
     max_length: int = Field(384, ge=8, le=1_000_000)  # tokens in a window, question and special tokens included
@@ -74,6 +85,18 @@ class DataSection(Section):
     # Training questions whose answer has no offset and occurs several times in its context: first = its first place
     repeated_answers: Literal["error", "first", "drop"] = "error"
 
+    @field_validator("train", mode="wrap")
+    @classmethod
+    def _source_or_mix(cls, value: Any, _: Callable) -> Any:
+        """An error is only about the kind of value that the user wrote."""
+        if not isinstance(value, list):
+            return TypeAdapter(str).validate_python(value)
+        mix = TypeAdapter(list[MixedSource]).validate_python(value)
+        names = {part.source for part in mix}
+        if len(names) < max(2, len(mix)):
+            raise ValueError("a mix has two or more different sources: give a single one as text, and each only once")
+        return mix
+
     @field_validator("eval")
     @classmethod
     def _file_names(cls, value: dict[str, str]) -> dict[str, str]:
@@ -82,6 +105,42 @@ class DataSection(Section):
         if HOLDOUT in value:
             raise ValueError(f"{HOLDOUT!r} names the held-out training articles: choose another name")
         return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "DataSection":
+        names = list(self.sources.values())
+        if self.home is not None and self.home not in names:
+            raise FieldFault(f"home: {shown(self.home)} is not a source of data.train{suggest(self.home, names)}")
+        if len(names) > 1 and self.augmented is not None:
+            raise FieldFault("augmented: holds samples of one source, and data.train is a mix: set one of them only")
+        return self
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The sources of training questions, by the field that names each."""
+        if isinstance(self.train, str):
+            return {"data.train": self.train}
+        return {f"data.train.{number}.source": part.source for number, part in enumerate(self.train)}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """By source of training questions, its share of the windows; they add up to 1."""
+        if isinstance(self.train, str):
+            return {self.train: 1.0}
+        total = sum(part.weight for part in self.train)
+        return {part.source: part.weight / total for part in self.train}
+
+    @property
+    def home_field(self) -> str:
+        """The field that names the source whose articles are held out."""
+        return next(field for field, source in self.sources.items() if self.home in (None, source))
+
+    def trained_on(self, shown: Callable[[str], str] = str) -> str:
+        """The sources of training questions as `shown` writes each, and of a mix their shares and which is home."""
+        if isinstance(self.train, str):
+            return shown(self.train)
+        parts = [f"{shown(source)} ({100 * share:.3g} %)" for source, share in self.shares.items()]
+        return f"{', '.join(parts)}; home: {shown(self.sources[self.home_field])}"
 
 
 class PretrainSection(Section):
@@ -186,7 +245,9 @@ class Recipe(Section):
                 f"data.max_target_length: the model would learn answers of {self.data.max_target_length} tokens, and "
                 f"with eval.max_answer_tokens {longest} never generate them: lower it to {longest}, or raise the other"
             )
-        if method.name == "ssmba" and self.data.augmented is None:
+        if method.name == "ssmba" and len(self.data.sources) > 1:
+            yield "data.train: ssmba trains on samples of one source, and this is a mix: give one source"
+        elif method.name == "ssmba" and self.data.augmented is None:
             yield (
                 "data.augmented: ssmba trains on samples of data.train: make them with `swep-ds augment "
                 f"--data {self.data.train} --model MASKED_LANGUAGE_MODEL --output FILE.json` and set this to FILE.json"
@@ -239,16 +300,18 @@ class Recipe(Section):
         if name is None or name in added or _mapping(after, "eval").get(name) != source:
             return
         own = "as in --set 'data.eval={NAME: FILE}'"
+        home = _home(after)
+        home_before = _home(before)
         if after.get("holdout_fraction"):
-            if before.get("train") == after.get("train") and not before.get("holdout_fraction"):
+            if home_before == home and not before.get("holdout_fraction"):
                 raise InputError(
                     f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
                     f"data.eval.{name} ({source}), which is of that domain too, would count as out of domain: name "
                     f"only the other test sets, {own}"
                 )
-        elif before.get("train") is not None and given.get("train") not in (None, before["train"], source):
+        elif home_before is not None and home not in (None, home_before, source):
             kept = (
-                f"data.train is {shown(given['train'])}, while the source domain, data.eval.{name} ({shown(source)}), "
+                f"data.train is {shown(home)}, while the source domain, data.eval.{name} ({shown(source)}), "
                 "is the recipe's"
             )
             if added:
@@ -264,7 +327,7 @@ class Recipe(Section):
         tree = self.model_dump(mode="json")
         stage = tree.pop("pretrain")
         tree["data"] |= {"train": stage.pop("train"), "max_train_examples": stage.pop("max_train_examples")}
-        tree["data"] |= {"train_fraction": 1.0, "augmented": None, "holdout_fraction": 0.0, "eval": {}}
+        tree["data"] |= {"home": None, "train_fraction": 1.0, "augmented": None, "holdout_fraction": 0.0, "eval": {}}
         if self.method.name == "ssmba":
             tree["method"] = {"name": "mle"}  # the samples are of the second stage's questions
         tree["train"] |= stage
@@ -309,6 +372,14 @@ def _mapping(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """The mapping in this place; empty where the user wrote something else, which validation refuses."""
     value = tree.get(name)
     return value if isinstance(value, dict) else {}
+
+
+def _home(data: dict[str, Any]) -> Any:
+    """The home source in settings that are not yet validated."""
+    train = data.get("train")
+    if isinstance(train, list) and train:
+        return data.get("home") or _mapping({"first": train[0]}, "first").get("source")
+    return train
 
 
 @cache

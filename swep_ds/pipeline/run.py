@@ -185,7 +185,7 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
     if recipe.task == "generative":
         cut += f", {windows.targets_cut} answers cut"
     say(
-        f"training {recipe.method.name} on {prepared.questions} questions in {len(windows.dataset)} windows "
+        f"training {recipe.method.name} on {sum(prepared.questions)} questions in {len(windows.dataset)} windows "
         f"({windows.windows_without_answer} without the answer, {cut}): {batches.updates} updates of {batches.size}, "
         f"ZeRO-{zero_stage(prepared.config)}, {ranks.world_size()} rank(s) on {ranks.device().type}, "
         f"{recipe.train.precision}, {recipe.train.execution} execution"
@@ -282,6 +282,11 @@ def _write_results(
 ) -> None:
     recipe = outcome.recipe
     inputs = dict(prepared.inputs)
+    shares = recipe.data.shares.items()
+    mix = None
+    if len(shares) > 1:
+        counts = zip(shares, prepared.questions, prepared.features.parts, strict=True)
+        mix = [{"source": s, "share": share, "questions": q, "windows": w} for (s, share), q, w in counts]
     pretraining = None
     if recipe.pretrain:
         pretraining = {"data": recipe.pretrain.train}
@@ -306,7 +311,7 @@ def _write_results(
         inputs=inputs,
         provenance=provenance(),
         train={
-            "examples": prepared.questions,
+            "examples": sum(prepared.questions),
             "features": len(prepared.features.dataset),
             "updates": done.updates,
             "seconds": done.seconds,
@@ -314,6 +319,7 @@ def _write_results(
             "tokens_per_second": done.tokens / done.seconds,
             "peak_memory_bytes": peak,
         },
+        mix=mix,
         pretraining=pretraining,
         selection=selection,
         eval=tested.scores,

@@ -16,7 +16,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainSection(Section):
-    epochs: Epochs = 2  # passes over the training data
+    epochs: Epochs = 2  # passes over the training data; of a mix, each as long as all its sources together
     max_updates: Many | None = None  # optimizer steps; cuts `epochs` short
     micro_batch_size: Count = 8  # windows per rank and forward pass
     max_tokens: Many | None = None  # replaces micro_batch_size: padded positions per rank and pass

@@ -99,6 +99,26 @@ def test_rows_may_train_on_other_data_unless_articles_of_it_are_the_test(tmp_pat
     assert reasons(tmp_path) == {f"more-seed{seed}": reason for seed in left_out}
 
 
+def test_rows_of_one_source_and_of_mixes_with_it_are_compared_and_a_row_has_one_mix(tmp_path):
+    def mix(weight: int) -> dict:
+        sources = [{"source": "more.json", "weight": 1}, {"source": "usual.json", "weight": weight}]
+        return {"data.train": sources, "data.home": "usual.json"}
+
+    variants = {"MLE": {"data.train": "usual.json"}, "Mix": mix(1), "Heavy": mix(9)}
+    set_ = {"data.holdout_fraction": 0.1, "data.eval": {"nyt": str(tmp_path / "nyt.json")}}
+    cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, seeds=[0, 1, 2], set=set_)
+    for cell in cells:
+        inputs = dict(cell.recipe.data.sources)
+        if cell.name == "heavy-seed2":
+            inputs["data.train.1.source"] = "other articles"
+        if cell.name == "mix-seed2":
+            inputs["data.train.0.source"] = "changed"
+        fake_runs.finish(cell.folder, cell.recipe, {"nyt": 3}, inputs=inputs)
+    reason = "read other files than the others ({})"
+    left_out = {"heavy-seed2": reason.format("data.train"), "mix-seed2": reason.format("data.train.0.source")}
+    assert reasons(tmp_path) == left_out
+
+
 @pytest.mark.parametrize(
     ("set_", "reason"),
     [

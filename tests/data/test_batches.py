@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch, Padding, TrainingBatches
 from tests.support import tiny
+from tests.support.mixed_order import rows_of_updates
 
 
 def windows(n: int) -> datasets.Dataset:
@@ -87,6 +88,40 @@ def test_an_epoch_has_each_window_once_and_an_update_is_the_same_at_any_split(
             assert engine == pytest.approx(values[rows].sum() / count, rel=1e-6, abs=1e-7)
         seen += rows
     assert sorted(seen[:n]) == sorted(seen[n:]) == [*range(n)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=3),
+    weights=st.lists(st.sampled_from([0.001, 0.3, 1, 7]), min_size=3, max_size=3),
+    seed=st.integers(0, 3),
+    grouped=st.booleans(),
+    micro=st.integers(1, 4),
+    world=st.integers(1, 3),
+)
+def test_the_order_of_a_mix_is_that_of_plain_loops_at_any_split(sizes, weights, seed, grouped, micro, world):
+    features = windows(sum(sizes))
+    mix = list(zip(sizes, weights, strict=False))
+    options = {"epochs": 3, "seed": seed, "group_by_length": grouped, "mix": mix}
+    split = ranks(features, micro, 2, world, **options)
+    [alone] = ranks(features, 2 * micro * world, **options)
+    order = {"seed": seed, "epochs": 3, "global_batch": 2 * micro * world, "by_length": grouped}
+    expected = rows_of_updates(features["length"], sizes, weights[: len(sizes)], **order)
+    assert [alone.windows(update).tolist() for update in range(alone.updates)] == expected
+    ends = np.cumsum(sizes)
+    shares = np.array([weight for _, weight in mix]) / sum(weight for _, weight in mix)
+    counted = np.zeros(sum(sizes), int)
+    for number, rows in enumerate(expected):
+        assert sorted(real(update(split, number))) == sorted(rows)
+        if min(shares) * sum(sizes) >= 1:  # else a source has one window an epoch, which is more than its share
+            counts = np.bincount(np.searchsorted(ends, rows, side="right"), minlength=len(sizes))
+            assert np.abs(counts - shares * len(rows)).max() <= 2
+        np.add.at(counted, rows, 1)
+        if (number + 1) % alone.updates_per_epoch == 0:  # passes go on over epochs
+            assert all(np.ptp(part) <= 1 for part in np.split(counted, ends[:-1]))
+    [budgeted] = ranks(features, max_tokens=60, **options)  # which decides how many windows an update takes
+    rows = np.concatenate([budgeted.windows(update) for update in range(budgeted.updates)])
+    assert sorted(rows) == sorted(np.concatenate(expected))
 
 
 @pytest.mark.parametrize("grouped", [True, False])

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -14,7 +15,14 @@ from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.data.example import Example
 from swep_ds.data.splits import halves
 from swep_ds.models.hub import model_checksum
-from swep_ds.pipeline.examples import check_unchanged, input_checksums, input_files, load_examples, reported_examples
+from swep_ds.pipeline.examples import (
+    check_unchanged,
+    input_checksums,
+    input_files,
+    load_examples,
+    reported_examples,
+    source_of_test_set,
+)
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import HOLDOUT, FirstStage, Recipe
 from swep_ds.ranks.group import process_group
@@ -63,6 +71,28 @@ def test_one_set_is_read_as_among_all_of_them(folder):
     assert reported_examples(lacking, HOLDOUT) == halves(whole[HOLDOUT])[1]
     assert reported_examples(Recipe.make(lacking, data={"train": GONE}), "news") == whole["news"]
     assert re.search(r"^data\.eval\.lost: .*gone\.json", refused(reported_examples, lacking, "lost"))
+
+
+def test_of_a_mix_each_source_is_read_as_alone_and_only_home_holds_articles_out(folder):
+    names = ("train", "forum")
+    sources = [str(folder / f"{name}.json") for name in names]
+    data = {"train": [{"source": source, "weight": 1} for source in sources], "home": sources[1]}
+    data |= {"holdout_fraction": 0.3, "eval": {"news": str(folder / "news.json")}}
+    mix = recipe(folder, **data)
+    examples, tests = load_examples(mix)
+    home, home_tests = load_examples(recipe(folder, **data | {"train": sources[1], "home": None}))
+    alone = training(folder)
+    assert tests == home_tests
+    assert examples == alone + [replace(example, source=1) for example in home]
+    assert reported_examples(mix, HOLDOUT) == tests[HOLDOUT]
+    assert source_of_test_set(mix, HOLDOUT) == "data.train.1.source"
+    few = training(folder, **data, train_fraction=0.1, max_train_examples=8)
+    assert [example.source for example in few] == [0] * 8 + [1] * round(0.1 * len(home))
+    assert list(input_files(mix, ["data.train.1.source"]).values()) == [(Path(sources[1]),)]
+    checksums = input_checksums(mix)
+    assert list(checksums) == ["data.train.0.source", "data.train.1.source", "data.eval.news"]
+    faulty = Recipe.make(mix, data={"train": [*data["train"][:1], {"source": GONE, "weight": 1}], "home": None})
+    assert re.match(r"data\.train\.1\.source: .*gone\.json", refused(load_examples, faulty))
 
 
 def test_test_questions_that_are_trained_on_are_counted(tmp_path, caplog):

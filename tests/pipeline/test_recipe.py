@@ -185,6 +185,14 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
         ("train.epochs", "section.field=value"),
         ("data.train=[", "--set data.train=[: not YAML"),
         ("data.train.x=1", "data.train: {'x': 1}: must be a valid string"),
+        # a mix
+        ("data.train=[{source: a}]", "data.train.0.weight is required: set it"),
+        ("data.train=[{source: a, weigth: 1}]", "0.weigth is not a field; did you mean 'data.train.0.weight'?"),
+        ("data.train=[{source: a, weight: 0}]", "data.train.0.weight: 0: must be greater than 0"),
+        ("data.train=[a.json]", "data.train.0: 'a.json' is not a section: give its fields"),
+        ("data.train=[{source: a, weight: 1}]", "data.train: a mix has two or more different sources: give a single"),
+        ("data.train=[{source: a, weight: 1},{source: a, weight: 2}]", "data.train: a mix has two or more different"),
+        ("pretrain.train=[a]", "pretrain.train: ['a']: must be a valid string"),
         # wrong values
         ("seed=x", "yaml: seed: 'x': must be a valid integer, unable to parse string as an integer"),
         ("train.epochs=", "train.epochs: None: must be a valid number"),
@@ -312,10 +320,20 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, rate, text
     assert set(yaml.safe_load(recipe.dump())["train"]) == set(type(recipe.train).model_fields)  # every setting
 
 
+def test_what_does_not_fit_a_mix_is_said(path):
+    for more, said in (
+        ("data.home=b.jsn", "data.home: 'b.jsn' is not a source of data.train; did you mean 'b.json'?"),
+        ("data.augmented=c", "data.augmented: holds samples of one source, and data.train is a mix"),
+        ("method.name=ssmba", "data.train: ssmba trains on samples of one source, and this is a mix: give one"),
+    ):
+        assert said in message(path, "data.train=[{source: a.json, weight: 3}, {source: b.json, weight: 1}]", more)
+
+
 # Own training data over a shipped recipe: which test set is the source domain is said, never guessed
 
 MINE = "data.train=mine.json"
 HOLDS_OUT = "data.holdout_fraction=0.1"
+BOTH = "data.train=[{source: mine.json, weight: 1}, {source: rajpurkar/squad, weight: 9}]"
 
 
 def child(folder: Path, **data) -> str:
@@ -323,7 +341,11 @@ def child(folder: Path, **data) -> str:
 
 
 def test_the_recipes_source_domain_stays_with_a_warning(tmp_path, caplog):
-    for name, overrides in (("bert_base_squad", [MINE]), (child(tmp_path, train="mine.json"), [])):
+    for name, overrides in (
+        ("bert_base_squad", [MINE]),
+        (child(tmp_path, train="mine.json"), []),
+        ("bert_base_squad", [BOTH]),
+    ):
         warn_once.cache_clear()
         caplog.clear()
         for _ in range(3):  # a sweep loads it for each run
@@ -363,6 +385,7 @@ def test_what_is_clear_is_taken_as_it_is(caplog):
         ([MINE, HOLDS_OUT, "data.eval.amazon=amazon.json"], ["squad", "amazon"]),  # held_out is first
         ([HOLDS_OUT, "data.eval={amazon: amazon.json}"], ["amazon"]),
         (["data.holdout_fraction=0"], ["squad"]),
+        ([BOTH, "data.home=rajpurkar/squad"], ["squad"]),
     ):
         assert list(Recipe.load("bert_base_squad", overrides).data.eval) == sets
     assert not caplog.records

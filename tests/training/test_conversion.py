@@ -22,7 +22,7 @@ from swep_ds.training import conversion
 from swep_ds.training.conversion import MOMENTS, WEIGHTS, Pieces, copy_pieces, cut_pieces, read_state
 from tests.support.bad_input import refused
 from tests.support.tiny_objective import objective
-from tests.support.tiny_run import WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare
+from tests.support.tiny_run import WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare, squad
 
 UPDATES, EVERY, STOPS = 5, 2, (3, 5)  # the first and second start stop after 3 and 5: the next resumes from 2 and 4
 # (ranks, ZeRO stage) of the three starts of a run; a pair of stages consists of two halves, reading a layout and
@@ -147,6 +147,9 @@ def start(folder: Path, name: str, stage: int | str, *changes: str, **more) -> d
         sets += ["train.average=ema", "train.average_decay=0.8"]
     if name == "bf16":
         sets.append("train.precision=bf16")
+    if name in ("bert", "ranks-0", "both"):
+        sources = [folder / "model-bert" / file for file in ("train.json", "more.json")]
+        sets.append(f"data.train={json.dumps([{'source': str(source), 'weight': 1} for source in sources])}")
     offload = {key: {"device": "cpu"} for key in ("offload_optimizer", "offload_param")}
     config = ds_config(folder, 3, **offload) if stage == "3-offload" else ds_config(folder, stage)
     return {
@@ -165,6 +168,7 @@ def folder(tmp_path_factory) -> Path:
     for kind in ("bert", "t5"):
         (folder / f"model-{kind}").mkdir()
         prepare(folder / f"model-{kind}", architecture=kind)
+    (folder / "model-bert" / "more.json").write_text(json.dumps(squad(5, seed=2)))
     launches = [[start(folder, name, 2, output=f"whole-{name}") for name in ("bert", "t5", "bf16")], [], []]
     # the last checkpoint, converted for one rank at ZeRO-3, and back for two
     finished, over = (str(folder / run / "checkpoints") for run in ("whole-bf16", "over"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import concatenate_datasets
 from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering, get_linear_schedule_with_warmup
 
@@ -18,6 +19,7 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from tests.support import methods_reference
 from tests.support.engine_runs import train_runs, weights
+from tests.support.mixed_order import rows_of_updates
 from tests.support.tiny_objective import split
 from tests.support.tiny_run import ROOT, WITHOUT_GRADIENT, ds_config, losses, metrics, prepare, squad
 
@@ -53,6 +55,7 @@ MLE = {
     "train.warmup_fraction": 1 / 3,
 }
 MLE_RUNS = [(0, 1, 1), (3, 2, 16)]  # ZeRO stage, world size, train.pad_to_multiple_of
+SHARES = (3, 1)  # of train.json and of more.json in a mix
 VARIANTS = {
     "published": {"method.separate_hidden_pass": True, "method.kl_reduction": "mean"},
     "without_mle": {"method.mle_weight": 0.0},
@@ -85,7 +88,13 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("engine")
     prepare(path)
     (path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
+    (path / "more.json").write_text(json.dumps(squad(5, seed=2)))
     return path
+
+
+def mix(folder: Path) -> list[dict]:
+    names = ("train.json", "more.json")
+    return [{"source": str(folder / name), "weight": share} for name, share in zip(names, SHARES, strict=True)]
 
 
 def runs(folder: Path, world_size: int) -> dict[str, dict]:
@@ -109,6 +118,7 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
     for stage, ranks, multiple in MLE_RUNS:
         if ranks == world_size:
             add(f"mle-zero{stage}", zero[stage], **MLE | {"train.pad_to_multiple_of": multiple})
+            add(f"mix-zero{stage}", zero[stage], **MLE | {"data.train": mix(folder)})
     if world_size == 2:
         for name, settings in VARIANTS.items():
             add(name, zero[3], **settings)
@@ -288,17 +298,26 @@ def test_low_precision_is_close_to_fp32(finished, controlled, precision):
     assert {value.dtype for value in weights(run).values()} == {dtype}
 
 
-def test_mle_is_plain_fine_tuning_step_for_step(finished, folder):
+@pytest.mark.parametrize("data", ["mle", "mix"])
+def test_mle_is_plain_fine_tuning_step_for_step(finished, folder, data):
     """Under Hugging Face's own loss, padding and schedule, torch's AdamW and clipping. Shared with the package are the
-    windows and which of them make an update."""
+    windows and, of one source, which of them make an update."""
     _, job = job_of(folder)
     windows = job.batches.features
+    order = [job.batches.windows(update).tolist() for update in range(UPDATES)]
+    if data == "mix":
+        _, more = job_of(folder, **{"data.train": str(folder / "more.json")})
+        sizes = len(windows), len(more.batches.features)
+        windows = concatenate_datasets([windows, more.batches.features])
+        of_run = {"seed": 0, "epochs": 2, "global_batch": GLOBAL_BATCH}
+        order = rows_of_updates(windows["length"], sizes, SHARES, **of_run)[:UPDATES]
+        assert all(1 <= sum(row >= sizes[0] for row in rows) <= 3 for rows in order if len(rows) == GLOBAL_BATCH)
     model = AutoModelForQuestionAnswering.from_pretrained(folder / "model").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=UPDATES // 3, num_training_steps=UPDATES)
     seen, rates = [], []
     for update in range(UPDATES):
-        rows = windows[job.batches.windows(update).tolist()]
+        rows = windows[order[update]]
         inputs = job.tokenizer.pad({key: rows[key] for key in ("input_ids", "token_type_ids")}, return_tensors="pt")
         starts, ends = (torch.tensor(rows[key]) for key in ("start_position", "end_position"))
         loss = model(**inputs, start_positions=starts, end_positions=ends).loss
@@ -310,6 +329,6 @@ def test_mle_is_plain_fine_tuning_step_for_step(finished, folder):
         optimizer.zero_grad()
         seen.append(loss.item())
     for stage, world_size, _ in MLE_RUNS:
-        run = finished[f"mle-zero{stage}", world_size]
+        run = finished[f"{data}-zero{stage}", world_size]
         assert_same_training(run, (seen, model.state_dict()))
         assert [line["learning_rate"] for line in metrics(run)] == pytest.approx(rates)

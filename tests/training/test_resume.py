@@ -1,6 +1,7 @@
 """Resuming: bit for bit what an uninterrupted run does, and only ever from a whole checkpoint. Runs are stopped by an
 exception, by SIGKILL while a checkpoint is being written, or by a full disk, and resume in new processes."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.tiny_run import assert_same, complete, ds_config, error, losses, make_runs, metrics, prepare
+from swep_ds.common.files import read_json
+from tests.support.tiny_run import assert_same, complete, ds_config, error, losses, make_runs, metrics, prepare, squad
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +30,7 @@ EARLY = {
 def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) -> dict:
     """A run for `several_runs.py`, with a checkpoint after every second update unless `every` says otherwise."""
     changes = {
+        "data.train": str(folder / "train.json"),
         "train.micro_batch_size": 4,
         "train.gradient_accumulation_steps": accumulation,
         "train.max_updates": UPDATES,
@@ -38,6 +41,9 @@ def start(folder: Path, output: str, stage: int, accumulation: int = 1, **more) 
         "method.noise_learning_rate": 5e-3,
         "method.noise_max_grad_norm": 0.3,
     }
+    if stage == 3:
+        sources = [{"source": str(folder / name), "weight": 1} for name in ("train.json", "more.json")]
+        changes["data.train"] = json.dumps(sources)
     return {
         "recipe": str(folder / "recipe.yaml"),
         "set": [f"{key}={value}" for key, value in changes.items()],
@@ -56,6 +62,7 @@ def resumed(tmp_path_factory) -> Path:
     """The folder of all runs, after their second starts: two launches per world size."""
     folder = tmp_path_factory.mktemp("resume")
     prepare(folder, dropout=0.1)
+    (folder / "more.json").write_text(json.dumps(squad(5, seed=2)))  # seen several times an epoch
     single = [start(folder, "whole-1", 1, every=1000), start(folder, "stopped", 1, graphs=True, stop_after=STOP)]
     make_runs(folder, single, ranks=1)
     several = [
@@ -98,6 +105,13 @@ def test_a_run_that_ended_early_resumes_bit_for_bit_and_so_does_the_mean_of_its_
     run = resumed / name
     assert_same(run, resumed / whole)
     assert len({line["beta"] for line in metrics(run)}) == UPDATES  # it has a state
+    if stage == 3:
+        sources = [read_json(folder / "results.json")["mix"] for folder in (run, run / "unaveraged")]
+        assert sources[0] == sources[1]
+        assert [(part["share"], part["questions"], part["windows"] >= part["questions"]) for part in sources[0]] == [
+            (0.5, 42, True),
+            (0.5, 5, True),
+        ]
     files = sorted(file.name for file in tag(run, UPDATES).glob("average_*"))
     assert files == [f"average_rank_{rank}.pt" for rank in range(ranks if stage else 1)]
     averaged, plain = (load_file(folder / "model" / "model.safetensors") for folder in (run, run / "unaveraged"))
