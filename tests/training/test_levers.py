@@ -16,7 +16,7 @@ from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.ranks.group import process_group
-from tests.support import tiny_batches, tiny_models, tiny_objective, tiny_run
+from tests.support import tiny, tiny_batches, tiny_models, tiny_objective, tiny_run
 from tests.support.bad_input import refused
 
 UPDATES, FROZEN, EVERY, RATE, DECAY, CLIP, SMOOTHING, SHARE = 7, 4, 2, 1e-2, 0.1, 0.5, 0.2, 0.3
@@ -34,7 +34,24 @@ def smoothed(logits_NT: Tensor, position_N: Tensor, batch: Batch) -> Tensor:
     return -(target_NT * logits_NT.log_softmax(-1)).sum(-1).mean()
 
 
-def plain_loop(recipe: Recipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    """A bare encoder, whose head is new, in a process group."""
+    path = tmp_path_factory.mktemp("levers")
+    tiny_run.prepare(path)
+    tiny_models.model(vocab_size=len(tiny.wordpiece())).bert.save_pretrained(path / "model")
+    with process_group():
+        yield path
+
+
+@pytest.fixture(scope="module")
+def recipe(folder) -> Recipe:
+    settings = [f"train.{name}={value}" for name, value in TRAIN.items()]
+    return Recipe.load(str(folder / "recipe.yaml"), ["method.name=mle", *settings])
+
+
+@pytest.fixture(scope="module")
+def expected(recipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights of the start and after the last update, by PyTorch alone."""
     job = prepare.prepare(recipe, "zero0")
     model = deepcopy(job.objective.qa.model).train()
@@ -55,32 +72,13 @@ def plain_loop(recipe: Recipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Iterator[Path]:
-    """A bare encoder, whose head is new, in a process group."""
-    path = tmp_path_factory.mktemp("levers")
-    tiny_run.prepare(path)
-    for file in (path / "model").glob("*.safetensors"):
-        weights = {name: value for name, value in load_file(file).items() if name not in HEAD}
-        encoder = tiny_models.model(vocab_size=weights["bert.embeddings.word_embeddings.weight"].shape[0])
-        encoder.load_state_dict(weights, strict=False)
-        encoder.bert.save_pretrained(path / "model")
-    with process_group():
-        yield path
-
-
-def recipe_of(folder: Path, **changes) -> Recipe:
-    settings = {f"train.{name}": value for name, value in (TRAIN | changes).items()}
-    return Recipe.load(str(folder / "recipe.yaml"), ["method.name=mle", *(f"{k}={v}" for k, v in settings.items())])
-
-
-@pytest.fixture(scope="module")
-def runs(folder) -> dict[int, Path]:
+def runs(folder, recipe, expected) -> dict[int, Path]:
     """By stage. Each but the first resumes from a checkpoint of the one before, while the base is frozen and after."""
     made = {}
     resume = "never"
     for stage, update in ((1, 2), (0, 4), (3, 6), (2, None)):
         made[stage] = folder / f"zero{stage}"
-        run(recipe_of(folder), str(tiny_run.ds_config(folder, stage)), made[stage], resume)
+        run(recipe, str(tiny_run.ds_config(folder, stage)), made[stage], resume)
         resume = str(tag(made[stage], update or UPDATES))
     return made
 
@@ -96,8 +94,8 @@ def states_of_adam(run: Path, update: int) -> dict[int, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_run_with_all_three_is_a_plain_loop_whatever_the_stage_that_it_resumes_from(folder, runs, stage):
-    start, last = plain_loop(recipe_of(folder))
+def test_a_run_with_all_three_is_a_plain_loop_whatever_the_stage_that_it_resumes_from(runs, expected, stage):
+    start, last = expected
     averaged, plain = load_file(runs[stage] / MODEL), load_file(runs[stage] / LAST)
     assert plain.keys() == last.keys()
     for key, value in plain.items():
@@ -110,8 +108,8 @@ def test_a_run_with_all_three_is_a_plain_loop_whatever_the_stage_that_it_resumes
             torch.testing.assert_close(averaged[key], SHARE * start[key] + (1 - SHARE) * value, rtol=1e-5, atol=1e-7)
 
 
-def test_the_base_keeps_its_bits_and_has_no_state_of_adam_while_it_is_frozen(folder, runs):
-    start, _ = plain_loop(recipe_of(folder))
+def test_the_base_keeps_its_bits_and_has_no_state_of_adam_while_it_is_frozen(runs, expected):
+    start, _ = expected
     for stage, update in ((0, FROZEN), (1, EVERY)):
         states = torch.load(tag(runs[stage], update) / "mp_rank_00_model_states.pt", weights_only=False)
         for key, value in start.items():
