@@ -31,6 +31,7 @@ BASE = "MLE"
 # settings that the paper's models had at their defaults
 NOT_IN_PAPER = ("pretrain", "train.max_updates", "train.average", "eval.select_on", "data.holdout_fraction")
 NOT_IN_PAPER += ("data.train_fraction", "data.max_train_examples", "data.max_eval_examples")
+NOT_IN_PAPER += ("train.label_smoothing", "train.freeze_updates")
 FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high", "significant")
 DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES)]
 NUMBERS = {"mean", "std", "paper", *DIFFERENCE} - {"difference_no_difference", "difference_significant"}
@@ -208,7 +209,7 @@ def _add_paper(cells: Sequence[dict[str, Any]], model: str, rows: Rows) -> str:
 
 
 def _as_in_paper(run: Run) -> bool:
-    """Whether the run trained on all questions and no others, averaged no weights, and was tested on whole sets."""
+    """Whether the run trained as the paper's, on all questions and no others, and was tested on whole sets."""
     recipe = run.recipe
     if recipe.data.augmented and recipe.method.name != "ssmba":
         return False

@@ -188,7 +188,8 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
         if published.get("tie_word_embeddings") is False and head.weight is qa.model.get_input_embeddings().weight:
             head.weight = nn.Parameter(torch.empty_like(head.weight))
     with torch.device("meta"):
-        return Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+        method = build(recipe.method, qa.hidden_size, qa.embedding_size)
+    return Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
 
 
 def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int]:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import Inputs, Method, MicroStep, Pass, PassState, Perturbed, without_dropout
 from swep_ds.methods.noise_effect import words_changed
-from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence
+from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence, uniform_nll
 
 Statistics = dict[str, Tensor]
 
@@ -20,13 +21,19 @@ class Objective(nn.Module):
 
     One call is one micro-step of the engine. It runs all passes (`joint`), or one pass that trains and those before it
     that it needs: passes without gradient, and the pass that it is compared with (`split`).
+
+    With `label_smoothing` x the targets of training are smoothed (Szegedy et al. 2016, Section 7): the gold choice has
+    1 - x, and x is spread evenly. For generative models that is over the vocabulary, as in transformers. For a span's
+    start and end it is over the window's tokens, question and special tokens included: the heads of transformers, and
+    here, give them all a probability, and [CLS] stands for no answer. Padding gets no mass. `nll` stays without it.
     """
 
-    def __init__(self, qa: nn.Module, method: Method, seed: int):
+    def __init__(self, qa: nn.Module, method: Method, seed: int, label_smoothing: float = 0.0):
         super().__init__()
         self.qa = qa
         self.method = method
         self.seed = seed
+        self.label_smoothing = label_smoothing
 
     def parts(self, execution: str) -> list[int | None]:
         """The micro-steps of a batch, as `MicroStep.part` names them."""
@@ -34,13 +41,23 @@ class Objective(nn.Module):
             return [None]
         return list(range(len(_split(self.method.passes(0.0)))))
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """The model's trained parameters, then the method's, if it has any: the order of `parameters()`."""
+    def parameter_groups(self, *, head_apart: bool = False) -> list[dict[str, Any]]:
+        """The model's trained parameters, then the method's, if it has any: the order of `parameters()`. With
+        `head_apart` the model's are two groups, its base's and its head's. Raises InputError then: it has no head."""
         groups = []
         for module in (self.qa, self.method):
             groups.append({"params": [parameter for parameter in module.parameters() if parameter.requires_grad]})
         if self.method.learning_rate is not None:
             groups[1]["lr"] = self.method.learning_rate
+        if head_apart:
+            model = groups.pop(0)["params"]
+            base = {*map(id, self.qa.model.base_model.parameters())}
+            is_base = [id(parameter) in base for parameter in model]
+            size = sum(is_base)
+            if all(is_base) or not all(is_base[:size]):
+                kind = type(self.qa.model).__name__
+                raise InputError(f"train.freeze_updates: {kind} has no head behind its base model: set it to 0")
+            groups = [{"params": model[:size]}, {"params": model[size:]}, *groups]
         return [group for group in groups if group["params"]]
 
     def passes(self, step: MicroStep) -> list[tuple[Pass, int | Tensor | None]]:
@@ -113,7 +130,12 @@ class Objective(nn.Module):
         nll = (output.nll * batch.weight).sum()
         statistics = {f"nll_{pass_.name}": nll.detach()}
         if pass_.weight != 0:
-            loss = loss + pass_.weight * nll
+            target = nll
+            if self.label_smoothing:
+                counted_NT = batch.attention_mask if batch.target_ids is None else None
+                uniform = (uniform_nll(output, counted_NT) * batch.weight).sum()
+                target = (1 - self.label_smoothing) * nll + self.label_smoothing * uniform
+            loss = loss + pass_.weight * target
         if pass_.divergence_weight:
             divergence = (symmetric_divergence(output, previous) * batch.weight).sum()
             loss = loss + pass_.divergence_weight * divergence

@@ -130,6 +130,7 @@ def load_weights(
             f"{label}: has no weights for {', '.join(names[:3])}: it is without a trained {HEADS[auto_class]} head: "
             "name a model with one"
         )
+    model.new_weights = names  # whose values no file had
     # in T5 and its like transformers ties an output layer that is not in the files, whatever config.json says
     settings, _ = PreTrainedConfig.get_config_dict(source)
     output = model.get_output_embeddings()

@@ -46,6 +46,18 @@ def answer_nll(logits_NKV: Tensor, target_NK: Tensor) -> Tensor:
     return cross_entropy(logits_NVK, target_NK, ignore_index=IGNORED, reduction="none")
 
 
+def uniform_nll(output: QAOutput, counted_NV: Tensor | None) -> Tensor:
+    """The cross-entropy of the predictions with a uniform target, the mean over each window's predictions, [N]: over
+    all V choices, or over those where `counted_NV` is not 0."""
+    logits_NKV = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
+    if counted_NV is None:
+        mean_NK = logits_NKV.mean(-1)
+    else:
+        counted_N1V = counted_NV[:, None] != 0
+        mean_NK = logits_NKV.masked_fill(~counted_N1V, 0).sum(-1) / counted_N1V.sum(-1)
+    return ((logits_NKV.logsumexp(-1) - mean_NK) * output.shares).sum(-1)
+
+
 def symmetric_divergence(first: QAOutput, second: QAOutput) -> Tensor:
     """(KL(p || q) + KL(q || p)) / 2 in nats, [N]: the mean over each window's predictions, weighted by their shares."""
     precision = torch.promote_types(first.logits.dtype, torch.float32)

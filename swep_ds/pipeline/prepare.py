@@ -197,7 +197,8 @@ def load(
     """
     is_partitioned = zero_stage(read_ds_config(ds_config)) == 3
     qa = load_model(recipe, tokenizer, source, mapped=is_partitioned, weights=weights)
-    objective = Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+    method = build(recipe.method, qa.hidden_size, qa.embedding_size)
+    objective = Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
     setup = {"world_size": ranks.world_size(), "micro_steps": len(objective.parts(recipe.train.execution))}
     setup |= {"hidden_size": qa.hidden_size, "on_cpu": ranks.device().type == "cpu"}
     config = resolve_ds_config(ds_config, recipe, **setup)

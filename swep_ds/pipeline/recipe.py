@@ -240,6 +240,8 @@ class Recipe(Section):
             yield "model.attention: flash_attention_2 needs half precision: set train.precision to bf16"
         if self.task == "generative" and train.compile:
             yield "train.compile: is for extractive models: set it to false"
+        if self.task == "generative" and train.freeze_updates:
+            yield "train.freeze_updates: the head trains first, and a generative model has no new one: set it to 0"
         if self.task == "generative" and self.data.max_target_length > longest:
             yield (
                 f"data.max_target_length: the model would learn answers of {self.data.max_target_length} tokens, and "

@@ -118,8 +118,8 @@ def files_by_rank(names: Iterable[str], end: str) -> list[str]:
 
 def _saved_pieces(
     stage: int, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], names: Sequence[str]
-) -> tuple[list[Pieces], Tensor | None]:
-    """What every rank saved, and Adam's step count; at ZeRO-0 one file, the model's, holds it all."""
+) -> tuple[list[Pieces], dict[str, Tensor]]:
+    """What every rank saved, and by parameter Adam's step count; at ZeRO-0 one file, the model's, holds it all."""
     if stage == 0:
         shapes = [{name: model["module"][name].shape} for name in names]
         weights = [[model["module"][name] for name in names]]
@@ -141,8 +141,11 @@ def _saved_pieces(
             moments = {kind: state[kind].reshape(-1) for kind in MOMENTS if kind in state}
             values.append({WEIGHTS: flat.reshape(-1)} | moments)
         everyone.append(cut_pieces(stage, shapes, values, rank, len(weights), sizes))
-    steps = (state["step"] for of_rank in states for state in of_rank.values() if "step" in state)
-    return everyone, next(steps, None)
+    steps = {}  # without the parameters that have not been updated yet
+    for number, state in (item for of_rank in states for item in of_rank.items()):
+        if "step" in state:
+            steps |= dict.fromkeys(shapes[number], state["step"])
+    return everyone, steps
 
 
 def convert(engine, tag: Path, manifest: Manifest) -> None:
@@ -156,9 +159,9 @@ def convert(engine, tag: Path, manifest: Manifest) -> None:
     model = read_state(tag / files_by_rank(manifest.files, "model_states.pt")[0])
     files = files_by_rank(manifest.files, "optim_states.pt")
     optimizers = [read_state(tag / file)["optimizer_state_dict"] for file in files]
-    saved, step = _saved_pieces(stage, model, optimizers, list(parameter_shapes(engine.module)))
+    saved, steps = _saved_pieces(stage, model, optimizers, list(parameter_shapes(engine.module)))
     copy_pieces(saved, engine_pieces(engine, moments=True), tag)
-    set_steps(engine, step)
+    set_steps(engine, steps)
     for name, buffer in engine.module.named_buffers():
         if name in model["module"]:
             buffer.copy_(model["module"][name])
@@ -188,6 +191,13 @@ def _engine_flats(engine) -> list[Tensor]:
     return [tensor for group in engine.basic_optimizer.param_groups for tensor in group["params"]]
 
 
+def _engine_shapes(engine) -> list[dict[str, Sequence[int]]]:
+    """The parameters in each flat tensor."""
+    if engine.zero_optimization_stage() == 0:
+        return [{name: shape} for name, shape in parameter_shapes(engine.module).items()]
+    return engine._get_zero_param_shapes()
+
+
 def engine_pieces(engine, *, moments: bool = False) -> Pieces:
     """What this rank's optimizer updates, as views; with `moments` also Adam's, zero where it has none yet."""
     flats = _engine_flats(engine)
@@ -202,19 +212,20 @@ def engine_pieces(engine, *, moments: bool = False) -> Pieces:
         values.append(kinds)
     sizes = [flat.numel() for flat in flats]
     stage = engine.zero_optimization_stage()
+    shapes = _engine_shapes(engine)
     if stage == 0:
-        shapes = [{name: shape} for name, shape in parameter_shapes(engine.module).items()]
         return cut_pieces(0, shapes, values, 0, 1, sizes)
     ranks = engine.optimizer.dp_process_group
-    shapes = engine._get_zero_param_shapes()
     return cut_pieces(stage, shapes, values, dist.get_rank(ranks), dist.get_world_size(ranks), sizes)
 
 
-def set_steps(engine, step: Tensor | None) -> None:
-    """Sets Adam's step counts; if `step` is None, as before the first finite gradient, empties Adam's state."""
+def set_steps(engine, steps: dict[str, Tensor]) -> None:
+    """Sets Adam's step counts, by parameter. A flat tensor without one, as before its first finite gradient or while it
+    is frozen, has no state of Adam's."""
     fused = engine.basic_optimizer.defaults.get("fused")  # fused Adam counts on the weights' device
-    for flat in _engine_flats(engine):
+    for flat, shapes in zip(_engine_flats(engine), _engine_shapes(engine), strict=True):
         state = engine.basic_optimizer.state[flat]
+        step = steps.get(next(iter(shapes)))
         if step is None:
             state.clear()
         else:  # a copy for each flat tensor, as Adam counts in place

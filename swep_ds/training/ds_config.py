@@ -161,6 +161,8 @@ def _faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[
         faults.append("train.compile: ZeRO-3 gathers weights between layers: use --ds_config zero1, or set it to false")
     if train.precision == "fp16" and stage == 0:
         faults.append("train.precision: at ZeRO-0 DeepSpeed never scales fp16's loss up: use --ds_config zero1")
+    if train.freeze_updates and train.precision == "bf16" and stage == 0:
+        faults.append("train.freeze_updates: at ZeRO-0 DeepSpeed updates all weights in bf16: use --ds_config zero1")
     if train.optimizer == "adafactor" and (stage or train.precision in ("bf16", "fp16")):
         faults.append("train.optimizer: adafactor takes no flat pieces: use --ds_config zero0, and fp32 or autocast")
     if zero.get("load_from_fp32_weights") is False:

@@ -1,6 +1,6 @@
 """DeepSpeed's engine around an objective, with the recipe's optimizer and schedule. What it needs beyond that is in
-`checkpoints.py` (the writer), `groups.py` (the parameter groups), `foreach.py` (a step of few operations) and `flat.py`
-(the gradient at ZeRO-1)."""
+`checkpoints.py` (the writer), `groups.py` (the parameter groups), `freezing.py` (the head first), `foreach.py` (a step
+of few operations) and `flat.py` (the gradient at ZeRO-1)."""
 
 import logging
 from collections.abc import Callable
@@ -26,6 +26,7 @@ from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.flat import FlatGradient
 from swep_ds.training.foreach import use_foreach
+from swep_ds.training.freezing import freeze_base
 from swep_ds.training.graphs import GraphRecorder, Graphs, can_replay
 from swep_ds.training.groups import watch_norms
 from swep_ds.training.settings import TrainSection
@@ -66,6 +67,8 @@ class Engine:
         if train.precision == "tf32":
             self._products = tf32_products
         use_foreach(engine)
+        if train.freeze_updates:
+            freeze_base(engine, train.freeze_updates)
         self._norms = watch_norms(engine, self.module, train.max_grad_norm)
         self.graphs = None
         if train.cuda_graphs and self.flat and ranks.device().type == "cuda" and can_replay(self.module):
@@ -202,7 +205,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     with as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=others):
         if stage == 3:
             shard(objective, config)
-        groups = objective.parameter_groups()
+        groups = objective.parameter_groups(head_apart=train.freeze_updates > 0)
         optimizer = _optimizer(groups, train)
         engine, *_ = deepspeed.initialize(
             model=objective, model_parameters=groups, optimizer=optimizer, lr_scheduler=schedule, config=config

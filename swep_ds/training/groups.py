@@ -1,4 +1,5 @@
-"""The norms of the gradients of the optimizer's two parameter groups, the model's and the method's own.
+"""The norms of the gradients of two groups of parameters, the model's and the method's own. (In the optimizer the
+model's are two groups if `train.freeze_updates` sets the head apart.)
 
 With `method.noise_max_grad_norm` each group is clipped by its own norm; without, by that of the whole gradient, the
 only one that DeepSpeed 0.19 knows. ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer (at ZeRO-3 a group
@@ -10,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from swep_ds.methods.objective import Objective
 
-MODEL, METHOD = 0, 1  # the groups' numbers
+MODEL, METHOD = 0, 1
 
 
 def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | None":
@@ -42,13 +43,14 @@ class GroupNorms:
         self._limits = limits
         self._scale = 1.0
         self._norms: Sequence[Tensor] = []
-        self._groups = [MODEL, METHOD]  # the group of each flat tensor
+        self._groups = [MODEL, METHOD]  # the group of each norm
         stage = engine.zero_optimization_stage()
         if stage == 0:
             engine.basic_optimizer.register_step_pre_hook(self._clip_whole)
             return
-        if stage == 3:
-            self._groups = [*optimizer.sub_group_to_group_id.values()]
+        count = len(engine.basic_optimizer.param_groups)
+        numbers = optimizer.sub_group_to_group_id.values() if stage == 3 else range(count)
+        self._groups = [METHOD if number == count - 1 else MODEL for number in numbers]  # of each flat tensor
         # what follows DeepSpeed calls once for each flat tensor, in their order; of the norms without or with offload
         self._norms = deque(maxlen=len(self._groups))
         for name in ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload"):
@@ -79,5 +81,6 @@ class GroupNorms:
         self._unscale_and_clip(gradients, self._norm(group))
 
     def _clip_whole(self, optimizer: torch.optim.Optimizer, *_) -> None:
-        groups = zip(optimizer.param_groups, self._limits, strict=True)
-        self._norms = [clip_grad_norm_(group["params"], limit or math.inf) for group, limit in groups]
+        *model, own = (group["params"] for group in optimizer.param_groups)
+        groups = zip(([*chain(*model)], own), self._limits, strict=True)
+        self._norms = [clip_grad_norm_(parameters, limit or math.inf) for parameters, limit in groups]

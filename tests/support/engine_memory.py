@@ -46,7 +46,8 @@ def make_objective(model: str, recipe: Recipe) -> Objective:
         qa = GenerativeQA(T5ForConditionalGeneration(T5Config(**T5, decoder_start_token_id=0)))
     else:
         qa = ExtractiveQA(BertForQuestionAnswering(BertConfig(**BERT)))
-    return Objective(qa, build(recipe.method, qa.hidden_size, qa.embedding_size), recipe.seed)
+    method = build(recipe.method, qa.hidden_size, qa.embedding_size)
+    return Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
 
 
 def make_config(recipe: Recipe, stage: int, offload: bool = False, micro_steps: int = 2) -> dict:

@@ -97,7 +97,10 @@ def test_steps_count_where_the_optimizer_expects_them(fused):
     state = {flat: {} for flat in flats}
     optimizer = SimpleNamespace(defaults={"fused": fused}, param_groups=[{"params": flats}], state=state)
     step = torch.tensor(4.0)
-    conversion.set_steps(SimpleNamespace(basic_optimizer=optimizer, zero_optimization_stage=lambda: 1), step)
+    shapes = [{"a": (3,)}, {"b": (1,), "c": (1,)}]
+    engine = SimpleNamespace(basic_optimizer=optimizer, zero_optimization_stage=lambda: 1)
+    engine._get_zero_param_shapes = lambda: shapes
+    conversion.set_steps(engine, {"a": step, "b": step, "c": step})
     steps = [state[flat]["step"] for flat in flats]
     assert all(step.device.type == ("meta" if fused else "cpu") for step in steps)
     assert len({id(tensor) for tensor in (*steps, step)}) == 3

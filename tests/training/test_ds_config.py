@@ -134,6 +134,7 @@ def zero(**fields) -> dict:
         (zero(stage=7), {}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
         # what contradicts the recipe
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed never scales fp16"),
+        ({}, {"precision": "bf16", "freeze_updates": 1}, "train.freeze_updates: at ZeRO-0 DeepSpeed updates all"),
         (zero(stage=3), ADAFACTOR, "flat pieces"),
         ({}, ADAFACTOR | {"precision": "bf16"}, "flat pieces"),
         (zero(stage=3), {"compile": True}, "train.compile: ZeRO-3 gathers weights"),

@@ -1,0 +1,158 @@
+"""Label smoothing, a frozen base (LP-FT) and the mean with the start (WiSE-FT): whole runs against a plain loop."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from swep_ds.data.batches import IGNORED, Batch
+from swep_ds.pipeline import prepare
+from swep_ds.pipeline.folder import UNAVERAGED
+from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.run import run
+from swep_ds.ranks.group import process_group
+from tests.support import tiny, tiny_batches, tiny_models, tiny_objective, tiny_run
+from tests.support.bad_input import refused
+
+UPDATES, FROZEN, EVERY, RATE, DECAY, CLIP, SMOOTHING, SHARE = 7, 4, 2, 1e-2, 0.1, 0.5, 0.2, 0.3
+TRAIN = {"max_updates": UPDATES, "freeze_updates": FROZEN, "checkpoint_every": EVERY, "keep_checkpoints": 9}
+TRAIN |= {"learning_rate": RATE, "weight_decay": DECAY, "max_grad_norm": CLIP, "label_smoothing": SMOOTHING}
+TRAIN |= {"average": "start", "average_start": SHARE, "adam_epsilon": 1e-6}  # rounding errors stay small
+HEAD = ("qa_outputs.weight", "qa_outputs.bias")
+MODEL, LAST = "model/model.safetensors", f"{UNAVERAGED}/model/model.safetensors"
+
+
+def smoothed(logits_NT: Tensor, position_N: Tensor, batch: Batch) -> Tensor:
+    """The mean cross-entropy with a target that is written out."""
+    target_NT = SMOOTHING * batch.attention_mask / batch.attention_mask.sum(1, keepdim=True)
+    target_NT[torch.arange(len(position_N)), position_N] += 1 - SMOOTHING
+    return -(target_NT * logits_NT.log_softmax(-1)).sum(-1).mean()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    """A bare encoder, whose head is new, in a process group."""
+    path = tmp_path_factory.mktemp("levers")
+    tiny_run.prepare(path)
+    tiny_models.model(vocab_size=len(tiny.wordpiece())).bert.save_pretrained(path / "model")
+    with process_group():
+        yield path
+
+
+@pytest.fixture(scope="module")
+def recipe(folder) -> Recipe:
+    settings = [f"train.{name}={value}" for name, value in TRAIN.items()]
+    return Recipe.load(str(folder / "recipe.yaml"), ["method.name=mle", *settings])
+
+
+@pytest.fixture(scope="module")
+def expected(recipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights of the start and after the last update, by PyTorch alone."""
+    job = prepare.prepare(recipe, "zero0")
+    model = deepcopy(job.objective.qa.model).train()
+    start = deepcopy(model.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, eps=TRAIN["adam_epsilon"])
+    for update in range(UPDATES):
+        model.bert.requires_grad_(update >= FROZEN)
+        batch = job.batches[update]
+        output = model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids)
+        start_loss = smoothed(output.start_logits, batch.start_position, batch)
+        loss = (start_loss + smoothed(output.end_logits, batch.end_position, batch)) / 2
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.param_groups[0]["lr"] = RATE * (1 - update / UPDATES)
+        optimizer.step()
+    return start, model.state_dict()
+
+
+@pytest.fixture(scope="module")
+def runs(folder, recipe, expected) -> dict[int, Path]:
+    """By stage. Each but the first resumes from a checkpoint of the one before, while the base is frozen and after."""
+    made = {}
+    resume = "never"
+    for stage, update in ((1, 2), (0, 4), (3, 6), (2, None)):
+        made[stage] = folder / f"zero{stage}"
+        run(recipe, str(tiny_run.ds_config(folder, stage)), made[stage], resume)
+        resume = str(tag(made[stage], update or UPDATES))
+    return made
+
+
+def tag(run: Path, update: int) -> Path:
+    return run / "checkpoints" / f"update-{update:08d}"
+
+
+def states_of_adam(run: Path, update: int) -> dict[int, dict[str, Tensor]]:
+    """By parameter group, at ZeRO-1 and 2 on one rank."""
+    [file] = tag(run, update).glob("*optim_states.pt")
+    return torch.load(file, weights_only=False)["optimizer_state_dict"]["base_optimizer_state"]["state"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_run_with_all_three_is_a_plain_loop_whatever_the_stage_that_it_resumes_from(runs, expected, stage):
+    start, last = expected
+    averaged, plain = load_file(runs[stage] / MODEL), load_file(runs[stage] / LAST)
+    assert plain.keys() == last.keys()
+    for key, value in plain.items():
+        if not key.endswith(tiny_run.WITHOUT_GRADIENT):
+            torch.testing.assert_close(value, last[key], rtol=0, atol=3e-5)
+            assert (value - start[key]).abs().max() > 2e-4
+        if key in HEAD:  # it is new
+            assert torch.equal(averaged[key], value)
+        else:
+            torch.testing.assert_close(averaged[key], SHARE * start[key] + (1 - SHARE) * value, rtol=1e-5, atol=1e-7)
+
+
+def test_the_base_keeps_its_bits_and_has_no_state_of_adam_while_it_is_frozen(runs, expected):
+    start, _ = expected
+    for stage, update in ((0, FROZEN), (1, EVERY)):
+        states = torch.load(tag(runs[stage], update) / "mp_rank_00_model_states.pt", weights_only=False)
+        for key, value in start.items():
+            assert torch.equal(states["module"][f"qa.model.{key}"], value) == (key not in HEAD), key
+    adam = states_of_adam(runs[1], EVERY)
+    assert (adam.get(0, {}), float(adam[1]["step"])) == ({}, EVERY)
+    adam = states_of_adam(runs[2], UPDATES)
+    assert [float(adam[group]["step"]) for group in (0, 1)] == [UPDATES - FROZEN, UPDATES]
+
+
+@pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, "xlnet", "llama"])
+def test_the_head_is_what_is_behind_the_base_model(architecture):
+    module = tiny_objective.objective("swep", architecture)
+    base, head, noise = (group["params"] for group in module.parameter_groups(head_apart=True))
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    assert [names[p] for p in (*base, *head, *noise)] == [*names.values()]
+    prefix = f"qa.model.{module.qa.model.base_model_prefix}."
+    assert all(names[p].startswith(prefix) for p in base)
+    assert head
+    assert not any(names[p].startswith(prefix) for p in head)
+
+
+def test_a_model_without_a_head_of_its_own_cannot_be_frozen():
+    said = refused(tiny_objective.objective("mle", "t5").parameter_groups, head_apart=True)
+    assert said == "train.freeze_updates: T5ForConditionalGeneration has no head behind its base model: set it to 0"
+
+
+@pytest.mark.parametrize("columns", [0, 4])
+@pytest.mark.parametrize("architecture", ["bert", "t5"])
+def test_smoothed_targets_are_uniform_over_a_windows_tokens_or_the_vocabulary(architecture, columns):
+    module = tiny_objective.objective("mle", architecture)
+    batch = tiny_batches.rounded(tiny_objective.windows(architecture), columns)
+    module.label_smoothing = SMOOTHING
+    output = module.qa(module.qa.embed(batch), batch)
+    loss, _, statistics = module(batch, tiny_objective.JOINT)
+    if architecture == "t5":
+        rows = [
+            cross_entropy(logits, targets, ignore_index=IGNORED, label_smoothing=SMOOTHING)
+            for logits, targets in zip(output.logits, batch.target_ids, strict=True)
+        ]
+        expected = torch.stack(rows).mean()
+    else:
+        positions = (batch.start_position, batch.end_position)
+        expected = sum(smoothed(output.logits[:, k], positions[k], batch) for k in (0, 1)) / 2
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(statistics["nll_clean"], output.nll.mean().detach())
