@@ -13,6 +13,7 @@ import gzip
 import json
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from swep_ds.api.answerer import QuestionAnswerer
@@ -32,6 +33,7 @@ def bench() -> None:
     options.add_argument("files", metavar="FILE", nargs="+", type=user_path)
     options.add_argument("--questions", type=at_least(1), default=1000, help="drawn from each file")
     options.add_argument("--model", help="a question-answering model that reads the best passages")
+    options.add_argument("--passages", type=at_least(1), nargs="+", default=COUNTS, help="how many --model reads")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     answerer = QuestionAnswerer(given.model) if given.model else None
@@ -57,7 +59,7 @@ def bench() -> None:
         found = ", ".join(f"{100 * sum(rank <= k for rank in ranks) / len(ranks):.1f} % at {k}" for k in COUNTS)
         print(f"  {len(drawn)} questions, the answer's passage is among the best: {found}; {1000 * each:.1f} ms each")
         if answerer:
-            read(answerer, texts, places, drawn)
+            read(answerer, texts, places, drawn, given.passages)
 
 
 def articles(file: Path) -> tuple[dict[str, str], dict[str, tuple[str, int]]]:
@@ -80,7 +82,11 @@ def articles(file: Path) -> tuple[dict[str, str], dict[str, tuple[str, int]]]:
 
 
 def read(
-    answerer: QuestionAnswerer, texts: dict[str, str], places: dict[str, tuple[str, int]], drawn: list[Example]
+    answerer: QuestionAnswerer,
+    texts: dict[str, str],
+    places: dict[str, tuple[str, int]],
+    drawn: list[Example],
+    counts: Sequence[int],
 ) -> None:
     """Prints the scores of answers from the right paragraph, and from the best passages of all texts."""
     golds = {example.id: example.answers for example in drawn}
@@ -88,7 +94,7 @@ def read(
     replies = answerer.answer((example.question, example.context) for example in drawn)
     answers = {example.id: reply.text for example, [reply] in zip(drawn, replies, strict=True)}
     rows = {"the right paragraph": (answers, None, None)}
-    for count in COUNTS:
+    for count in counts:
         asks = answerer.over(texts, count)
         answers = {}
         right = 0
