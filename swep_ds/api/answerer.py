@@ -7,14 +7,16 @@ are exact. An evaluation pairs only the best starts and ends.
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from swep_ds import ranks
+from swep_ds.api.texts import TextsAnswerer
 from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_texts, user_path
 from swep_ds.data.answers import is_blank
 from swep_ds.data.batches import Padding
 from swep_ds.data.example import Example
@@ -30,6 +32,8 @@ from swep_ds.pipeline.saved import load_saved
 log = logging.getLogger(__name__)
 
 QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
+Replies = dict[str, list[Answer]]  # by example id
+Nulls = dict[str, Answer]
 NO_ANSWER = Answer("", None, None, score=None, probability=0.0)  # of a model that never declines
 
 
@@ -66,7 +70,8 @@ class QuestionAnswerer:
         self.min_confidence = min_confidence
         with ranks.quiet():
             self._saved = load_saved(self.name, null_threshold)
-        self._generative = self._saved.windows.task == "generative"
+        self.null_threshold = self._saved.null_threshold
+        self.generative = self._saved.windows.task == "generative"
         self._padding = Padding.of(self._saved.tokenizer)
         self._cutter = WindowCutter(self._saved.tokenizer, self._saved.windows)
         self._texts_checked = 0
@@ -96,9 +101,18 @@ class QuestionAnswerer:
             self.check(examples, n_best)
             yield from self.answer_together(examples, n_best)
 
+    def over(self, texts: Mapping[str, str] | str | Path, passages: int = 10) -> TextsAnswerer:
+        """Asks texts by name, or those of a folder (`read_texts`): the `passages` best by BM25 are read for a question,
+        and its answers name their texts. Raises InputError: `passages` < 1; or as `read_texts` and `TextsAnswerer`."""
+        if passages < 1:
+            raise InputError(f"passages {passages}: must be at least 1")
+        if isinstance(texts, str | Path):
+            texts = read_texts(user_path(texts), f"texts {texts}")
+        return TextsAnswerer(self, texts, passages)
+
     def check(self, examples: Sequence[Example], n_best: int) -> None:
         """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
-        if n_best > 1 and self._generative:
+        if n_best > 1 and self.generative:
             raise InputError(
                 f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"
             )
@@ -111,22 +125,7 @@ class QuestionAnswerer:
         """As `answer`, for examples with different ids that are all batched together, without `check`."""
         saved = self._saved
         count = max(n_best, N_BEST) if self.calibrated else n_best
-        if self._generative:
-            decoder = GeneratedAnswers(examples, saved.tokenizer)
-        else:
-            exact = replace(saved.spans, n_best=max(saved.windows.max_length, count))
-            decoder = SpanDecoder(examples, exact, best_only=count == 1, null=saved.null_threshold is not None)
-        windows, questions_cut = windows_to_answer(examples, self._cutter)
-        if questions_cut:
-            log.warning(
-                "%d of %d questions are longer than %d tokens, and what follows is not read",
-                questions_cut,
-                len(examples),
-                saved.windows.max_query_length,
-            )
-        decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size)
-        answers = decoder.n_best(count)
-        nulls = decoder.nulls()
+        answers, nulls = self.read(examples, count, questions=len(examples), null=saved.null_threshold is not None)
         for example in examples:
             null = nulls.get(example.id)
             candidates = with_null(answers[example.id], null, saved.null_threshold) or [NO_ANSWER]
@@ -137,3 +136,23 @@ class QuestionAnswerer:
                 candidates = [null or NO_ANSWER, *(answer for answer in candidates if answer.text)]
             candidates[0] = replace(candidates[0], confidence=confidence)
             yield candidates[:n_best]
+
+    def read(self, examples: list[Example], count: int, *, questions: int, null: bool) -> tuple[Replies, Nulls]:
+        """The `count` best answers by example id, and the null answers if `null` (extractive) or the model may decline.
+        The examples ask so many different questions: as many as there are examples, or one."""
+        saved = self._saved
+        if self.generative:
+            decoder = GeneratedAnswers(examples, saved.tokenizer)
+        else:
+            exact = replace(saved.spans, n_best=max(saved.windows.max_length, count))
+            decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
+        windows, questions_cut = windows_to_answer(examples, self._cutter)
+        if questions_cut:
+            log.warning(
+                "%d of %d questions are longer than %d tokens, and what follows is not read",
+                min(questions_cut, questions),
+                questions,
+                saved.windows.max_query_length,
+            )
+        decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size)
+        return decoder.n_best(count), decoder.nulls()

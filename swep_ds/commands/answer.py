@@ -1,12 +1,15 @@
-"""Answers one question, or a file of questions, with a saved model.
+"""Answers one question, about one text or many, or a file of questions, with a saved model.
 
     swep-ds answer runs/quickstart-swep-seed0/model --question "Who ...?" --text "..."
     swep-ds answer MODEL --question "Who ...?" --text_file article.txt --n_best 3
+    swep-ds answer MODEL --question "Who ...?" --texts articles
     swep-ds answer MODEL --questions asked.jsonl --output answers.jsonl --min_confidence 0.5
 
 MODEL is a Hugging Face folder or hub id, extractive or generative. The command prints the best answers to --question,
 each with its probability among all spans of the text and the words around it. A generated answer has the probability of
 its tokens. A model that was trained with unanswerable questions may find that there is no answer.
+--texts takes the .txt and .md files of a folder. BM25 ranks their passages, the model reads the best ones, and each
+answer comes with the name of its text.
 --min_confidence declines a question whose best answer is less likely to be exactly right, by the calibrator if the
 model has one, else by the softmax.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
@@ -23,7 +26,7 @@ from typing import Any
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, printable
-from swep_ds.common.files import check_output, read_text, user_path
+from swep_ds.common.files import check_output, read_text, read_texts, user_path
 
 FIELDS = ("text", "probability", "score", "start", "end", "confidence")  # of an answer in --output
 
@@ -32,11 +35,13 @@ def answer() -> None:
     options = Parser(description=__doc__)
     options.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
     asked = options.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--question", help="one question, about the text of --text or --text_file")
+    asked.add_argument("--question", help="one question, about --text, --text_file or --texts")
     asked.add_argument("--questions", metavar="SOURCE", help="file of questions with their contexts")
     given = options.add_mutually_exclusive_group()
     given.add_argument("--text", help="the text that --question is about")
     given.add_argument("--text_file", type=user_path, help="file with that text")
+    given.add_argument("--texts", metavar="FOLDER", type=user_path, help="folder of texts that may answer --question")
+    options.add_argument("--passages", type=at_least(1), default=10, help="passages of --texts to read")
     options.add_argument("--output", type=user_path, help="new file for the answers to --questions")
     options.add_argument("--n_best", type=at_least(1), default=1, help="answers; a generative model has one")
     options.add_argument("--batch_size", type=at_least(1), default=32, help="windows in a forward pass")
@@ -48,8 +53,11 @@ def answer() -> None:
     context = arguments.text
     if arguments.text_file:
         context = read_text(arguments.text_file, f"--text_file {arguments.text_file}")
-    if (arguments.question is None) != (context is None):
-        raise InputError("give --question with --text or --text_file; the texts of --questions are in its file")
+    texts = None
+    if arguments.texts:
+        texts = read_texts(arguments.texts, f"--texts {arguments.texts}")
+    if (arguments.question is None) != (context is None and texts is None):
+        raise InputError("give --question with --text, --text_file or --texts; --questions has texts in its file")
     if (arguments.questions is None) != (arguments.output is None):
         raise InputError("give --questions with --output, a new file for the answers; --question has none")
     check_output("--output", arguments.output)
@@ -63,12 +71,19 @@ def answer() -> None:
             _answer_file(arguments, kwargs)
             return
         answerer = QuestionAnswerer(arguments.model, **kwargs)
-        for reply in answerer(arguments.question, context, arguments.n_best):
+        if texts is None:
+            replies = answerer(arguments.question, context, arguments.n_best)
+        else:
+            replies = answerer.over(texts, arguments.passages)(arguments.question, arguments.n_best)
+        for reply in replies:
             text = reply.text or "(no answer)"
+            if texts is not None and reply.name is not None:
+                context = texts[reply.name]
+                text += f"    {reply.name}:"
             if reply.start is not None:
                 text += f"    ...{context[max(0, reply.start - 40) : reply.end + 40]}...".replace("\n", " ")
             print(f"{reply.probability:6.1%}  {printable(text)}")
-            if reply.confidence is not None and answerer.calibrated:
+            if reply.confidence is not None and answerer.calibrated and texts is None:
                 print(f"        confidence that the best answer is exactly right: {reply.confidence:.1%}")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from swep_ds.common.errors import InputError, as_input_error
 
 PACKAGE = Path(__file__).resolve().parents[1]
+TEXTS = (".txt", ".md")  # suffixes of the files that `read_texts` reads
 DEFAULT_DS_CONFIG = "zero1"  # where the user names none; ds_configs/README.md says why
 
 
@@ -29,6 +30,24 @@ def read_text(path: Path, what: str | None = None) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{what or path}: is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
+
+
+def read_texts(folder: Path, what: str) -> dict[str, str]:
+    """The texts of the `TEXTS` files of a folder and its subfolders, by name relative to the folder, in name order.
+    Empty texts and hidden files are left out. `what` is how the user named the folder. Raises InputError: no such
+    folder, no text in it, or as `read_text`."""
+    if not folder.is_dir():
+        raise InputError(f"{what}: no such folder")
+    texts = {}
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        if file.suffix.lower() in TEXTS and file.is_file() and "/." not in f"/{name}":
+            text = read_text(file)
+            if text.strip():
+                texts[name] = text
+    if not texts:
+        raise InputError(f"{what}: holds no text: put {' or '.join(TEXTS)} files into it")
+    return texts
 
 
 def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) -> Any:

@@ -28,7 +28,7 @@ def example(monkeypatch):
 
 
 def test_there_are_no_others():
-    tested = {"trainer.py", "plain_loop.py", "own_method.py", "own_data.py"}
+    tested = {"trainer.py", "plain_loop.py", "own_method.py", "own_data.py", "serve.py"}
     assert {file.name for file in EXAMPLES.glob("*.py")} == tested
 
 

@@ -1,0 +1,173 @@
+"""Many texts: BM25 against its formula, the replies against every span of every passage."""
+
+import math
+import runpy
+import sys
+from collections import Counter
+
+import pytest
+from fastapi.testclient import TestClient
+
+from swep_ds.api import texts as module
+from swep_ds.api.answerer import QuestionAnswerer
+from swep_ds.api.texts import Passage, Passages, joined
+from swep_ds.commands.answer import answer as answer_command
+from swep_ds.data.example import Example
+from tests.api.test_answerer import by_hand, model  # noqa: F401 (a fixture)
+from tests.support.bad_input import refused
+from tests.support.finished import write_reading
+from tests.support.fork_server import ROOT
+from tests.support.tiny_run import prepare
+
+TEXTS = {
+    "abbey.txt": "The old abbey was founded in 1204 by an abbot. It was founded again in 1250.\n\nWho knows why?",
+    "college.md": "The college was opened by the king, and the abbot founded the library (in 1300).",
+    "none.txt": "?!",
+}
+QUESTION = "Who founded it?"
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Passages of 6 words, 3 apart."""
+    monkeypatch.setattr(module, "WORDS", 6)
+    monkeypatch.setattr(module, "STEP", 3)
+
+
+def bm25(question: str, passages: list[str]) -> list[float]:
+    """Lucene's: k1 = 1.5, b = 0.75."""
+    split = [Counter("".join(c if c.isalnum() else " " for c in text.lower()).split()) for text in passages]
+    mean = sum(sum(words.values()) for words in split) / len(split)
+    scores = []
+    for words in split:
+        length = 1.5 * (0.25 + 0.75 * sum(words.values()) / mean)
+        score = 0.0
+        for word in question.lower().strip("?").split():
+            holding = sum(word in other for other in split)
+            idf = math.log(1 + (len(split) - holding + 0.5) / (holding + 0.5))
+            score += idf * words[word] / (words[word] + length)
+        scores.append(score)
+    return scores
+
+
+def test_passages_overlap_cover_the_text_and_are_ranked_by_bm25(short):
+    passages = Passages(TEXTS)
+    all_passages = passages.passages
+    contents = [TEXTS[name][begin:end] for name, begin, end in all_passages]
+    assert contents[:2] == ["The old abbey was founded in ", "was founded in 1204 by an "]
+    assert joined(all_passages) == [Passage(name, 0, len(TEXTS[name])) for name in ("abbey.txt", "college.md")]
+    scores = bm25("founded by abbot", contents)
+    expected = sorted((n for n, score in enumerate(scores) if score), key=lambda n: -round(scores[n], 5))
+    assert passages.best("FOUNDED by, abbot?", 100) == [all_passages[n] for n in expected]
+    assert passages.best("Founded by abbot", 2) == [all_passages[n] for n in expected[:2]]
+    assert passages.best("?", 5) == passages.best("zebra", 5) == []
+    assert joined([Passage("b", 5, 9), Passage("a", 8, 9), Passage("a", 0, 4), Passage("b", 2, 6)]) == [
+        Passage("a", 0, 4),
+        Passage("a", 8, 9),
+        Passage("b", 2, 9),
+    ]
+    chinese = Passages({"city": "\u4e0a\u6d77\u5728\u4e2d\u56fd\u3002"})  # each character is a word
+    assert [place.name for place in chinese.best("\u4e0a\u6d77\u662f\u8c01?", 1)] == ["city"]
+
+
+def test_scores_are_log_odds_against_no_answer_and_the_best_of_all_texts_wins(model, short):  # noqa: F811
+    pieces = joined(Passages(TEXTS).best(QUESTION, 9))
+    assert len({piece.name for piece in pieces}) == 2
+    expected = []
+    for name, begin, end in pieces:
+        spans, null = by_hand(model, QUESTION, TEXTS[name][begin:end])
+        expected += [(score - null, name, begin + start, begin + stop) for score, start, stop, _ in spans]
+    expected.sort(key=lambda span: -span[0])
+    total = sum(math.exp(score) for score, *_ in expected)
+    count = len(expected)
+    replies = QuestionAnswerer(model).over(TEXTS, 9)(QUESTION, count)
+    assert [reply.score for reply in replies] == pytest.approx([score for score, *_ in expected], abs=1e-5)
+    assert (replies[0].name, replies[0].start, replies[0].end) == expected[0][1:]
+    assert replies[0].confidence == replies[0].probability
+    for reply in replies:
+        assert reply.text == TEXTS[reply.name][reply.start : reply.end]
+        assert reply.probability == pytest.approx(math.exp(reply.score) / total, rel=1e-4)
+    for threshold in (-expected[0][0] - 0.01, -expected[0][0] + 0.01):
+        replies = QuestionAnswerer(model, null_threshold=threshold).over(TEXTS, 9)(QUESTION, count + 1)
+        [place] = [number for number, reply in enumerate(replies) if not reply.text]
+        null = replies[place]
+        assert (place == 0) == (null.odds > threshold)
+        assert null.odds == pytest.approx(-expected[0][0], abs=1e-5)
+        assert (null.name, null.probability) == (None, pytest.approx(1 / (1 + total), rel=1e-4))
+        assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
+    withheld = QuestionAnswerer(model, min_confidence=1.0).over(TEXTS, 9)(QUESTION, 2)
+    assert [reply.text == "" for reply in withheld] == [True, False]
+    [nothing] = QuestionAnswerer(model).over(TEXTS)("zebra", 3)
+    assert (nothing.text, nothing.name, nothing.probability) == ("", None, 1.0)
+
+
+def test_a_generative_model_is_compared_by_its_null_answer(tmp_path):
+    prepare(tmp_path, architecture="t5")
+    write_reading(tmp_path / "model")
+    asks = QuestionAnswerer(tmp_path / "model", null_threshold=1e6)
+    [reply] = asks.over(TEXTS)(QUESTION)
+    scores = {}
+    for name in ("abbey.txt", "college.md"):
+        answers, nulls = asks.read([Example(name, QUESTION, TEXTS[name], (), None, "")], 1, questions=1, null=True)
+        scores[name] = answers[name][0].score - nulls[name].score
+    best = max(scores, key=scores.get)
+    assert (reply.name, reply.score) == (best, pytest.approx(scores[best], rel=1e-4))
+    asks.null_threshold = None
+    assert "generates and never declines: its answers to texts" in refused(asks.over, TEXTS)
+
+
+def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(model, tmp_path, monkeypatch, capsys):  # noqa: F811
+    folder = tmp_path / "articles"
+    (folder / "old").mkdir(parents=True)
+    (folder / "old" / "abbey.TXT").write_text(TEXTS["abbey.txt"])
+    (folder / "college.md").write_text(TEXTS["college.md"])
+    (folder / "table.csv").write_text("a;b")
+    (folder / ".hidden.txt").write_text("Who founded it?")
+    (folder / "empty.txt").write_text(" \n")
+
+    def answer(*options: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["answer.py", model, "--question", QUESTION, *options])
+        answer_command()
+
+    answer("--texts", str(folder), "--passages", "5", "--n_best", "2")
+    lines = capsys.readouterr().out.splitlines()
+    for line, reply in zip(lines, QuestionAnswerer(model).over(folder, 5)(QUESTION, 2), strict=True):
+        assert reply.name in ("old/abbey.TXT", "college.md")
+        assert line.startswith(f"{reply.probability:6.1%}  ")
+        assert f"  {reply.name}:    ..." in line
+    missing = tmp_path / "missing"
+    assert refused(answer, "--texts", str(missing)) == f"--texts {missing}: no such folder"
+    (tmp_path / "bare").mkdir()
+    assert "holds no text: put .txt or .md files into it" in refused(answer, "--texts", str(tmp_path / "bare"))
+    (folder / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    assert f"{folder / 'latin.txt'}: is not UTF-8 text (byte 3)" in refused(answer, "--texts", str(folder))
+    asks = QuestionAnswerer(model)
+    assert "texts: none of them has a word" in refused(asks.over, {"none.txt": "?!"})
+    assert "passages 0: must be at least 1" in refused(asks.over, TEXTS, 0)
+    assert "the question is empty" in refused(asks.over(TEXTS), " ")
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    assert refused(asks.over, TEXTS) == "asking many texts needs bm25s: pip install 'swep-ds[texts]'"
+
+
+def test_the_endpoint_answers_declines_and_refuses(model, tmp_path):  # noqa: F811
+    for name, text in TEXTS.items():
+        (tmp_path / name).write_text(text)
+    build = runpy.run_path(str(ROOT / "examples" / "serve.py"))["build"]
+    with TestClient(build(model, tmp_path)) as client:
+        reply = client.post("/answer", json={"question": f" {QUESTION} "})
+        assert reply.status_code == 200
+        found = reply.json()
+        assert TEXTS[found["text"]][found["start"] : found["end"]] == found["answer"] != ""
+        for content in (
+            {},
+            {"question": " "},
+            {"question": None},
+            {"question": "a" * 1001},
+            {"question": "a", "k": 1},
+            [],
+        ):
+            assert client.post("/answer", json=content).status_code == 422
+        assert client.post("/answer", content=b"{").status_code == 422
+    with TestClient(build(model, tmp_path, null_threshold=-1e6)) as client:
+        declined = client.post("/answer", json={"question": QUESTION}).json()
+    assert (declined["answer"], declined["text"], declined["start"]) == ("", None, None)
