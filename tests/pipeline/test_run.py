@@ -37,7 +37,7 @@ def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questio
     questions = [job.features.dataset["input_ids"][:] for job in jobs]
     for first, other, again in (weights, order, questions):
         assert first != other == again
-    assert [job.questions for job in jobs] == [21, 21, 21]
+    assert [job.questions for job in jobs] == [(21,), (21,), (21,)]
 
 
 def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alike(folder):
