@@ -4,7 +4,7 @@
     python study.py quickstart.yaml --own quickstart:reviews --others quickstart:encyclopedia --into runs/reviews
 
 Makes the files, trains and tests what is not there yet, and prints the table. Needs `pip install 'swep-ds[texts]'`.
-The recipe says how the start is trained; the runs on own pairs change what `SETTINGS` has.
+The recipe says how the start is trained. A killed study goes on where it was.
 
 Own pairs are drawn anew for each seed from half of the articles; the test is drawn once from the others. Of both a
 fifth asks a text that does not answer: of the texts without the answer, the one that BM25 ranks first. The start was
@@ -15,26 +15,42 @@ import argparse
 import json
 import random
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import bm25s
 
 import swep_ds as sd
+from swep_ds.analysis.runs import Run
+from swep_ds.analysis.significance import QuestionScores, compare
 from swep_ds.api.texts import WORD
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 
 COUNTS = (10, 50, 200, 1000)
+LEVERS_AT = 200  # pairs
 SEEDS = (0, 1, 2)
 TESTED = 500  # questions
+PARAGRAPHS = 5  # of an article in a text, where many texts are asked
 UNANSWERED = 5  # one of so many own questions is asked of a text that does not answer it
+OTHERS = 1000  # questions of a mix that are not own ones
 BATCH = 8  # windows in an update; of a mix half of them are own pairs
 # passes over the own pairs, by their number: fewer for a start that can already answer
 EPOCHS = {"encoder": {10: 20, 50: 10, 200: 5, 1000: 3}, "start": {10: 10, 50: 4, 200: 3, 1000: 2}}
-# by arm: what it starts from, and whether the start's questions are mixed in
-ARMS = {"encoder": ("encoder", False), "start": ("start", False), "mix": ("start", True)}
-OTHERS = 1000  # questions of a mix that are not own ones
+ARMS = {
+    "encoder": "the encoder, trained on the pairs",
+    "start": "the start, trained on the pairs",
+    "mix": "the start, trained on a mix of the pairs and its own questions",
+}
+COMPARED = (("start", "encoder"), ("mix", "start"))
+LEVERS = {  # sections that change in the arm "start"
+    "label smoothing 0.1": {"train": {"label_smoothing": 0.1}},
+    "head first": {"train": {"freeze_updates": 25}},
+    "mean with the start": {"train": {"average": "start"}},
+    "Prior-Aug 0.333": {"method": {"name": "prior_aug", "prior_variance": 0.333}},
+    "four times the updates": {"train": {"max_updates": 4 * LEVERS_AT * EPOCHS["start"][LEVERS_AT] // BATCH}},
+}
 FIGURES = ("f1", "exact_match", "has_answer_f1", "no_answer_f1")
 
 
@@ -79,8 +95,24 @@ def write(file: Path, lines: Iterator[dict]) -> None:
     file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
 
 
+def texts(examples: list[Example], asked: set[str]) -> dict:
+    """SQuAD's layout for scripts/bench_texts.py: articles cut into texts of `PARAGRAPHS`, and the questions `asked`."""
+    questions = defaultdict(lambda: defaultdict(list))  # by article and paragraph
+    for example in examples:
+        of_paragraph = questions[example.article][example.context]
+        if example.id in asked:
+            answers = [{"text": text, "answer_start": example.context.index(text)} for text in example.answers]
+            of_paragraph.append({"id": example.id, "question": example.question, "answers": answers})
+    data = []
+    for article, paragraphs in questions.items():
+        parts = [{"context": context, "qas": here} for context, here in paragraphs.items()]
+        for first in range(0, len(parts), PARAGRAPHS):
+            data.append({"title": f"{article} {first}", "paragraphs": parts[first : first + PARAGRAPHS]})
+    return {"version": "1.1", "data": data}
+
+
 def make(folder: Path, own: str, others: str) -> None:
-    """Writes others.jsonl, test.jsonl and the pairs of each seed."""
+    """Writes others.jsonl, test.jsonl, texts.json and the pairs of each seed."""
     examples = list(read_examples(others, training=True))
     elsewhere = Elsewhere(list(dict.fromkeys(example.context for example in examples)))
     write(folder / "others.jsonl", rows(examples, 2, elsewhere, replace=False))
@@ -93,40 +125,41 @@ def make(folder: Path, own: str, others: str) -> None:
     pairs = [example for example in examples if example.article not in tested]
     test = random.Random(0).sample(test, min(TESTED, len(test)))
     write(folder / "test.jsonl", rows(test, UNANSWERED, elsewhere, replace=True))
+    document = texts(examples, {example.id for example in test})
+    (folder / "texts.json").write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
     for seed in SEEDS:
         drawn = random.Random(seed + 1).sample(pairs, min(max(COUNTS), len(pairs)))
         for count in COUNTS:
             if count <= len(drawn):
-                write(
-                    folder / f"pairs-{count}-seed{seed}.jsonl", rows(drawn[:count], UNANSWERED, elsewhere, replace=True)
-                )
+                lines = rows(drawn[:count], UNANSWERED, elsewhere, replace=True)
+                write(folder / f"pairs-{count}-seed{seed}.jsonl", lines)
 
 
-def train(folder: Path, recipe: sd.Recipe, **sections) -> sd.Run:
-    if (folder / "results.json").exists():
-        return sd.Run(folder)
-    return sd.train(recipe, output_dir=folder, **sections)
+def train(folder: Path, recipe: sd.Recipe, **sections) -> Path:
+    if not (folder / "results.json").exists():
+        sd.train(recipe, output_dir=folder, **sections)
+    return folder
 
 
-def train_on_pairs(folder: Path, recipe: sd.Recipe, arm: str, count: int, seed: int) -> sd.Run:
-    begins, mixed = ARMS[arm]
+def train_on_pairs(folder: Path, recipe: sd.Recipe, arm: str, count: int, seed: int) -> Path:
     pairs = str(folder / f"pairs-{count}-seed{seed}.jsonl")
     data = {"train": pairs, "holdout_fraction": 0.0}
+    begins = "encoder" if arm == "encoder" else "start"
     updates = -(-count * EPOCHS[begins][count] // BATCH)
     settings = {"micro_batch_size": BATCH, "epochs": 10_000, "max_updates": updates}
     model = {}
-    if mixed:
-        half = {"weight": 0.5}
-        data = {
-            "train": [{"source": pairs, **half}, {"source": recipe.data.train, **half}],
-            "max_train_examples": OTHERS,
-        }
+    if arm == "mix":
+        data["train"] = [{"source": source, "weight": 1} for source in (pairs, recipe.data.train)]
+        data["max_train_examples"] = OTHERS
         settings["max_updates"] = 2 * updates
     if begins == "start":
-        model["name"] = str(sd.Run(folder / "start").model_dir)
+        model["name"] = str(folder / "start" / "model")
         settings["learning_rate"] = recipe.train.learning_rate / 2
-    output = folder / f"{arm}-{count}-seed{seed}"
-    return train(output, recipe, seed=seed, data=data, train=settings, model=model)
+    lever = LEVERS.get(arm, {})
+    method = lever.get("method", {})
+    output = folder / f"{arm.replace(' ', '-')}-{count}-seed{seed}"
+    settings |= lever.get("train", {})
+    return train(output, recipe, seed=seed, data=data, train=settings, model=model, method=method)
 
 
 def study(given: argparse.Namespace) -> None:
@@ -135,25 +168,54 @@ def study(given: argparse.Namespace) -> None:
         make(folder, given.own, given.others)
     data = {"train": str(folder / "others.jsonl"), "eval": {"test": str(folder / "test.jsonl")}}
     recipe = sd.Recipe.make(given.recipe, data=data)
-    lines = []
+    tables = [heading("pairs", "arm", *FIGURES)]
     if given.arms != ["encoder"]:
-        lines.append(line(0, "start", [train(folder / "start", recipe)]))
+        tables.append(means(0, "the start", [train(folder / "start", recipe)]))
+    differences = []
     for count in COUNTS:
-        for arm in given.arms:
-            if (folder / f"pairs-{count}-seed0.jsonl").exists():
-                lines.append(line(count, arm, [train_on_pairs(folder, recipe, arm, count, seed) for seed in SEEDS]))
-    print(f"| pairs | arm | {' | '.join(FIGURES)} |\n| --- | --- |{' --- |' * len(FIGURES)}")
-    print("\n".join(lines))
+        if not (folder / f"pairs-{count}-seed0.jsonl").exists():
+            continue
+        arms = [*given.arms]
+        if count == LEVERS_AT and "start" in arms:
+            arms += LEVERS
+        folders = {arm: [train_on_pairs(folder, recipe, arm, count, seed) for seed in SEEDS] for arm in arms}
+        tables += [means(count, ARMS.get(arm, arm), runs) for arm, runs in folders.items()]
+        compared = [*COMPARED, *((lever, "start") for lever in LEVERS)]
+        pairs = [(arm, base) for arm, base in compared if arm in arms and base in arms]
+        differences += [difference(count, arm, base, folders) for arm, base in pairs]
+    print(*tables, "", heading("pairs", "difference", "f1", "exact_match"), *differences, sep="\n")
 
 
-def line(count: int, arm: str, runs: list[sd.Run]) -> str:
-    """A row of the table: the mean over seeds, and their standard deviation."""
+def heading(*columns: str) -> str:
+    return f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}"
+
+
+def means(count: int, arm: str, folders: list[Path]) -> str:
+    """The mean over seeds, and their standard deviation."""
     cells = [str(count), arm]
     for figure in FIGURES:
-        values = [run.scores["test"][figure] for run in runs]
+        values = [sd.Run(folder).scores["test"][figure] for folder in folders]
         cells.append(f"{statistics.mean(values):.1f}")
         if len(values) > 1:
             cells[-1] += f" ± {statistics.stdev(values):.1f}"
+    return f"| {' | '.join(cells)} |"
+
+
+def difference(count: int, arm: str, base: str, folders: dict[str, list[Path]]) -> str:
+    """The mean difference and its 95 % interval over seeds and questions."""
+    rows = {}
+    for name in (arm, base):
+        runs = [(folder, sd.Run(folder)) for folder in folders[name]]
+        rows[name] = [
+            Run(folder, name, run.recipe.seed, run.recipe.model.name, recipe=run.recipe, results=run.results)
+            for folder, run in runs
+        ]
+    found = compare(rows, base, QuestionScores())
+    cells = [str(count), f"{arm} less {base}"]
+    for metric in ("f1", "exact_match"):
+        figures = found[arm, "test", metric]
+        low, high = figures["difference_low"], figures["difference_high"]
+        cells.append(f"{figures['difference']:+.1f}, {low:+.1f} to {high:+.1f}")
     return f"| {' | '.join(cells)} |"
 
 
