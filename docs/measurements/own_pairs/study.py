@@ -1,7 +1,8 @@
 """What 10 to 1,000 own question-answer pairs give, from a plain encoder and from a model that answers questions.
 
     python study.py new_wiki.yaml --own new_wiki_v1.0.json.gz --others SQuAD.dev.jsonl.gz --into runs/new_wiki
-    python study.py quickstart.yaml --own quickstart:reviews --others quickstart:encyclopedia --into runs/reviews
+    python study.py quickstart.yaml --own quickstart:reviews --others quickstart:encyclopedia --into runs/reviews \\
+        --levers
 
 Makes the files, trains and tests what is not there yet, and prints the table. Needs `pip install 'swep-ds[texts]'`.
 The recipe says how the start is trained. A killed study goes on where it was.
@@ -37,7 +38,7 @@ UNANSWERED = 5  # one of so many own questions is asked of a text that does not 
 OTHERS = 1000  # questions of a mix that are not own ones
 BATCH = 8  # windows in an update; of a mix half of them are own pairs
 # passes over the own pairs, by their number: fewer for a start that can already answer
-EPOCHS = {"encoder": {10: 20, 50: 10, 200: 5, 1000: 3}, "start": {10: 10, 50: 4, 200: 3, 1000: 2}}
+EPOCHS = {"encoder": {10: 20, 50: 10, 200: 5, 1000: 2}, "start": {10: 10, 50: 4, 200: 3, 1000: 1}}
 ARMS = {
     "encoder": "the encoder, trained on the pairs",
     "start": "the start, trained on the pairs",
@@ -48,8 +49,8 @@ LEVERS = {  # sections that change in the arm "start"
     "label smoothing 0.1": {"train": {"label_smoothing": 0.1}},
     "head first": {"train": {"freeze_updates": 25}},
     "mean with the start": {"train": {"average": "start"}},
-    "Prior-Aug 0.333": {"method": {"name": "prior_aug", "prior_variance": 0.333}},
     "four times the updates": {"train": {"max_updates": 4 * LEVERS_AT * EPOCHS["start"][LEVERS_AT] // BATCH}},
+    "Prior-Aug 0.333": {"method": {"name": "prior_aug", "prior_variance": 0.333}},
 }
 FIGURES = ("f1", "exact_match", "has_answer_f1", "no_answer_f1")
 
@@ -176,7 +177,7 @@ def study(given: argparse.Namespace) -> None:
         if not (folder / f"pairs-{count}-seed0.jsonl").exists():
             continue
         arms = [*given.arms]
-        if count == LEVERS_AT and "start" in arms:
+        if given.levers and count == LEVERS_AT:
             arms += LEVERS
         folders = {arm: [train_on_pairs(folder, recipe, arm, count, seed) for seed in SEEDS] for arm in arms}
         tables += [means(count, ARMS.get(arm, arm), runs) for arm, runs in folders.items()]
@@ -226,4 +227,5 @@ if __name__ == "__main__":
     options.add_argument("--others", required=True, help="source that the start is trained on")
     options.add_argument("--into", required=True, type=Path, help="a folder for files and runs")
     options.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    options.add_argument("--levers", action="store_true", help=f"train also with each lever, on {LEVERS_AT} pairs")
     study(options.parse_args())
