@@ -64,7 +64,9 @@ class Features:
 
     @staticmethod
     def joined(parts: Sequence["Features"]) -> "Features":
-        """The windows of all parts, one after the other."""
+        """The windows of all parts, one after the other; a single part as it is."""
+        if len(parts) == 1:
+            return parts[0]
         counts = {}
         for name in ("examples", "questions_cut", "targets_cut", "windows_without_answer"):
             counts[name] = sum(getattr(part, name) for part in parts)

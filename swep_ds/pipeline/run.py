@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -145,7 +146,10 @@ def _run_stage(
         outcomes = [main]
         if recipe.train.average != "none":
             average = WeightAverage(engine, recipe.train, updates)
-            main = Outcome(recipe, folder, average.applied, recipe.train.average)
+            kind = recipe.train.average
+            if kind == "start":
+                kind = "mean with the start"
+            main = Outcome(recipe, folder, average.applied, kind)
             plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), kind=UNAVERAGED)
             outcomes = [plain, main]
         batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
@@ -190,6 +194,23 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
         f"ZeRO-{zero_stage(prepared.config)}, {ranks.world_size()} rank(s) on {ranks.device().type}, "
         f"{recipe.train.precision}, {recipe.train.execution} execution"
     )
+    read = sum(len(batches.windows(update)) for update in range(batches.updates))
+    for part in _mix(recipe, prepared):
+        say(
+            f"  {part['source']}: {100 * part['share']:.3g} % of each update, {part['questions']} questions in "
+            f"{part['windows']} windows, each read about {part['share'] * read / part['windows']:.3g} times in this run"
+        )
+
+
+def _mix(recipe: Recipe, prepared: Prepared) -> list[dict[str, Any]]:
+    """What each source of a mix gives; nothing of a single source."""
+    shares = recipe.data.shares
+    parts = []
+    if len(shares) > 1:
+        for source, questions, windows in zip(shares, prepared.questions, prepared.features.parts, strict=True):
+            part = {"source": source, "share": shares[source], "questions": questions, "windows": windows}
+            parts.append(part)
+    return parts
 
 
 @contextmanager
@@ -282,11 +303,6 @@ def _write_results(
 ) -> None:
     recipe = outcome.recipe
     inputs = dict(prepared.inputs)
-    shares = recipe.data.shares.items()
-    mix = None
-    if len(shares) > 1:
-        counts = zip(shares, prepared.questions, prepared.features.parts, strict=True)
-        mix = [{"source": s, "share": share, "questions": q, "windows": w} for (s, share), q, w in counts]
     pretraining = None
     if recipe.pretrain:
         pretraining = {"data": recipe.pretrain.train}
@@ -319,7 +335,7 @@ def _write_results(
             "tokens_per_second": done.tokens / done.seconds,
             "peak_memory_bytes": peak,
         },
-        mix=mix,
+        mix=_mix(recipe, prepared) or None,
         pretraining=pretraining,
         selection=selection,
         eval=tested.scores,
