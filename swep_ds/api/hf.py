@@ -30,8 +30,8 @@ class RobustMixin:
 
     An update's loss is the mean over its windows on all ranks. The seed of the noise is `args.seed`; a column
     `sample_id` (whole numbers) keys it, or else a hash of each window's tokens. What the method measures ("nll_clean",
-    "kl_per_window" ...) is logged with the loss, as means over the updates since the last line. In training, but not in
-    evaluation, `args.label_smoothing_factor` smooths the targets as `Objective` says.
+    "kl_per_window" ...) is logged with the loss, as means over the updates since the last line. Only the targets of
+    training are smoothed by `args.label_smoothing_factor`.
 
     Raises InputError: at the start, no settings of a method, or arguments that do not go with it; in `train`, as
     `sd.wrap`.

@@ -65,7 +65,8 @@ class _Model:
         self.zero = zero
         self.world_size = world_size
         self.averaged = averaged
-        self.with_start = train.average == "start"
+        # the mean with the start, which is made when it is tested, beside the start and the last weights
+        self.applied = 4 * averaged if train.average == "start" else 0
         self.sizes = [math.prod(shape) for shape in shapes]
         self.numel = sum(self.sizes)
         self.largest = max(self.sizes)
@@ -98,7 +99,7 @@ class _Model:
             optimizer=moments + copy + 4 * self.averaged,
             gradients=whole,
             step=whole + max(flattened, copy + working),
-            evaluating=self._applied(self.numel),
+            evaluating=self.applied,
             loading=4 * self.numel,
         )
 
@@ -114,7 +115,7 @@ class _Model:
             gradients=whole,
             transient=self.width * self.numel,
             step=whole + working,
-            evaluating=self._applied(self.part),
+            evaluating=min(4 * self.part, self.applied),
             loading=4 * self.numel,
         )
 
@@ -133,11 +134,12 @@ class _Model:
         oversized = width * self.largest if self.largest > self.zero.reduce_bucket_size else 0
         if self.zero.offload_optimizer is not None:
             # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
+            host = self._kept(part) + min(4 * part, self.applied) + (4 + width) * part
             return States(
                 parameters=width * self.numel,
                 buffers=width * self.largest,
                 transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
-                host=self._kept(part) + self._applied(part) + (4 + width) * part + width * self.largest + accumulated,
+                host=host + width * self.largest + accumulated,
                 loading=4 * self.numel,
             )
         transient = self.bucket + oversized + accumulated
@@ -151,7 +153,7 @@ class _Model:
             gradients=gradients,
             transient=transient,
             step=max(flattening, 4 * part),
-            evaluating=self._applied(part),
+            evaluating=min(4 * part, self.applied),
             loading=4 * self.numel,
         )
 
@@ -177,13 +179,13 @@ class _Model:
             gradients=width * part,
             transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
             step=width * part + 4 * group,
-            evaluating=gathered + prefetched + width * part + self._applied(part),
+            evaluating=gathered + prefetched + width * part + min(4 * part, self.applied),
             partitioned=True,
         )
         if zero.offload_optimizer is None:
             return states
         # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
-        host = self._kept(part) + self._applied(part) + (4 + width) * part
+        host = self._kept(part) + min(4 * part, self.applied) + (4 + width) * part
         states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched)
         if zero.offload_param is not None:
             host += width * part
@@ -193,7 +195,3 @@ class _Model:
     def _kept(self, part: int) -> int:
         """A rank's float32 copy with Adam's moments, and the mean of the weights in pieces like the copy's."""
         return 12 * part + 4 * min(part, self.averaged)
-
-    def _applied(self, part: int) -> int:
-        """A rank's mean with the start while it is tested: the start's weights and the last ones are kept beside it."""
-        return 4 * min(part, self.averaged) if self.with_start else 0

@@ -30,14 +30,19 @@ def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example
         parts[field] = _read(data, _as_named(recipe, field), source, training=True)
     home = parts[data.home_field]
     parts[data.home_field], tests = _tests(data, home, recipe.test_sets)
-    _leave_out(_texts(home) - _texts(parts[data.home_field]), parts)
-    if not any(example.answers for part in parts.values() for example in part):
-        field = recipe.training_source
-        raise InputError(f"{field} {data.trained_on()}: no question has an answer: give some that have")
+    held_out = _texts(home) - _texts(parts[data.home_field])
     training = []
-    for number, part in enumerate(parts.values()):
-        chosen = subset(part, data.train_fraction, data.max_train_examples, recipe.seed)
+    for number, (field, part) in enumerate(parts.items()):
+        kept = [example for example in part if held_out.isdisjoint((example.context, example.article))]
+        if not kept:
+            raise InputError(f"{field}: all of its questions are about held-out articles: take it out of data.train")
+        if len(kept) < len(part):
+            lost = f"{len(part) - len(kept)} of {len(part)} questions"
+            warn_once(f"{field}: {lost} are about held-out articles and are left out")
+        chosen = subset(kept, data.train_fraction, data.max_train_examples, recipe.seed)
         training += [replace(example, source=number) for example in chosen]
+    if not any(example.answers for example in training):
+        raise InputError(f"{recipe.training_source} {data.trained_on()}: no question has an answer: give some with one")
     warn_of_known(recipe, training, tests)
     if data.augmented:
         training += samples_of(training, _read(data, "data.augmented", data.augmented, training=True))
@@ -79,16 +84,6 @@ def _texts(examples: list[Example]) -> set[str]:
     return {example.context for example in examples} | {example.article for example in examples}
 
 
-def _leave_out(held_out: set[str], parts: dict[str, list[Example]]) -> None:
-    """Leaves out of each source of a mix, by field, its questions on these contexts and articles. Home has none."""
-    for field, part in parts.items():
-        parts[field] = [example for example in part if held_out.isdisjoint((example.context, example.article))]
-        if not parts[field]:
-            raise InputError(f"{field}: all of its questions are about held-out articles of data.train: leave it out")
-        if count := len(part) - len(parts[field]):
-            warn_once(f"{field}: {count} of {len(part)} questions are about held-out articles and are left out")
-
-
 def _read(data: DataSection, field: str, source: str, *, training: bool) -> list[Example]:
     unanswerable = data.unanswerable != "error"
     repeated = data.repeated_answers != "error"
@@ -117,7 +112,6 @@ def _read(data: DataSection, field: str, source: str, *, training: bool) -> list
 def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:
     """Warns of test questions that are trained on, and of a domain that counts as another one but is trained on."""
     known = {(example.question, example.context) for example in training}
-    fields = {source: field for field, source in recipe.data.sources.items()}
     for name, examples in tests.items():
         count = sum((example.question, example.context) in known for example in examples)
         if count:
@@ -125,9 +119,8 @@ def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, l
                 f"test set {name}: {count} of its {len(examples)} questions are in {recipe.training_source}, with the "
                 "same contexts: its scores say little about new text"
             )
-        elif recipe.data.eval.get(name) in fields and name != recipe.test_sets[0]:
-            field = fields[recipe.data.eval[name]]
-            warn_once(f"data.eval.{name} counts as out of domain, but {field} is the same source: it is trained on")
+        elif recipe.data.eval.get(name) in recipe.data.shares and name != recipe.test_sets[0]:
+            warn_once(f"data.eval.{name} counts as out of domain, but {recipe.data.eval[name]} is also in data.train")
 
 
 # The files that they are read from

@@ -53,8 +53,7 @@ class Prepared:
     objective: Objective
     tokenizer: PreTrainedTokenizerFast
     config: dict[str, Any]  # the resolved ds_config
-    questions: tuple[int, ...]  # number of training questions of each source
-    features: Features  # their windows
+    features: Features  # the windows to train on
     batches: TrainingBatches
     tests: list[EvalSet]  # the source domain first
     validation: EvalSet | None  # scores the checkpoints, and chooses when to decline a question
@@ -105,17 +104,12 @@ def prepare(
 
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), accelerator.on_gpu())
-    frozen = recipe.train.freeze_updates
-    if frozen >= batches.updates:
-        raise InputError(
-            f"train.freeze_updates: of {batches.updates} update(s) {frozen} leave none that trains the pretrained "
-            "weights: lower it, or train for longer"
-        )
+    if recipe.train.freeze_updates >= batches.updates:
+        raise InputError(f"train.freeze_updates: the run has {batches.updates} update(s): set it to fewer, or to 0")
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,
         config=config,
-        questions=tuple(map(len, by_source(recipe, training).values())),
         features=features,
         batches=batches,
         tests=test_sets,
@@ -163,6 +157,7 @@ def training_batches(
     recipe: Recipe, tokenizer, features: Features, rank: int, world_size: int, on_gpu: bool
 ) -> TrainingBatches:
     settings = recipe.train
+    sizes = [len(part.dataset) for part in features.parts]
     multiple = settings.pad_to_multiple_of
     if multiple is None:
         multiple = MULTIPLE_ON_GPU if on_gpu else 1
@@ -180,7 +175,7 @@ def training_batches(
         group_by_length=settings.group_by_length,
         pad_to_multiple_of=multiple,
         max_target_length=recipe.data.max_target_length,
-        mix=list(zip(features.parts, recipe.data.shares.values(), strict=True)) if features.parts else (),
+        mix=list(zip(sizes, recipe.data.shares.values(), strict=True)) if sizes else (),
     )
 
 

@@ -315,10 +315,8 @@ class Recipe(Section):
                 )
         elif home_before is not None and home not in (None, home_before, source):
             trained = "the home of data.train" if isinstance(after["train"], list) else "data.train"
-            kept = (
-                f"{trained} is {shown(home)}, while the source domain, data.eval.{name} ({shown(source)}), "
-                "is the recipe's"
-            )
+            domain = f"the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
+            kept = f"{trained} is {shown(home)}, while {domain}"
             if added:
                 raise InputError(
                     f"{kept}, and {', '.join(map(str, added))} would count as out of domain: name all test sets, the "

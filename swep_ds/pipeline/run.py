@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -146,9 +145,7 @@ def _run_stage(
         outcomes = [main]
         if recipe.train.average != "none":
             average = WeightAverage(engine, recipe.train, updates)
-            kind = recipe.train.average
-            if kind == "start":
-                kind = "mean with the start"
+            kind = "mean with the start" if recipe.train.average == "start" else recipe.train.average
             main = Outcome(recipe, folder, average.applied, kind)
             plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), kind=UNAVERAGED)
             outcomes = [plain, main]
@@ -189,7 +186,7 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
     if recipe.task == "generative":
         cut += f", {windows.targets_cut} answers cut"
     say(
-        f"training {recipe.method.name} on {sum(prepared.questions)} questions in {len(windows.dataset)} windows "
+        f"training {recipe.method.name} on {windows.examples} questions in {len(windows.dataset)} windows "
         f"({windows.windows_without_answer} without the answer, {cut}): {batches.updates} updates of {batches.size}, "
         f"ZeRO-{zero_stage(prepared.config)}, {ranks.world_size()} rank(s) on {ranks.device().type}, "
         f"{recipe.train.precision}, {recipe.train.execution} execution"
@@ -202,15 +199,12 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
         )
 
 
-def _mix(recipe: Recipe, prepared: Prepared) -> list[dict[str, Any]]:
+def _mix(recipe: Recipe, prepared: Prepared) -> list[dict]:
     """What each source of a mix gives; nothing of a single source."""
-    shares = recipe.data.shares
-    parts = []
-    if len(shares) > 1:
-        for source, questions, windows in zip(shares, prepared.questions, prepared.features.parts, strict=True):
-            part = {"source": source, "share": shares[source], "questions": questions, "windows": windows}
-            parts.append(part)
-    return parts
+    mix = []
+    for (source, share), part in zip(recipe.data.shares.items(), prepared.features.parts, strict=False):
+        mix.append({"source": source, "share": share, "questions": part.examples, "windows": len(part.dataset)})
+    return mix
 
 
 @contextmanager
@@ -327,7 +321,7 @@ def _write_results(
         inputs=inputs,
         provenance=provenance(),
         train={
-            "examples": sum(prepared.questions),
+            "examples": prepared.features.examples,
             "features": len(prepared.features.dataset),
             "updates": done.updates,
             "seconds": done.seconds,

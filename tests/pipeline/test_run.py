@@ -39,7 +39,7 @@ def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questio
     questions = [job.features.dataset["input_ids"][:] for job in jobs]
     for first, other, again in (weights, order, questions):
         assert first != other == again
-    assert [job.questions for job in jobs] == [(21,), (21,), (21,)]
+    assert [job.features.examples for job in jobs] == [21, 21, 21]
 
 
 def test_what_each_source_of_a_mix_gives_is_printed_and_one_without_a_window_is_named(folder, tmp_path):
@@ -58,7 +58,7 @@ def test_what_each_source_of_a_mix_gives_is_printed_and_one_without_a_window_is_
     with process_group():
         _say_training(recipe, prepared, RunFolder(tmp_path), lambda line, **_: said.append(line))
     rows = np.concatenate([prepared.batches.windows(update) for update in range(prepared.batches.updates)])
-    first, second = prepared.features.parts
+    first, second = (len(part.dataset) for part in prepared.features.parts)
     for line, share, questions, windows, read in (
         (said[-2], 25, 42, first, (rows < first).sum()),
         (said[-1], 75, 5, second, (rows >= first).sum()),
@@ -69,12 +69,12 @@ def test_what_each_source_of_a_mix_gives_is_printed_and_one_without_a_window_is_
 
 
 def test_a_stage_in_which_the_base_would_stay_frozen_does_not_start(folder, tmp_path):
-    assert refused(job, folder, "train.freeze_updates=10").startswith("train.freeze_updates: of 10 update(s) 10 leave")
+    assert refused(job, folder, "train.freeze_updates=10").startswith("train.freeze_updates: the run has 10 update(s)")
     two_stages = [f"pretrain.train={folder / 'train.json'}", "pretrain.max_updates=3", "train.freeze_updates=3"]
     recipe = Recipe.load(str(folder / "recipe.yaml"), two_stages)
     with process_group():
         said = refused(run, recipe, str(tiny_run.ds_config(folder, 0)), tmp_path / "run", "never")
-    assert said.startswith("first stage (pretrain): train.freeze_updates: of 3 update(s) 3 leave none that trains")
+    assert said.startswith("first stage (pretrain): train.freeze_updates: the run has 3 update(s): set it to fewer")
 
 
 def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alike(folder):
