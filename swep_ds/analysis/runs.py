@@ -210,12 +210,14 @@ def _shared(run: Run) -> dict[tuple, str]:
         sources[data.home_field] = ("data.train", model, data.sources[data.home_field])
 
     shared = {("tested", model): tested | conditions(read_json(run.folder / DS_CONFIG))}
-    shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES, *data.sources))
+    shared["settings", row] = without(settings, (*MAY_CHANGE_ON_RESUME, *SOURCES, *data.sources, "data.home"))
+    shared["settings", row]["home of data.train"] = data.home_field
     checksums = run.results.inputs
     for place, (name, who, source) in sources.items():
         value = checksums.get(place, source)
         shared[name, place in checksums, who] = value
-        shared[name, place in checksums, source, model] = value
+        field = "data.train" if place in data.sources else name  # mixes may have a file in different places
+        shared[field, place in checksums, source, model] = value
     return {key: json.dumps(value, sort_keys=True) for key, value in shared.items()}
 
 

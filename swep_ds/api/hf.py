@@ -30,7 +30,8 @@ class RobustMixin:
 
     An update's loss is the mean over its windows on all ranks. The seed of the noise is `args.seed`; a column
     `sample_id` (whole numbers) keys it, or else a hash of each window's tokens. What the method measures ("nll_clean",
-    "kl_per_window" ...) is logged with the loss, as means over the updates since the last line.
+    "kl_per_window" ...) is logged with the loss, as means over the updates since the last line. Only the targets of
+    training are smoothed by `args.label_smoothing_factor`.
 
     Raises InputError: at the start, no settings of a method, or arguments that do not go with it; in `train`, as
     `sd.wrap`.
@@ -46,7 +47,6 @@ class RobustMixin:
             "several GPUs in one process: start a process for each, with torchrun or deepspeed": given.n_gpu > 1,
             "fsdp: train with DDP, or with a DeepSpeed configuration": self.is_fsdp_enabled,
             "torch_compile: compile the model itself, with model.compile()": given.torch_compile,
-            "label_smoothing_factor: set it to 0": given.label_smoothing_factor,
             "neftune_noise_alpha: it adds noise to all passes: take method=sd.Neftune(...)": given.neftune_noise_alpha,
             "compute_loss_func: the method computes the loss: leave it out": self.compute_loss_func,
         }
@@ -54,11 +54,13 @@ class RobustMixin:
             if is_set:
                 raise InputError(f"method {method.name} does not go with {fault}")
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
+        self.label_smoother = None  # the objective smooths, also spans
 
     def _prepare_for_training(self, max_steps: int, *args, **kwargs) -> Any:
         bare = self.model
         if self.robust is None or self.robust.model is not bare:
             self.robust = Robust(bare, self.method, self.args.seed, max_steps)
+            self.robust.objective.label_smoothing = self.args.label_smoothing_factor
         if not self.is_deepspeed_enabled:  # DeepSpeed keeps float32 copies
             check_trained_dtypes(self.robust)
         self.robust.updates = max_steps

@@ -159,7 +159,7 @@ def _suggest_field(location: Sequence[str], kind: str | None, model: type[Sectio
         return f" of {kind}, but of {', '.join(others)}"
     owners = []
     for section in model.model_fields:
-        if any(name in settings.model_fields for settings in sections_of(model, section)):
+        if len(parents) < 2 and any(name in settings.model_fields for settings in sections_of(model, section)):
             owners.append(f"{section}.{name}")
     if owners:
         return f"; did you mean {' or '.join(map(repr, owners))}?"

@@ -30,7 +30,7 @@ class States:
     transient: int = 0  # gradients on their way, buckets and gathered weights, while the activations are held
     step: int = 0  # gradients and working room of the optimizer's step, when the activations are gone
     host: int = 0  # what is offloaded
-    evaluating: int = 0  # the share of gradients and transient that is there during evaluation
+    evaluating: int = 0  # there during evaluation: a share of gradients and transient, the mean with the start
     loading: int = 0  # weights before they are on the device; at ZeRO-3 they stay in their files
     partitioned: bool = False  # whether a weight is whole on a device only while it is used (ZeRO-3)
 
@@ -65,6 +65,8 @@ class _Model:
         self.zero = zero
         self.world_size = world_size
         self.averaged = averaged
+        # the mean with the start, which is made when it is tested, beside the start and the last weights
+        self.applied = 4 * averaged if train.average == "start" else 0
         self.sizes = [math.prod(shape) for shape in shapes]
         self.numel = sum(self.sizes)
         self.largest = max(self.sizes)
@@ -97,6 +99,7 @@ class _Model:
             optimizer=moments + copy + 4 * self.averaged,
             gradients=whole,
             step=whole + max(flattened, copy + working),
+            evaluating=self.applied,
             loading=4 * self.numel,
         )
 
@@ -112,6 +115,7 @@ class _Model:
             gradients=whole,
             transient=self.width * self.numel,
             step=whole + working,
+            evaluating=min(4 * self.part, self.applied),
             loading=4 * self.numel,
         )
 
@@ -130,11 +134,12 @@ class _Model:
         oversized = width * self.largest if self.largest > self.zero.reduce_bucket_size else 0
         if self.zero.offload_optimizer is not None:
             # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
+            host = self._kept(part) + min(4 * part, self.applied) + (4 + width) * part
             return States(
                 parameters=width * self.numel,
                 buffers=width * self.largest,
                 transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
-                host=self._kept(part) + (4 + width) * part + width * self.largest + accumulated,
+                host=host + width * self.largest + accumulated,
                 loading=4 * self.numel,
             )
         transient = self.bucket + oversized + accumulated
@@ -148,6 +153,7 @@ class _Model:
             gradients=gradients,
             transient=transient,
             step=max(flattening, 4 * part),
+            evaluating=min(4 * part, self.applied),
             loading=4 * self.numel,
         )
 
@@ -173,13 +179,13 @@ class _Model:
             gradients=width * part,
             transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
             step=width * part + 4 * group,
-            evaluating=gathered + prefetched + width * part,
+            evaluating=gathered + prefetched + width * part + min(4 * part, self.applied),
             partitioned=True,
         )
         if zero.offload_optimizer is None:
             return states
         # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
-        host = self._kept(part) + (4 + width) * part
+        host = self._kept(part) + min(4 * part, self.applied) + (4 + width) * part
         states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched)
         if zero.offload_param is not None:
             host += width * part

@@ -198,7 +198,9 @@ def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) 
     training, _ = load_examples(recipe.model_copy(update={"data": data}))
     features = prepare.training_features(recipe, tokenizer, training)
     batches = prepare.training_batches(recipe, tokenizer, features, 0, devices.count, devices.on_gpu)
-    seen = range(min(batches.updates, batches.updates_per_epoch))  # an epoch's updates are made of the same windows
+    seen = range(batches.updates)
+    if not batches.mix:  # each epoch then has all windows, while one of a mix may see only a part of a source
+        seen = seen[: batches.updates_per_epoch]
     tokens = sum(int(batches.lengths[batches.windows(update)].sum()) for update in seen)
     shapes = [(len(batches.windows(update)), batches.width(update)) for update in seen]
     positions = sum(count * width for count, width in shapes)

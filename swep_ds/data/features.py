@@ -60,18 +60,19 @@ class Features:
     targets_cut: int  # target answers (task generative) longer than max_target_length
     windows_without_answer: int  # training windows, kept or dropped; 0 for evaluation
     fingerprint: str  # changes with the examples, the tokenizer and the settings
-    parts: tuple[int, ...] = ()  # if they are `joined`: the windows of each part
+    parts: tuple["Features", ...] = ()  # of which they are `joined`
 
     @staticmethod
     def joined(parts: Sequence["Features"]) -> "Features":
-        """The windows of all parts, one after the other."""
+        """The windows of all parts, one after the other; a single part as it is."""
+        if len(parts) == 1:
+            return parts[0]
         counts = {}
         for name in ("examples", "questions_cut", "targets_cut", "windows_without_answer"):
             counts[name] = sum(getattr(part, name) for part in parts)
         fingerprint = "+".join(part.fingerprint for part in parts)
-        sizes = tuple(len(part.dataset) for part in parts)
         windows = concatenate_datasets([part.dataset for part in parts])
-        return Features(windows, **counts, fingerprint=fingerprint, parts=sizes)
+        return Features(windows, **counts, fingerprint=fingerprint, parts=tuple(parts))
 
 
 def build_features(

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 from swep_ds.common.errors import InputError
@@ -21,24 +22,38 @@ from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe, warn_once
 
 
 def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example]]]:
-    """Training examples, those of a mix in the order of its sources and augmented samples last; and test examples by
-    data set, held-out articles first."""
+    """Training examples, none of them on held-out articles, those of a mix in the order of its sources and augmented
+    samples last; and test examples by data set, held-out articles first."""
     data = recipe.data
     parts = {}
     for field, source in data.sources.items():
         parts[field] = _read(data, _as_named(recipe, field), source, training=True)
-    parts[data.home_field], tests = _tests(data, parts[data.home_field], recipe.test_sets)
-    if not any(example.answers for part in parts.values() for example in part):
-        field = recipe.training_source
-        raise InputError(f"{field} {data.trained_on()}: no question has an answer: give some that have")
+    home = parts[data.home_field]
+    parts[data.home_field], tests = _tests(data, home, recipe.test_sets)
+    held_out = _texts(home) - _texts(parts[data.home_field])
     training = []
-    for number, part in enumerate(parts.values()):
-        chosen = subset(part, data.train_fraction, data.max_train_examples, recipe.seed)
-        training += [replace(example, source=number) for example in chosen] if number else chosen
+    for number, (field, part) in enumerate(parts.items()):
+        kept = [example for example in part if held_out.isdisjoint((example.context, example.article))]
+        if not kept:
+            raise InputError(f"{field}: all of its questions are about held-out articles: take it out of data.train")
+        if len(kept) < len(part):
+            lost = f"{len(part) - len(kept)} of {len(part)} questions"
+            warn_once(f"{field}: {lost} are about held-out articles and are left out")
+        chosen = subset(kept, data.train_fraction, data.max_train_examples, recipe.seed)
+        training += [replace(example, source=number) for example in chosen]
+    if not any(example.answers for example in training):
+        raise InputError(f"{recipe.training_source} {data.trained_on()}: no question has an answer: give some with one")
     warn_of_known(recipe, training, tests)
     if data.augmented:
         training += samples_of(training, _read(data, "data.augmented", data.augmented, training=True))
     return training, tests
+
+
+def by_source(recipe: Recipe, training: list[Example]) -> dict[str, list[Example]]:
+    """The training questions of each source, by the field that the user named it in."""
+    fields = [_as_named(recipe, field) for field in recipe.data.sources]
+    parts = groupby(training, key=lambda example: example.source)
+    return {field: list(part) for field, (_, part) in zip(fields, parts, strict=True)}
 
 
 def reported_examples(recipe: Recipe, name: str) -> list[Example]:
@@ -63,6 +78,10 @@ def _tests(
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
+
+
+def _texts(examples: list[Example]) -> set[str]:
+    return {example.context for example in examples} | {example.article for example in examples}
 
 
 def _read(data: DataSection, field: str, source: str, *, training: bool) -> list[Example]:
@@ -91,7 +110,7 @@ def _read(data: DataSection, field: str, source: str, *, training: bool) -> list
 
 
 def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:
-    """Warns of test questions that are trained on."""
+    """Warns of test questions that are trained on, and of a domain that counts as another one but is trained on."""
     known = {(example.question, example.context) for example in training}
     for name, examples in tests.items():
         count = sum((example.question, example.context) in known for example in examples)
@@ -100,6 +119,8 @@ def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, l
                 f"test set {name}: {count} of its {len(examples)} questions are in {recipe.training_source}, with the "
                 "same contexts: its scores say little about new text"
             )
+        elif recipe.data.eval.get(name) in recipe.data.shares and name != recipe.test_sets[0]:
+            warn_once(f"data.eval.{name} counts as out of domain, but {recipe.data.eval[name]} is also in data.train")
 
 
 # The files that they are read from

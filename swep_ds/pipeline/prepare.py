@@ -5,7 +5,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import input_checksums, load_examples, warn_of_known
+from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
@@ -54,8 +53,7 @@ class Prepared:
     objective: Objective
     tokenizer: PreTrainedTokenizerFast
     config: dict[str, Any]  # the resolved ds_config
-    questions: tuple[int, ...]  # number of training questions of each source
-    features: Features  # their windows
+    features: Features  # the windows to train on
     batches: TrainingBatches
     tests: list[EvalSet]  # the source domain first
     validation: EvalSet | None  # scores the checkpoints, and chooses when to decline a question
@@ -78,10 +76,7 @@ def prepare(
         ranks.set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
         training, tests = load_examples(recipe)
-        texts = {recipe.training_source: training}
-        if len(recipe.data.sources) > 1:
-            texts = dict(zip(recipe.data.sources, by_source(training), strict=True))
-        for field, examples in (texts | tests).items():
+        for field, examples in (by_source(recipe, training) | tests).items():
             contexts = (example.context for example in examples)
             check_knows(tokenizer, contexts, f"model.name {recipe.model.name}", field)
         return tokenizer, training, tests
@@ -109,11 +104,12 @@ def prepare(
 
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), accelerator.on_gpu())
+    if recipe.train.freeze_updates >= batches.updates:
+        raise InputError(f"train.freeze_updates: the run has {batches.updates} update(s): set it to fewer, or to 0")
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,
         config=config,
-        questions=tuple(map(len, by_source(training))),
         features=features,
         batches=batches,
         tests=test_sets,
@@ -150,20 +146,18 @@ def training_features(recipe: Recipe, tokenizer, examples: list[Example], consol
         cache_dir=CACHE,
         console=console,
     )
-    if len(recipe.data.sources) == 1:
-        return build(examples)
-    return Features.joined([build(part) for part in by_source(examples)])
-
-
-def by_source(examples: list[Example]) -> list[list[Example]]:
-    """The training questions of each source of a mix."""
-    return [list(part) for _, part in groupby(examples, key=lambda example: example.source)]
+    parts = []
+    for field, part in by_source(recipe, examples).items():
+        with at(field):
+            parts.append(build(part))
+    return Features.joined(parts)
 
 
 def training_batches(
     recipe: Recipe, tokenizer, features: Features, rank: int, world_size: int, on_gpu: bool
 ) -> TrainingBatches:
     settings = recipe.train
+    sizes = [len(part.dataset) for part in features.parts]
     multiple = settings.pad_to_multiple_of
     if multiple is None:
         multiple = MULTIPLE_ON_GPU if on_gpu else 1
@@ -181,7 +175,7 @@ def training_batches(
         group_by_length=settings.group_by_length,
         pad_to_multiple_of=multiple,
         max_target_length=recipe.data.max_target_length,
-        mix=list(zip(features.parts, recipe.data.shares.values(), strict=True)) if features.parts else (),
+        mix=list(zip(sizes, recipe.data.shares.values(), strict=True)) if sizes else (),
     )
 
 

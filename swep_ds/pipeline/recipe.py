@@ -67,7 +67,7 @@ class DataSection(Section):
     # is a list of {source, weight}: every update has each source's share of windows, and an epoch has as many windows
     # as all sources together, so that one of a large weight comes in it several times and another only in part.
     train: str | list[MixedSource]
-    home: str | None = None  # of a mix: the source whose articles are held out; null = the first
+    home: str | None = None  # of a mix: the source whose articles are held out, from all sources; null = the first
     eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
     train_fraction: float = Field(1.0, gt=0, le=1)  # of each source, a nested, seeded subset: the 30 % hold the 10 %
@@ -89,8 +89,10 @@ class DataSection(Section):
     @classmethod
     def _source_or_mix(cls, value: Any, _: Callable) -> Any:
         """An error is only about the kind of value that the user wrote."""
+        if isinstance(value, str):
+            return value
         if not isinstance(value, list):
-            return TypeAdapter(str).validate_python(value)
+            raise ValueError(f"{shown(value)}: give a source, or a list of {{source, weight}}")
         mix = TypeAdapter(list[MixedSource]).validate_python(value)
         names = {part.source for part in mix}
         if len(names) < max(2, len(mix)):
@@ -135,12 +137,12 @@ class DataSection(Section):
         """The field that names the source whose articles are held out."""
         return next(field for field, source in self.sources.items() if self.home in (None, source))
 
-    def trained_on(self, shown: Callable[[str], str] = str) -> str:
-        """The sources of training questions as `shown` writes each, and of a mix their shares and which is home."""
+    def trained_on(self, write: Callable[[str], str] = str) -> str:
+        """The sources of training questions as `write` shows each, and of a mix their shares and which is home."""
         if isinstance(self.train, str):
-            return shown(self.train)
-        parts = [f"{shown(source)} ({100 * share:.3g} %)" for source, share in self.shares.items()]
-        return f"{', '.join(parts)}; home: {shown(self.sources[self.home_field])}"
+            return write(self.train)
+        parts = [f"{write(source)} ({100 * share:.3g} %)" for source, share in self.shares.items()]
+        return f"{', '.join(parts)}; home: {write(self.sources[self.home_field])}"
 
 
 class PretrainSection(Section):
@@ -305,17 +307,16 @@ class Recipe(Section):
         home = _home(after)
         home_before = _home(before)
         if after.get("holdout_fraction"):
-            if home_before == home and not before.get("holdout_fraction"):
+            if home is not None and home_before == home and not before.get("holdout_fraction"):
                 raise InputError(
                     f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
                     f"data.eval.{name} ({source}), which is of that domain too, would count as out of domain: name "
                     f"only the other test sets, {own}"
                 )
         elif home_before is not None and home not in (None, home_before, source):
-            kept = (
-                f"data.train is {shown(home)}, while the source domain, data.eval.{name} ({shown(source)}), "
-                "is the recipe's"
-            )
+            trained = "the home of data.train" if isinstance(after["train"], list) else "data.train"
+            domain = f"the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
+            kept = f"{trained} is {shown(home)}, while {domain}"
             if added:
                 raise InputError(
                     f"{kept}, and {', '.join(map(str, added))} would count as out of domain: name all test sets, the "
@@ -376,12 +377,14 @@ def _mapping(tree: dict[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _home(data: dict[str, Any]) -> Any:
-    """The home source in settings that are not yet validated."""
-    train = data.get("train")
-    if isinstance(train, list) and train:
-        return data.get("home") or _mapping({"first": train[0]}, "first").get("source")
-    return train
+def _home(data: dict[str, Any]) -> str | None:
+    """The home source in settings that are not yet validated; None where they name none."""
+    home = train = data.get("train")
+    if isinstance(train, list):
+        home = data.get("home")
+        if home is None and train and isinstance(train[0], dict):
+            home = train[0].get("source")
+    return home if isinstance(home, str) else None
 
 
 @cache

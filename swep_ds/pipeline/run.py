@@ -145,7 +145,8 @@ def _run_stage(
         outcomes = [main]
         if recipe.train.average != "none":
             average = WeightAverage(engine, recipe.train, updates)
-            main = Outcome(recipe, folder, average.applied, recipe.train.average)
+            kind = "mean with the start" if recipe.train.average == "start" else recipe.train.average
+            main = Outcome(recipe, folder, average.applied, kind)
             plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), kind=UNAVERAGED)
             outcomes = [plain, main]
         batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
@@ -185,11 +186,25 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
     if recipe.task == "generative":
         cut += f", {windows.targets_cut} answers cut"
     say(
-        f"training {recipe.method.name} on {sum(prepared.questions)} questions in {len(windows.dataset)} windows "
+        f"training {recipe.method.name} on {windows.examples} questions in {len(windows.dataset)} windows "
         f"({windows.windows_without_answer} without the answer, {cut}): {batches.updates} updates of {batches.size}, "
         f"ZeRO-{zero_stage(prepared.config)}, {ranks.world_size()} rank(s) on {ranks.device().type}, "
         f"{recipe.train.precision}, {recipe.train.execution} execution"
     )
+    read = sum(len(batches.windows(update)) for update in range(batches.updates))
+    for part in _mix(recipe, prepared):
+        say(
+            f"  {part['source']}: {100 * part['share']:.3g} % of each update, {part['questions']} questions in "
+            f"{part['windows']} windows, each read about {part['share'] * read / part['windows']:.3g} times in this run"
+        )
+
+
+def _mix(recipe: Recipe, prepared: Prepared) -> list[dict]:
+    """What each source of a mix gives; nothing of a single source."""
+    mix = []
+    for (source, share), part in zip(recipe.data.shares.items(), prepared.features.parts, strict=False):
+        mix.append({"source": source, "share": share, "questions": part.examples, "windows": len(part.dataset)})
+    return mix
 
 
 @contextmanager
@@ -282,11 +297,6 @@ def _write_results(
 ) -> None:
     recipe = outcome.recipe
     inputs = dict(prepared.inputs)
-    shares = recipe.data.shares.items()
-    mix = None
-    if len(shares) > 1:
-        counts = zip(shares, prepared.questions, prepared.features.parts, strict=True)
-        mix = [{"source": s, "share": share, "questions": q, "windows": w} for (s, share), q, w in counts]
     pretraining = None
     if recipe.pretrain:
         pretraining = {"data": recipe.pretrain.train}
@@ -311,7 +321,7 @@ def _write_results(
         inputs=inputs,
         provenance=provenance(),
         train={
-            "examples": sum(prepared.questions),
+            "examples": prepared.features.examples,
             "features": len(prepared.features.dataset),
             "updates": done.updates,
             "seconds": done.seconds,
@@ -319,7 +329,7 @@ def _write_results(
             "tokens_per_second": done.tokens / done.seconds,
             "peak_memory_bytes": peak,
         },
-        mix=mix,
+        mix=_mix(recipe, prepared) or None,
         pretraining=pretraining,
         selection=selection,
         eval=tested.scores,

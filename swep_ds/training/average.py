@@ -64,13 +64,13 @@ class WeightAverage:
         self._mean: Pieces = {}  # empty before the mean begins; of kind "start" the start's weights
         if train.average == "start":
             new = {f"qa.model.{name}" for name in engine.module.qa.model.new_weights}
-            self._mean = {name: piece for name, piece in self._copy_weights().items() if name not in new}
+            self._mean = _copies({name: piece for name, piece in self._weights().items() if name not in new})
 
     def add(self, update: int) -> None:
         """Adds the weights after `update`, which counts from 1."""
         share = newest_share(self._train, self._updates, update)
         if share == 1:
-            self._mean = self._copy_weights()
+            self._mean = _copies(self._weights())
         elif share and self._mean:  # it has begun, and this rank keeps a part of the model
             torch._foreach_lerp_(_tensors(self._mean), self._averaged(), share)
 
@@ -104,10 +104,6 @@ class WeightAverage:
         pieces = engine_pieces(self._engine.deepspeed)
         return {name: piece for name, piece in pieces.items() if name.startswith(EXPORTED)}
 
-    def _copy_weights(self) -> Pieces:
-        pieces = self._weights().items()
-        return {name: Piece(piece.first, {WEIGHTS: piece.values[WEIGHTS].clone()}) for name, piece in pieces}
-
     def save(self, tag: Path) -> None:
         """Writes a file into a checkpoint's folder, which any number of ranks can read at any ZeRO stage: for each
         parameter its first element that this rank keeps, and the mean of the elements from there on."""
@@ -124,8 +120,12 @@ class WeightAverage:
                 content = read_state(tag / name)
                 saved.append({key: Piece(kept["first"], {WEIGHTS: kept["mean"]}) for key, kept in content.items()})
         names = {name for pieces in saved for name in pieces}
-        self._mean = {name: piece for name, piece in self._copy_weights().items() if name in names}
+        self._mean = _copies({name: piece for name, piece in self._weights().items() if name in names})
         copy_pieces(saved, self._mean, tag)
+
+
+def _copies(pieces: Pieces) -> Pieces:
+    return {name: Piece(piece.first, {WEIGHTS: piece.values[WEIGHTS].clone()}) for name, piece in pieces.items()}
 
 
 def _tensors(pieces: Pieces) -> list[Tensor]:

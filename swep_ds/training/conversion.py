@@ -142,9 +142,10 @@ def _saved_pieces(
             values.append({WEIGHTS: flat.reshape(-1)} | moments)
         everyone.append(cut_pieces(stage, shapes, values, rank, len(weights), sizes))
     steps = {}  # without the parameters that have not been updated yet
-    for number, state in (item for of_rank in states for item in of_rank.items()):
-        if "step" in state:
-            steps |= dict.fromkeys(shapes[number], state["step"])
+    for of_rank in states:
+        for number, state in of_rank.items():
+            if "step" in state:
+                steps |= dict.fromkeys(shapes[number], state["step"])
     return everyone, steps
 
 

@@ -177,7 +177,7 @@ class Engine:
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:
     """Builds the engine, by a `complete_ds_config`, of a run of so many `updates`: with linear decay the learning rate
-    reaches 0 after the last. A method's own parameters, if it has any, are the optimizer's second group.
+    reaches 0 after the last. A method's own parameters, if it has any, are the optimizer's last group.
 
     Raises InputError: DeepSpeed refuses a setting; on all ranks.
     """

@@ -7,11 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from swep_ds.common.settings import FieldFault, Section
 
 # field of `train` -> the kind of average it sets
-AVERAGED_BY = {
-    "average_decay": "ema",
-    "average_last": "last_k",
-    "average_start": "start",
-}
+AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k", "average_start": "start"}
 
 # Bounds that no run reaches; above them numbers overflow or a run never ends
 Count = Annotated[int, Field(ge=1, le=1_000_000)]

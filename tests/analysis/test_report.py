@@ -206,7 +206,8 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
         if qa["id"] in ("w1", "w2"):  # the first is declined, the second is not
             qa |= {"answers": [], "is_impossible": True}
     asked.write_text(json.dumps(document))
-    change_data(run, eval={"squad": str(asked)}, unanswerable="train")
+    mix = [{"source": f"{name}.json", "weight": weight} for name, weight in (("mine", 1), ("squad", 3))]
+    change_data(run, eval={"squad": str(asked)}, unanswerable="train", train=mix, home="squad.json")
     predictions = json.loads((run / "predictions" / "squad.json").read_text())
     golds = {name: () if name in ("w1", "w2") else (gold,) for name, (_, gold, *_) in QUESTIONS.items()}
     change_json(run / "results.json", eval={"squad": Scorer().score(predictions, golds)})
@@ -221,6 +222,8 @@ def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_pat
     assert "squad 1 17 % 0 0 % 1 17 % 0 0 % 4 67 %" in shown  # w3 has a wrong boundary, w2 should have been declined
     assert "Should have been declined" in shown
     assert "(the text holds no answer)" in shown
+    trained_on = "Trained on mine.json (25 %), squad.json (75 %); home: squad.json"
+    assert trained_on in page.texts["settings"]
     others = against[2].texts  # of a run whose questions all have answers
     assert "declined" not in others["answers"]
     assert "without an answer" not in others["domains"]

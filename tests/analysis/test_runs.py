@@ -100,22 +100,38 @@ def test_rows_may_train_on_other_data_unless_articles_of_it_are_the_test(tmp_pat
 
 
 def test_rows_of_one_source_and_of_mixes_with_it_are_compared_and_a_row_has_one_mix(tmp_path):
-    def mix(weight: int) -> dict:
-        sources = [{"source": "more.json", "weight": 1}, {"source": "usual.json", "weight": weight}]
-        return {"data.train": sources, "data.home": "usual.json"}
+    def mix(weight: int, *names: str) -> dict:
+        sources = [{"source": name, "weight": weight**place} for place, name in enumerate(names)]
+        return {"data.train": sources, "data.home": next(name for name in names if name.endswith("usual.json"))}
 
-    variants = {"MLE": {"data.train": "usual.json"}, "Mix": mix(1), "Heavy": mix(9)}
+    reversed_ = mix(2, "usual.json", "more.json")
+    variants = {"MLE": {"data.train": "usual.json"}, "Mix": mix(1, "more.json", "usual.json")}
+    variants |= {"Heavy": mix(9, "more.json", "usual.json"), "Reversed": reversed_}
     set_ = {"data.holdout_fraction": 0.1, "data.eval": {"nyt": str(tmp_path / "nyt.json")}}
     cells = fake_runs.sweep(tmp_path, {"squad": 10, "nyt": 10}, variants=variants, seeds=[0, 1, 2], set=set_)
     for cell in cells:
-        inputs = dict(cell.recipe.data.sources)
+        recipe = cell.recipe
+        inputs = dict(recipe.data.sources)
         if cell.name == "heavy-seed2":
             inputs["data.train.1.source"] = "other articles"
         if cell.name == "mix-seed2":
             inputs["data.train.0.source"] = "changed"
-        fake_runs.finish(cell.folder, cell.recipe, {"nyt": 3}, inputs=inputs)
+        if cell.variant == "Reversed":
+            inputs["data.train.1.source"] = "changed"
+        if cell.name == "mix-seed1":  # the same bytes elsewhere
+            data = mix(1, "away/more.json", "away/usual.json")
+            recipe = Recipe.make(recipe, data={name.removeprefix("data."): value for name, value in data.items()})
+        if cell.name == "mix-seed0":
+            recipe = Recipe.make(recipe, data={"home": "more.json"})
+        fake_runs.finish(cell.folder, recipe, {"nyt": 3}, inputs=inputs)
     reason = "read other files than the others ({})"
-    left_out = {"heavy-seed2": reason.format("data.train"), "mix-seed2": reason.format("data.train.0.source")}
+    left_out = {
+        "heavy-seed2": reason.format("data.train"),
+        "mix-seed2": reason.format("data.train.0.source, data.train"),
+    }
+    left_out |= dict.fromkeys((f"reversed-seed{seed}" for seed in range(3)), reason.format("data.train"))
+    home = "home of data.train 'data.train.0.source' there, 'data.train.1.source' here"
+    left_out["mix-seed0"] = f"made differently from the others ({home})"
     assert reasons(tmp_path) == left_out
 
 

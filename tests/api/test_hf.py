@@ -14,7 +14,8 @@ from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_engine import ON_RANKS, RATE, SEED, UPDATES, batches, expected_losses, inputs, settings
 
-CASES = [("swep-linear", "bert", 1), ("r_drop", "bert", 1), ("swep", "t5", 1), ("swep-held", "bert", 2)]
+# method, architecture, accumulation, label smoothing
+CASES = [("swep-linear", "bert", 1, 0), ("r_drop", "bert", 1, 0.2), ("swep", "t5", 1, 0.2), ("swep-held", "bert", 2, 0)]
 
 
 class RobustTrainer(sd.hf.RobustMixin, Trainer):
@@ -42,11 +43,11 @@ def losses(trained: Trainer) -> list[float]:
     return [line["loss"] for line in trained.state.log_history if "loss" in line]
 
 
-@pytest.mark.parametrize(("variant", "architecture", "accumulation"), CASES, ids=str)
-def test_losses_are_the_engines(variant, architecture, accumulation, tmp_path):
-    run = trainer(tmp_path, variant, architecture, accumulation)
+@pytest.mark.parametrize(("variant", "architecture", "accumulation", "smoothing"), CASES, ids=str)
+def test_losses_are_the_engines(variant, architecture, accumulation, smoothing, tmp_path):
+    run = trainer(tmp_path, variant, architecture, accumulation, label_smoothing_factor=smoothing)
     run.train()
-    assert losses(run) == pytest.approx(expected_losses(variant, architecture, accumulation), rel=1e-5)
+    assert losses(run) == pytest.approx(expected_losses(variant, architecture, accumulation, smoothing), rel=1e-5)
 
 
 def lines(folder: Path, variant, count: int, windows: int, calls: int, **changes) -> list[dict]:
@@ -88,7 +89,7 @@ def test_a_resumed_training_is_the_whole_one_and_needs_the_same_method(variant, 
 
 
 def test_what_is_saved_and_evaluated_is_the_bare_model(tmp_path):
-    run = trainer(tmp_path, "swep", save_strategy="steps", save_steps=UPDATES)
+    run = trainer(tmp_path, "swep", save_strategy="steps", save_steps=UPDATES, label_smoothing_factor=0.2)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     run.train()
     saved = load_file(tmp_path / f"checkpoint-{UPDATES}" / "model.safetensors")
@@ -117,7 +118,7 @@ def test_evaluation_is_in_the_precision_that_the_trainer_is_asked_for(tmp_path):
 
 
 def test_what_does_not_go_with_a_method_is_named(tmp_path):
-    for name, value in {"label_smoothing_factor": 0.1, "torch_compile": True, "neftune_noise_alpha": 5.0}.items():
+    for name, value in {"torch_compile": True, "neftune_noise_alpha": 5.0}.items():
         assert name in refused(trainer, tmp_path, "swep", **{name: value})
     assert "method 'swep': is not " in refused(RobustTrainer, model=tiny_models.model(), method="swep")
 

@@ -71,10 +71,15 @@ def test_the_mean_of_the_model_s_weights_is_beside_the_float32_copy():
     assert states(0, averaged=model).optimizer == states(0).optimizer + 4 * model
     for stage, part in ((1, 556), (2, 556), (3, 555)):  # of one of two ranks: 556 in flat buffers, else 500 + 50 + 5
         assert states(stage, averaged=model).optimizer == states(stage).optimizer + 4 * part
+        # the mean with the start is beside the start and the last weights while it is tested
+        tested = states(stage, averaged=model, average="start").evaluating
+        assert tested == states(stage, averaged=model).evaluating + 4 * part
         if stage > 1:
             with_mean = states(stage, offload="cpu", averaged=model)
             assert with_mean.host == states(stage, offload="cpu").host + 4 * part
             assert with_mean.optimizer == 0
+            tested = states(stage, offload="cpu", averaged=model, average="start")
+            assert (tested.host, tested.evaluating) == (with_mean.host + 4 * part, with_mean.evaluating)
 
 
 def test_a_peak_is_the_worst_of_an_update_a_step_and_an_evaluation():

@@ -71,6 +71,22 @@ def test_parameters_updates_and_tokens(capsys, folder):
     assert "data.train: " in refused(printed, capsys, folder, LARGE, "data.train=nowhere/to/be.json")
 
 
+def test_the_widest_batch_of_a_mix_may_come_after_the_first_epoch(capsys, folder, tmp_path):
+    sources = []
+    for name, lengths, weight in (("large", [8] * 39 + [40], 1), ("small", [8] * 5, 9)):
+        rows = [{"question": "a", "context": " ".join("b" * length), "answer": "b"} for length in lengths]
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+        sources.append({"source": str(tmp_path / f"{name}.json"), "weight": weight})
+    overrides = [f"data.train={json.dumps(sources)}", "data.repeated_answers=first", "train.max_updates=null"]
+    text = printed(capsys, folder, gpus(1, 1000), *overrides)
+    recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
+    features = training_features(recipe, load_tokenizer(recipe.model.name), load_examples(recipe)[0])
+    batches = training_batches(recipe, load_tokenizer(recipe.model.name), features, 0, 1, on_gpu=True)
+    widths = [batches[update].input_ids.shape[1] for update in range(batches.updates)]
+    assert max(widths[: batches.updates_per_epoch]) < max(widths)
+    assert f"8 x {max(widths)} tokens" in text
+
+
 def test_max_tokens_are_planned_as_windows_of_the_longest_length(capsys, folder):
     text = printed(capsys, folder, gpus(2, 1000), "train.max_tokens=200", "train.max_updates=null")
     longest = int(re.search(r"micro-batch, \d+ x (\d+) tokens", text)[1])

@@ -1,5 +1,6 @@
 """The preflight: fingerprints of files, comparing a thousand ranks, and two real ranks that disagree."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -95,7 +96,9 @@ def test_a_start_that_would_be_refused_fails_the_preflight_and_all_well_leaves_n
     place, tmp_path, capfd, monkeypatch
 ):
     monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
-    recipe, config = Recipe.load(str(place / "recipe.yaml")), str(ds_config(tmp_path, 2))
+    mix = [{"source": str(place / f"{name}.json"), "weight": 1} for name in ("train", "test")]
+    recipe = Recipe.load(str(place / "recipe.yaml"), [f"data.train={json.dumps(mix)}"])
+    config = str(ds_config(tmp_path, 2))
     contradictory = tmp_path / "other.json"
     contradictory.write_text('{"gradient_clipping": 7}')
     weights = shutil.copytree(place / "model", tmp_path / "cut") / "model.safetensors"
@@ -113,7 +116,9 @@ def test_a_start_that_would_be_refused_fails_the_preflight_and_all_well_leaves_n
         preflight.preflight(recipe, config, output)
     said = capfd.readouterr().out
     assert said.endswith("one rank: no collective to time\npreflight: all ranks see the same\n")
-    assert re.search(rf"data\.train {place}/train\.json +1 file\(s\), [\d,]+ bytes, [0-9a-f]{{8}}\n", said)
+    for number, name in enumerate(("train", "test")):
+        line = rf"data\.train\.{number}\.source {place}/{name}\.json +1 file\(s\), [\d,]+ bytes, [0-9a-f]{{8}}\n"
+        assert re.search(line, said)
     assert re.search(rf"output_dir {output} +writable, shared\n", said)
     assert said.count("rank 0 (") == 1
     assert not output.parent.exists()

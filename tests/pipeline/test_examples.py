@@ -73,7 +73,7 @@ def test_one_set_is_read_as_among_all_of_them(folder):
     assert re.search(r"^data\.eval\.lost: .*gone\.json", refused(reported_examples, lacking, "lost"))
 
 
-def test_of_a_mix_each_source_is_read_as_alone_and_only_home_holds_articles_out(folder):
+def test_of_a_mix_each_source_is_read_as_alone_but_for_the_articles_that_home_holds_out(folder, tmp_path, caplog):
     names = ("train", "forum")
     sources = [str(folder / f"{name}.json") for name in names]
     data = {"train": [{"source": source, "weight": 1} for source in sources], "home": sources[1]}
@@ -81,18 +81,46 @@ def test_of_a_mix_each_source_is_read_as_alone_and_only_home_holds_articles_out(
     mix = recipe(folder, **data)
     examples, tests = load_examples(mix)
     home, home_tests = load_examples(recipe(folder, **data | {"train": sources[1], "home": None}))
-    alone = training(folder)
+    held_out = {example.article for example in tests[HOLDOUT]}
+    alone = [example for example in training(folder) if example.article not in held_out]
+    said = "{}: {} of {} questions are about held-out articles and are left out"
+    assert [record.message for record in caplog.records] == [said.format("data.train.0.source", 100 - len(alone), 100)]
+    assert 0 < len(alone) < 100
     assert tests == home_tests
     assert examples == alone + [replace(example, source=1) for example in home]
     assert reported_examples(mix, HOLDOUT) == tests[HOLDOUT]
     assert source_of_test_set(mix, HOLDOUT) == "data.train.1.source"
-    few = training(folder, **data, train_fraction=0.1, max_train_examples=8)
-    assert [example.source for example in few] == [0] * 8 + [1] * round(0.1 * len(home))
+    few = training(folder, **data, train_fraction=0.1, max_train_examples=5)
+    assert [example.source for example in few] == [0] * 5 + [1] * round(0.1 * len(home))
     assert list(input_files(mix, ["data.train.1.source"]).values()) == [(Path(sources[1]),)]
     checksums = input_checksums(mix)
     assert list(checksums) == ["data.train.0.source", "data.train.1.source", "data.eval.news"]
     faulty = Recipe.make(mix, data={"train": [*data["train"][:1], {"source": GONE, "weight": 1}], "home": None})
     assert re.match(r"data\.train\.1\.source: .*gone\.json", refused(load_examples, faulty))
+    # questions that were generated about the same texts, which have no titles
+    texts = {example.context: example in home for example in training(folder, train=sources[1])}
+    for name, contexts in (("made", [*texts]), ("leaked", [text for text, kept in texts.items() if not kept])):
+        answers = [{"text": [text.split()[0]], "answer_start": [0]} for text in contexts]
+        rows = [{"question": "What?", "context": c, "answers": a} for c, a in zip(contexts, answers, strict=True)]
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+        data["train"][0]["source"] = str(tmp_path / f"{name}.json")
+        if name == "made":
+            made = [example.context for example in training(folder, **data) if example.source == 0]
+            assert made == [text for text, kept in texts.items() if kept]
+            assert caplog.records[-1].message == said.format("data.train.0.source", len(texts) - len(made), len(texts))
+    assert refused(training, folder, **data).startswith("data.train.0.source: all of its questions are about held-out")
+
+
+def test_a_test_set_whose_domain_is_trained_on_but_counts_as_another_is_named(folder, tmp_path, caplog):
+    for number, name in enumerate(("train", "validation")):
+        (tmp_path / f"{name}.json").write_text(json.dumps(tiny_run.squad(20, 5 + number)))
+    train = [{"source": str(folder / "train.json"), "weight": 1}, {"source": str(tmp_path), "weight": 1}]
+    both = {"both": str(tmp_path)}
+    for eval_ in (both, {"news": str(folder / "news.json")} | both):
+        assert not caplog.records
+        training(folder, train=train, eval=eval_)
+    said = f"data.eval.both counts as out of domain, but {tmp_path} is also in data.train"
+    assert [record.message for record in caplog.records] == [said]
 
 
 def test_test_questions_that_are_trained_on_are_counted(tmp_path, caplog):

@@ -184,10 +184,11 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
         # what is no override
         ("train.epochs", "section.field=value"),
         ("data.train=[", "--set data.train=[: not YAML"),
-        ("data.train.x=1", "data.train: {'x': 1}: must be a valid string"),
+        ("data.train.x=1", "data.train: {'x': 1}: give a source, or a list of {source, weight}"),
         # a mix
         ("data.train=[{source: a}]", "data.train.0.weight is required: set it"),
         ("data.train=[{source: a, weigth: 1}]", "0.weigth is not a field; did you mean 'data.train.0.weight'?"),
+        ("data.train=[{name: a, weight: 1}]", "0.name is not a field; known are source, weight"),
         ("data.train=[{source: a, weight: 0}]", "data.train.0.weight: 0: must be greater than 0"),
         ("data.train=[a.json]", "data.train.0: 'a.json' is not a section: give its fields"),
         ("data.train=[{source: a, weight: 1}]", "data.train: a mix has two or more different sources: give a single"),
@@ -322,13 +323,17 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, rate, text
     assert set(yaml.safe_load(recipe.dump())["train"]) == set(type(recipe.train).model_fields)  # every setting
 
 
-def test_what_does_not_fit_a_mix_is_said(path):
+def test_what_does_not_fit_a_mix_is_said(path, caplog):
     for more, said in (
         ("data.home=b.jsn", "data.home: 'b.jsn' is not a source of data.train; did you mean 'b.json'?"),
         ("data.augmented=c", "data.augmented: holds samples of one source, and data.train is a mix"),
         ("method.name=ssmba", "data.train: ssmba trains on samples of one source, and this is a mix: give one"),
     ):
         assert said in message(path, "data.train=[{source: a.json, weight: 3}, {source: b.json, weight: 1}]", more)
+    caplog.clear()
+    for more in ("data.train={a.json: 1, b.json: 3}", "data.train.0.weight=5"):  # over a recipe with a source domain
+        assert message("bert_base_squad", more).endswith(": give a source, or a list of {source, weight}")
+    assert not caplog.records
 
 
 # Own training data over a shipped recipe: which test set is the source domain is said, never guessed
@@ -354,7 +359,9 @@ def test_the_recipes_source_domain_stays_with_a_warning(tmp_path, caplog):
             assert list(Recipe.load(name, overrides).data.eval) == ["squad"]
         [record] = caplog.records
         said = "data.train is 'mine.json', while the source domain, data.eval.squad ('rajpurkar/squad')"
-        assert (record.levelname, said in record.message) == ("WARNING", True)
+        if overrides == [BOTH]:
+            said = f"the home of {said}"
+        assert (record.levelname, record.message.startswith(said)) == ("WARNING", True)
     warn_once.cache_clear()
     Recipe.make("bert_base_squad", data={"train": "mine.json"})
     assert len(caplog.records) == 2

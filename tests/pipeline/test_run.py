@@ -1,17 +1,19 @@
 """How a run begins and ends, what its seed decides, and which models it takes."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from swep_ds.common.settings import differences
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import Prepared, load_model, prepare, resume_setup, training_batches
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.run import _peak, _report
+from swep_ds.pipeline.run import _peak, _report, _say_training, run
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from swep_ds.training.checkpoints import TrainState
@@ -37,7 +39,42 @@ def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questio
     questions = [job.features.dataset["input_ids"][:] for job in jobs]
     for first, other, again in (weights, order, questions):
         assert first != other == again
-    assert [job.questions for job in jobs] == [(21,), (21,), (21,)]
+    assert [job.features.examples for job in jobs] == [21, 21, 21]
+
+
+def test_what_each_source_of_a_mix_gives_is_printed_and_one_without_a_window_is_named(folder, tmp_path):
+    (tmp_path / "few.json").write_text(json.dumps(tiny_run.squad(5, seed=2)))
+    text = "word " * 60
+    rows = [{"question": "Who?", "context": text, "answers": {"text": [text.strip()], "answer_start": [0]}}]
+    (tmp_path / "long.json").write_text(json.dumps(rows))
+
+    def mixed(name: str) -> list[str]:
+        parts = [{"source": str(folder / "train.json"), "weight": 1}, {"source": str(tmp_path / name), "weight": 3}]
+        return [f"data.train={json.dumps(parts)}", "data.windows_without_answer=drop"]
+
+    prepared = job(folder, *mixed("few.json"))
+    recipe = Recipe.load(str(folder / "recipe.yaml"), mixed("few.json"))
+    said = []
+    with process_group():
+        _say_training(recipe, prepared, RunFolder(tmp_path), lambda line, **_: said.append(line))
+    rows = np.concatenate([prepared.batches.windows(update) for update in range(prepared.batches.updates)])
+    first, second = (len(part.dataset) for part in prepared.features.parts)
+    for line, share, questions, windows, read in (
+        (said[-2], 25, 42, first, (rows < first).sum()),
+        (said[-1], 75, 5, second, (rows >= first).sum()),
+    ):
+        assert f": {share} % of each update, {questions} questions in {windows} windows, each read about " in line
+        assert float(re.search(r"about ([\d.]+) times in this run", line)[1]) == pytest.approx(read / windows, rel=0.1)
+    assert refused(job, folder, *mixed("long.json")).startswith("data.train.1.source: no window holds its whole answer")
+
+
+def test_a_stage_in_which_the_base_would_stay_frozen_does_not_start(folder, tmp_path):
+    assert refused(job, folder, "train.freeze_updates=10").startswith("train.freeze_updates: the run has 10 update(s)")
+    two_stages = [f"pretrain.train={folder / 'train.json'}", "pretrain.max_updates=3", "train.freeze_updates=3"]
+    recipe = Recipe.load(str(folder / "recipe.yaml"), two_stages)
+    with process_group():
+        said = refused(run, recipe, str(tiny_run.ds_config(folder, 0)), tmp_path / "run", "never")
+    assert said.startswith("first stage (pretrain): train.freeze_updates: the run has 3 update(s): set it to fewer")
 
 
 def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alike(folder):

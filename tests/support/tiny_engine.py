@@ -54,7 +54,7 @@ def batches(architecture: str, accumulation: int = 1) -> list[Batch]:
 
 @cache
 @process_group()
-def expected_losses(variant: str, architecture: str, accumulation: int) -> list[float]:
+def expected_losses(variant: str, architecture: str, accumulation: int, smoothing: float = 0) -> list[float]:
     """The loss of each update."""
     method, generative = settings(variant), architecture in tiny_models.SEQ2SEQ
     execution = "joint" if accumulation > 1 else "split"
@@ -64,7 +64,7 @@ def expected_losses(variant: str, architecture: str, accumulation: int) -> list[
     recipe = Recipe.model_validate(sections | {"method": method.model_dump()})
     qa = (GenerativeQA if generative else ExtractiveQA)(tiny_models.model(architecture))
     torch.manual_seed(SEED)
-    objective = Objective(qa, build(method, qa.hidden_size, qa.embedding_size), SEED)
+    objective = Objective(qa, build(method, qa.hidden_size, qa.embedding_size), SEED, smoothing)
     micro_steps = len(objective.parts(execution))
     given = {"world_size": 1, "micro_steps": micro_steps, "hidden_size": 16, "on_cpu": True}
     config = resolve_ds_config(str(ROOT / "ds_configs" / "zero0.json"), recipe, **given)

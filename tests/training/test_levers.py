@@ -1,6 +1,7 @@
 """Label smoothing, a frozen base (LP-FT) and the mean with the start (WiSE-FT): whole runs against a plain loop."""
 
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from copy import deepcopy
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def runs(folder, recipe, expected) -> dict[int, Path]:
     resume = "never"
     for stage, update in ((1, 2), (0, 4), (3, 6), (2, None)):
         made[stage] = folder / f"zero{stage}"
-        run(recipe, str(tiny_run.ds_config(folder, stage)), made[stage], resume)
+        with (folder / f"zero{stage}.log").open("w") as log, redirect_stdout(log):
+            run(recipe, str(tiny_run.ds_config(folder, stage)), made[stage], resume)
         resume = str(tag(made[stage], update or UPDATES))
     return made
 
@@ -95,6 +97,7 @@ def states_of_adam(run: Path, update: int) -> dict[int, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_run_with_all_three_is_a_plain_loop_whatever_the_stage_that_it_resumes_from(runs, expected, stage):
+    assert f"mean with the start, in {runs[stage]}:\n" in runs[stage].with_suffix(".log").read_text()
     start, last = expected
     averaged, plain = load_file(runs[stage] / MODEL), load_file(runs[stage] / LAST)
     assert plain.keys() == last.keys()
