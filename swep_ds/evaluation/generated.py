@@ -53,6 +53,10 @@ class GeneratedAnswers:
             nulls[self.examples[row].id] = Answer("", None, None, log_p, math.exp(log_p), odds)
         return nulls
 
+    def log_sums(self) -> dict[str, float]:
+        """log of the probability of all answers but the empty one, by example id."""
+        return {id_: null.score - null.odds for id_, null in self.nulls().items()}
+
     def n_best(self, count: int) -> dict[str, list[Answer]]:
         """The best answer by example id, in a list as from `SpanDecoder`, whatever `count`."""
         answers = {}

@@ -195,6 +195,10 @@ class SpanDecoder:
             nulls[self.examples[row].id] = Answer("", None, None, score, probability, odds)
         return nulls
 
+    def log_sums(self) -> dict[str, float]:
+        """log of the sum of exp(score) over all spans, without the null answer, by example id."""
+        return {self.examples[row].id: log_sum for row, log_sum in self._log_sums.items()}
+
     def _log_sum(self, row: int) -> float:
         """log of the sum of exp(score) over an example's spans and, if it counts, the null answer."""
         if self.null:

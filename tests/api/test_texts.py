@@ -10,9 +10,10 @@ from fastapi.testclient import TestClient
 
 from swep_ds.api import texts as module
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.api.texts import Passage, Passages, joined
+from swep_ds.api.texts import Passage, Passages, Reading, TextsAnswerer, joined
 from swep_ds.commands.answer import answer as answer_command
 from swep_ds.data.example import Example
+from swep_ds.evaluation.spans import Answer
 from tests.api.test_answerer import by_hand, model  # noqa: F401 (a fixture)
 from tests.support.bad_input import refused
 from tests.support.finished import write_reading
@@ -53,34 +54,49 @@ def bm25(question: str, passages: list[str]) -> list[float]:
 def test_passages_overlap_cover_the_text_and_are_ranked_by_bm25(short):
     passages = Passages(TEXTS)
     all_passages = passages.passages
-    contents = [TEXTS[name][begin:end] for name, begin, end in all_passages]
+    contents = [TEXTS[name][begin:end] for name, begin, end, _ in all_passages]
     assert contents[:2] == ["The old abbey was founded in ", "was founded in 1204 by an "]
     assert joined(all_passages) == [Passage(name, 0, len(TEXTS[name])) for name in ("abbey.txt", "college.md")]
     scores = bm25("founded by abbot", contents)
     expected = sorted((n for n, score in enumerate(scores) if score), key=lambda n: -round(scores[n], 5))
-    assert passages.best("FOUNDED by, abbot?", 100) == [all_passages[n] for n in expected]
-    assert passages.best("Founded by abbot", 2) == [all_passages[n] for n in expected[:2]]
+    found = passages.best("FOUNDED by, abbot?", 100)
+    assert [passage[:3] for passage in found] == [all_passages[n][:3] for n in expected]
+    assert [passage.score for passage in found] == pytest.approx([scores[n] for n in expected], rel=1e-5)
+    assert passages.best("Founded by abbot", 2) == found[:2]
     assert passages.best("?", 5) == passages.best("zebra", 5) == []
-    assert joined([Passage("b", 5, 9), Passage("a", 8, 9), Passage("a", 0, 4), Passage("b", 2, 6)]) == [
+    assert joined([Passage("b", 5, 9, 1), Passage("a", 8, 9), Passage("a", 0, 4), Passage("b", 2, 6, 2)]) == [
         Passage("a", 0, 4),
         Passage("a", 8, 9),
-        Passage("b", 2, 9),
+        Passage("b", 2, 9, 2),
     ]
     chinese = Passages({"city": "\u4e0a\u6d77\u5728\u4e2d\u56fd\u3002"})  # each character is a word
     assert [place.name for place in chinese.best("\u4e0a\u6d77\u662f\u8c01?", 1)] == ["city"]
 
 
-def test_scores_are_log_odds_against_no_answer_and_the_best_of_all_texts_wins(model, short):  # noqa: F811
+def test_scores_are_log_odds_less_what_bm25_says_and_the_best_of_all_texts_wins(model, short):  # noqa: F811
     pieces = joined(Passages(TEXTS).best(QUESTION, 9))
     assert len({piece.name for piece in pieces}) == 2
-    expected = []
-    for name, begin, end in pieces:
-        spans, null = by_hand(model, QUESTION, TEXTS[name][begin:end])
-        expected += [(score - null, name, begin + start, begin + stop) for score, start, stop, _ in spans]
-    expected.sort(key=lambda span: -span[0])
+    highest = max(piece.score for piece in pieces)
+    assert min(piece.score for piece in pieces) < highest - 0.1
+    for weight in (0.0, 2.0):
+        expected = []
+        for name, begin, end, score in pieces:
+            spans, null = by_hand(model, QUESTION, TEXTS[name][begin:end])
+            prior = weight * (score - highest)
+            expected += [(span - null + prior, name, begin + start, begin + stop) for span, start, stop, _ in spans]
+        expected.sort(key=lambda span: -span[0])
+        check_replies(model, weight, expected)
+    declined = QuestionAnswerer(model, min_confidence=1.0).over(TEXTS, 9)(QUESTION, 2)
+    assert [reply.text == "" for reply in declined] == [True, False]
+    [nothing] = QuestionAnswerer(model).over(TEXTS)("zebra", 3)
+    assert (nothing.text, nothing.name, nothing.probability) == ("", None, 1.0)
+
+
+def check_replies(model: str, weight: float, expected: list[tuple]) -> None:  # noqa: F811
+    """`expected` are all spans, best first: score, name, start, end."""
     total = sum(math.exp(score) for score, *_ in expected)
     count = len(expected)
-    replies = QuestionAnswerer(model).over(TEXTS, 9)(QUESTION, count)
+    replies = TextsAnswerer(QuestionAnswerer(model), TEXTS, 9, weight)(QUESTION, count)
     assert [reply.score for reply in replies] == pytest.approx([score for score, *_ in expected], abs=1e-5)
     assert (replies[0].name, replies[0].start, replies[0].end) == expected[0][1:]
     assert replies[0].confidence == replies[0].probability
@@ -88,30 +104,47 @@ def test_scores_are_log_odds_against_no_answer_and_the_best_of_all_texts_wins(mo
         assert reply.text == TEXTS[reply.name][reply.start : reply.end]
         assert reply.probability == pytest.approx(math.exp(reply.score) / total, rel=1e-4)
     for threshold in (-expected[0][0] - 0.01, -expected[0][0] + 0.01):
-        replies = QuestionAnswerer(model, null_threshold=threshold).over(TEXTS, 9)(QUESTION, count + 1)
+        asks = QuestionAnswerer(model, null_threshold=threshold)
+        replies = TextsAnswerer(asks, TEXTS, 9, weight)(QUESTION, count + 1)
         [place] = [number for number, reply in enumerate(replies) if not reply.text]
         null = replies[place]
         assert (place == 0) == (null.odds > threshold)
         assert null.odds == pytest.approx(-expected[0][0], abs=1e-5)
         assert (null.name, null.probability) == (None, pytest.approx(1 / (1 + total), rel=1e-4))
         assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
-    withheld = QuestionAnswerer(model, min_confidence=1.0).over(TEXTS, 9)(QUESTION, 2)
-    assert [reply.text == "" for reply in withheld] == [True, False]
-    [nothing] = QuestionAnswerer(model).over(TEXTS)("zebra", 3)
-    assert (nothing.text, nothing.name, nothing.probability) == ("", None, 1.0)
+
+
+def test_probabilities_are_right_where_every_passage_rejects(model):  # noqa: F811
+    spans = [Answer(f"{n}", n, n + 1, -24.0, 0.0) for n in range(20)]
+    null = Answer("", None, None, 0.0, 1.0, 24.0)
+    pieces = [Passage("abbey.txt", begin, begin + 20) for begin in (0, 30, 60)]
+    readings = [Reading(piece, spans, null, math.log(20) - 24) for piece in pieces]
+    replies = QuestionAnswerer(model).over(TEXTS).replies(readings, 60)
+    assert [reply.probability for reply in replies] == pytest.approx([1 / 60] * 60)
 
 
 def test_a_generative_model_is_compared_by_its_null_answer(tmp_path):
     prepare(tmp_path, architecture="t5")
     write_reading(tmp_path / "model")
     asks = QuestionAnswerer(tmp_path / "model", null_threshold=1e6)
-    [reply] = asks.over(TEXTS)(QUESTION)
-    scores = {}
+    pieces = {piece.name: piece for piece in joined(Passages(TEXTS).best(QUESTION, 10))}
+    highest = max(piece.score for piece in pieces.values())
+    scores, odds = {}, {}
     for name in ("abbey.txt", "college.md"):
-        answers, nulls = asks.read([Example(name, QUESTION, TEXTS[name], (), None, "")], 1, questions=1, null=True)
-        scores[name] = answers[name][0].score - nulls[name].score
+        [best, *_] = asks(QUESTION, TEXTS[name], 1)
+        null = asks.read([Example(name, QUESTION, TEXTS[name], (), None, "")], 1, null=True).nulls()[name]
+        discount = highest - pieces[name].score
+        scores[name] = best.score - null.score - discount
+        odds[name] = math.log(null.probability / (1 - null.probability)) + discount
+    [reply] = asks.over(TEXTS)(QUESTION)
     best = max(scores, key=scores.get)
     assert (reply.name, reply.score) == (best, pytest.approx(scores[best], rel=1e-4))
+    total = sum(math.exp(-odd) for odd in odds.values())
+    assert reply.probability == pytest.approx(math.exp(reply.score) / (1 + total), rel=1e-4)
+    for threshold in (min(odds.values()) - 0.01, min(odds.values()) + 0.01):
+        asks.null_threshold = threshold
+        [reply] = asks.over(TEXTS)(QUESTION)
+        assert (reply.text == "") == (reply.name is None) == (min(odds.values()) > threshold)
     asks.null_threshold = None
     assert "generates and never declines: its answers to texts" in refused(asks.over, TEXTS)
 
