@@ -100,8 +100,8 @@ class QuestionAnswerer:
             yield from self.answer_together(examples, n_best)
 
     def over(self, texts: Mapping[str, str] | str | Path, passages: int = 10) -> TextsAnswerer:
-        """Asks texts by name, or those of a folder (`read_texts`): the `passages` best by BM25 are read for a question,
-        and its answers name their texts. Raises InputError: `passages` < 1; or as `read_texts` and `TextsAnswerer`."""
+        """To ask about many texts, by name, or all of a folder (`read_texts`). The `passages` best by BM25 are read;
+        answers name their texts. Raises InputError: `passages` < 1; or as `read_texts` and `TextsAnswerer`."""
         if passages < 1:
             raise InputError(f"passages {passages}: must be at least 1")
         if isinstance(texts, str | Path):

@@ -16,7 +16,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,8 +34,7 @@ log = logging.getLogger(__name__)
 WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
 RETRIEVAL_WEIGHT = 1.0  # of BM25's score next to the model's log odds
-normal_form = partial(unicodedata.normalize, "NFC")
-FROM_EACH = 100  # best answers that are compared of what is read as one
+FROM_EACH = 100  # best answers of what is read as one: those below take no part in n_best and confidence
 _MARKS = "".join(filter(is_mark, map(chr, range(0x10000))))
 # a run of letters and digits with their marks, such as accents; in a script without spaces each character is a word
 WORD = re.compile(rf"(?=\w)[{UNSPACED}][{_MARKS}]*|[^\W_{UNSPACED}]+(?:[{_MARKS}]+[^\W_{UNSPACED}]*)*")
@@ -76,7 +74,7 @@ class Passages:
                 # with what follows its last word, such as a full stop
                 end = places[first + WORDS][0] if first + WORDS < len(places) else len(text)
                 self.passages.append(Passage(name, begin, end))
-                words_of_passages.append([normal_form(text[start:stop].casefold()) for start, stop in words])
+                words_of_passages.append([unicodedata.normalize("NFC", text[a:b].casefold()) for a, b in words])
         if not self.passages:
             raise InputError("texts: none of them has a word: give at least one")
         self._index = bm25s.BM25()
@@ -84,7 +82,7 @@ class Passages:
 
     def best(self, question: str, count: int) -> list[Passage]:
         """The `count` best passages for a question, best first, of those that share a word with it."""
-        words = WORD.findall(normal_form(question.casefold()))
+        words = WORD.findall(unicodedata.normalize("NFC", question.casefold()))
         if not words:
             return []
         score = self._index.get_scores(words)
@@ -132,9 +130,8 @@ class TextsAnswerer:
         self._count = count
 
     def __call__(self, question: str, n_best: int = 1) -> list[TextAnswer]:
-        """At most `n_best` best answers, best first, none of which overlaps a better one; only "", with score None,
-        where no passage shares a word with the question. Raises InputError: it is empty; or as
-        `QuestionAnswerer.check`."""
+        """At most `n_best` answers, best first, that do not overlap; only "", with score None, where no passage shares
+        a word with the question. Raises InputError: it is empty; or as `QuestionAnswerer.check`."""
         return self.replies(self.read(question, n_best), n_best)
 
     def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[TextAnswer]]:

@@ -5,6 +5,7 @@ import math
 import runpy
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -242,7 +243,7 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
     assert refused(asks.over, TEXTS) == "asking many texts needs bm25s: pip install '.[texts]' in a checkout"
 
 
-def test_the_endpoint_answers_declines_and_refuses(model, tmp_path):  # noqa: F811
+def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch, capsys):  # noqa: F811
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
     build = runpy.run_path(str(ROOT / "examples" / "serve.py"))["build"]
@@ -261,6 +262,19 @@ def test_the_endpoint_answers_declines_and_refuses(model, tmp_path):  # noqa: F8
         ):
             assert client.post("/answer", json=content).status_code == 422
         assert client.post("/answer", content=b"{").status_code == 422
+        refusal = client.post("/answer", json={"question": "\u200b"})
+        assert refusal.status_code == 422
+        assert refusal.json() == {"detail": "the question is empty: give at least one word"}
     with TestClient(build(model, tmp_path, null_threshold=-1e6)) as client:
         declined = client.post("/answer", json={"question": QUESTION}).json()
     assert (declined["answer"], declined["text"], declined["start"]) == ("", None, None)
+    serving = []
+    monkeypatch.setitem(sys.modules, "uvicorn", SimpleNamespace(run=lambda app, **address: serving.append(address)))
+    serve = str(ROOT / "examples" / "serve.py")
+    monkeypatch.setattr(sys, "argv", [serve, model, str(tmp_path), "--host", "0.0.0.0", "--null_threshold", "0"])
+    runpy.run_path(serve, run_name="__main__")
+    assert serving == [{"host": "0.0.0.0", "port": 8000}]
+    monkeypatch.setattr(sys, "argv", [serve, model, str(tmp_path / "missing")])
+    with pytest.raises(SystemExit):
+        runpy.run_path(serve, run_name="__main__")
+    assert capsys.readouterr().err.endswith(f"error: texts {tmp_path / 'missing'}: no such folder\n")

@@ -3,7 +3,7 @@
     python study.py new_wiki.yaml --own new_wiki_v1.0.json.gz --others SQuAD.dev.jsonl.gz --into runs/new_wiki
     python study.py quickstart.yaml --own quickstart:reviews --others quickstart:encyclopedia --into runs/reviews
 
-Makes the files, trains and tests what is not there yet, and prints the table. Needs `pip install 'swep-ds[texts]'`.
+Makes the files, trains and tests what is not there yet, and prints the table. Needs `pip install '.[texts]'`.
 The recipe says how the start is trained; the runs on own pairs change what `SETTINGS` has.
 
 Own pairs are drawn anew for each seed from half of the articles; the test is drawn once from the others. Of both a
