@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
 RETRIEVAL_WEIGHT = 1.0  # of BM25's score next to the model's log odds
-FROM_EACH = 100  # best answers of what is read as one: those below take no part in n_best and confidence
+FROM_EACH = 50  # best answers of what is read as one: those below take no part in n_best and confidence
 _MARKS = "".join(filter(is_mark, map(chr, range(0x10000))))
 # a run of letters and digits with their marks, such as accents; in a script without spaces each character is a word
 WORD = re.compile(rf"(?=\w)[{UNSPACED}][{_MARKS}]*|[^\W_{UNSPACED}]+(?:[{_MARKS}]+[^\W_{UNSPACED}]*)*")
