@@ -1,47 +1,41 @@
 """Serves a model that answers questions from a folder of texts.
 
-    pip install 'swep-ds[serve]'
+    pip install '.[serve]'
     python examples/serve.py runs/mine/model articles --port 8000
-    curl localhost:8000/answer --json '{"question": "Who founded the abbey?"}'
+    curl localhost:8000/answer -H 'content-type: application/json' -d '{"question": "Who founded the abbey?"}'
 
 The reply has `answer` ("" = declined), `probability`, and for an answer `text`, the file's name, with its characters
 `start` and `end`. A question that is missing, blank or too long is refused with status 422.
 """
 
 import argparse
+import threading
 from typing import Annotated
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, StringConstraints
 
 import swep_ds as sd
 
-LONGEST = 1000  # characters of a question
 
-
-class Question(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    question: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST)]
-
-
-class Reply(BaseModel):
-    answer: str
-    probability: float
-    text: str | None
-    start: int | None
-    end: int | None
+class Question(BaseModel, extra="forbid"):
+    question: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
 
 
 def build(model: str, folder: str, **settings) -> FastAPI:
     asks = sd.QuestionAnswerer(model, **settings).over(folder)
     app = FastAPI(title="Questions about texts")
+    lock = threading.Lock()  # FastAPI asks in many threads, and the model answers one
+
+    app.add_exception_handler(sd.InputError, lambda request, error: JSONResponse({"detail": str(error)}, 422))
 
     @app.post("/answer")
-    def answer(asked: Question) -> Reply:
-        [reply] = asks(asked.question)
-        return Reply(
-            answer=reply.text, probability=reply.probability, text=reply.name, start=reply.start, end=reply.end
-        )
+    def answer(asked: Question) -> dict:
+        with lock:
+            [best] = asks(asked.question)
+        place = {"text": best.name, "start": best.start, "end": best.end}
+        return {"answer": best.text, "probability": best.probability, **place}
 
     return app
 
@@ -52,6 +46,13 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("model")
     options.add_argument("folder")
+    options.add_argument("--null_threshold", type=float)
+    options.add_argument("--min_confidence", type=float, default=0.0)
+    options.add_argument("--host", default="127.0.0.1")
     options.add_argument("--port", type=int, default=8000)
     given = options.parse_args()
-    uvicorn.run(build(given.model, given.folder), port=given.port)
+    try:
+        app = build(given.model, given.folder, null_threshold=given.null_threshold, min_confidence=given.min_confidence)
+    except sd.InputError as error:
+        options.error(str(error))
+    uvicorn.run(app, host=given.host, port=given.port)

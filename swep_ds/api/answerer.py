@@ -32,8 +32,6 @@ from swep_ds.pipeline.saved import load_saved
 log = logging.getLogger(__name__)
 
 QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
-Replies = dict[str, list[Answer]]  # by example id
-Nulls = dict[str, Answer]
 NO_ANSWER = Answer("", None, None, score=None, probability=0.0)  # of a model that never declines
 
 
@@ -102,8 +100,8 @@ class QuestionAnswerer:
             yield from self.answer_together(examples, n_best)
 
     def over(self, texts: Mapping[str, str] | str | Path, passages: int = 10) -> TextsAnswerer:
-        """Asks texts by name, or those of a folder (`read_texts`): the `passages` best by BM25 are read for a question,
-        and its answers name their texts. Raises InputError: `passages` < 1; or as `read_texts` and `TextsAnswerer`."""
+        """To ask about many texts, by name, or all of a folder (`read_texts`). The `passages` best by BM25 are read;
+        answers name their texts. Raises InputError: `passages` < 1; or as `read_texts` and `TextsAnswerer`."""
         if passages < 1:
             raise InputError(f"passages {passages}: must be at least 1")
         if isinstance(texts, str | Path):
@@ -125,7 +123,8 @@ class QuestionAnswerer:
         """As `answer`, for examples with different ids that are all batched together, without `check`."""
         saved = self._saved
         count = max(n_best, N_BEST) if self.calibrated else n_best
-        answers, nulls = self.read(examples, count, questions=len(examples), null=saved.null_threshold is not None)
+        decoder = self.read(examples, count, null=saved.null_threshold is not None)
+        answers, nulls = decoder.n_best(count), decoder.nulls()
         for example in examples:
             null = nulls.get(example.id)
             candidates = with_null(answers[example.id], null, saved.null_threshold) or [NO_ANSWER]
@@ -137,9 +136,9 @@ class QuestionAnswerer:
             candidates[0] = replace(candidates[0], confidence=confidence)
             yield candidates[:n_best]
 
-    def read(self, examples: list[Example], count: int, *, questions: int, null: bool) -> tuple[Replies, Nulls]:
-        """The `count` best answers by example id, and the null answers if `null` (extractive) or the model may decline.
-        The examples ask so many different questions: as many as there are examples, or one."""
+    def read(self, examples: list[Example], count: int, *, null: bool) -> SpanDecoder | GeneratedAnswers:
+        """Answers the examples; its `n_best` gives the `count` best exactly, and its `nulls` the null answers if `null`
+        (extractive) or the model may decline."""
         saved = self._saved
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
@@ -148,6 +147,7 @@ class QuestionAnswerer:
             decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
         windows, questions_cut = windows_to_answer(examples, self._cutter)
         if questions_cut:
+            questions = len({example.question for example in examples})
             log.warning(
                 "%d of %d questions are longer than %d tokens, and what follows is not read",
                 min(questions_cut, questions),
@@ -155,4 +155,4 @@ class QuestionAnswerer:
                 saved.windows.max_query_length,
             )
         decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size)
-        return decoder.n_best(count), decoder.nulls()
+        return decoder

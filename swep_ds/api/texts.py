@@ -1,41 +1,50 @@
 """Asks many texts: BM25 ranks their passages, and the model reads the best ones.
 
 A passage is `WORDS` words of a text, and the next one begins `STEP` words later (Wang et al., EMNLP 2019). Chosen
-passages that overlap are read as one: no span competes with itself.
+passages that overlap are read as one: no span competes with itself. Its windows may be several; the lowest null counts.
 
-A softmax over one passage is as sure where the passage holds no answer. Answers are therefore compared by the log odds
-that they, and not no answer, are right in their passage: a span's logits less those of the null position, or log
-P(answer) - log P(empty answer). A probability is the share of exp(that score) over all answers of all passages and, if
-the model may decline, no answer, whose score is 0. A model trained without unanswerable questions knows its null
-position only from windows that miss the answer of a long text.
+Probabilities among the spans of one passage do not say whether it holds an answer. Answers are therefore compared by
+log odds: of the answer against no answer in its passage (a span's logits less those of the null position, or log
+P(answer) - log P(empty answer)), less `weight` for each point by which BM25 scores the passage below the best one. A
+probability is the share of exp(that score) over all answers of all passages and, if the model may decline, no answer,
+whose score is 0.
 """
 
+import logging
 import math
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.answers import is_blank
+from swep_ds.data.answers import UNSPACED, is_blank, normalize_answer
 from swep_ds.data.example import Example
+from swep_ds.data.windows import is_mark
 from swep_ds.evaluation.spans import Answer, with_null
 
 if TYPE_CHECKING:
     from swep_ds.api.answerer import QuestionAnswerer
 
+log = logging.getLogger(__name__)
+
 WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
-# letters and digits between others; each character of Chinese and Japanese, which put no space between words
-WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
+RETRIEVAL_WEIGHT = 1.0  # of BM25's score next to the model's log odds
+FROM_EACH = 50  # best answers of what is read as one: those below take no part in n_best and confidence
+_MARKS = "".join(filter(is_mark, map(chr, range(0x10000))))
+# a run of letters and digits with their marks, such as accents; in a script without spaces each character is a word
+WORD = re.compile(rf"(?=\w)[{UNSPACED}][{_MARKS}]*|[^\W_{UNSPACED}]+(?:[{_MARKS}]+[^\W_{UNSPACED}]*)*")
 
 
 class Passage(NamedTuple):
     name: str  # of its text, of which it is characters [begin, end)
     begin: int
     end: int
+    score: float = 0.0  # BM25's, for a question
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class Passages:
         try:
             import bm25s
         except ImportError:
-            raise InputError("asking many texts needs bm25s: pip install 'swep-ds[texts]'") from None
+            raise InputError("asking many texts needs bm25s: pip install '.[texts]' in a checkout") from None
         self.passages: list[Passage] = []
         words_of_passages = []
         for name, text in texts.items():
@@ -62,9 +71,10 @@ class Passages:
             for first in range(0, max(1, len(places) - WORDS + STEP), STEP):
                 words = places[first : first + WORDS]
                 begin = words[0][0] if first else 0
-                end = places[first + WORDS][0] if first + WORDS < len(places) else len(text)  # with a full stop
+                # with what follows its last word, such as a full stop
+                end = places[first + WORDS][0] if first + WORDS < len(places) else len(text)
                 self.passages.append(Passage(name, begin, end))
-                words_of_passages.append([text[start:stop].casefold() for start, stop in words])
+                words_of_passages.append([unicodedata.normalize("NFC", text[a:b].casefold()) for a, b in words])
         if not self.passages:
             raise InputError("texts: none of them has a word: give at least one")
         self._index = bm25s.BM25()
@@ -72,20 +82,21 @@ class Passages:
 
     def best(self, question: str, count: int) -> list[Passage]:
         """The `count` best passages for a question, best first, of those that share a word with it."""
-        words = [word.casefold() for word in WORD.findall(question)]
+        words = WORD.findall(unicodedata.normalize("NFC", question.casefold()))
         if not words:
             return []
         score = self._index.get_scores(words)
         best = np.argsort(-score, kind="stable")[:count]
-        return [self.passages[number] for number in best[score[best] > 0]]
+        return [self.passages[number]._replace(score=float(score[number])) for number in best[score[best] > 0]]
 
 
 def joined(passages: list[Passage]) -> list[Passage]:
-    """The passages in the order of texts, those that overlap or touch as one."""
+    """The passages in the order of texts, those that overlap or touch as one, with the best score of them."""
     pieces: list[Passage] = []
     for passage in sorted(passages):
         if pieces and pieces[-1].name == passage.name and passage.begin <= pieces[-1].end:
-            pieces[-1] = pieces[-1]._replace(end=max(pieces[-1].end, passage.end))
+            last = pieces[-1]
+            pieces[-1] = last._replace(end=max(last.end, passage.end), score=max(last.score, passage.score))
         else:
             pieces.append(passage)
     return pieces
@@ -94,60 +105,93 @@ def joined(passages: list[Passage]) -> list[Passage]:
 class TextsAnswerer:
     """Asks a model about many texts, as `QuestionAnswerer.over` returns it.
 
-    "" is the first reply where the model declines: where the null odds of every passage are above its threshold, or the
-    best answer's probability is below `min_confidence`. The first reply's `confidence` is its probability: a calibrator
-    was fitted to questions about one text. Raises InputError: as `Passages`; or a generative model never declines.
+    "" is the first reply where the model declines: where the null odds of every passage, with what BM25's score adds to
+    them, are above its threshold, or the confidence in the best answer is below `min_confidence`. The first reply's
+    `confidence` sums the probabilities of all answers that say the same, up to SQuAD's normalisation, among the
+    `FROM_EACH` best of each passage; a calibrator was fitted to questions about one text. Raises InputError: as
+    `Passages`; or a generative model never declines.
     """
 
-    def __init__(self, answerer: "QuestionAnswerer", texts: Mapping[str, str], count: int):
+    def __init__(
+        self, answerer: "QuestionAnswerer", texts: Mapping[str, str], count: int, weight: float = RETRIEVAL_WEIGHT
+    ):
         if answerer.generative and answerer.null_threshold is None:
             raise InputError(
                 f"{answerer.name} generates and never declines: its answers to texts cannot be compared: give a null "
                 "threshold, such as 0, if it was trained with unanswerable questions, or an extractive model"
             )
+        if answerer.null_threshold is None:
+            text = "its odds against no answer were never trained: take one trained with unanswerable questions"
+            log.warning("%s has no null threshold: %s", answerer.name, text)
+        self.weight = weight
         self._answerer = answerer
         self._texts = texts
         self._passages = Passages(texts)
         self._count = count
 
     def __call__(self, question: str, n_best: int = 1) -> list[TextAnswer]:
-        """The `n_best` best answers, best first; only "" where no passage shares a word with the question. Raises
-        InputError: the question is empty; or as `QuestionAnswerer.check`."""
+        """At most `n_best` answers, best first, that do not overlap; only "", with score None, where no passage shares
+        a word with the question. Raises InputError: it is empty; or as `QuestionAnswerer.check`."""
+        return self.replies(self.read(question, n_best), n_best)
+
+    def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[TextAnswer]]:
+        """As `__call__` for each question, in order."""
+        return (self(question, n_best) for question in questions)
+
+    def read(self, question: str, n_best: int = 1) -> list[tuple[Passage, list[Answer], Answer, float]]:
+        """The pieces that are read, each with its best answers, its null answer, and the log of the sum of exp(score)
+        over all answers but the null answer. `weight` takes no part."""
         if is_blank(question):
             raise InputError("the question is empty: give at least one word")
         pieces = joined(self._passages.best(question, self._count))
         if not pieces:
-            return [TextAnswer("", None, None, 0.0, 1.0, confidence=1.0)]
+            return []
         examples = []
-        for number, (name, begin, end) in enumerate(pieces):
-            examples.append(Example(str(number), question, self._texts[name][begin:end], (), None, name))
+        for name, begin, end, _ in pieces:
+            examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
         self._answerer.check(examples, n_best)
-        answers, nulls = self._answerer.read(examples, n_best, questions=1, null=True)
+        decoder = self._answerer.read(examples, FROM_EACH, null=True)
+        answers, nulls = decoder.n_best(FROM_EACH), decoder.nulls()
+        return [(piece, answers[str(n)], nulls[str(n)], decoder.log_sums[n]) for n, piece in enumerate(pieces)]
+
+    def replies(self, readings: list[tuple], n_best: int = 1) -> list[TextAnswer]:
+        """As `__call__`, from what `read` returned."""
+        if not readings:
+            return [TextAnswer("", None, None, score=None, probability=0.0, confidence=0.0)]
         threshold = self._answerer.null_threshold
         log_total = -math.inf if threshold is None else 0.0  # log of the sum of exp(score) over answers, and over none
+        highest = max(piece.score for piece, *_ in readings)
+        odds = []
         ranked = []
-        for example, piece in zip(examples, pieces, strict=True):
-            null = nulls[example.id]
-            ranked += [_in_text(answer, piece, null.score) for answer in answers[example.id]]
-            log_sum = answers[example.id][0].score - null.score  # of nearly all of the sum where 1 - p is but rounding
-            if 1e-300 < null.probability < 1 - 1e-9:
-                log_sum = math.log1p(-null.probability) - math.log(null.probability)
-            log_total = float(np.logaddexp(log_total, log_sum))
+        for piece, answers, null, log_sum in readings:
+            discount = self.weight * (highest - piece.score)
+            odds.append(null.odds + discount)
+            log_total = float(np.logaddexp(log_total, log_sum - null.score - discount))
+            ranked += [_in_text(answer, piece, answer.score - null.score - discount) for answer in answers]
         ranked = [replace(answer, probability=math.exp(min(0, answer.score - log_total))) for answer in ranked]
         ranked.sort(key=lambda answer: -answer.score)
-        probability = 0.0 if threshold is None else math.exp(-log_total)
-        null = TextAnswer("", None, None, 0.0, probability, odds=-ranked[0].score)
-        replies = with_null(ranked, null, threshold)
-        confidence = replies[0].probability
-        if confidence < self._answerer.min_confidence and replies[0].text:
-            replies = [null, *ranked]
+        null = TextAnswer("", None, None, 0.0, 0.0 if threshold is None else math.exp(-log_total), odds=min(odds))
+        replies = with_null(_apart(ranked, n_best), null, threshold) or [null]
+        confidence = null.probability
+        if replies[0] is not null:
+            said = normalize_answer(replies[0].text)
+            confidence = min(1.0, sum(answer.probability for answer in ranked if normalize_answer(answer.text) == said))
+            if confidence < self._answerer.min_confidence:
+                replies = [null, *(answer for answer in replies if answer is not null)]
         replies[0] = replace(replies[0], confidence=confidence)
         return replies[:n_best]
 
 
-def _in_text(answer: Answer, piece: Passage, null: float) -> TextAnswer:
-    score = answer.score - null
-    if answer.start is None:  # generated
-        return TextAnswer(answer.text, None, None, score, answer.probability, name=piece.name)
-    place = (piece.begin + answer.start, piece.begin + answer.end)
+def _apart(ranked: list[TextAnswer], count: int) -> list[TextAnswer]:
+    """The first `count` answers that overlap no earlier one."""
+    kept: list[TextAnswer] = []
+    for answer in ranked:
+        same_text = [better for better in kept if better.name == answer.name and better.start is not None]
+        if len(kept) < count and all(answer.end <= it.start or it.end <= answer.start for it in same_text):
+            kept.append(answer)
+    return kept
+
+
+def _in_text(answer: Answer, piece: Passage, score: float) -> TextAnswer:
+    place = [None if place is None else piece.begin + place for place in (answer.start, answer.end)]
     return TextAnswer(answer.text, *place, score, answer.probability, name=piece.name)

@@ -4,6 +4,7 @@
     swep-ds answer MODEL --question "Who ...?" --text_file article.txt --n_best 3
     swep-ds answer MODEL --question "Who ...?" --texts articles
     swep-ds answer MODEL --questions asked.jsonl --output answers.jsonl --min_confidence 0.5
+    swep-ds answer MODEL --questions asked.csv --texts articles --output answers.jsonl
 
 MODEL is a Hugging Face folder or hub id, extractive or generative. The command prints the best answers to --question,
 each with its probability among all spans of the text and the words around it. A generated answer has the probability of
@@ -11,12 +12,14 @@ its tokens. A model that was trained with unanswerable questions may find that t
 --texts takes the .txt and .md files of a folder. BM25 ranks their passages, the model reads the best ones, and each
 answer comes with the name of its text.
 --min_confidence declines a question whose best answer is less likely to be exactly right, by the calibrator if the
-model has one, else by the softmax.
+model has one, else by the softmax; with --texts by the probabilities of all answers that say the same.
 --questions takes any source of data, such as JSON lines or CSV with the columns question and context; answers in it are
-ignored. Each line of --output has id, question, answer ("" = none), probability, confidence, start and end in the
-context, and with --n_best above 1 the list `answers`. If it is stopped, the same command resumes.
+ignored, and with --texts contexts, too, which may be missing. Each line of --output has id, question, answer ("" =
+none), probability, confidence, start and end in the context, with --texts the text's name, and with --n_best above 1
+the list `answers`. If it is stopped, the same command resumes.
 """
 
+import hashlib
 import json
 import math
 import time
@@ -28,7 +31,7 @@ from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import check_output, read_text, read_texts, user_path
 
-FIELDS = ("text", "probability", "score", "start", "end", "confidence")  # of an answer in --output
+FIELDS = ("text", "score", "probability", "confidence", "start", "end")  # of an answer in --output
 
 
 def answer() -> None:
@@ -36,12 +39,12 @@ def answer() -> None:
     options.add_argument("model", help="Hugging Face folder or hub id of a question-answering model")
     asked = options.add_mutually_exclusive_group(required=True)
     asked.add_argument("--question", help="one question, about --text, --text_file or --texts")
-    asked.add_argument("--questions", metavar="SOURCE", help="file of questions with their contexts")
+    asked.add_argument("--questions", metavar="SOURCE", help="file of questions, with contexts if without --texts")
     given = options.add_mutually_exclusive_group()
     given.add_argument("--text", help="the text that --question is about")
     given.add_argument("--text_file", type=user_path, help="file with that text")
-    given.add_argument("--texts", metavar="FOLDER", type=user_path, help="folder of texts that may answer --question")
-    options.add_argument("--passages", type=at_least(1), default=10, help="passages of --texts to read")
+    given.add_argument("--texts", metavar="FOLDER", type=user_path, help="folder of texts to ask")
+    options.add_argument("--passages", type=at_least(1), help="passages of --texts to read (default: 10)")
     options.add_argument("--output", type=user_path, help="new file for the answers to --questions")
     options.add_argument("--n_best", type=at_least(1), default=1, help="answers; a generative model has one")
     options.add_argument("--batch_size", type=at_least(1), default=32, help="windows in a forward pass")
@@ -56,7 +59,10 @@ def answer() -> None:
     texts = None
     if arguments.texts:
         texts = read_texts(arguments.texts, f"--texts {arguments.texts}")
-    if (arguments.question is None) != (context is None and texts is None):
+        arguments.passages = arguments.passages or 10
+    elif arguments.passages:
+        raise InputError("--passages are those of --texts: give it too, or leave them out")
+    elif (arguments.question is None) != (context is None):
         raise InputError("give --question with --text, --text_file or --texts; --questions has texts in its file")
     if (arguments.questions is None) != (arguments.output is None):
         raise InputError("give --questions with --output, a new file for the answers; --question has none")
@@ -68,7 +74,7 @@ def answer() -> None:
     with process_group():
         kwargs = {name: getattr(arguments, name) for name in ("batch_size", "null_threshold", "min_confidence")}
         if arguments.questions is not None:
-            _answer_file(arguments, kwargs)
+            _answer_file(arguments, texts, kwargs)
             return
         answerer = QuestionAnswerer(arguments.model, **kwargs)
         if texts is None:
@@ -77,6 +83,8 @@ def answer() -> None:
             replies = answerer.over(texts, arguments.passages)(arguments.question, arguments.n_best)
         for reply in replies:
             text = reply.text or "(no answer)"
+            if reply.score is None and texts is not None:
+                text = "no passage shares a word with the question"
             if texts is not None and reply.name is not None:
                 context = texts[reply.name]
                 text += f"    {reply.name}:"
@@ -87,7 +95,7 @@ def answer() -> None:
                 print(f"        confidence that the best answer is exactly right: {reply.confidence:.1%}")
 
 
-def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
+def _answer_file(arguments: Namespace, texts: dict[str, str] | None, kwargs: dict[str, Any]) -> None:
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import read_examples
@@ -97,9 +105,15 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
     examples = read_examples(arguments.questions, training=False, labels=False)
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
+    fields = FIELDS if texts is None else (*FIELDS, "name")
+    if texts is not None:
+        setup |= {"passages": arguments.passages, "texts": hashlib.sha256(repr(texts).encode()).hexdigest()}
+    elif missing := [example.id for example in examples if not example.context]:
+        raise InputError(f"question {missing[0]!r}: context is empty: give it, or --texts")
     chunks = Chunks(arguments.output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
     answerer = QuestionAnswerer(arguments.model, **kwargs)
     answerer.check(examples, n_best)
+    asks = None if texts is None else answerer.over(texts, arguments.passages)
     missing = chunks.take(setup)
 
     console = Console()
@@ -112,10 +126,12 @@ def _answer_file(arguments: Namespace, kwargs: dict[str, Any]) -> None:
             first = chunk * QUESTIONS_AT_A_TIME
             asked = examples[first : first + QUESTIONS_AT_A_TIME]
             lines = []
-            for example, replies in zip(asked, answerer.answer_together(asked, n_best), strict=True):
-                answers = [{name: getattr(reply, name) for name in FIELDS} for reply in replies]
+            questions = (example.question for example in asked)
+            replied = asks.answer(questions, n_best) if asks else answerer.answer_together(asked, n_best)
+            for example, replies in zip(asked, replied, strict=True):
+                answers = [{name: getattr(reply, name) for name in fields} for reply in replies]
                 line = {"id": example.id, "question": example.question, "answer": replies[0].text}
-                line |= {name: answers[0][name] for name in ("probability", "confidence", "start", "end")}
+                line |= {name: answers[0][name] for name in fields if name not in ("text", "score")}
                 if n_best > 1:
                     line["answers"] = answers
                 lines.append(line)

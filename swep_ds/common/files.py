@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
@@ -13,6 +14,7 @@ from typing import Any
 
 from swep_ds.common.errors import InputError, as_input_error
 
+log = logging.getLogger(__name__)
 PACKAGE = Path(__file__).resolve().parents[1]
 TEXTS = (".txt", ".md")  # suffixes of the files that `read_texts` reads
 DEFAULT_DS_CONFIG = "zero1"  # where the user names none; ds_configs/README.md says why
@@ -34,17 +36,19 @@ def read_text(path: Path, what: str | None = None) -> str:
 
 def read_texts(folder: Path, what: str) -> dict[str, str]:
     """The texts of the `TEXTS` files of a folder and its subfolders, by name relative to the folder, in name order.
-    Empty texts and hidden files are left out. `what` is how the user named the folder. Raises InputError: no such
-    folder, no text in it, or as `read_text`."""
+    Hidden files are left out and, with a warning, empty and other ones. `what` is how the user named the folder. Raises
+    InputError: no such folder, no text in it, or as `read_text`."""
     if not folder.is_dir():
         raise InputError(f"{what}: no such folder")
     texts = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if file.suffix.lower() in TEXTS and file.is_file() and "/." not in f"/{name}":
-            text = read_text(file)
-            if text.strip():
-                texts[name] = text
+        if file.is_file() and "/." not in f"/{name}":
+            texts[name] = read_text(file) if file.suffix.lower() in TEXTS else ""
+    count = len(texts)
+    texts = {name: text for name, text in texts.items() if text.strip()}
+    if texts and count > len(texts):
+        log.warning("%s: %d texts; %d other files are left out", what, len(texts), count - len(texts))
     if not texts:
         raise InputError(f"{what}: holds no text: put {' or '.join(TEXTS)} files into it")
     return texts

@@ -21,9 +21,10 @@ FALSE = ("false", "0", "0.0")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Scripts that put no space between words: Thai, Lao, Myanmar, Khmer, kana and Han
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
+_UNSPACED = re.compile(f"[{UNSPACED}]")
 _BLANK = {"Cc", "Cf", "Zs", "Zl", "Zp"}  # categories of Unicode
 
 # a text, a number or the end of a list, and the white space by which NumPy separates it from the next value

@@ -52,7 +52,7 @@ def file_items(path: Path) -> Items:
     delimiter = max(",;\t", key=header.count)
     if header.startswith(("{", "[")):
         yield from _json_items(text)
-    elif delimiter in header:
+    elif delimiter in header or column_of(header) == "question":
         yield from _csv_rows(text, delimiter)
     else:
         raise InputError(
@@ -90,7 +90,7 @@ def document_items(document: Any) -> Items:
     if "columns" in document and "data" in document:
         return numbered(dict(zip(document["columns"], row, strict=True)) for row in document["data"])
     columns = {name: cells for name, cells in document.items() if isinstance(cells, list | dict)}
-    if {"question", "context"} <= set(map(column_of, columns)):
+    if "question" in map(column_of, columns):
         cells = [list(cells.values()) if isinstance(cells, dict) else cells for cells in columns.values()]
         return numbered(dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True))
     if "data" in document:
@@ -116,7 +116,8 @@ def _arrow_table(content: bytes) -> pa.Table:
 def table_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     """The rows of a table, with the columns among `COLUMNS`. Raises InputError: as `known_names`."""
     known = known_names(tuple(table.column_names))
-    chosen = [number for number, name in enumerate(known) if name in COLUMNS]
+    # where there is no context, a message names them all
+    chosen = [number for number, name in enumerate(known) if name in COLUMNS or "context" not in known]
     for batch in table.select(chosen).to_batches(ROWS_AT_A_TIME):
         yield from batch.to_pylist()
 
@@ -156,15 +157,14 @@ def column_of(name: str) -> str:
 
 @lru_cache(256)  # the rows of a file have the same names
 def known_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """`column_of` each name of a row or table. Raises InputError: two names stand for one column, a needed one is
-    missing, or the rows are MRQA's."""
+    """`column_of` each name of a row or table. Raises InputError: two names stand for one column, none for the
+    question, or the rows are MRQA's."""
     columns = tuple(map(column_of, names))
     for column in COLUMNS:
         if columns.count(column) > 1:
             raise InputError(f"has the column {column!r} {columns.count(column)} times; keep one")
-    for column in ("question", "context"):
-        if column not in columns:
-            raise InputError(f"has no column {column} (found: {excerpt(list(names))}): rename yours")
+    if "question" not in columns:
+        raise InputError(f"has no column question (found: {excerpt(list(names))}): rename yours")
     if MRQA_COLUMN in columns:
         raise InputError(
             "has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which are no text: "
@@ -181,7 +181,7 @@ def read_items(source: str, items: Items, **wanted: bool) -> Iterator[Example]:
     part of `source` and the numbers of the question's place. Raises InputError: for all faulty questions of a file."""
     message = ""
     faulty: list[str] = []  # ids
-    for place, fields in _rows(source, items):
+    for place, fields in _rows(source, items, wanted["labels"]):
         id_ = _name(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
         try:
             yield _example(id_, fields, **wanted)
@@ -194,7 +194,7 @@ def read_items(source: str, items: Items, **wanted: bool) -> Iterator[Example]:
         raise InputError(message)
 
 
-def _rows(source: str, items: Items) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(source: str, items: Items, labels: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place and the unchecked fields of each question."""
     untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
     for place, item in items:
@@ -214,8 +214,10 @@ def _rows(source: str, items: Items) -> Iterator[tuple[str, dict[str, Any]]]:
         else:
             with at(place):
                 names = known_names(tuple(item))
+                if labels and "context" not in names:
+                    raise InputError(f"has no column context (found: {excerpt(list(item))}): rename yours")
             fields = dict(zip(names, item.values(), strict=True))
-            if isinstance(fields["context"], str):
+            if isinstance(fields.get("context"), str):
                 fields["context"] = sys.intern(fields["context"])  # rows repeat their paragraph
             yield place, fields
 
@@ -247,7 +249,7 @@ def _example(
     id_: str, fields: dict[str, Any], *, training: bool, unanswerable: bool, repeated: bool, labels: bool
 ) -> Example:
     question = text_field(fields, "question")
-    context = text_field(fields, "context")
+    context = text_field(fields, "context") if labels or fields.get("context") else ""
     with as_input_error("holds half of a surrogate pair, which is not text", "remove or complete it"):
         f"{id_}{question}{context}".encode()  # a run would end where it writes its predictions
     article = _name(fields.get("title")) or context

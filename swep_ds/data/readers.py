@@ -41,7 +41,7 @@ def read_examples(
         unanswerable: questions without an answer are no error.
         repeated: for training, an answer without an offset that occurs several times is no error; `settle_repeated`
             then gives it a span or leaves it out.
-        labels: False reads only questions and contexts; answers need not be there, and are left out.
+        labels: False reads only questions and contexts. Answers need not be there; nor contexts, which are then "".
 
     Raises InputError: a missing or malformed source, faults of its questions, duplicate ids, or no example.
     """

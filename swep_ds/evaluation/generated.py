@@ -30,6 +30,7 @@ class GeneratedAnswers:
         # by example: whether it is blank, negative log probability per token, text, tokens
         self._best: dict[int, tuple[bool, float, str, int]] = {}
         self._null: dict[int, float] = {}  # by example: the lowest log probability of the empty answer
+        self.log_sums: dict[int, float] = {}  # by example: the log probability there of all other answers together
 
     def add(self, columns: Columns, token_ids_NK: Tensor, score_N: Tensor, null_N: Tensor | None = None) -> None:
         """Adds N windows: their evaluation columns (`read_columns`), and the output of `GenerativeQA.predict`."""
@@ -44,13 +45,13 @@ class GeneratedAnswers:
         if null_N is not None:
             for row, null in zip(rows, _finite(null_N), strict=True):
                 self._null[row] = min(self._null.get(row, null), null)
+                self.log_sums[row] = math.log(max(-math.expm1(self._null[row]), MIN_PROBABILITY))
 
     def nulls(self) -> dict[str, Answer]:
         """The empty answer by example id."""
         nulls = {}
         for row, log_p in sorted(self._null.items()):
-            odds = log_p - math.log(max(-math.expm1(log_p), MIN_PROBABILITY))
-            nulls[self.examples[row].id] = Answer("", None, None, log_p, math.exp(log_p), odds)
+            nulls[self.examples[row].id] = Answer("", None, None, log_p, math.exp(log_p), log_p - self.log_sums[row])
         return nulls
 
     def n_best(self, count: int) -> dict[str, list[Answer]]:

@@ -141,7 +141,7 @@ class SpanDecoder:
         self.settings = settings
         self.best_only = best_only
         self.null = null
-        self._log_sums: dict[int, float] = {}  # log of the sum of exp(score) over an example's spans so far
+        self.log_sums: dict[int, float] = {}  # by example: log of the sum of exp(score) over its spans so far
         self._null_scores: dict[int, float] = {}  # the lowest of an example's windows so far
         empty = {"example": np.int64, "score": np.float32, "begin": np.int32, "end": np.int32}
         self._parts = [pd.DataFrame({name: np.empty(0, dtype) for name, dtype in empty.items()})]
@@ -160,7 +160,7 @@ class SpanDecoder:
         score_2BT = np.where(self._allowed(columns, logits_2BT.shape[-1]), logits_2BT.numpy(), NEVER)
         log_sum_B = log_normaliser(*score_2BT, self.settings.max_answer_tokens)
         for row, log_sum in zip(rows, log_sum_B.tolist(), strict=True):
-            self._log_sums[row] = float(np.logaddexp(self._log_sums.get(row, -np.inf), log_sum))
+            self.log_sums[row] = float(np.logaddexp(self.log_sums.get(row, -np.inf), log_sum))
         window, score, start, end = window_candidates(*score_2BT, self.settings, best_only=self.best_only)
         spans = {"example": columns["example"][window], "score": score}
         spans["begin"] = _characters(columns, "offset_start", window, start)
@@ -198,12 +198,12 @@ class SpanDecoder:
     def _log_sum(self, row: int) -> float:
         """log of the sum of exp(score) over an example's spans and, if it counts, the null answer."""
         if self.null:
-            return float(np.logaddexp(self._log_sums[row], self._null_scores[row]))
-        return self._log_sums[row]
+            return float(np.logaddexp(self.log_sums[row], self._null_scores[row]))
+        return self.log_sums[row]
 
     def n_best(self, count: int) -> dict[str, list[Answer]]:
         """At most `count` answers by example id, best first."""
-        answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self._log_sums)}
+        answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self.log_sums)}
         spans = pd.concat(self._parts)
         spans = spans.sort_values(["example", "score", "begin", "end"], ascending=[True, False, True, True])
         # a byte-level tokenizer makes several tokens of one character, and all have its place

@@ -1,18 +1,21 @@
 """Many texts: BM25 against its formula, the replies against every span of every passage."""
 
+import json
 import math
 import runpy
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
 
 from swep_ds.api import texts as module
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.api.texts import Passage, Passages, joined
+from swep_ds.api.texts import Passage, Passages, TextAnswer, TextsAnswerer, joined
 from swep_ds.commands.answer import answer as answer_command
 from swep_ds.data.example import Example
+from swep_ds.evaluation.spans import Answer
 from tests.api.test_answerer import by_hand, model  # noqa: F401 (a fixture)
 from tests.support.bad_input import refused
 from tests.support.finished import write_reading
@@ -29,9 +32,10 @@ QUESTION = "Who founded it?"
 
 @pytest.fixture
 def short(monkeypatch):
-    """Passages of 6 words, 3 apart."""
+    """Passages of 6 words, 3 apart, and all of their spans."""
     monkeypatch.setattr(module, "WORDS", 6)
     monkeypatch.setattr(module, "STEP", 3)
+    monkeypatch.setattr(module, "FROM_EACH", 1000)
 
 
 def bm25(question: str, passages: list[str]) -> list[float]:
@@ -53,70 +57,143 @@ def bm25(question: str, passages: list[str]) -> list[float]:
 def test_passages_overlap_cover_the_text_and_are_ranked_by_bm25(short):
     passages = Passages(TEXTS)
     all_passages = passages.passages
-    contents = [TEXTS[name][begin:end] for name, begin, end in all_passages]
+    contents = [TEXTS[name][begin:end] for name, begin, end, _ in all_passages]
     assert contents[:2] == ["The old abbey was founded in ", "was founded in 1204 by an "]
     assert joined(all_passages) == [Passage(name, 0, len(TEXTS[name])) for name in ("abbey.txt", "college.md")]
     scores = bm25("founded by abbot", contents)
     expected = sorted((n for n, score in enumerate(scores) if score), key=lambda n: -round(scores[n], 5))
-    assert passages.best("FOUNDED by, abbot?", 100) == [all_passages[n] for n in expected]
-    assert passages.best("Founded by abbot", 2) == [all_passages[n] for n in expected[:2]]
+    found = passages.best("FOUNDED by, abbot?", 100)
+    assert [passage[:3] for passage in found] == [all_passages[n][:3] for n in expected]
+    assert [passage.score for passage in found] == pytest.approx([scores[n] for n in expected], rel=1e-5)
+    assert passages.best("Founded by abbot", 2) == found[:2]
     assert passages.best("?", 5) == passages.best("zebra", 5) == []
-    assert joined([Passage("b", 5, 9), Passage("a", 8, 9), Passage("a", 0, 4), Passage("b", 2, 6)]) == [
+    assert joined([Passage("b", 5, 9, 1), Passage("a", 8, 9), Passage("a", 0, 4), Passage("b", 2, 6, 2)]) == [
         Passage("a", 0, 4),
         Passage("a", 8, 9),
-        Passage("b", 2, 9),
+        Passage("b", 2, 9, 2),
     ]
-    chinese = Passages({"city": "\u4e0a\u6d77\u5728\u4e2d\u56fd\u3002"})  # each character is a word
-    assert [place.name for place in chinese.best("\u4e0a\u6d77\u662f\u8c01?", 1)] == ["city"]
 
 
-def test_scores_are_log_odds_against_no_answer_and_the_best_of_all_texts_wins(model, short):  # noqa: F811
+@pytest.mark.parametrize(
+    ("text", "words", "question"),
+    [
+        ("\u4e0a\u6d77\u5728\u30fb\u4e2d\u3002", ["\u4e0a", "\u6d77", "\u5728", "\u4e2d"], "\u6d77?"),  # Chinese
+        ("\u0e40\u0e1b\u0e47\u0e19 \u0e3f5", ["\u0e40", "\u0e1b\u0e47", "\u0e19", "5"], "\u0e1b\u0e47"),  # Thai
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940, \u0939\u0948",
+            ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u0939\u0948"],
+            "\u0939\u0948?",
+        ),  # Hindi
+        (
+            "Die Mu\u0308ller_GmbH",
+            ["Die", "Mu\u0308ller", "GmbH"],
+            "M\u00dcLLER",
+        ),  # NFD in the text, NFC in the question
+    ],
+)
+def test_words_keep_their_marks_and_compare_in_nfc(text, words, question):
+    assert module.WORD.findall(text) == words
+    assert Passages({"a": text, "b": "other"}).best(question, 2)[0][:3] == ("a", 0, len(text))
+
+
+def test_scores_are_log_odds_less_what_bm25_says_and_the_best_of_all_texts_wins(model, short):  # noqa: F811
     pieces = joined(Passages(TEXTS).best(QUESTION, 9))
     assert len({piece.name for piece in pieces}) == 2
-    expected = []
-    for name, begin, end in pieces:
-        spans, null = by_hand(model, QUESTION, TEXTS[name][begin:end])
-        expected += [(score - null, name, begin + start, begin + stop) for score, start, stop, _ in spans]
-    expected.sort(key=lambda span: -span[0])
+    highest = max(piece.score for piece in pieces)
+    assert min(piece.score for piece in pieces) < highest - 0.1
+    for weight in (0.0, 2.0):
+        expected = []
+        for name, begin, end, score in pieces:
+            spans, null = by_hand(model, QUESTION, TEXTS[name][begin:end])
+            prior = weight * (score - highest)
+            expected += [(span - null + prior, name, begin + start, begin + stop) for span, start, stop, _ in spans]
+        expected.sort(key=lambda span: -span[0])
+        check_replies(model, weight, expected)
+    declining = QuestionAnswerer(model, min_confidence=1.0).over(TEXTS, 9)
+    [first, nothing] = declining.answer([QUESTION, "zebra"], 2)
+    assert [reply.text == "" for reply in first] == [True, False]
+    assert nothing == [TextAnswer("", None, None, None, 0.0, confidence=0.0)]
+
+
+def check_replies(model: str, weight: float, expected: list[tuple]) -> None:  # noqa: F811
+    """`expected` are all spans, best first: score, name, start, end."""
     total = sum(math.exp(score) for score, *_ in expected)
-    count = len(expected)
-    replies = QuestionAnswerer(model).over(TEXTS, 9)(QUESTION, count)
-    assert [reply.score for reply in replies] == pytest.approx([score for score, *_ in expected], abs=1e-5)
+    apart = []
+    for span in expected:
+        if not any(span[1] == name and span[2] < end and start < span[3] for _, name, start, end in apart):
+            apart.append(span)
+    count = len(apart)
+    replies = TextsAnswerer(QuestionAnswerer(model), TEXTS, 9, weight)(QUESTION, len(expected))
+    assert [reply.score for reply in replies] == pytest.approx([score for score, *_ in apart], abs=1e-5)
     assert (replies[0].name, replies[0].start, replies[0].end) == expected[0][1:]
-    assert replies[0].confidence == replies[0].probability
+    said = replies[0].text.lower().replace(".", "")
+    same = [span for span in expected if TEXTS[span[1]][span[2] : span[3]].lower().strip(" .") == said]
+    assert replies[0].confidence == pytest.approx(sum(math.exp(score) for score, *_ in same) / total, rel=1e-4)
     for reply in replies:
         assert reply.text == TEXTS[reply.name][reply.start : reply.end]
         assert reply.probability == pytest.approx(math.exp(reply.score) / total, rel=1e-4)
     for threshold in (-expected[0][0] - 0.01, -expected[0][0] + 0.01):
-        replies = QuestionAnswerer(model, null_threshold=threshold).over(TEXTS, 9)(QUESTION, count + 1)
+        asks = QuestionAnswerer(model, null_threshold=threshold)
+        replies = TextsAnswerer(asks, TEXTS, 9, weight)(QUESTION, count + 1)
         [place] = [number for number, reply in enumerate(replies) if not reply.text]
         null = replies[place]
         assert (place == 0) == (null.odds > threshold)
         assert null.odds == pytest.approx(-expected[0][0], abs=1e-5)
         assert (null.name, null.probability) == (None, pytest.approx(1 / (1 + total), rel=1e-4))
-        assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
-    withheld = QuestionAnswerer(model, min_confidence=1.0).over(TEXTS, 9)(QUESTION, 2)
-    assert [reply.text == "" for reply in withheld] == [True, False]
-    [nothing] = QuestionAnswerer(model).over(TEXTS)("zebra", 3)
-    assert (nothing.text, nothing.name, nothing.probability) == ("", None, 1.0)
+        share = (1 + sum(math.exp(score) for score, *_ in apart)) / (1 + total)
+        assert sum(reply.probability for reply in replies) == pytest.approx(share, rel=1e-4)
+
+
+def test_probabilities_are_right_where_every_passage_rejects(model):  # noqa: F811
+    spans = [Answer(f"{n}", n, n + 1, -24.0, 0.0) for n in range(20)]
+    null = Answer("", None, None, 0.0, 1.0, 24.0)
+    pieces = [Passage("abbey.txt", begin, begin + 20) for begin in (0, 30, 60)]
+    readings = [(piece, spans, null, math.log(20) - 24) for piece in pieces]
+    asks = QuestionAnswerer(model)
+    replies = asks.over(TEXTS).replies(readings, 60)
+    assert [reply.probability for reply in replies] == pytest.approx([1 / 60] * 60)
+    # three passages say the same up to normalisation, and none of them alone is sure enough
+    said = [Answer(text, 0, 3, math.log(19), 0.0) for text in ("7", "The 7!", "a 7")]
+    readings = [(piece, [answer], null, math.log(20)) for piece, answer in zip(pieces, said, strict=True)]
+    asks.min_confidence = 0.9
+    [best] = asks.over(TEXTS).replies(readings)
+    assert (best.text, best.probability) == ("7", pytest.approx(19 / 60))
+    assert best.confidence == pytest.approx(57 / 60)
 
 
 def test_a_generative_model_is_compared_by_its_null_answer(tmp_path):
     prepare(tmp_path, architecture="t5")
     write_reading(tmp_path / "model")
     asks = QuestionAnswerer(tmp_path / "model", null_threshold=1e6)
-    [reply] = asks.over(TEXTS)(QUESTION)
-    scores = {}
+    pieces = {piece.name: piece for piece in joined(Passages(TEXTS).best(QUESTION, 10))}
+    highest = max(piece.score for piece in pieces.values())
+    scores, odds = {}, {}
     for name in ("abbey.txt", "college.md"):
-        answers, nulls = asks.read([Example(name, QUESTION, TEXTS[name], (), None, "")], 1, questions=1, null=True)
-        scores[name] = answers[name][0].score - nulls[name].score
+        [best, *_] = asks(QUESTION, TEXTS[name], 1)
+        null = asks.read([Example(name, QUESTION, TEXTS[name], (), None, "")], 1, null=True).nulls()[name]
+        discount = highest - pieces[name].score
+        scores[name] = best.score - null.score - discount
+        odds[name] = math.log(null.probability / (1 - null.probability)) + discount
+    [reply] = asks.over(TEXTS)(QUESTION)
     best = max(scores, key=scores.get)
     assert (reply.name, reply.score) == (best, pytest.approx(scores[best], rel=1e-4))
+    total = sum(math.exp(-odd) for odd in odds.values())
+    assert reply.probability == pytest.approx(math.exp(reply.score) / (1 + total), rel=1e-4)
+    for threshold in (min(odds.values()) - 0.01, min(odds.values()) + 0.01):
+        asks.null_threshold = threshold
+        [reply] = asks.over(TEXTS)(QUESTION)
+        assert (reply.text == "") == (reply.name is None) == (min(odds.values()) > threshold)
     asks.null_threshold = None
     assert "generates and never declines: its answers to texts" in refused(asks.over, TEXTS)
 
 
-def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(model, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
+    model,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    capsys,
+    caplog,
+):
     folder = tmp_path / "articles"
     (folder / "old").mkdir(parents=True)
     (folder / "old" / "abbey.TXT").write_text(TEXTS["abbey.txt"])
@@ -125,16 +202,33 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(model, tmp_p
     (folder / ".hidden.txt").write_text("Who founded it?")
     (folder / "empty.txt").write_text(" \n")
 
-    def answer(*options: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["answer.py", model, "--question", QUESTION, *options])
+    def answer(*options: str, question: tuple[str, ...] = ("--question", QUESTION)) -> None:
+        monkeypatch.setattr(sys, "argv", ["answer.py", model, *question, *options])
         answer_command()
 
     answer("--texts", str(folder), "--passages", "5", "--n_best", "2")
+    left_out, no_threshold = caplog.messages[:2]
+    assert left_out == f"--texts {folder}: 2 texts; 2 other files are left out"
+    assert no_threshold.startswith(f"{model} has no null threshold: its odds against no answer were never trained")
     lines = capsys.readouterr().out.splitlines()
     for line, reply in zip(lines, QuestionAnswerer(model).over(folder, 5)(QUESTION, 2), strict=True):
         assert reply.name in ("old/abbey.TXT", "college.md")
         assert line.startswith(f"{reply.probability:6.1%}  ")
         assert f"  {reply.name}:    ..." in line
+    answer("--texts", str(folder), question=("--question", "zebra"))
+    assert capsys.readouterr().out == "  0.0%  no passage shares a word with the question\n"
+    (tmp_path / "asked.csv").write_text(f"question\n{QUESTION}\nzebra\n")
+    output = tmp_path / "answers.jsonl"
+    asked = ("--questions", str(tmp_path / "asked.csv"), "--output", str(output))
+    assert "asked.csv-2': context is empty: give it, or --texts" in refused(answer, question=asked)
+    answer("--texts", str(folder), "--n_best", "2", question=asked)
+    found, nothing = map(json.loads, output.read_text().splitlines())
+    replies = QuestionAnswerer(model).over(folder)(QUESTION, 2)
+    assert [found[name] for name in ("question", "answer", "name")] == [QUESTION, replies[0].text, replies[0].name]
+    assert [(each["name"], each["start"], each["end"]) for each in found["answers"]] == [
+        (reply.name, reply.start, reply.end) for reply in replies
+    ]
+    assert (nothing["answer"], nothing["name"], nothing["confidence"]) == ("", None, 0.0)
     missing = tmp_path / "missing"
     assert refused(answer, "--texts", str(missing)) == f"--texts {missing}: no such folder"
     (tmp_path / "bare").mkdir()
@@ -146,10 +240,10 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(model, tmp_p
     assert "passages 0: must be at least 1" in refused(asks.over, TEXTS, 0)
     assert "the question is empty" in refused(asks.over(TEXTS), " ")
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    assert refused(asks.over, TEXTS) == "asking many texts needs bm25s: pip install 'swep-ds[texts]'"
+    assert refused(asks.over, TEXTS) == "asking many texts needs bm25s: pip install '.[texts]' in a checkout"
 
 
-def test_the_endpoint_answers_declines_and_refuses(model, tmp_path):  # noqa: F811
+def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch, capsys):  # noqa: F811
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
     build = runpy.run_path(str(ROOT / "examples" / "serve.py"))["build"]
@@ -168,6 +262,19 @@ def test_the_endpoint_answers_declines_and_refuses(model, tmp_path):  # noqa: F8
         ):
             assert client.post("/answer", json=content).status_code == 422
         assert client.post("/answer", content=b"{").status_code == 422
+        refusal = client.post("/answer", json={"question": "\u200b"})
+        assert refusal.status_code == 422
+        assert refusal.json() == {"detail": "the question is empty: give at least one word"}
     with TestClient(build(model, tmp_path, null_threshold=-1e6)) as client:
         declined = client.post("/answer", json={"question": QUESTION}).json()
     assert (declined["answer"], declined["text"], declined["start"]) == ("", None, None)
+    serving = []
+    monkeypatch.setitem(sys.modules, "uvicorn", SimpleNamespace(run=lambda app, **address: serving.append(address)))
+    serve = str(ROOT / "examples" / "serve.py")
+    monkeypatch.setattr(sys, "argv", [serve, model, str(tmp_path), "--host", "0.0.0.0", "--null_threshold", "0"])
+    runpy.run_path(serve, run_name="__main__")
+    assert serving == [{"host": "0.0.0.0", "port": 8000}]
+    monkeypatch.setattr(sys, "argv", [serve, model, str(tmp_path / "missing")])
+    with pytest.raises(SystemExit):
+        runpy.run_path(serve, run_name="__main__")
+    assert capsys.readouterr().err.endswith(f"error: texts {tmp_path / 'missing'}: no such folder\n")

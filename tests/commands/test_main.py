@@ -59,6 +59,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(swep_ds):
         (["answer", "m", "--questions", "q", "--text", "t", "--output", "o"], "--questions has texts in its file"),
         (["answer", "m", "--questions", "q"], "give --questions with --output, a new file for the answers; "),
         (["answer", "m", "--question", "q"], "give --question with --text, --text_file or --te"),
+        (["answer", "m", "--question", "q", "--text", "t", "--passages", "3"], "--passages are those of --texts: "),
         (["answer", "m", "--question", "q", "--text", "t", "--output", "o"], "; --question has none\n"),
     ):
         code, _, err = swep_ds(*words)

@@ -4,7 +4,7 @@
     python study.py quickstart.yaml --own quickstart:reviews --others quickstart:encyclopedia --into runs/reviews \\
         --levers
 
-Makes the files, trains and tests what is not there yet, and prints the table. Needs `pip install 'swep-ds[texts]'`.
+Makes the files, trains and tests what is not there yet, and prints the table. Needs `pip install '.[texts]'`.
 The recipe says how the start is trained. A killed study goes on where it was.
 
 Own pairs are drawn anew for each seed from half of the articles; the test is drawn once from the others. Of both a
@@ -26,6 +26,7 @@ import swep_ds as sd
 from swep_ds.analysis.runs import Run
 from swep_ds.analysis.significance import QuestionScores, compare
 from swep_ds.api.texts import WORD
+from swep_ds.data.answers import occurrences
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 
@@ -130,9 +131,10 @@ def make(folder: Path, own: str, others: str) -> None:
     (folder / "texts.json").write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
     for seed in SEEDS:
         drawn = random.Random(seed + 1).sample(pairs, min(max(COUNTS), len(pairs)))
+        findable = [example for example in drawn if any(True for _ in occurrences(example.context, example.answers[0]))]
         for count in COUNTS:
             if count <= len(drawn):
-                lines = rows(drawn[:count], UNANSWERED, elsewhere, replace=True)
+                lines = rows(findable[:count], UNANSWERED, elsewhere, replace=True)
                 write(folder / f"pairs-{count}-seed{seed}.jsonl", lines)
 
 
