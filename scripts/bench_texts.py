@@ -7,7 +7,7 @@ FILE is a data set in SQuAD's format. The paragraphs of an article, joined by bl
 drawn from all of them, which have an answer, the script prints at several k how often one of the k best passages holds
 the answer at its place. With --model, the model answers each question from the k best passages of all texts, and from
 the paragraph that it was written about: exact match and F1 of both, how often the answer is of the right text, and how
-often the model declines. --weights are those of BM25's score in the choice of the answer.
+often the model declines.
 """
 
 import gzip
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.api.texts import RETRIEVAL_WEIGHT, Passages
+from swep_ds.api.texts import Passages
 from swep_ds.commands.cli import Parser, at_least, main
 from swep_ds.common.files import user_path
 from swep_ds.data.example import Example
@@ -35,7 +35,6 @@ def bench() -> None:
     options.add_argument("--questions", type=at_least(1), default=1000, help="drawn from each file")
     options.add_argument("--model", help="a question-answering model that reads the best passages")
     options.add_argument("--passages", type=at_least(1), nargs="+", default=COUNTS, help="how many --model reads")
-    options.add_argument("--weights", type=float, nargs="+", default=(RETRIEVAL_WEIGHT,))
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     answerer = QuestionAnswerer(given.model) if given.model else None
@@ -61,7 +60,7 @@ def bench() -> None:
         found = ", ".join(f"{100 * sum(rank <= k for rank in ranks) / len(ranks):.1f} % at {k}" for k in COUNTS)
         print(f"  {len(drawn)} questions, the answer's passage is among the best: {found}; {1000 * each:.1f} ms each")
         if answerer:
-            read(answerer, texts, places, drawn, given.passages, given.weights)
+            read(answerer, texts, places, drawn, given.passages)
 
 
 def articles(file: Path) -> tuple[dict[str, str], dict[str, tuple[str, int]]]:
@@ -89,7 +88,6 @@ def read(
     places: dict[str, tuple[str, int]],
     drawn: list[Example],
     counts: Sequence[int],
-    weights: Sequence[float],
 ) -> None:
     """Prints the scores of answers from the right paragraph, and from the best passages of all texts."""
     golds = {example.id: example.answers for example in drawn}
@@ -100,14 +98,12 @@ def read(
     for count in counts:
         asks = answerer.over(texts, count)
         began = time.perf_counter()
-        readings = [asks.read(example.question) for example in drawn]
+        replies = [asks(example.question)[0] for example in drawn]
         each = (time.perf_counter() - began) / len(drawn)
-        for asks.weight in weights:
-            replies = [asks.replies(reading)[0] for reading in readings]
-            answers = {example.id: reply.text for example, reply in zip(drawn, replies, strict=True)}
-            right = [reply.name == places[example.context][0] for example, reply in zip(drawn, replies, strict=True)]
-            line = f"  reading the best {count}, weight {asks.weight:g}: {scored(answers, scorer, golds)}"
-            print(f"{line}; of the right text {100 * sum(right) / len(right):.1f} %; {1000 * each:.0f} ms a question")
+        answers = {example.id: reply.text for example, reply in zip(drawn, replies, strict=True)}
+        right = [reply.name == places[example.context][0] for example, reply in zip(drawn, replies, strict=True)]
+        line = f"  reading the best {count}: {scored(answers, scorer, golds)}"
+        print(f"{line}; of the right text {100 * sum(right) / len(right):.1f} %; {1000 * each:.0f} ms a question")
 
 
 def scored(answers: Mapping[str, str], scorer: Scorer, golds: Golds) -> str:

@@ -5,9 +5,8 @@ passages that overlap are read as one: no span competes with itself. Its windows
 
 Probabilities among the spans of one passage do not say whether it holds an answer. Answers are therefore compared by
 log odds: of the answer against no answer in its passage (a span's logits less those of the null position, or log
-P(answer) - log P(empty answer)), less `weight` for each point by which BM25 scores the passage below the best one. A
-probability is the share of exp(that score) over all answers of all passages and, if the model may decline, no answer,
-whose score is 0.
+P(answer) - log P(empty answer)). A probability is the share of exp(that score) over all answers of all passages and, if
+the model may decline, no answer, whose score is 0. BM25's score takes no part: docs/measurements/cpu-texts.md.
 """
 
 import logging
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 
 WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
-RETRIEVAL_WEIGHT = 1.0  # of BM25's score next to the model's log odds
 FROM_EACH = 50  # best answers of what is read as one: those below take no part in n_best and confidence
 _MARKS = "".join(filter(is_mark, map(chr, range(0x10000))))
 # a run of letters and digits with their marks, such as accents; in a script without spaces each character is a word
@@ -44,7 +42,6 @@ class Passage(NamedTuple):
     name: str  # of its text, of which it is characters [begin, end)
     begin: int
     end: int
-    score: float = 0.0  # BM25's, for a question
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +84,15 @@ class Passages:
             return []
         score = self._index.get_scores(words)
         best = np.argsort(-score, kind="stable")[:count]
-        return [self.passages[number]._replace(score=float(score[number])) for number in best[score[best] > 0]]
+        return [self.passages[number] for number in best[score[best] > 0]]
 
 
 def joined(passages: list[Passage]) -> list[Passage]:
-    """The passages in the order of texts, those that overlap or touch as one, with the best score of them."""
+    """The passages in the order of texts, those that overlap or touch as one."""
     pieces: list[Passage] = []
     for passage in sorted(passages):
         if pieces and pieces[-1].name == passage.name and passage.begin <= pieces[-1].end:
-            last = pieces[-1]
-            pieces[-1] = last._replace(end=max(last.end, passage.end), score=max(last.score, passage.score))
+            pieces[-1] = pieces[-1]._replace(end=max(pieces[-1].end, passage.end))
         else:
             pieces.append(passage)
     return pieces
@@ -105,16 +101,14 @@ def joined(passages: list[Passage]) -> list[Passage]:
 class TextsAnswerer:
     """Asks a model about many texts, as `QuestionAnswerer.over` returns it.
 
-    "" is the first reply where the model declines: where the null odds of every passage, with what BM25's score adds to
-    them, are above its threshold, or the confidence in the best answer is below `min_confidence`. The first reply's
+    "" is the first reply where the model declines: where the null odds of every passage are above its threshold, or the
+    confidence in the best answer is below `min_confidence`. The first reply's
     `confidence` sums the probabilities of all answers that say the same, up to SQuAD's normalisation, among the
     `FROM_EACH` best of each passage; a calibrator was fitted to questions about one text. Raises InputError: as
     `Passages`; or a generative model never declines.
     """
 
-    def __init__(
-        self, answerer: "QuestionAnswerer", texts: Mapping[str, str], count: int, weight: float = RETRIEVAL_WEIGHT
-    ):
+    def __init__(self, answerer: "QuestionAnswerer", texts: Mapping[str, str], count: int):
         if answerer.generative and answerer.null_threshold is None:
             raise InputError(
                 f"{answerer.name} generates and never declines: its answers to texts cannot be compared: give a null "
@@ -123,7 +117,6 @@ class TextsAnswerer:
         if answerer.null_threshold is None:
             text = "its odds against no answer were never trained: take one trained with unanswerable questions"
             log.warning("%s has no null threshold: %s", answerer.name, text)
-        self.weight = weight
         self._answerer = answerer
         self._texts = texts
         self._passages = Passages(texts)
@@ -132,45 +125,37 @@ class TextsAnswerer:
     def __call__(self, question: str, n_best: int = 1) -> list[TextAnswer]:
         """At most `n_best` answers, best first, that do not overlap; only "", with score None, where no passage shares
         a word with the question. Raises InputError: it is empty; or as `QuestionAnswerer.check`."""
-        return self.replies(self.read(question, n_best), n_best)
+        if is_blank(question):
+            raise InputError("the question is empty: give at least one word")
+        pieces = joined(self._passages.best(question, self._count))
+        if not pieces:
+            return [TextAnswer("", None, None, score=None, probability=0.0, confidence=0.0)]
+        examples = []
+        for name, begin, end in pieces:
+            examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
+        self._answerer.check(examples, n_best)
+        decoder = self._answerer.read(examples, FROM_EACH, null=True)
+        answers, nulls = decoder.n_best(FROM_EACH), decoder.nulls()
+        found = [(piece, answers[str(n)], nulls[str(n)], decoder.log_sums[n]) for n, piece in enumerate(pieces)]
+        return self.compare(found, n_best)
 
     def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[TextAnswer]]:
         """As `__call__` for each question, in order."""
         return (self(question, n_best) for question in questions)
 
-    def read(self, question: str, n_best: int = 1) -> list[tuple[Passage, list[Answer], Answer, float]]:
-        """The pieces that are read, each with its best answers, its null answer, and the log of the sum of exp(score)
-        over all answers but the null answer. `weight` takes no part."""
-        if is_blank(question):
-            raise InputError("the question is empty: give at least one word")
-        pieces = joined(self._passages.best(question, self._count))
-        if not pieces:
-            return []
-        examples = []
-        for name, begin, end, _ in pieces:
-            examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
-        self._answerer.check(examples, n_best)
-        decoder = self._answerer.read(examples, FROM_EACH, null=True)
-        answers, nulls = decoder.n_best(FROM_EACH), decoder.nulls()
-        return [(piece, answers[str(n)], nulls[str(n)], decoder.log_sums[n]) for n, piece in enumerate(pieces)]
-
-    def replies(self, readings: list[tuple], n_best: int = 1) -> list[TextAnswer]:
-        """As `__call__`, from what `read` returned."""
-        if not readings:
-            return [TextAnswer("", None, None, score=None, probability=0.0, confidence=0.0)]
+    def compare(self, found: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[TextAnswer]:
+        """The replies to a question. `found`: each piece that was read, its best answers, its null answer, and the log
+        of the sum of exp(score) over all of its answers but the null answer."""
         threshold = self._answerer.null_threshold
         log_total = -math.inf if threshold is None else 0.0  # log of the sum of exp(score) over answers, and over none
-        highest = max(piece.score for piece, *_ in readings)
-        odds = []
         ranked = []
-        for piece, answers, null, log_sum in readings:
-            discount = self.weight * (highest - piece.score)
-            odds.append(null.odds + discount)
-            log_total = float(np.logaddexp(log_total, log_sum - null.score - discount))
-            ranked += [_in_text(answer, piece, answer.score - null.score - discount) for answer in answers]
+        for piece, answers, null, log_sum in found:
+            log_total = float(np.logaddexp(log_total, log_sum - null.score))
+            ranked += [_in_text(answer, piece, answer.score - null.score) for answer in answers]
         ranked = [replace(answer, probability=math.exp(min(0, answer.score - log_total))) for answer in ranked]
         ranked.sort(key=lambda answer: -answer.score)
-        null = TextAnswer("", None, None, 0.0, 0.0 if threshold is None else math.exp(-log_total), odds=min(odds))
+        odds = min(null.odds for _, _, null, _ in found)
+        null = TextAnswer("", None, None, 0.0, 0.0 if threshold is None else math.exp(-log_total), odds=odds)
         replies = with_null(_apart(ranked, n_best), null, threshold) or [null]
         confidence = null.probability
         if replies[0] is not null:
