@@ -13,7 +13,7 @@ import logging
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,10 +102,9 @@ class TextsAnswerer:
     """Asks a model about many texts, as `QuestionAnswerer.over` returns it.
 
     "" is the first reply where the model declines: where the null odds of every passage are above its threshold, or the
-    confidence in the best answer is below `min_confidence`. The first reply's
-    `confidence` sums the probabilities of all answers that say the same, up to SQuAD's normalisation, among the
-    `FROM_EACH` best of each passage; a calibrator was fitted to questions about one text. Raises InputError: as
-    `Passages`; or a generative model never declines.
+    confidence in the best answer is below `min_confidence`. The first reply's `confidence` sums the probabilities of
+    all answers that say the same, up to SQuAD's normalisation: a calibrator was fitted to questions about one text.
+    Raises InputError: as `Passages`; or a generative model never declines.
     """
 
     def __init__(self, answerer: "QuestionAnswerer", texts: Mapping[str, str], count: int):
@@ -138,10 +137,6 @@ class TextsAnswerer:
         answers, nulls = decoder.n_best(FROM_EACH), decoder.nulls()
         found = [(piece, answers[str(n)], nulls[str(n)], decoder.log_sums[n]) for n, piece in enumerate(pieces)]
         return self.compare(found, n_best)
-
-    def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[TextAnswer]]:
-        """As `__call__` for each question, in order."""
-        return (self(question, n_best) for question in questions)
 
     def compare(self, found: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[TextAnswer]:
         """The replies to a question. `found`: each piece that was read, its best answers, its null answer, and the log

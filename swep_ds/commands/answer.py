@@ -126,8 +126,10 @@ def _answer_file(arguments: Namespace, texts: dict[str, str] | None, kwargs: dic
             first = chunk * QUESTIONS_AT_A_TIME
             asked = examples[first : first + QUESTIONS_AT_A_TIME]
             lines = []
-            questions = (example.question for example in asked)
-            replied = asks.answer(questions, n_best) if asks else answerer.answer_together(asked, n_best)
+            if asks:
+                replied = [asks(example.question, n_best) for example in asked]
+            else:
+                replied = answerer.answer_together(asked, n_best)
             for example, replies in zip(asked, replied, strict=True):
                 answers = [{name: getattr(reply, name) for name in fields} for reply in replies]
                 line = {"id": example.id, "question": example.question, "answer": replies[0].text}

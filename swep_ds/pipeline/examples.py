@@ -37,8 +37,7 @@ def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example
         if not kept:
             raise InputError(f"{field}: all of its questions are about held-out articles: take it out of data.train")
         if len(kept) < len(part):
-            lost = f"{len(part) - len(kept)} of {len(part)} questions"
-            warn_once(f"{field}: {lost} are about held-out articles and are left out")
+            warn_once(f"{field}: {len(part) - len(kept)} of its questions are about held-out articles and are left out")
         chosen = subset(kept, data.train_fraction, data.max_train_examples, recipe.seed)
         training += [replace(example, source=number) for example in chosen]
     if not any(example.answers for example in training):
