@@ -40,12 +40,13 @@ OTHERS = 1000  # questions of a mix that are not own ones
 BATCH = 8  # windows in an update; of a mix half of them are own pairs
 # passes over the own pairs, by their number: fewer for a start that can already answer
 EPOCHS = {"encoder": {10: 20, 50: 10, 200: 5, 1000: 2}, "start": {10: 10, 50: 4, 200: 3, 1000: 1}}
+ALONE = "start alone"  # without own pairs
 ARMS = {
     "encoder": "the encoder, trained on the pairs",
     "start": "the start, trained on the pairs",
     "mix": "the start, trained on a mix of the pairs and its own questions",
 }
-COMPARED = (("start", "encoder"), ("mix", "start"))
+COMPARED = (("start", "encoder"), ("start", ALONE), ("mix", "start"))
 LEVERS = {  # sections that change in the arm "start"
     "label smoothing 0.1": {"train": {"label_smoothing": 0.1}},
     "head first": {"train": {"freeze_updates": 25}},
@@ -78,12 +79,12 @@ def words(text: str) -> list[str]:
     return [word.casefold() for word in WORD.findall(text)]
 
 
-def rows(examples: list[Example], every: int, elsewhere: Elsewhere, *, replace: bool) -> Iterator[dict]:
+def rows(examples: list[Example], every: int, elsewhere: Elsewhere, *, instead: bool) -> Iterator[dict]:
     """The questions as rows; each `every`-th one is asked of a wrong text, in place of its own or as well."""
     for number, example in enumerate(examples):
         row = {"id": example.id, "title": example.article, "question": example.question}
         wrong = number % every == 0
-        if not (wrong and replace):
+        if not (wrong and instead):
             answers = list(example.answers)
             if example.span:
                 answers = {"text": [example.context[slice(*example.span)]], "answer_start": [example.span[0]]}
@@ -117,7 +118,7 @@ def make(folder: Path, own: str, others: str) -> None:
     """Writes others.jsonl, test.jsonl, texts.json and the pairs of each seed."""
     examples = list(read_examples(others, training=True))
     elsewhere = Elsewhere(list(dict.fromkeys(example.context for example in examples)))
-    write(folder / "others.jsonl", rows(examples, 2, elsewhere, replace=False))
+    write(folder / "others.jsonl", rows(examples, 2, elsewhere, instead=False))
     examples = [example for example in read_examples(own, training=False) if example.answers]
     elsewhere = Elsewhere(list(dict.fromkeys(example.context for example in examples)))
     articles = sorted({example.article for example in examples})
@@ -126,7 +127,7 @@ def make(folder: Path, own: str, others: str) -> None:
     test = [example for example in examples if example.article in tested]
     pairs = [example for example in examples if example.article not in tested]
     test = random.Random(0).sample(test, min(TESTED, len(test)))
-    write(folder / "test.jsonl", rows(test, UNANSWERED, elsewhere, replace=True))
+    write(folder / "test.jsonl", rows(test, UNANSWERED, elsewhere, instead=True))
     document = texts(examples, {example.id for example in test})
     (folder / "texts.json").write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
     for seed in SEEDS:
@@ -134,7 +135,7 @@ def make(folder: Path, own: str, others: str) -> None:
         findable = [example for example in drawn if any(True for _ in occurrences(example.context, example.answers[0]))]
         for count in COUNTS:
             if count <= len(drawn):
-                lines = rows(findable[:count], UNANSWERED, elsewhere, replace=True)
+                lines = rows(findable[:count], UNANSWERED, elsewhere, instead=True)
                 write(folder / f"pairs-{count}-seed{seed}.jsonl", lines)
 
 
@@ -172,8 +173,10 @@ def study(given: argparse.Namespace) -> None:
     data = {"train": str(folder / "others.jsonl"), "eval": {"test": str(folder / "test.jsonl")}}
     recipe = sd.Recipe.make(given.recipe, data=data)
     tables = [heading("pairs", "arm", *FIGURES)]
+    alone = {}
     if given.arms != ["encoder"]:
-        tables.append(means(0, "the start", [train(folder / "start", recipe)]))
+        alone[ALONE] = [train(folder / "start", recipe)] * len(SEEDS)
+        tables.append(means(0, "the start", alone[ALONE][:1]))
     differences = []
     for count in COUNTS:
         if not (folder / f"pairs-{count}-seed0.jsonl").exists():
@@ -183,8 +186,9 @@ def study(given: argparse.Namespace) -> None:
             arms += LEVERS
         folders = {arm: [train_on_pairs(folder, recipe, arm, count, seed) for seed in SEEDS] for arm in arms}
         tables += [means(count, ARMS.get(arm, arm), runs) for arm, runs in folders.items()]
+        folders |= alone
         compared = [*COMPARED, *((lever, "start") for lever in LEVERS)]
-        pairs = [(arm, base) for arm, base in compared if arm in arms and base in arms]
+        pairs = [(arm, base) for arm, base in compared if arm in folders and base in folders]
         differences += [difference(count, arm, base, folders) for arm, base in pairs]
     print(*tables, "", heading("pairs", "difference", "f1", "exact_match"), *differences, sep="\n")
 
@@ -208,11 +212,12 @@ def difference(count: int, arm: str, base: str, folders: dict[str, list[Path]]) 
     """The mean difference and its 95 % interval over seeds and questions."""
     rows = {}
     for name in (arm, base):
-        runs = [(folder, sd.Run(folder)) for folder in folders[name]]
-        rows[name] = [
-            Run(folder, name, run.recipe.seed, run.recipe.model.name, recipe=run.recipe, results=run.results)
-            for folder, run in runs
-        ]
+        rows[name] = []
+        for seed, folder in zip(SEEDS, folders[name], strict=True):
+            run = sd.Run(folder)
+            tested = {"test": run.results.eval["test"]}  # the start has held-out articles as well
+            results = run.results.model_copy(update={"eval": tested})
+            rows[name].append(Run(folder, name, seed, run.recipe.model.name, recipe=run.recipe, results=results))
     found = compare(rows, base, QuestionScores())
     cells = [str(count), f"{arm} less {base}"]
     for metric in ("f1", "exact_match"):
