@@ -1,11 +1,12 @@
 """Serves a model that answers questions from a folder of texts.
 
     pip install '.[serve]'
-    python examples/serve.py runs/mine/model articles --port 8000
+    python examples/serve.py mine/model articles --port 8000
     curl localhost:8000/answer -H 'content-type: application/json' -d '{"question": "Who founded the abbey?"}'
 
-The reply has `answer` ("" = declined), `probability`, and for an answer `text`, the file's name, with its characters
-`start` and `end`. A question that is missing, blank or too long is refused with status 422.
+The reply has `answer` ("" = declined), `probability`, `confidence` (of all answers that say the same), and for an
+answer `text`, the file's name, with its characters `start` and `end`. A question that is missing, blank or too long is
+refused with status 422.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def build(model: str, folder: str, **settings) -> FastAPI:
         with lock:
             [best] = asks(asked.question)
         place = {"text": best.name, "start": best.start, "end": best.end}
-        return {"answer": best.text, "probability": best.probability, **place}
+        return {"answer": best.text, "probability": best.probability, "confidence": best.confidence, **place}
 
     return app
 

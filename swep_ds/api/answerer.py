@@ -147,12 +147,10 @@ class QuestionAnswerer:
             decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
         windows, questions_cut = windows_to_answer(examples, self._cutter)
         if questions_cut:
-            questions = len({example.question for example in examples})
-            log.warning(
-                "%d of %d questions are longer than %d tokens, and what follows is not read",
-                min(questions_cut, questions),
-                questions,
-                saved.windows.max_query_length,
-            )
+            longer = f"{questions_cut} of {len(examples)} questions are"
+            if len({example.question for example in examples}) == 1:  # asked of many passages
+                longer = "the question is"
+            limit = saved.windows.max_query_length
+            log.warning("%s longer than %d tokens, and what follows is not read", longer, limit)
         decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size)
         return decoder

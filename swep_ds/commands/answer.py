@@ -108,11 +108,11 @@ def _answer_file(arguments: Namespace, texts: dict[str, str] | None, kwargs: dic
     fields = FIELDS if texts is None else (*FIELDS, "name")
     if texts is not None:
         setup |= {"passages": arguments.passages, "texts": hashlib.sha256(repr(texts).encode()).hexdigest()}
-    elif missing := [example.id for example in examples if not example.context]:
-        raise InputError(f"question {missing[0]!r}: context is empty: give it, or --texts")
+    elif without := [example.id for example in examples if not example.context]:
+        raise InputError(f"question {without[0]!r}: context is empty: give it, or --texts")
     chunks = Chunks(arguments.output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
     answerer = QuestionAnswerer(arguments.model, **kwargs)
-    answerer.check(examples, n_best)
+    answerer.check(examples if texts is None else [], n_best)  # passages are checked as they are read
     asks = None if texts is None else answerer.over(texts, arguments.passages)
     missing = chunks.take(setup)
 

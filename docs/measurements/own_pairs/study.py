@@ -54,7 +54,7 @@ LEVERS = {  # sections that change in the arm "start"
     "four times the updates": {"train": {"max_updates": 4 * LEVERS_AT * EPOCHS["start"][LEVERS_AT] // BATCH}},
     "Prior-Aug 0.333": {"method": {"name": "prior_aug", "prior_variance": 0.333}},
 }
-FIGURES = ("f1", "exact_match", "has_answer_f1", "no_answer_f1")
+FIGURES = ("f1", "exact_match", "has_answer_f1", "no_answer_f1", "best_f1")
 
 
 class Elsewhere:
@@ -115,28 +115,31 @@ def texts(examples: list[Example], asked: set[str]) -> dict:
 
 
 def make(folder: Path, own: str, others: str) -> None:
-    """Writes others.jsonl, test.jsonl, texts.json and the pairs of each seed."""
+    """Writes others.jsonl, the pairs of each seed, texts.json and test.jsonl. Pairs and test share no text."""
     examples = list(read_examples(others, training=True))
     elsewhere = Elsewhere(list(dict.fromkeys(example.context for example in examples)))
     write(folder / "others.jsonl", rows(examples, 2, elsewhere, instead=False))
-    examples = [example for example in read_examples(own, training=False) if example.answers]
-    elsewhere = Elsewhere(list(dict.fromkeys(example.context for example in examples)))
+    examples = []
+    for example in read_examples(own, training=False):
+        if example.answers and any(True for _ in occurrences(example.context, example.answers[0])):
+            examples.append(example)
     articles = sorted({example.article for example in examples})
     random.Random(0).shuffle(articles)
     tested = set(articles[: len(articles) // 2])
-    test = [example for example in examples if example.article in tested]
     pairs = [example for example in examples if example.article not in tested]
-    test = random.Random(0).sample(test, min(TESTED, len(test)))
-    write(folder / "test.jsonl", rows(test, UNANSWERED, elsewhere, instead=True))
-    document = texts(examples, {example.id for example in test})
-    (folder / "texts.json").write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+    elsewhere = Elsewhere(list(dict.fromkeys(example.context for example in pairs)))
     for seed in SEEDS:
         drawn = random.Random(seed + 1).sample(pairs, min(max(COUNTS), len(pairs)))
-        findable = [example for example in drawn if any(True for _ in occurrences(example.context, example.answers[0]))]
         for count in COUNTS:
             if count <= len(drawn):
-                lines = rows(findable[:count], UNANSWERED, elsewhere, instead=True)
+                lines = rows(drawn[:count], UNANSWERED, elsewhere, instead=True)
                 write(folder / f"pairs-{count}-seed{seed}.jsonl", lines)
+    test = [example for example in examples if example.article in tested]
+    elsewhere = Elsewhere(list(dict.fromkeys(example.context for example in test)))  # no text of the pairs
+    test = random.Random(0).sample(test, min(TESTED, len(test)))
+    document = texts(examples, {example.id for example in test})
+    (folder / "texts.json").write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+    write(folder / "test.jsonl", rows(test, UNANSWERED, elsewhere, instead=True))  # last: it says that all is there
 
 
 def train(folder: Path, recipe: sd.Recipe, **sections) -> Path:
