@@ -15,7 +15,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from swep_ds.data.answers import UNSPACED, is_blank, normalize_answer
 from swep_ds.data.example import Example
 from swep_ds.data.windows import is_mark
 from swep_ds.evaluation.spans import Answer, with_null
-
-if TYPE_CHECKING:
-    from swep_ds.api.answerer import QuestionAnswerer
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +96,7 @@ def joined(passages: list[Passage]) -> list[Passage]:
 
 
 class TextsAnswerer:
-    """Asks a model about many texts, as `QuestionAnswerer.over` returns it.
+    """Asks a model about many texts, through a `QuestionAnswerer`, whose `over` returns it.
 
     "" is the first reply where the model declines: where the null odds of every passage are above its threshold, or the
     confidence in the best answer is below `min_confidence`. The first reply's `confidence` sums the probabilities of
@@ -107,7 +104,7 @@ class TextsAnswerer:
     Raises InputError: as `Passages`; or a generative model never declines.
     """
 
-    def __init__(self, answerer: "QuestionAnswerer", texts: Mapping[str, str], count: int):
+    def __init__(self, answerer, texts: Mapping[str, str], count: int):
         if answerer.generative and answerer.null_threshold is None:
             raise InputError(
                 f"{answerer.name} generates and never declines: its answers to texts cannot be compared: give a null "
