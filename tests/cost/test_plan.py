@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from huggingface_hub import constants, hf_api
+from huggingface_hub import HfApi, constants
 
 from swep_ds.commands.train import train
 from swep_ds.common.files import check_hub
@@ -244,7 +244,9 @@ def online(monkeypatch):
     def at(address: str) -> None:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(hf_api.api, "endpoint", address)  # it took its address when it was imported
+        # a client took its address when it was made, by whichever test
+        endpoint = property(lambda client: address, lambda client, value: vars(client).update(endpoint=value))
+        monkeypatch.setattr(HfApi, "endpoint", endpoint, raising=False)
         path = "{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{path}")
 

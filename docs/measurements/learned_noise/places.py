@@ -103,7 +103,8 @@ def unpack(archives: list[Path], into: Path) -> None:
         for archive in archives:
             try:
                 with tarfile.open(archive) as tar:
-                    tar.extractall(folder, filter="data")
+                    tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+                    tar.extractall(folder)
             except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
                 raise InputError(f"{archive}: is not a complete archive ({error}): fetch it again") from error
         runs = sorted(Path(folder).iterdir())
