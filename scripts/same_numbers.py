@@ -320,6 +320,7 @@ def export(commit: str | None, folder: Path) -> None:
     """Copies the rooms of a commit, or for None of the working tree, to a folder."""
     top = git("rev-parse", "--show-toplevel").decode().strip()
     if commit:
+        folder.mkdir()
         subprocess.run(["tar", "-x", "-C", folder], input=git("-C", top, "archive", commit, *ROOMS), check=True)
         return
     for room in ROOMS:
