@@ -101,7 +101,7 @@ class TrainingBatches:
     With `max_tokens` an update takes as many windows as fit. Training ends after max_updates at the latest.
 
     An epoch has as many windows as there are; of a `mix`, up to rounding. Each source of a mix has its share of every
-    update, but for a window or two. It gives its windows in passes, each in another order, which go on over epochs.
+    update, but for a window or two. Each source is read in passes that are shuffled anew and continue across epochs.
 
     Raises InputError: a window is longer than `max_tokens`.
     """

@@ -109,15 +109,15 @@ def test_scores_are_log_odds_and_the_best_of_all_texts_wins(model, short):  # no
     assert declining("zebra", 2) == [TextAnswer("", None, None, None, 0.0, confidence=0.0)]
 
 
-def check_replies(model: str, expected: list[tuple]) -> None:  # noqa: F811
-    """`expected` are all spans, best first: score, name, start, end."""
+def check_replies(folder: str, expected: list[tuple]) -> None:
+    """Of the model in `folder`. `expected` are all spans, best first: score, name, start, end."""
     total = sum(math.exp(score) for score, *_ in expected)
     apart = []
     for span in expected:
         if not any(span[1] == name and span[2] < end and start < span[3] for _, name, start, end in apart):
             apart.append(span)
     count = len(apart)
-    replies = TextsAnswerer(QuestionAnswerer(model), TEXTS, 9)(QUESTION, len(expected))
+    replies = TextsAnswerer(QuestionAnswerer(folder), TEXTS, 9)(QUESTION, len(expected))
     assert [reply.score for reply in replies] == pytest.approx([score for score, *_ in apart], abs=1e-5)
     assert (replies[0].name, replies[0].start, replies[0].end) == expected[0][1:]
     said = replies[0].text.lower().replace(".", "")
@@ -127,7 +127,7 @@ def check_replies(model: str, expected: list[tuple]) -> None:  # noqa: F811
         assert reply.text == TEXTS[reply.name][reply.start : reply.end]
         assert reply.probability == pytest.approx(math.exp(reply.score) / total, rel=1e-4)
     for threshold in (-expected[0][0] - 0.01, -expected[0][0] + 0.01):
-        asks = QuestionAnswerer(model, null_threshold=threshold)
+        asks = QuestionAnswerer(folder, null_threshold=threshold)
         replies = TextsAnswerer(asks, TEXTS, 9)(QUESTION, count + 1)
         [place] = [number for number, reply in enumerate(replies) if not reply.text]
         null = replies[place]

@@ -5,7 +5,7 @@
         --levers
 
 Makes the files, trains and tests what is not there yet, and prints the table. Needs `pip install '.[texts]'`.
-The recipe says how the start is trained. A killed study goes on where it was.
+The recipe says how the start is trained. If it is stopped, the same command resumes.
 
 Own pairs are drawn anew for each seed from half of the articles; the test is drawn once from the others. Of both a
 fifth asks a text that does not answer: of the texts without the answer, the one that BM25 ranks first. The start was
