@@ -9,11 +9,12 @@ The signal is the agreement of the runs' answers to a question (Baek et al., Neu
 Saxena et al., 2404.01542) or, of one run, its mean confidence (difference of confidences: Guillory et al., ICCV 2021).
 On its own it is too optimistic, and the more so the farther the text is from home, as runs agree on wrong answers. c d
 corrects that: u is the share of the contexts' words that the training text lacks, and c was measured on shifted sets
-(docs/measurements/cpu-forecast.md).
+(docs/measurements/cpu-forecast.md). Of a model that may decline this is about the answers that it gives, over all
+questions; those that it declines rightly are taken to be as many as at home, as runs decline more on foreign text.
 
-The interval takes c as varying from set to set, and questions as a sample. It knows nothing of how answers would be
-labelled: where accepted answers are shorter than at home, or of another kind, scores are lower. It is about the mean
-over these runs.
+The interval takes c as varying from set to set, and questions as a sample. It is about the mean over these runs, and
+knows nothing of how answers would be labelled: where they are shorter than at home, or of another kind, scores are
+lower.
 
 Shapes: R runs, Q questions; 2 are the metrics of `METRICS`, EM and F1. Scores and signals are shares in [0, 1].
 """
@@ -56,11 +57,8 @@ class Correction(NamedTuple):
     farthest: float
 
     def bounds(self, line: np.ndarray, distance: float, error: np.ndarray) -> np.ndarray:
-        """[3, ...]: value, low and high as shares, from z of the `line` [...] and its standard error by sampling.
-
-        Text with no more unknown words than home is not corrected. The next set's c is Student's t with `sets` - 1
-        degrees of freedom around the mean.
-        """
+        """[3, ...]: value, low and high as shares, from z of the `line` [...] and its standard error by sampling. Text
+        with no more unknown words than home is not corrected. The next set's c is around the mean as Student's t."""
         tail = (100 + LEVEL) / 200
         of_c = stdtrit(self.sets - 1, tail) * self.spread * np.sqrt(1 + 1 / self.sets)
         half = np.hypot(of_c * max(distance, self.nearest), ndtri(tail) * error)
@@ -90,12 +88,13 @@ class Home:
     scorer: Scorer
 
     def signal(self, runs: Sequence[Answers]) -> np.ndarray:
-        """[Q, 2]: how sure the runs are of each answer. Raises InputError: there is one run, without confidences."""
+        """[Q, 2]: how sure the runs are of each answer; 0 where they decline. Raises InputError: there is one run,
+        without confidences."""
         if len(runs) > 1:
             return agreement([run.texts for run in runs], self.scorer)
         if runs[0].confidence is None:
             raise InputError("one run, and it wrote no confidences: name a second run with another seed")
-        return np.stack([runs[0].confidence] * len(METRICS), axis=1)
+        return np.stack([runs[0].confidence * (np.array(runs[0].texts) != "")] * len(METRICS), axis=1)
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,12 @@ class Forecast:
 
 
 def agreement(runs: Sequence[Sequence[str]], scorer: Scorer) -> np.ndarray:
-    """[Q, 2]: EM and F1 between two runs' answers, the mean over all pairs of R >= 2 runs. Two that decline agree."""
+    """[Q, 2]: EM and F1 between two runs' answers, the mean over all pairs of R >= 2 runs; 0 where one declines."""
     of_pairs = []
     for pair in combinations(runs, 2):
-        same_Q = [scorer.exact_match(answer, [other]) for answer, other in zip(*pair, strict=True)]
+        same_Q = [scorer.exact_match(answer, [other]) if answer else 0.0 for answer, other in zip(*pair, strict=True)]
         overlap_Q = [scorer.f1(answer, [other]) for answer, other in zip(*pair, strict=True)]
-        of_pairs.append(np.stack([same_Q, np.maximum(same_Q, overlap_Q)], axis=1))  # F1 of two empty answers is 0
+        of_pairs.append(np.stack([same_Q, np.maximum(same_Q, overlap_Q)], axis=1))  # SQuAD's F1 of "the" and "a" is 0
     return np.mean(of_pairs, axis=0)
 
 
@@ -159,16 +158,15 @@ def score(run: Answers, examples: Sequence[Example], scorer: Scorer) -> np.ndarr
     return np.array([by_question[id_] for id_ in ids])
 
 
-# The forecast
-
-
 def forecast(
     home: Home, name: str, examples: Sequence[Example], runs: Sequence[Answers], correction: Correction = MEASURED
 ) -> Forecast:
     """What the runs of `home` score on the `examples` of the data set `name`, from their answers `runs` in the same
     order. If the examples have accepted answers, these serve for `truth` only."""
-    scores_Q2 = np.mean([score(run, home.examples, home.scorer) for run in home.runs], axis=0)
-    at_home_Q4 = np.concatenate([scores_Q2, home.signal(home.runs)], axis=1)
+    scores_RQ2 = np.array([score(run, home.examples, home.scorer) for run in home.runs])
+    given_RQ1 = np.array([run.texts for run in home.runs])[:, :, None] != ""
+    declined_2 = (scores_RQ2 * ~given_RQ1).mean((0, 1))  # what questions that are declined rightly add
+    at_home_Q4 = np.concatenate([(scores_RQ2 * given_RQ1).mean(0), home.signal(home.runs)], axis=1)
     there_Q2 = home.signal(runs)
     clusters_home = clusters(home.examples)
     clusters_there = clusters(examples)
@@ -180,10 +178,10 @@ def forecast(
     error_2 = line_D2[1:].std(0)
     unknown = np.array([unknown_share(home.examples, home.known), unknown_share(examples, home.known)])
     distance = log(unknown[1] / unknown[0])
-    bounds = 100 * correction.bounds(line_D2[0], distance, error_2)
+    bounds = 100 * np.minimum(correction.bounds(line_D2[0], distance, error_2) + declined_2, 1)
     remarks = []
-    if len(runs) == 1:
-        remarks.append("From one run's confidences: the answers of a second seed make a better forecast.")
+    if declined_2.any():
+        remarks.append(f"As at home, {100 * declined_2[1]:.0f} % of all questions are taken to be declined rightly.")
     if distance > correction.farthest:
         remarks.append("Farther from home than any set that was measured: the score may be below the interval.")
     if min(effective_clusters(clusters_home), effective_clusters(clusters_there)) < MIN_CLUSTERS:
@@ -195,13 +193,13 @@ def forecast(
     return Forecast(
         name,
         *(Interval(*values) for values in bounds.T.tolist()),
-        at_home=_percent(home_D4[0, :2]),
+        at_home=_percent(scores_RQ2.mean((0, 1))),
         rests_on="agreement" if len(runs) > 1 else "confidence",
         signal_at_home=_percent(home_D4[0, 2:]),
         signal_there=_percent(there_D2[0]),
         unknown_words=_percent(unknown),
         distance=distance,
-        uncorrected=_percent(ndtr(line_D2[0])),
+        uncorrected=_percent(ndtr(line_D2[0]) + declined_2),
         error=tuple(error_2.tolist()),
         by_question=there_Q2,
         truth=truth,
@@ -210,19 +208,15 @@ def forecast(
 
 
 def _percent(shares: np.ndarray) -> tuple[float, float]:
-    first, second = (100 * shares).tolist()
-    return first, second
+    return tuple((100 * shares).tolist())
 
 
 # Reading runs
 
 
 def read_home(folders: Sequence[Path]) -> Home:
-    """What finished runs answered on the first set that they were tested on.
-
-    Raises InputError: no runs; a run that is not finished or was tested on no data; data that cannot be read, have
-    changed since, or differ between the runs.
-    """
+    """What finished runs answered on the first set that they were tested on. Raises InputError: no runs; a run that is
+    not finished or was tested on no data; data that cannot be read, have changed since, or differ between the runs."""
     if not folders:
         raise InputError("no runs: name the folder of a finished run, or of several with different seeds")
     at_home = []

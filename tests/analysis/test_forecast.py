@@ -49,7 +49,7 @@ def test_agreement_is_the_mean_over_pairs_of_runs():
     runs = [["the red fox", "", "a"], ["red fox", "", "b c"], ["red", "blue", "b"]]
     agreed = agreement(runs, Scorer())
     assert agreed[0] == pytest.approx([1 / 3, (1 + 2 / 3 + 2 / 3) / 3])  # articles do not count
-    assert agreed[1] == pytest.approx([1 / 3, 1 / 3])  # two that decline agree
+    assert agreed[1] == pytest.approx([0, 0])  # two that decline have given no answer
     assert agreed[2] == pytest.approx([0, (0 + 0 + 2 / 3) / 3])
 
 
@@ -60,7 +60,8 @@ def test_the_forecast_is_the_line_less_the_correction(case, monkeypatch):
     made = forecast(case.home, "there", there, [Answers(texts) for texts in case.there_texts], correction)
 
     def agreed(texts):  # answers of one word: EM and F1 are alike
-        return np.mean([[a == b for a, b in zip(*pair, strict=True)] for pair in combinations(texts, 2)], axis=0)
+        of_pairs = [zip(*pair, strict=True) for pair in combinations(texts, 2)]
+        return np.mean([[a == b != "" for a, b in pair] for pair in of_pairs], axis=0)
 
     right_Q = np.mean([[text == "red" for text in texts] for texts in case.home_texts], axis=0)
     means = [right_Q.mean(), agreed(case.home_texts).mean(), agreed(case.there_texts).mean()]
@@ -113,13 +114,35 @@ def test_one_run_is_forecast_from_its_confidences(case, monkeypatch):
     home = Home("home", case.home.examples, [Answers(case.home_texts[0], sure)], case.home.known, Scorer())
     made = forecast(home, "there", examples("t", 120, 1), [Answers(case.there_texts[0], unsure)])
     right = np.mean([text == "red" for text in case.home_texts[0]])
-    z = NORMAL.inv_cdf(right) + NORMAL.inv_cdf(unsure.mean()) - NORMAL.inv_cdf(sure.mean())
+    means = [
+        np.mean([c if text else 0 for text, c in pairs])
+        for pairs in (zip(case.home_texts[0], sure, strict=True), zip(case.there_texts[0], unsure, strict=True))
+    ]
+    z = NORMAL.inv_cdf(right) + NORMAL.inv_cdf(means[1]) - NORMAL.inv_cdf(means[0])
     assert made.uncorrected == pytest.approx([100 * NORMAL.cdf(z)] * 2)
     assert made.rests_on == "confidence"
-    assert made.remarks == ["From one run's confidences: the answers of a second seed make a better forecast."]
+    assert made.remarks == []
     with pytest.raises(InputError, match="one run, and it wrote no confidences: name a second run"):
         forecast(home, "there", examples("t", 120, 1), [Answers(case.there_texts[0])])
     assert np.isfinite(probit_line(np.ones(2), np.ones(2), np.zeros(2), 10)).all()
+
+
+def test_questions_declined_rightly_are_as_many_as_at_home(monkeypatch):
+    monkeypatch.setattr(significance, "RESAMPLES", 50)
+    asked = examples("h", 40, 1)
+    asked[30:] = examples("n", 10, 1, gold=False)  # a quarter has no answer
+    texts = [["red"] * 20 + ["blue"] * 8 + [""] * 2 + [""] * 9 + ["red"], ["red"] * 20 + ["green"] * 10 + [""] * 10]
+    home = Home("home", asked, [Answers(of_run) for of_run in texts], {"known"}, Scorer())
+    there = [["red"] * 8 + ["blue"] * 4 + [""] * 28, ["red"] * 8 + ["green"] * 4 + [""] * 28]
+    made = forecast(home, "there", examples("t", 40, 3, gold=False), [Answers(of_run) for of_run in there])
+    assert made.at_home == pytest.approx([100 * (20 + (9 + 10) / 2) / 40] * 2)
+    z = NORMAL.inv_cdf(20 / 40) + NORMAL.inv_cdf(8 / 40) - NORMAL.inv_cdf(20 / 40)
+    assert made.uncorrected == pytest.approx([100 * (NORMAL.cdf(z) + 9.5 / 40)] * 2)
+    value = NORMAL.cdf(z - MEASURED.mean * made.distance) + 9.5 / 40
+    assert made.f1.value == pytest.approx(100 * value)
+    assert made.distance > 0
+    assert made.f1.low > 100 * 9.5 / 40
+    assert made.remarks == ["As at home, 24 % of all questions are taken to be declined rightly."]
 
 
 def test_runs_are_read_from_their_folders(tmp_path):
