@@ -21,7 +21,7 @@ Shapes: R runs, Q questions; 2 are the metrics of `METRICS`, EM and F1. Scores a
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from math import log
 from pathlib import Path
@@ -31,18 +31,18 @@ import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
 from swep_ds.analysis.domains import Interval
+from swep_ds.analysis.labelled import Estimate
 from swep_ds.analysis.significance import resampled_means
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json
 from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters, effective_clusters
-from swep_ds.evaluation.calibration import MIN_CLUSTERS
+from swep_ds.evaluation.calibration import LEVEL, MIN_CLUSTERS
 from swep_ds.evaluation.results import METRICS, read_predictions
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.examples import check_unchanged, load_examples, reported_examples, source_of_test_set
 from swep_ds.pipeline.folder import RunFolder
 
-LEVEL = 90  # percent, of the interval
 WORD = re.compile(r"\w+")
 Scores = tuple[float, float]  # EM and F1 in percent
 
@@ -56,10 +56,10 @@ class Correction(NamedTuple):
     nearest: float  # the least d among them; an interval is not narrower for nearer text
     farthest: float
 
-    def bounds(self, line: np.ndarray, distance: float, error: np.ndarray) -> np.ndarray:
+    def bounds(self, line: np.ndarray, distance: float, error: np.ndarray, level: float = LEVEL) -> np.ndarray:
         """[3, ...]: value, low and high as shares, from z of the `line` [...] and its standard error by sampling. Text
         with no more unknown words than home is not corrected. The next set's c is around the mean as Student's t."""
-        tail = (100 + LEVEL) / 200
+        tail = 0.5 + level / 200
         of_c = stdtrit(self.sets - 1, tail) * self.spread * np.sqrt(1 + 1 / self.sets)
         half = np.hypot(of_c * max(distance, self.nearest), ndtri(tail) * error)
         value = line - self.mean * max(distance, 0.0)
@@ -99,7 +99,8 @@ class Home:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of the mean over the runs on one data set. Its intervals are missing where it is about too few texts."""
+    """Of the mean over the runs on one data set. Intervals, of `LEVEL` percent, are missing where it is about too few
+    texts."""
 
     data_set: str
     exact_match: Interval  # in percent, as all scores and signals here
@@ -115,6 +116,8 @@ class Forecast:
     by_question: np.ndarray  # [Q, 2] the signal there
     truth: Scores | None  # if the questions have answers, which the forecast does not use
     remarks: list[str]
+    labelled: int = 0  # questions whose labels correct the forecast: `with_labels` has it then, by metric
+    with_labels: dict[str, Estimate] = field(default_factory=dict)
 
 
 # Estimators

@@ -14,6 +14,7 @@ t; mean +- t errors fails near 0 and 100. Labels are drawn question by question,
 need no correction. It is about these N questions and these runs, and leaves out other texts, seeds and wrong labels.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,14 +147,22 @@ def _names(questions: int) -> list[str]:
 
 
 def write_suggested(
-    path: Path, examples: Sequence[Example], rows: np.ndarray, stratum_n: np.ndarray, answers: Mapping[str, str]
+    path: Path,
+    examples: Sequence[Example],
+    rows: np.ndarray,
+    stratum_n: np.ndarray,
+    labels: Mapping[str, Sequence[str]],
 ) -> None:
-    """Writes suggested questions as CSV that Excel and LibreOffice open. `answers`: those known, by question id."""
+    """Writes suggested questions as CSV that Excel and LibreOffice open. `labels`: accepted answers by id, as far
+    as they are known."""
     names = _names(len(examples))
     table = []
     for row, stratum in zip(rows, stratum_n, strict=True):
         example = examples[row]
-        answer = answers.get(example.id, "")
+        answer = ""
+        if example.id in labels:
+            accepted = labels[example.id] or [NO_ANSWER]
+            answer = accepted[0] if len(accepted) == 1 else json.dumps(accepted, ensure_ascii=False)
         table.append((example.id, example.question, example.context[:MAX_CELL], answer, names[stratum]))
     frame = pd.DataFrame(table, columns=["id", "question", "context", "answer", "stratum"])
     write_atomically(path, frame.to_csv(index=False).encode("utf-8-sig"))  # Excel needs the mark

@@ -82,7 +82,7 @@ def test_the_forecast_is_the_line_less_the_correction(case, monkeypatch):
         home_z = NORMAL.inv_cdf(right_Q[rows].mean()) - NORMAL.inv_cdf(agreed(case.home_texts)[rows].mean())
         sampled.append(home_z + NORMAL.inv_cdf(agreed(case.there_texts)[later].mean()))
     assert made.error == pytest.approx([np.std(sampled)] * 2, rel=0.1)
-    half = np.hypot(stats.t.ppf(0.95, 4) * 0.1 * 1.2**0.5 * distance, 1.6449 * made.error[1])
+    half = np.hypot(stats.t.ppf(0.975, 4) * 0.1 * 1.2**0.5 * distance, 1.96 * made.error[1])
     expected = [100 * NORMAL.cdf(z - 0.3 * distance + sign * half) for sign in (-1, 1)]
     assert [made.f1.low, made.f1.high] == pytest.approx(expected, abs=0.01)
     assert made.exact_match == pytest.approx(made.f1)
