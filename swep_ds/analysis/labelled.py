@@ -147,21 +147,16 @@ def _names(questions: int) -> list[str]:
 
 
 def write_suggested(
-    path: Path,
-    examples: Sequence[Example],
-    rows: np.ndarray,
-    stratum_n: np.ndarray,
-    labels: Mapping[str, Sequence[str]],
+    path: Path, examples: Sequence[Example], rows: np.ndarray, stratum_n: np.ndarray, known: Mapping[str, Sequence[str]]
 ) -> None:
-    """Writes suggested questions as CSV that Excel and LibreOffice open. `labels`: accepted answers by id, as far
-    as they are known."""
+    """Writes suggested questions as CSV that Excel and LibreOffice open. `known`: accepted answers by question id."""
     names = _names(len(examples))
     table = []
     for row, stratum in zip(rows, stratum_n, strict=True):
         example = examples[row]
         answer = ""
-        if example.id in labels:
-            accepted = labels[example.id] or [NO_ANSWER]
+        if example.id in known:
+            accepted = known[example.id] or [NO_ANSWER]
             answer = accepted[0] if len(accepted) == 1 else json.dumps(accepted, ensure_ascii=False)
         table.append((example.id, example.question, example.context[:MAX_CELL], answer, names[stratum]))
     frame = pd.DataFrame(table, columns=["id", "question", "context", "answer", "stratum"])

@@ -36,8 +36,7 @@ def forecast(
 ) -> dict[str, Forecast]:
     """What runs that differ in their seed will score on texts, by name.
 
-        made = sd.forecast(["runs/seed0", "runs/seed1"], {"news": "asked.jsonl"})["news"]
-        print(made.f1)
+        print(sd.forecast(["runs/seed0", "runs/seed1"], {"news": "asked.jsonl"})["news"].f1)
 
     Args:
         runs: folders of finished runs; they answer all questions.
@@ -94,9 +93,8 @@ def forecast(
 def _read(name: str, source: str, home: Home) -> list[Example]:
     """The questions of a text, with their answers if all have them."""
     examples = read_examples(source, training=False, labels=False)
-    without = next((example.id for example in examples if not example.context), None)
-    if without is not None:
-        raise InputError(f"--text {name}: question {without!r} has no context: give the text that it is about")
+    if without := [example.id for example in examples if not example.context]:
+        raise InputError(f"--text {name}: question {without[0]!r} has no context: give the text that it is about")
     declines = any(not example.answers for example in home.examples)  # then a question may have no answer
     try:
         return read_examples(source, training=False, unanswerable=declines)

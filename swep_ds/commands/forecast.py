@@ -12,14 +12,9 @@ or write "no answer". --labelled also takes a table of questions that were drawn
 answer. The models' answers are computed once, and stay in --output_dir. If it is stopped, the same command resumes.
 """
 
-from typing import TYPE_CHECKING
-
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import public_name, user_path
-
-if TYPE_CHECKING:
-    from swep_ds.analysis.forecast import Forecast
 
 
 def forecast() -> None:
@@ -46,36 +41,28 @@ def forecast() -> None:
     options = {name: getattr(arguments, name) for name in ("labelled", "suggest", "output")}
 
     from swep_ds.api.forecast import forecast as forecast_texts  # after the arguments: these imports take seconds
+    from swep_ds.evaluation.calibration import LEVEL
     from swep_ds.ranks.group import process_group
 
     with process_group():
         made = forecast_texts(arguments.runs, texts, **options, folder=arguments.output_dir)
-    for one in made.values():
-        print("\n    ".join(_lines(one, len(arguments.runs))))
+    for name, one in made.items():
+        print(f"{name}, {len(one.by_question)} questions, with {LEVEL} % intervals:")
+        print(f"    forecast: EM {_said(*one.exact_match)}, F1 {_said(*one.f1)}")
+        if one.with_labels:
+            em, f1 = ((value.mean, value.low, value.high) for value in one.with_labels.values())
+            print(f"    with {one.labelled} labels: EM {_said(*em)}, F1 {_said(*f1)}")
+            print(f"    {one.with_labels['f1'].more_labels} more labels, drawn likewise, would give F1 within 3 points")
+        if one.truth:
+            print("    its answers give: EM {:.1f}, F1 {:.1f}".format(*one.truth))
+        print("    at home: EM {:.1f}, F1 {:.1f}".format(*one.at_home))
+        print(f"    {one.rests_on}: {one.signal_there[1]:.1f} %, at home {one.signal_at_home[1]:.1f} %")
+        print("    words that training did not have: {1:.1f} %, at home {0:.1f} %".format(*one.unknown_words))
+        for remark in one.remarks:
+            print(f"    {remark}")
     if arguments.suggest:
         print(f"{arguments.suggest} questions to label in {arguments.output}")
 
 
-def _lines(one: "Forecast", runs: int) -> list[str]:
-    from swep_ds.evaluation.calibration import LEVEL
-
-    lines = [f"{one.data_set}, {len(one.by_question)} questions, with {LEVEL} % intervals:"]
-    rows = [("forecast", (one.exact_match, one.f1))]
-    if one.with_labels:
-        corrected = [(estimate.mean, estimate.low, estimate.high) for estimate in one.with_labels.values()]
-        rows.append((f"with {one.labelled} labels", corrected))
-    for title, values in rows:
-        said = []
-        for metric, (value, low, high) in zip(("EM", "F1"), values, strict=True):
-            said.append(f"{metric} {value:.1f}" + ("" if low is None else f" ({low:.1f} to {high:.1f})"))
-        lines.append(f"{title}: {', '.join(said)}")
-    if one.with_labels:
-        lines.append(f"{one.with_labels['f1'].more_labels} more labels, drawn likewise, would give F1 within 3 points")
-    if one.truth:
-        lines.append(f"its answers give EM {one.truth[0]:.1f}, F1 {one.truth[1]:.1f}")
-    lines.append(f"at home: EM {one.at_home[0]:.1f}, F1 {one.at_home[1]:.1f}")
-    signal = f"{one.rests_on} of {runs} {'run' if runs == 1 else 'runs'}"
-    lines.append(f"{signal}: {one.signal_there[1]:.1f} % there, {one.signal_at_home[1]:.1f} % at home")
-    there, home = one.unknown_words[1], one.unknown_words[0]
-    lines.append(f"words that training did not have: {there:.1f} % there, {home:.1f} % at home")
-    return [*lines, *one.remarks]
+def _said(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.1f}" if low is None else f"{value:.1f} ({low:.1f} to {high:.1f})"

@@ -32,7 +32,7 @@ CHOSEN = "unknown words of contexts"
 REAL = ("new_wiki", "amazon", "bioasq")  # the other sets are generated text
 DISTANCES = (CHOSEN, "unknown words of questions", "words of a context")
 DISTANCES += ("perplexity of contexts", "perplexity of questions", "domain classifier")
-LEVEL = 90  # percent, of intervals: sets are too few to say whether those of the package, of 95, hold
+LEVEL = 90  # percent, of intervals; those of the package are of 95
 ORDER = 4  # of the n-grams of characters
 SAMPLE = 500  # texts, for n-grams and the domain classifier
 
