@@ -14,6 +14,7 @@ from swep_ds.common.version import __version__
 if TYPE_CHECKING:
     from swep_ds.api import hf as hf
     from swep_ds.api.answerer import QuestionAnswerer as QuestionAnswerer
+    from swep_ds.api.forecast import forecast as forecast
     from swep_ds.api.run import Run as Run
     from swep_ds.api.run import train as train
     from swep_ds.api.wrap import Robust as Robust
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 # module -> the names that it gives
 _MODULES = {
     "swep_ds.api.answerer": ["QuestionAnswerer"],
+    "swep_ds.api.forecast": ["forecast"],
     "swep_ds.api.run": ["Run", "train"],
     "swep_ds.api.wrap": ["Robust", "wrap"],
     "swep_ds.common.errors": ["InputError", "TrainingDiverged", "WriteFailed"],

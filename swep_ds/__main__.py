@@ -17,6 +17,7 @@ COMMANDS = {
     "analyze": "run the paper's analyses on a run",
     "evaluate": "score a saved model on any data sets",
     "answer": "answer a question about a text",
+    "forecast": "forecast the scores on text without labels",
     "soup": "average the models of finished runs",
     "augment": "make SSMBA's samples from training data",
     "convert": "make training data from generated question-answer pairs",

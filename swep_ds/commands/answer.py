@@ -24,12 +24,14 @@ import json
 import math
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from typing import Any
 
 from swep_ds.commands.cli import Parser, at_least
-from swep_ds.common.console import Console, Progress
+from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import check_output, read_text, read_texts, user_path
+from swep_ds.data.example import Example
 
 FIELDS = ("text", "score", "probability", "confidence", "start", "end")  # of an answer in --output
 
@@ -114,32 +116,22 @@ def _answer_file(arguments: Namespace, texts: dict[str, str] | None, kwargs: dic
     answerer = QuestionAnswerer(arguments.model, **kwargs)
     answerer.check(examples if texts is None else [], n_best)  # passages are checked as they are read
     asks = None if texts is None else answerer.over(texts, arguments.passages)
-    missing = chunks.take(setup)
 
-    console = Console()
+    def ask(asked: list[Example]) -> Iterator[dict[str, Any]]:
+        if asks:
+            replied = (asks(example.question, n_best) for example in asked)
+        else:
+            replied = answerer.answer_together(asked, n_best)
+        for example, replies in zip(asked, replied, strict=True):
+            answers = [{name: getattr(reply, name) for name in fields} for reply in replies]
+            line = {"id": example.id, "question": example.question, "answer": replies[0].text}
+            line |= {name: answers[0][name] for name in fields if name not in ("text", "score")}
+            if n_best > 1:
+                line["answers"] = answers
+            yield line
+
     began = time.monotonic()
-    kept = min((chunks.count - len(missing)) * QUESTIONS_AT_A_TIME, len(examples))
-    if kept:
-        console.print(f"resuming: {kept} of {len(examples)} questions are answered")
-    with Progress(console, "questions", len(examples), kept) as progress:
-        for chunk in missing:
-            first = chunk * QUESTIONS_AT_A_TIME
-            asked = examples[first : first + QUESTIONS_AT_A_TIME]
-            lines = []
-            if asks:
-                replied = [asks(example.question, n_best) for example in asked]
-            else:
-                replied = answerer.answer_together(asked, n_best)
-            for example, replies in zip(asked, replied, strict=True):
-                answers = [{name: getattr(reply, name) for name in fields} for reply in replies]
-                line = {"id": example.id, "question": example.question, "answer": replies[0].text}
-                line |= {name: answers[0][name] for name in fields if name not in ("text", "score")}
-                if n_best > 1:
-                    line["answers"] = answers
-                lines.append(line)
-                progress.update(first + len(lines))
-            chunks.write(chunk, lines)
-    written = (line for chunk in range(chunks.count) for line in chunks.read(chunk))
-    chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in written)
-    rate = 60 * (len(examples) - kept) / (time.monotonic() - began)
-    console.print(f"{len(examples)} answers in {arguments.output}: {rate:,.0f} questions a minute")
+    count = chunks.fill(setup, examples, QUESTIONS_AT_A_TIME, ask)
+    chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in chunks.lines())
+    rate = 60 * count / (time.monotonic() - began)
+    Console().print(f"{len(examples)} answers in {arguments.output}: {rate:,.0f} questions a minute")

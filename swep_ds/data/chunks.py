@@ -6,12 +6,13 @@ The chunks are JSON files in the folder `<output>.chunks` until all are finished
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.settings import differences
@@ -60,6 +61,30 @@ class Chunks:
 
     def read(self, number: int) -> Any:
         return read_json(self._file(number))
+
+    def fill(
+        self, setup: dict[str, Any], examples: list[Example], size: int, ask: Callable[[list[Example]], Iterable[Any]]
+    ) -> int:
+        """Takes the folder and writes the missing chunks, a list for each `size` examples: what `ask` makes of each, as
+        JSON. Says how far it is. Returns how many examples were asked now. Raises InputError: as `take`."""
+        missing = self.take(setup)
+        console = Console()
+        kept = min((self.count - len(missing)) * size, len(examples))
+        if kept:
+            console.print(f"resuming: {kept} of {len(examples)} questions are answered")
+        with Progress(console, "questions", len(examples), kept) as progress:
+            for chunk in missing:
+                first = chunk * size
+                lines = []
+                for line in ask(examples[first : first + size]):
+                    lines.append(line)
+                    progress.update(first + len(lines))
+                self.write(chunk, lines)
+        return len(examples) - kept
+
+    def lines(self) -> Iterable[Any]:
+        """All that `fill` made, in the examples' order."""
+        return (line for chunk in range(self.count) for line in self.read(chunk))
 
     def finish(self, document: Iterable[str]) -> None:
         """Writes the output, in parts that `document` makes of the chunks, and removes their folder."""

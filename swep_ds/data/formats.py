@@ -30,6 +30,7 @@ MAX_NAMED = 100  # faulty questions of a file that a message names
 
 MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")  # several of its sets put [SEP] after titles
 COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible", MRQA_COLUMN)
+COLUMNS += ("stratum",)  # of a question that was suggested for labelling (`analysis/labelled.py`)
 
 
 # Formats

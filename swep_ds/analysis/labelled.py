@@ -1,0 +1,219 @@
+"""A few labels that count: the mean score of N questions from predictions for all of them and the true scores of n.
+
+Prediction-powered inference (Angelopoulos et al., Science 2023) with the power-tuning weight lambda (PPI++, 2311.01453)
+in its stratified form (Fisch et al., 2406.04291). In stratum h, n_h of N_h questions are drawn at random and labelled:
+
+    mean = sum over h of N_h / N (mean y - lambda mean x), over the labelled, + lambda (mean x over all N)
+
+for scores y and predictions x. Lambda minimises the variance, that of drawing without replacement: it is 0 at n = N. A
+simple random sample is one stratum. x is the rank of a prediction, so that only the order of the predictions counts: as
+they are, the few low ones of an over-confident model would settle lambda, and the interval would be too narrow.
+
+The interval is Wilson's at the effective number of labels (Kott and Carr 1997; Korn and Graubard 1998) with Student's
+t; mean +- t errors fails near 0 and 100. Labels are drawn question by question, so that several questions about a text
+need no correction. It is about these N questions and these runs, and leaves out other texts, seeds and wrong labels.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+from scipy.stats import rankdata
+
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import write_atomically
+from swep_ds.data.answers import TRUE, answer_pairs, at, excerpt, field, is_blank
+from swep_ds.data.example import Example
+from swep_ds.data.formats import file_items
+from swep_ds.evaluation.calibration import LEVEL
+
+MIN_LABELLED = 10
+MIN_SUGGESTED = 25
+AIM = 3.0  # points: half the width of an interval that is narrow enough
+STRATA = 5  # of suggested questions, by prediction, equally large
+MIN_IN_STRATUM = 3  # labelled questions
+BELIEVED = (15.0, 85.0)  # points: predictions beyond them do not lower a stratum's share of the labels further
+NO_ANSWER = "no answer"  # written as the answer of a question that its context does not answer
+MAX_CELL = 32_000  # characters: Excel breaks longer cells up
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean score and its interval of `LEVEL` percent, in points: arrays [...] or scalars."""
+
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    weight: np.ndarray  # lambda: by how many points the score of the highest prediction is above that of the lowest
+    more_labels: int | None  # of a scalar: labels, drawn in the same way, until the interval is +- `AIM`
+
+
+def estimate(scores: np.ndarray, predicted_N: np.ndarray, rows: np.ndarray, stratum_n: np.ndarray) -> Estimate:
+    """The mean score of N questions.
+
+    Args:
+        scores: [..., n] true scores of the labelled questions, 0 to 100: EM or F1; n >= `MIN_LABELLED`.
+        predicted_N: what is expected of each question, on any scale. If all are alike, only the labels count.
+        rows: [..., n] which of the N questions are labelled, none twice.
+        stratum_n: the stratum of each labelled question, from 0, as `suggest` makes them, with `MIN_IN_STRATUM` or
+            more in each; all 0 for a simple random sample.
+    """
+    questions = len(predicted_N)
+    labelled = len(stratum_n)
+    rank_N = rankdata(predicted_N) / questions
+    y = np.asarray(scores) / 100
+    x = rank_N[rows]
+    counts_H = np.bincount(stratum_n)
+    strata = len(counts_H)
+    counts_n = counts_H[stratum_n]
+    chance_n = counts_n / _sizes(questions, strata)[stratum_n]
+    share_n = 1 / chance_n / questions  # of the set, for which a labelled question stands
+    mean_nH = (stratum_n[:, None] == np.arange(strata)) / counts_H
+    centred_y = y - (y @ mean_nH)[..., stratum_n]
+    centred_x = x - (x @ mean_nH)[..., stratum_n]
+    with_replacement_n = share_n**2 * counts_n / (counts_n - 1)
+    cost_n = with_replacement_n * (1 - chance_n)
+    squares = (cost_n * centred_x**2).sum(-1)
+    helps = squares > 1e-12 * cost_n.sum()  # not if all predictions are alike
+    weight = np.where(helps, (cost_n * centred_x * centred_y).sum(-1) / np.where(helps, squares, 1), 0)
+    mean = np.clip((share_n * y).sum(-1) + weight * (rank_N.mean() - (share_n * x).sum(-1)), 0, 1)
+    df = labelled - strata - helps
+    squared = (centred_y - weight[..., None] * centred_x) ** 2 * ((labelled - strata) / df)[..., None]
+    variance = (with_replacement_n * squared).sum(-1)
+    less = (with_replacement_n * chance_n * squared).sum(-1)  # by drawing without replacement
+
+    def interval(labels: Any) -> tuple[np.ndarray, np.ndarray]:
+        of_mean = np.maximum(variance * labelled / labels - less, 0)
+        return _wilson(mean, of_mean, labels, questions, df + labels - labelled)
+
+    more_labels = None
+    if mean.ndim == 0:
+        low, high = interval(np.arange(labelled, questions + 1))
+        more_labels = int(np.argmax(50 * (high - low) <= AIM))
+    low, high = interval(labelled)
+    return Estimate(100 * mean, 100 * low, 100 * high, 100 * weight, more_labels)
+
+
+def _wilson(mean: Any, variance: Any, labels: Any, questions: int, df: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The interval of a mean in [0, 1]. Its variance counts as a share of the greatest with this mean, that of scores
+    of 0 and 1. Scores that are nearly all alike underestimate the share: one label more counts, whose share is 1."""
+    most = mean * (1 - mean)
+    per_label = np.maximum(1 - labels / questions, 1e-12) / (labels - 1)
+    share = np.minimum(variance / np.maximum(most * per_label, 1e-15), 1)
+    known = 4 * labels * most
+    share = (known * share + 1) / (known + 1)
+    scale = stdtrit(df, 0.5 + LEVEL / 200) ** 2 * share * per_label
+    half = np.sqrt(scale * most + scale**2 / 4) / (1 + scale)
+    centre = (mean + scale / 2) / (1 + scale)
+    return np.minimum(centre - half, mean), np.maximum(centre + half, mean)  # but for rounding the same
+
+
+def suggest(predicted_N: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The rows [count] of the questions to label, in random order, and their strata [count]. `predicted_N`: scores, 0
+    to 100. By Neyman's allocation a stratum gets labels by its size times the standard deviation of scores of 0 and 100
+    with the predicted mean. A larger count only adds rows. Raises InputError: under `MIN_SUGGESTED`, or over N."""
+    questions = len(predicted_N)
+    if not MIN_SUGGESTED <= count <= questions:
+        raise InputError(f"--suggest {count}: give {MIN_SUGGESTED} to {questions:,}, which is the number of questions")
+    place_N = np.random.default_rng(seed).permutation(questions)
+    sizes_H = _sizes(questions, STRATA)
+    stratum_N = np.empty(questions, int)
+    stratum_N[np.lexsort((place_N, predicted_N))] = np.arange(STRATA).repeat(sizes_H)
+    mean_H = np.clip(np.bincount(stratum_N, predicted_N) / sizes_H, *BELIEVED)
+    need_H = sizes_H * np.sqrt(mean_H * (100 - mean_H))
+    number_n = np.arange(count)
+    priority_Hn = need_H[:, None] / (number_n + 0.5)  # of each stratum's first, second, ... label: Webster's method
+    priority_Hn[:, :MIN_IN_STRATUM] = np.inf
+    priority_Hn[number_n >= sizes_H[:, None]] = 0
+    counts_H = np.bincount(np.argsort(-priority_Hn.ravel(), kind="stable")[:count] // count)
+    order_N = np.argsort(place_N)
+    rows = np.concatenate([order_N[stratum_N[order_N] == h][:taken] for h, taken in enumerate(counts_H)])
+    rows = rows[np.argsort(place_N[rows])]
+    return rows, stratum_N[rows]
+
+
+def _sizes(questions: int, strata: int) -> np.ndarray:
+    return np.bincount(np.arange(questions) * strata // questions)
+
+
+def _names(questions: int) -> list[str]:
+    """What strata are called in a file, so that labels for a set of another size are none for this one."""
+    return [f"{number} of {STRATA} ({questions} questions)" for number in range(1, STRATA + 1)]
+
+
+def write_suggested(
+    path: Path, examples: Sequence[Example], rows: np.ndarray, stratum_n: np.ndarray, known: Mapping[str, Sequence[str]]
+) -> None:
+    """Writes suggested questions as CSV that Excel and LibreOffice open. `known`: accepted answers by question id."""
+    names = _names(len(examples))
+    table = []
+    for row, stratum in zip(rows, stratum_n, strict=True):
+        example = examples[row]
+        answer = ""
+        if example.id in known:
+            accepted = known[example.id] or [NO_ANSWER]
+            answer = accepted[0] if len(accepted) == 1 else json.dumps(accepted, ensure_ascii=False)
+        table.append((example.id, example.question, example.context[:MAX_CELL], answer, names[stratum]))
+    frame = pd.DataFrame(table, columns=["id", "question", "context", "answer", "stratum"])
+    write_atomically(path, frame.to_csv(index=False).encode("utf-8-sig"))  # Excel needs the mark
+
+
+def read_labelled(path: Path, examples: Sequence[Example]) -> tuple[np.ndarray, list[Example], np.ndarray]:
+    """The labelled questions: their rows [n] in `examples`, themselves with their answers, and their strata [n]. The
+    file is one of `write_suggested`, or rows of any format with id, question and answer: a simple random sample. An
+    empty answer is not given yet; `NO_ANSWER` or is_impossible says that the context has none. Raises InputError: a row
+    is not of `examples`, its answer is not in its context, or too few rows have answers."""
+    row_of = {example.id: row for row, example in enumerate(examples)}
+    names = _names(len(examples))
+    labelled: dict[int, Example] = {}
+    strata = []
+    with at(f"--labelled {path}"):
+        if not path.is_file():
+            raise InputError("no such file")
+        for place, fields in file_items(path):
+            with at(place):
+                id_ = str(field(fields, "id"))
+                row = row_of.pop(id_, None)
+                if row is None:
+                    raise InputError(f"the id {excerpt(id_)} is no question of this text, or occurs twice: correct it")
+                example = examples[row]
+                if field(fields, "question", str).split() != example.question.split():
+                    raise InputError(f"the id {excerpt(id_)} has another question in this text: correct it")
+                stratum = fields.get("stratum")
+                if stratum is not None and stratum not in names:
+                    raise InputError(f"the stratum {stratum!r} is none of this text: name the one it was suggested for")
+                answers = _answers(fields, example.context)
+                if answers is not None:
+                    labelled[row] = replace(example, answers=answers)
+                    strata.append(stratum)
+        if not any(strata):
+            names = [None]
+        stratum_n = np.array([names.index(stratum) for stratum in strata], int)
+        fewest = np.bincount(stratum_n, minlength=len(names)).min()
+        if len(labelled) < MIN_LABELLED or fewest < MIN_IN_STRATUM:
+            raise InputError(
+                f"{len(labelled)} rows have an answer, {fewest} in the stratum with the fewest: fill in {MIN_LABELLED} "
+                f"or more, and {MIN_IN_STRATUM} in each stratum"
+            )
+    return np.array(list(labelled)), list(labelled.values()), stratum_n
+
+
+def _answers(fields: dict[str, Any], context: str) -> tuple[str, ...] | None:
+    """The accepted answers of a row; None if they are not given yet."""
+    answers = tuple(text for text, _ in answer_pairs(fields, context))
+    given = fields.get("answer")
+    if not answers and isinstance(given, str) and not is_blank(given):
+        answers = (given,)  # N/A and the like, which are no answers elsewhere, say here neither no nor not yet
+    if not answers:
+        return () if str(fields.get("is_impossible")).lower() in TRUE else None
+    if [answer.strip().lower() for answer in answers] == [NO_ANSWER]:
+        return ()
+    for answer in answers:
+        if " ".join(answer.lower().split()) not in " ".join(context.lower().split()):
+            raise InputError(f"the answer {excerpt(answer)} is not in its context: copy it, or write {NO_ANSWER!r}")
+    return answers

@@ -1,0 +1,68 @@
+"""Forecasts what finished runs will score on text without labels, and says how sure that is.
+
+    swep-ds forecast runs/swep-seed0 runs/swep-seed1 runs/swep-seed2 --text asked.jsonl
+    swep-ds forecast RUN RUN --text mine=asked.csv --suggest 50 --output label.csv    # the questions to label first
+    swep-ds forecast RUN RUN --text mine=asked.csv --labelled label.csv               # labels narrow the interval
+
+The runs are those of one recipe with different seeds: how often their answers agree tells how many are right. One run
+is forecast by its confidence. QUESTIONS is any source of data, such as JSON lines or CSV with the columns question and
+context. If all questions have answers, the forecast does not use them, and is then compared with the scores.
+--suggest draws questions at random, more where scores vary more. Fill in the column answer: copy it from the context,
+or write "no answer". --labelled also takes a table of questions that were drawn at random, with id, question and
+answer. The models' answers are computed once, and stay in --output_dir. If it is stopped, the same command resumes.
+"""
+
+from swep_ds.commands.cli import Parser, at_least
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import public_name, user_path
+
+
+def forecast() -> None:
+    parser = Parser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=user_path, metavar="RUN", help="folder of a finished run")
+    text = "questions with contexts; may be repeated"
+    parser.add_argument("--text", action="append", required=True, metavar="[NAME=]QUESTIONS", help=text)
+    text = "file of some of the questions of --text, answered"
+    parser.add_argument("--labelled", type=user_path, metavar="FILE", help=text)
+    text = "write the N questions whose answers would narrow the interval most"
+    parser.add_argument("--suggest", type=at_least(1), metavar="N", help=text)
+    parser.add_argument("--output", type=user_path, metavar="FILE.csv", help="new file for these questions")
+    text = "for forecast.json and the answers (default: forecast/ in the first run's folder)"
+    parser.add_argument("--output_dir", type=user_path, metavar="FOLDER", help=text)
+    arguments = parser.parse_args()
+    texts = {}
+    for option in arguments.text:
+        name, separator, source = option.partition("=")
+        if not separator:
+            name, source = public_name(option), option
+        if name in texts:
+            raise InputError(f"--text {name}: is given twice: name one of them otherwise, NAME=QUESTIONS")
+        texts[name] = source
+    options = {name: getattr(arguments, name) for name in ("labelled", "suggest", "output")}
+
+    from swep_ds.api.forecast import forecast as forecast_texts  # after the arguments: these imports take seconds
+    from swep_ds.evaluation.calibration import LEVEL
+    from swep_ds.ranks.group import process_group
+
+    with process_group():
+        made = forecast_texts(arguments.runs, texts, **options, folder=arguments.output_dir)
+    for name, one in made.items():
+        print(f"{name}, {len(one.by_question)} questions, with {LEVEL} % intervals:")
+        print(f"    forecast: EM {_said(*one.exact_match)}, F1 {_said(*one.f1)}")
+        if one.with_labels:
+            em, f1 = ((value.mean, value.low, value.high) for value in one.with_labels.values())
+            print(f"    with {one.labelled} labels: EM {_said(*em)}, F1 {_said(*f1)}")
+            print(f"    {one.with_labels['f1'].more_labels} more labels, drawn likewise, would give F1 within 3 points")
+        if one.truth:
+            print("    its answers give: EM {:.1f}, F1 {:.1f}".format(*one.truth))
+        print("    at home: EM {:.1f}, F1 {:.1f}".format(*one.at_home))
+        print(f"    {one.rests_on}: {one.signal_there[1]:.1f} %, at home {one.signal_at_home[1]:.1f} %")
+        print("    words that training did not have: {1:.1f} %, at home {0:.1f} %".format(*one.unknown_words))
+        for remark in one.remarks:
+            print(f"    {remark}")
+    if arguments.suggest:
+        print(f"{arguments.suggest} questions to label in {arguments.output}")
+
+
+def _said(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.1f}" if low is None else f"{value:.1f} ({low:.1f} to {high:.1f})"

@@ -1,0 +1,202 @@
+"""The forecast against the standard library's normal distribution, SciPy and a bootstrap of NumPy's; runs read from
+folders; the measured correction against the page's cells."""
+
+import json
+from itertools import combinations
+from statistics import NormalDist
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from swep_ds.analysis import significance
+from swep_ds.analysis.domains import Interval
+from swep_ds.analysis.forecast import MEASURED, Answers, Correction, Home, agreement, forecast, read_answers, read_home
+from swep_ds.analysis.forecast import line as probit_line
+from swep_ds.common.errors import InputError
+from swep_ds.data.example import Example
+from swep_ds.evaluation.scores import Scorer
+from tests.support import fake_runs, scripts
+
+compare = scripts.load("docs/measurements/forecast/compare.py")
+NORMAL = NormalDist()
+WORDS = ("red", "green", "blue", "")
+
+
+def examples(name: str, count: int, unknown: int, gold: bool = True) -> list[Example]:
+    """Questions about texts of ten words each, so many of which are not "known"; all answers are "red"."""
+    text = " ".join(["known"] * (10 - unknown) + ["new"] * unknown)
+    answers = ("red",) if gold else ()
+    return [Example(f"{name}{i}", "known?", f"{text} known{i}", answers, None, f"{name}{i}") for i in range(count)]
+
+
+def drawn(count: int, chances: list[float], seed: int) -> list[str]:
+    return np.random.default_rng(seed).choice(WORDS, size=count, p=chances).tolist()
+
+
+@pytest.fixture(scope="module")
+def case():
+    """Three runs that are right in 7 of 10 cases at home and in 4 of 10 there."""
+    home_texts = [drawn(200, [0.7, 0.1, 0.1, 0.1], seed) for seed in range(3)]
+    there_texts = [drawn(120, [0.4, 0.2, 0.2, 0.2], seed) for seed in range(3, 6)]
+    known = {"known", *(f"known{i}" for i in range(200))}
+    home = Home("home", examples("h", 200, 1), [Answers(texts) for texts in home_texts], known, Scorer())
+    return SimpleNamespace(home=home, home_texts=home_texts, there_texts=there_texts)
+
+
+def test_agreement_is_the_mean_over_pairs_of_runs():
+    runs = [["the red fox", "", "a"], ["red fox", "", "b c"], ["red", "blue", "b"]]
+    agreed = agreement(runs, Scorer())
+    assert agreed[0] == pytest.approx([1 / 3, (1 + 2 / 3 + 2 / 3) / 3])  # articles do not count
+    assert agreed[1] == pytest.approx([0, 0])  # two that decline have given no answer
+    assert agreed[2] == pytest.approx([0, (0 + 0 + 2 / 3) / 3])
+
+
+def test_the_forecast_is_the_line_less_the_correction(case, monkeypatch):
+    monkeypatch.setattr(significance, "RESAMPLES", 2000)
+    correction = Correction(mean=0.3, spread=0.1, sets=5, nearest=0.2, farthest=1.0)
+    there = examples("t", 120, 3)
+    made = forecast(case.home, "there", there, [Answers(texts) for texts in case.there_texts], correction)
+
+    def agreed(texts):  # answers of one word: EM and F1 are alike
+        of_pairs = [zip(*pair, strict=True) for pair in combinations(texts, 2)]
+        return np.mean([[a == b != "" for a, b in pair] for pair in of_pairs], axis=0)
+
+    right_Q = np.mean([[text == "red" for text in texts] for texts in case.home_texts], axis=0)
+    means = [right_Q.mean(), agreed(case.home_texts).mean(), agreed(case.there_texts).mean()]
+    z = NORMAL.inv_cdf(means[0]) + NORMAL.inv_cdf(means[2]) - NORMAL.inv_cdf(means[1])
+    assert made.at_home == pytest.approx([100 * means[0]] * 2)
+    assert made.signal_there == pytest.approx([100 * means[2]] * 2)
+    assert made.uncorrected == pytest.approx([100 * NORMAL.cdf(z)] * 2)
+    shares = np.array([(200 + 0.5) / (200 * 11 + 1), (3 * 120 + 0.5) / (120 * 11 + 1)])
+    assert made.unknown_words == pytest.approx(100 * shares)
+    distance = np.log(shares[1] / shares[0])
+    assert made.distance == pytest.approx(distance)
+    assert made.f1.value == pytest.approx(100 * NORMAL.cdf(z - 0.3 * distance))
+
+    rng = np.random.default_rng(0)
+    sampled = []
+    for _ in range(2000):
+        rows, later = rng.integers(200, size=200), rng.integers(120, size=120)
+        home_z = NORMAL.inv_cdf(right_Q[rows].mean()) - NORMAL.inv_cdf(agreed(case.home_texts)[rows].mean())
+        sampled.append(home_z + NORMAL.inv_cdf(agreed(case.there_texts)[later].mean()))
+    assert made.error == pytest.approx([np.std(sampled)] * 2, rel=0.1)
+    half = np.hypot(stats.t.ppf(0.975, 4) * 0.1 * 1.2**0.5 * distance, 1.96 * made.error[1])
+    expected = [100 * NORMAL.cdf(z - 0.3 * distance + sign * half) for sign in (-1, 1)]
+    assert [made.f1.low, made.f1.high] == pytest.approx(expected, abs=0.01)
+    assert made.exact_match == pytest.approx(made.f1)
+    assert made.truth == pytest.approx([100 * np.mean([[t == "red" for t in texts] for texts in case.there_texts])] * 2)
+    assert made.by_question[:, 0] == pytest.approx(agreed(case.there_texts))
+    assert made.rests_on == "agreement"
+    assert made.remarks == ["Farther from home than any set that was measured: the score may be below the interval."]
+
+
+def test_answers_do_not_change_a_forecast_and_known_text_is_not_corrected(case, monkeypatch):
+    monkeypatch.setattr(significance, "RESAMPLES", 50)
+    runs = [Answers(texts) for texts in case.there_texts]
+    made = forecast(case.home, "there", examples("t", 120, 3, gold=False), runs)
+    assert made.truth is None
+    assert made.f1 == forecast(case.home, "there", examples("t", 120, 3), runs).f1
+    near = forecast(case.home, "there", examples("t", 120, 0), runs)
+    assert near.distance < 0
+    assert near.f1.value == pytest.approx(near.uncorrected[1])
+    assert near.f1.high - near.f1.low > 2 * 100 * 0.3 * MEASURED.spread * MEASURED.nearest
+    few = forecast(case.home, "there", examples("t", 5, 0), [Answers(texts[:5]) for texts in case.there_texts])
+    assert few.f1 == Interval(few.f1.value)
+    assert few.remarks == ["No interval: these questions, or those at home, are about fewer than 10 texts."]
+
+
+def test_one_run_is_forecast_from_its_confidences(case, monkeypatch):
+    monkeypatch.setattr(significance, "RESAMPLES", 50)
+    rng = np.random.default_rng(0)
+    sure, unsure = rng.uniform(0.5, 1, 200), rng.uniform(0.2, 0.8, 120)
+    home = Home("home", case.home.examples, [Answers(case.home_texts[0], sure)], case.home.known, Scorer())
+    made = forecast(home, "there", examples("t", 120, 1), [Answers(case.there_texts[0], unsure)])
+    right = np.mean([text == "red" for text in case.home_texts[0]])
+    means = [
+        np.mean([c if text else 0 for text, c in pairs])
+        for pairs in (zip(case.home_texts[0], sure, strict=True), zip(case.there_texts[0], unsure, strict=True))
+    ]
+    z = NORMAL.inv_cdf(right) + NORMAL.inv_cdf(means[1]) - NORMAL.inv_cdf(means[0])
+    assert made.uncorrected == pytest.approx([100 * NORMAL.cdf(z)] * 2)
+    assert made.rests_on == "confidence"
+    assert made.remarks == []
+    with pytest.raises(InputError, match="one run, and it wrote no confidences: name a second run"):
+        forecast(home, "there", examples("t", 120, 1), [Answers(case.there_texts[0])])
+    assert np.isfinite(probit_line(np.ones(2), np.ones(2), np.zeros(2), 10)).all()
+
+
+def test_questions_declined_rightly_are_as_many_as_at_home(monkeypatch):
+    monkeypatch.setattr(significance, "RESAMPLES", 50)
+    asked = examples("h", 40, 1)
+    asked[30:] = examples("n", 10, 1, gold=False)  # a quarter has no answer
+    texts = [["red"] * 20 + ["blue"] * 8 + [""] * 2 + [""] * 9 + ["red"], ["red"] * 20 + ["green"] * 10 + [""] * 10]
+    home = Home("home", asked, [Answers(of_run) for of_run in texts], {"known"}, Scorer())
+    there = [["red"] * 8 + ["blue"] * 4 + [""] * 28, ["red"] * 8 + ["green"] * 4 + [""] * 28]
+    made = forecast(home, "there", examples("t", 40, 3, gold=False), [Answers(of_run) for of_run in there])
+    assert made.at_home == pytest.approx([100 * (20 + (9 + 10) / 2) / 40] * 2)
+    z = NORMAL.inv_cdf(20 / 40) + NORMAL.inv_cdf(8 / 40) - NORMAL.inv_cdf(20 / 40)
+    assert made.uncorrected == pytest.approx([100 * (NORMAL.cdf(z) + 9.5 / 40)] * 2)
+    value = NORMAL.cdf(z - MEASURED.mean * made.distance) + 9.5 / 40
+    assert made.f1.value == pytest.approx(100 * value)
+    assert made.distance > 0
+    assert made.f1.low > 100 * 9.5 / 40
+    assert made.remarks == ["As at home, 24 % of all questions are taken to be declined rightly."]
+
+
+def test_runs_are_read_from_their_folders(tmp_path):
+    """Two runs that were trained and first tested on the same 12 questions."""
+    cells = fake_runs.sweep(tmp_path, {"squad": 12, "far": 4}, right=4, variants={"MLE": {}}, seeds=[0, 1])
+    folders = [cell.folder for cell in cells]
+    changed = {"train": str(tmp_path / "squad.json")}
+    for cell in cells:
+        recipe = cell.recipe.model_copy(update={"data": cell.recipe.data.model_copy(update=changed)})
+        (cell.folder / "recipe.yaml").write_text(recipe.dump())
+    (folders[0] / "confidence").mkdir()
+    (folders[0] / "confidence" / "squad.json").write_text(json.dumps({f"squad{i}": i / 12 for i in range(12)}))
+    home = read_home(folders)
+    assert home.name == "squad"
+    assert [len(run.texts) for run in home.runs] == [12, 12]
+    assert home.runs[0].texts == ["b"] * 4 + ["c"] * 8
+    assert home.runs[0].confidence == pytest.approx(np.arange(12) / 12)
+    assert home.runs[1].confidence is None
+    assert home.known == {"a", "b", "c", "which", *map(str, range(12))}
+    with pytest.raises(InputError, match="no runs: name the folder"):
+        read_home([])
+    with pytest.raises(InputError, match="has no answer to question t0 of squad"):
+        read_answers(folders[0], "squad", examples("t", 1, 0))
+    recipe = cells[1].recipe
+    other = recipe.data.model_copy(update=changed | {"eval": {"far": recipe.data.eval["far"]}})
+    (folders[1] / "recipe.yaml").write_text(recipe.model_copy(update={"data": other}).dump())
+    with pytest.raises(InputError, match="has other data at home than"):
+        read_home(folders)
+    (folders[1] / "results.json").unlink()
+    with pytest.raises(InputError, match="finished run"):
+        read_home(folders[1:])
+
+
+def test_other_estimators_against_loops():
+    rng = np.random.default_rng(1)
+    scores, confidence, there = rng.integers(2, size=500), rng.uniform(size=500), rng.uniform(size=300) ** 2
+    threshold = sorted(confidence, reverse=True)[scores.sum() - 1]  # as many are at or above it as are right
+    expected = sum(value >= threshold for value in there) / 300
+    assert compare.thresholded_confidence(scores, confidence, there) == pytest.approx(expected, abs=1 / 300)
+    expected = scores.mean() - (confidence.mean() - there.mean())
+    assert compare.difference_of_confidences(scores, confidence, there) == pytest.approx(expected)
+    assert compare.auc(["who is it"] * 9, ["who is it"] * 9) == 0  # equal odds: no pair is ordered
+    assert compare.auc([f"red {i}" for i in range(40)], [f"blue {i}" for i in range(40)]) == 1
+
+
+def test_the_measured_correction_is_that_of_the_cells():
+    cells = compare.read_cells()
+    fitted = compare.fit(cells)
+    assert pytest.approx(fitted, abs=0.005) == MEASURED
+    # the correction of a set does not depend on its own scores
+    far = cells["set"] == "bioasq"
+    worse = cells.assign(truth=cells["truth"].where(~far, 0.1))
+    before, after = (compare.left_out(table, compare.corrected) for table in (cells, worse))
+    assert before[before["set"] == "bioasq"]["value"].equals(after[after["set"] == "bioasq"]["value"])
+    summed = compare.summary(before[(before["signal"] == "agreement") & (before["metric"] == "F1")])
+    assert summed["all"] < 4.05
+    assert 85 <= summed["held"] <= 95
