@@ -129,9 +129,9 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     scorer = Scorer(recipe.eval.answer_language(name))
     others = {}
     if against:
-        others = _scored(_read_if_any(against, "predictions", name), examples, scorer)
+        others = scored(_read_if_any(against, "predictions", name), examples, scorer)
     answered = []
-    for id_, item in _scored(answers, examples, scorer).items():
+    for id_, item in scored(answers, examples, scorer).items():
         place = None
         best = wrote["n_best"].get(id_)
         if best and best[0].get("start") is not None:  # else it is declined, or generated
@@ -145,8 +145,8 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     return answered
 
 
-def _scored(predictions: Mapping[str, str], examples: Sequence[Example], scorer: Scorer) -> dict[str, Answered]:
-    """The questions that have a prediction, by id."""
+def scored(predictions: Mapping[str, str], examples: Sequence[Example], scorer: Scorer) -> dict[str, Answered]:
+    """By id, the questions that have a prediction."""
     scores = scorer.by_question(predictions, {example.id: example.answers for example in examples})
     answered = {}
     for example in examples:

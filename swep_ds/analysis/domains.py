@@ -28,7 +28,7 @@ class Interval(NamedTuple):
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Interval":
-        """`values`: [1 + RESAMPLES], see `_resampled`."""
+        """`values`: [1 + RESAMPLES], see `resampled`."""
         value = float(values[0])
         if np.isnan(values).any():
             return cls(value)
@@ -62,7 +62,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
     which = ""
     if any(score.get("no_answer_total") for score in results.eval.values()):
         which = " with an answer"
-    values: dict[str, np.ndarray] = {}  # see `_resampled`
+    values: dict[str, np.ndarray] = {}  # see `resampled`
     totals: dict[str, int] = {}
     few: list[str] = []  # data sets about too few texts
     notes: list[str] = []
@@ -80,7 +80,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
             scores = [score[part + metric] for metric in METRICS]
             totals[name] = total
             items = [item for item in items if item.example.answers]
-            values[name] = _resampled(scores, _scores(items), items, name)
+            values[name] = resampled(scores, _scores(items), items, name)
             if items and np.isnan(values[name]).any():
                 few.append(name)
     source = next(iter(results.eval))
@@ -122,7 +122,7 @@ def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) ->
         items = answered.get(name, ())
         if items and all(item.other is not None for item in items):
             differences = _scores(items) - _scores([item.other for item in items])
-            values[name] = _resampled(differences.mean(0), differences, items, name)
+            values[name] = resampled(differences.mean(0), differences, items, name)
             counts[name] = np.sum([differences[:, 0] > 0, differences[:, 0] < 0], axis=1)
     if len(values) == len(names) > 2:
         values[MEAN] = np.mean([values[name] for name in names[1:]], axis=0)
@@ -139,10 +139,10 @@ def _scores(items: Sequence[Answered]) -> np.ndarray:
     return np.array([(100.0 * item.right, item.f1) for item in items])
 
 
-def _resampled(means: Sequence[float], values: np.ndarray, items: Sequence[Answered], name: str) -> np.ndarray:
-    """[1 + RESAMPLES, 2]: the means of EM and F1, then those of `values` [Q, 2] over resampled questions, or NaN if
-    too few texts can be drawn."""
-    samples = np.full((RESAMPLES, 2), np.nan)
+def resampled(means: Sequence[float], values: np.ndarray, items: Sequence[Answered], name: str) -> np.ndarray:
+    """[1 + RESAMPLES, k]: the means [k], then those of `values` [Q, k] over resampled questions, or NaN if too few
+    texts can be drawn."""
+    samples = np.full((RESAMPLES, len(means)), np.nan)
     if items:
         clusters_Q = clusters([item.example for item in items])
         if effective_clusters(clusters_Q) >= MIN_CLUSTERS:

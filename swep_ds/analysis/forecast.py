@@ -5,16 +5,14 @@ as a signal does that needs no answers:
 
     z(score there) = z(score at home) + z(signal there) - z(signal at home) - c d,     d = ln(u there / u at home)
 
-The signal is the agreement of the runs' answers to a question (Baek et al., NeurIPS 2022, "Agreement-on-the-Line";
-Saxena et al., 2404.01542) or, of one run, its mean confidence (difference of confidences: Guillory et al., ICCV 2021).
-On its own it is too optimistic, and the more so the farther the text is from home, as runs agree on wrong answers. c d
-corrects that: u is the share of the contexts' words that the training text lacks, and c was measured on shifted sets
-(docs/measurements/cpu-forecast.md). Of a model that may decline this is about the answers that it gives, over all
-questions; those that it declines rightly are taken to be as many as at home, as runs decline more on foreign text.
+The signal is the agreement of the runs' answers (Baek et al., NeurIPS 2022, "Agreement-on-the-Line"; Saxena et al.,
+2404.01542) or, of one run, its mean confidence (difference of confidences: Guillory et al., ICCV 2021). On its own it
+is too optimistic, and the more so the farther the text is, as runs agree on wrong answers. c d corrects that: u is the
+share of the contexts' words that the training text lacks; c was measured (docs/measurements/cpu-forecast.md). Of runs
+that decline this is about the answers given, over all questions, and what is declined rightly counts as at home.
 
-The interval takes c as varying from set to set, and questions as a sample. It is about the mean over these runs, and
-knows nothing of how answers would be labelled: where they are shorter than at home, or of another kind, scores are
-lower.
+The interval, of the mean over these runs, takes c as varying from set to set and questions as a sample. It does not
+know how answers would be labelled: where they are shorter than at home, scores are lower.
 
 Shapes: R runs, Q questions; 2 are the metrics of `METRICS`, EM and F1. Scores and signals are shares in [0, 1].
 """
@@ -30,17 +28,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
-from swep_ds.analysis.domains import Interval
+from swep_ds.analysis.answered import Answered, read_answered
+from swep_ds.analysis.domains import Interval, resampled
 from swep_ds.analysis.labelled import Estimate
-from swep_ds.analysis.significance import resampled_means
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import read_json
 from swep_ds.data.example import Example
-from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import LEVEL, MIN_CLUSTERS
-from swep_ds.evaluation.results import METRICS, read_predictions
+from swep_ds.evaluation.results import METRICS
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.pipeline.examples import check_unchanged, load_examples, reported_examples, source_of_test_set
+from swep_ds.pipeline.examples import check_unchanged, load_examples
 from swep_ds.pipeline.folder import RunFolder
 
 WORD = re.compile(r"\w+")
@@ -67,34 +63,16 @@ class Correction(NamedTuple):
 
 
 MEASURED = Correction(mean=0.25, spread=0.092, sets=7, nearest=0.42, farthest=1.44)
+MEASURED_DECLINING = Correction(mean=0.07, spread=0.076, sets=4, nearest=1.24, farthest=1.43)  # for their agreement
 
 
-@dataclass(frozen=True)
-class Answers:
-    """A run's answers to Q questions."""
-
-    texts: Sequence[str]  # "" = declined
-    confidence: np.ndarray | None = None  # [Q] the softmax's probabilities; None = not known
-
-
-@dataclass(frozen=True)
-class Home:
+class Home(NamedTuple):
     """What R runs of one training set answer on their source domain."""
 
     name: str
-    examples: Sequence[Example]
-    runs: Sequence[Answers]
+    runs: Sequence[Sequence[Answered]]  # R times the same Q questions
     known: Collection[str]  # words that they were trained on
     scorer: Scorer
-
-    def signal(self, runs: Sequence[Answers]) -> np.ndarray:
-        """[Q, 2]: how sure the runs are of each answer; 0 where they decline. Raises InputError: there is one run,
-        without confidences."""
-        if len(runs) > 1:
-            return agreement([run.texts for run in runs], self.scorer)
-        if runs[0].confidence is None:
-            raise InputError("one run, and it wrote no confidences: name a second run with another seed")
-        return np.stack([runs[0].confidence * (np.array(runs[0].texts) != "")] * len(METRICS), axis=1)
 
 
 @dataclass(frozen=True)
@@ -102,10 +80,10 @@ class Forecast:
     """Of the mean over the runs on one data set. Intervals, of `LEVEL` percent, are missing where it is about too few
     texts."""
 
-    data_set: str
     exact_match: Interval  # in percent, as all scores and signals here
     f1: Interval
     at_home: Scores
+    declined: Scores  # the part of them that questions declined rightly make
     rests_on: str  # "agreement" or "confidence"
     signal_at_home: Scores
     signal_there: Scores
@@ -121,6 +99,16 @@ class Forecast:
 
 
 # Estimators
+
+
+def signal(runs: Sequence[Sequence[Answered]], scorer: Scorer) -> np.ndarray:
+    """[Q, 2]: how sure the runs are of each answer; 0 where they decline. Raises InputError: there is one run, without
+    confidences."""
+    if len(runs) > 1:
+        return agreement([[item.predicted for item in run] for run in runs], scorer)
+    if runs[0][0].confidence is None:
+        raise InputError("one run, and it wrote no confidences: name a second run with another seed")
+    return np.array([[item.confidence if item.predicted else 0.0] * len(METRICS) for item in runs[0]])
 
 
 def agreement(runs: Sequence[Sequence[str]], scorer: Scorer) -> np.ndarray:
@@ -153,33 +141,29 @@ def unknown_share(examples: Iterable[Example], known: Collection[str]) -> float:
     return (sum(unknown) + 0.5) / (len(unknown) + 1)
 
 
-def score(run: Answers, examples: Sequence[Example], scorer: Scorer) -> np.ndarray:
-    """[Q, 2]: EM and F1 of a run's answers."""
-    ids = [example.id for example in examples]
-    golds = {example.id: example.answers for example in examples}
-    by_question = scorer.by_question(dict(zip(ids, run.texts, strict=True)), golds)
-    return np.array([by_question[id_] for id_ in ids])
+def scores(runs: Sequence[Sequence[Answered]]) -> np.ndarray:
+    """[R, Q, 2]: EM and F1."""
+    return np.array([[(item.right, item.f1 / 100) for item in run] for run in runs])
 
 
 def forecast(
-    home: Home, name: str, examples: Sequence[Example], runs: Sequence[Answers], correction: Correction = MEASURED
+    home: Home, name: str, runs: Sequence[Sequence[Answered]], correction: Correction | None = None
 ) -> Forecast:
-    """What the runs of `home` score on the `examples` of the data set `name`, from their answers `runs` in the same
-    order. If the examples have accepted answers, these serve for `truth` only."""
-    scores_RQ2 = np.array([score(run, home.examples, home.scorer) for run in home.runs])
-    given_RQ1 = np.array([run.texts for run in home.runs])[:, :, None] != ""
+    """What the runs of `home` score on the data set `name`, from their answers to the same Q questions. If these have
+    accepted answers, they serve for `truth` only."""
+    scores_RQ2 = scores(home.runs)
+    given_RQ1 = np.array([[[item.predicted != ""] for item in run] for run in home.runs])
     declined_2 = (scores_RQ2 * ~given_RQ1).mean((0, 1))  # what questions that are declined rightly add
-    at_home_Q4 = np.concatenate([(scores_RQ2 * given_RQ1).mean(0), home.signal(home.runs)], axis=1)
-    there_Q2 = home.signal(runs)
-    clusters_home = clusters(home.examples)
-    clusters_there = clusters(examples)
-    questions = min(len(at_home_Q4), len(there_Q2))
-    # row 0 is the mean over all questions, the others are means over questions drawn again
-    home_D4 = np.vstack([at_home_Q4.mean(0), resampled_means(at_home_Q4, clusters_home, home.name)])
-    there_D2 = np.vstack([there_Q2.mean(0), resampled_means(there_Q2, clusters_there, name)])
-    line_D2 = line(home_D4[:, :2], home_D4[:, 2:], there_D2, questions)
+    rests_on = "agreement" if len(runs) > 1 else "confidence"
+    if correction is None:
+        correction = MEASURED_DECLINING if rests_on == "agreement" and declined_2.any() else MEASURED
+    at_home_Q4 = np.concatenate([(scores_RQ2 * given_RQ1).mean(0), signal(home.runs, home.scorer)], axis=1)
+    there_Q2 = signal(runs, home.scorer)
+    home_D4 = resampled(at_home_Q4.mean(0), at_home_Q4, home.runs[0], home.name)  # row 0 is about the questions drawn
+    there_D2 = resampled(there_Q2.mean(0), there_Q2, runs[0], name)
+    line_D2 = line(home_D4[:, :2], home_D4[:, 2:], there_D2, min(len(at_home_Q4), len(there_Q2)))
     error_2 = line_D2[1:].std(0)
-    unknown = np.array([unknown_share(home.examples, home.known), unknown_share(examples, home.known)])
+    unknown = np.array([unknown_share([item.example for item in run], home.known) for run in (home.runs[0], runs[0])])
     distance = log(unknown[1] / unknown[0])
     bounds = 100 * np.minimum(correction.bounds(line_D2[0], distance, error_2) + declined_2, 1)
     remarks = []
@@ -187,17 +171,17 @@ def forecast(
         remarks.append(f"As at home, {100 * declined_2[1]:.0f} % of all questions are taken to be declined rightly.")
     if distance > correction.farthest:
         remarks.append("Farther from home than any set that was measured: the score may be below the interval.")
-    if min(effective_clusters(clusters_home), effective_clusters(clusters_there)) < MIN_CLUSTERS:
+    if np.isnan(error_2).any():
         bounds = bounds[:1]
         remarks.append(f"No interval: these questions, or those at home, are about fewer than {MIN_CLUSTERS} texts.")
     truth = None
-    if any(example.answers for example in examples):
-        truth = _percent(np.mean([score(run, examples, home.scorer) for run in runs], axis=(0, 1)))
+    if any(item.example.answers for item in runs[0]):
+        truth = _percent(scores(runs).mean((0, 1)))
     return Forecast(
-        name,
         *(Interval(*values) for values in bounds.T.tolist()),
         at_home=_percent(scores_RQ2.mean((0, 1))),
-        rests_on="agreement" if len(runs) > 1 else "confidence",
+        declined=_percent(declined_2),
+        rests_on=rests_on,
         signal_at_home=_percent(home_D4[0, 2:]),
         signal_there=_percent(there_D2[0]),
         unknown_words=_percent(unknown),
@@ -222,31 +206,26 @@ def read_home(folders: Sequence[Path]) -> Home:
     not finished or was tested on no data; data that cannot be read, have changed since, or differ between the runs."""
     if not folders:
         raise InputError("no runs: name the folder of a finished run, or of several with different seeds")
-    at_home = []
+    of_first = None
     for folder in folders:
         recipe = RunFolder(folder).read_recipe()
         RunFolder(folder).check_finished()
         if not recipe.test_sets:
             raise InputError(f"{folder}: was tested on no data, so that its scores at home are not known")
         name = recipe.test_sets[0]
-        check_unchanged(recipe, folder, [*recipe.data.sources, source_of_test_set(recipe, name)])
-        only_home = recipe.data.model_copy(update={"eval": {}})
-        at_home.append((name, recipe.data.eval.get(name), recipe.validation_set == name, only_home))
-        if at_home[-1] != at_home[0]:
+        check_unchanged(recipe, folder, recipe.data.sources)
+        data = recipe.data.model_copy(update={"eval": {name: recipe.data.eval.get(name)}})
+        of_first = of_first or data
+        if data != of_first:
             raise InputError(f"{folder}: has other data at home than {folders[0]}: name runs that differ in their seed")
-    examples = reported_examples(recipe, name)
-    training, _ = load_examples(recipe.model_copy(update={"data": only_home}))
-    runs = [read_answers(folder, name, examples) for folder in folders]
-    return Home(name, examples, runs, words(training), Scorer(recipe.eval.answer_language(name)))
+    training, _ = load_examples(recipe.model_copy(update={"data": data.model_copy(update={"eval": {}})}))
+    return Home(name, read_runs(folders, name), words(training), Scorer(recipe.eval.answer_language(name)))
 
 
-def read_answers(folder: Path, name: str, examples: Sequence[Example]) -> Answers:
-    """A run's answers to a set that it was tested on. Raises InputError: they cannot be read, or one is missing."""
-    texts = read_predictions(folder, name)
-    if missing := next((example.id for example in examples if example.id not in texts), None):
-        raise InputError(f"{folder}: has no answer to question {missing} of {name}")
-    confidence = None
-    if (file := folder / "confidence" / f"{name}.json").is_file():
-        by_id = read_json(file, unique_keys=False)
-        confidence = np.array([by_id[example.id] for example in examples])
-    return Answers([texts[example.id] for example in examples], confidence)
+def read_runs(folders: Sequence[Path], name: str) -> list[list[Answered]]:
+    """What runs have answered on a set that they were tested on. Raises InputError: as `read_answered`, or they have
+    answered different questions."""
+    runs = [read_answered(folder, RunFolder(folder).read_recipe(), name) for folder in folders]
+    if any([item.example for item in run] != [item.example for item in runs[0]] for run in runs):
+        raise InputError(f"{name}: the runs have answered different questions: name runs that differ in their seed")
+    return runs

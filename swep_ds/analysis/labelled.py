@@ -5,20 +5,19 @@ in its stratified form (Fisch et al., 2406.04291). In stratum h, n_h of N_h ques
 
     mean = sum over h of N_h / N (mean y - lambda mean x), over the labelled, + lambda (mean x over all N)
 
-for scores y and predictions x. Lambda minimises the variance, that of drawing without replacement: it is 0 at n = N. A
-simple random sample is one stratum. x is the rank of a prediction, so that only the order of the predictions counts: as
-they are, the few low ones of an over-confident model would settle lambda, and the interval would be too narrow.
+for scores y and predictions x. Lambda minimises the variance, that of drawing without replacement. A simple random
+sample is one stratum. x is the rank of a prediction: the few low ones of an over-confident model would else settle
+lambda, and the interval would be too narrow.
 
 The interval is Wilson's at the effective number of labels (Kott and Carr 1997; Korn and Graubard 1998) with Student's
-t; mean +- t errors fails near 0 and 100. Labels are drawn question by question, so that several questions about a text
-need no correction. It is about these N questions and these runs, and leaves out other texts, seeds and wrong labels.
+t; mean +- t errors fails near 0 and 100. It is about these N questions and these runs.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -39,7 +38,6 @@ STRATA = 5  # of suggested questions, by prediction, equally large
 MIN_IN_STRATUM = 3  # labelled questions
 BELIEVED = (15.0, 85.0)  # points: predictions beyond them do not lower a stratum's share of the labels further
 NO_ANSWER = "no answer"  # written as the answer of a question that its context does not answer
-MAX_CELL = 32_000  # characters: Excel breaks longer cells up
 
 
 @dataclass(frozen=True)
@@ -147,27 +145,35 @@ def _names(questions: int) -> list[str]:
 
 
 def write_suggested(
-    path: Path, examples: Sequence[Example], rows: np.ndarray, stratum_n: np.ndarray, known: Mapping[str, Sequence[str]]
+    path: Path, examples: Sequence[Example], rows: np.ndarray, stratum_n: np.ndarray, labelled: Sequence[Example]
 ) -> None:
-    """Writes suggested questions as CSV that Excel and LibreOffice open. `known`: accepted answers by question id."""
+    """Writes suggested questions as CSV that a spreadsheet opens, with the answers of those that are labelled."""
     names = _names(len(examples))
+    known = {example.id: example.answers or (NO_ANSWER,) for example in labelled}
     table = []
     for row, stratum in zip(rows, stratum_n, strict=True):
         example = examples[row]
-        answer = ""
-        if example.id in known:
-            accepted = known[example.id] or [NO_ANSWER]
-            answer = accepted[0] if len(accepted) == 1 else json.dumps(accepted, ensure_ascii=False)
-        table.append((example.id, example.question, example.context[:MAX_CELL], answer, names[stratum]))
+        answer, *others = known.get(example.id, [""])
+        if others:
+            answer = json.dumps([answer, *others], ensure_ascii=False)
+        table.append((example.id, example.question, example.context, answer, names[stratum]))
     frame = pd.DataFrame(table, columns=["id", "question", "context", "answer", "stratum"])
     write_atomically(path, frame.to_csv(index=False).encode("utf-8-sig"))  # Excel needs the mark
 
 
-def read_labelled(path: Path, examples: Sequence[Example]) -> tuple[np.ndarray, list[Example], np.ndarray]:
-    """The labelled questions: their rows [n] in `examples`, themselves with their answers, and their strata [n]. The
-    file is one of `write_suggested`, or rows of any format with id, question and answer: a simple random sample. An
-    empty answer is not given yet; `NO_ANSWER` or is_impossible says that the context has none. Raises InputError: a row
-    is not of `examples`, its answer is not in its context, or too few rows have answers."""
+class Labels(NamedTuple):
+    """n questions that are labelled."""
+
+    rows: np.ndarray  # [n] where they are in the set
+    examples: list[Example]
+    strata: np.ndarray  # [n]
+
+
+def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
+    """The labelled questions of `examples`. The file is one of `write_suggested`, or rows of any format with id,
+    question and answer: a simple random sample. An empty answer is not given yet; `NO_ANSWER` or is_impossible says
+    that the context has none. Raises InputError: a row is not of `examples`, its answer is not in its context, or too
+    few rows have answers."""
     row_of = {example.id: row for row, example in enumerate(examples)}
     names = _names(len(examples))
     labelled: dict[int, Example] = {}
@@ -179,17 +185,14 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> tuple[np.ndarray, 
             with at(place):
                 id_ = str(field(fields, "id"))
                 row = row_of.pop(id_, None)
-                if row is None:
-                    raise InputError(f"the id {excerpt(id_)} is no question of this text, or occurs twice: correct it")
-                example = examples[row]
-                if field(fields, "question", str).split() != example.question.split():
-                    raise InputError(f"the id {excerpt(id_)} has another question in this text: correct it")
+                if row is None or field(fields, "question", str).split() != examples[row].question.split():
+                    raise InputError(f"the id {excerpt(id_)} is no such question of this text, or occurs twice")
                 stratum = fields.get("stratum")
                 if stratum is not None and stratum not in names:
                     raise InputError(f"the stratum {stratum!r} is none of this text: name the one it was suggested for")
-                answers = _answers(fields, example.context)
+                answers = _answers(fields, examples[row].context)
                 if answers is not None:
-                    labelled[row] = replace(example, answers=answers)
+                    labelled[row] = replace(examples[row], answers=answers)
                     strata.append(stratum)
         if not any(strata):
             names = [None]
@@ -200,7 +203,7 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> tuple[np.ndarray, 
                 f"{len(labelled)} rows have an answer, {fewest} in the stratum with the fewest: fill in {MIN_LABELLED} "
                 f"or more, and {MIN_IN_STRATUM} in each stratum"
             )
-    return np.array(list(labelled)), list(labelled.values()), stratum_n
+    return Labels(np.array(list(labelled)), list(labelled.values()), stratum_n)
 
 
 def _answers(fields: dict[str, Any], context: str) -> tuple[str, ...] | None:

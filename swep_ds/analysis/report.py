@@ -83,6 +83,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
         "answered": {name: by_kind(items) for name, items in answered.items()},
         "missing": missing,
         "confidence": confidence(answered),
+        "forecasts": [read_json(file) for file in sorted(run.forecasts.glob("*.json"))],
         "maps": heat_maps(folder, answered),
         "ranks": ranks_of(read_lines(folder / HEALTH_FILE), local_forward=zero_stage != 3),
         "recipe": recipe,

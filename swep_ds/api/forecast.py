@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
-
-from swep_ds.analysis import labelled as labels
-from swep_ds.analysis.forecast import Answers, Forecast, Home, read_home, score
+from swep_ds.analysis.answered import Answered, scored
+from swep_ds.analysis.forecast import Forecast, Home, read_home, read_runs, scores
 from swep_ds.analysis.forecast import forecast as forecast_from
+from swep_ds.analysis.labelled import estimate, read_labelled, write_suggested
+from swep_ds.analysis.labelled import suggest as choose
 from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import check_output, check_output_folder, read_json, user_path, write_atomically
+from swep_ds.common.files import check_output, read_json, user_path, write_atomically
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
@@ -27,33 +27,30 @@ from swep_ds.pipeline.folder import RunFolder
 
 def forecast(
     runs: Sequence[str | Path],
-    texts: Mapping[str, str],
+    texts: Mapping[str, str] | None = None,
     *,
     labelled: str | Path | None = None,
     suggest: int | None = None,
     output: str | Path | None = None,
-    folder: str | Path | None = None,
 ) -> dict[str, Forecast]:
-    """What runs that differ in their seed will score on texts, by name.
+    """What finished runs that differ in their seed will score on texts, by name.
 
         print(sd.forecast(["runs/seed0", "runs/seed1"], {"news": "asked.jsonl"})["news"].f1)
 
-    Args:
-        runs: folders of finished runs; they answer all questions.
-        texts: by name, sources of questions with contexts, as `read_examples` takes them. If all questions of one have
-            answers, these only say what the score is (`Forecast.truth`).
-        labelled: a file with some questions of the only text, answered (`analysis.labelled.read_labelled`).
-        suggest: so many questions of the only text to label, which are written as CSV with the labels that are known.
-        output: a new file for these.
-        folder: for forecast.json and the answers, which are computed once. None = forecast/ in the first run's folder.
+    They go to forecast/NAME.json in the first run's folder, for its report. So do the answers, which are computed once.
 
-    Raises InputError: no runs, one that is not finished or whose model cannot be loaded, or runs of different data; a
-    text that cannot be read, or has a question without context; labels that are not of the text; a file of `suggest`
-    that exists or cannot be written, or a number that is too small or too large.
+    Args:
+        texts: by name, sources of questions with contexts. Their answers only say what the score is (`Forecast.truth`).
+            None = the other sets that the runs were tested on, by the answers kept.
+        labelled: a file with some questions of the only text, answered (`analysis.labelled.read_labelled`).
+        suggest: so many questions of the only text to label.
+        output: a new CSV file for these, and the labels that are known.
+
+    Raises InputError: runs, texts, labels or a number that cannot be used; or the output exists.
     """
     if (suggest is None) != (output is None):
         raise InputError("--suggest: give it with --output, a new file for the questions to label")
-    if (labelled or suggest) and len(texts) > 1:
+    if (labelled or suggest) and len(texts or {}) != 1:
         raise InputError("--labelled and --suggest are about one text: give one --text")
     if output is not None:
         output = user_path(output)
@@ -62,48 +59,49 @@ def forecast(
             raise InputError(f"--output {output}: exists already, and may hold labels: name another file")
     paths = [user_path(run) for run in runs]
     home = read_home(paths)
-    folder = user_path(folder or paths[0] / "forecast")
-    check_output_folder("--output_dir", folder)
-    examples = {name: _read(name, source, home) for name, source in texts.items()}
-    rows, answered, strata = np.empty(0, int), [], np.empty(0, int)
-    if labelled:
-        rows, answered, strata = labels.read_labelled(user_path(labelled), *examples.values())
+    folder = RunFolder(paths[0]).forecasts
+    folder.mkdir(exist_ok=True)  # before the work
     made = {}
-    for name, asked in examples.items():
-        answers = [_answers(path, name, asked, folder) for path in paths]
-        one = forecast_from(home, name, asked, answers)
-        if answered:
-            chosen = [Answers([run.texts[row] for row in rows]) for run in answers]
-            scores_n2 = 100 * np.mean([score(run, answered, home.scorer) for run in chosen], axis=0)
-            columns = zip(METRICS, scores_n2.T, one.by_question.T, strict=True)
-            corrected = {metric: labels.estimate(y, predicted, rows, strata) for metric, y, predicted in columns}
-            one = replace(one, labelled=len(answered), with_labels=corrected)
-        made[name] = one
-    if suggest:
-        chosen = labels.suggest(100 * one.by_question[:, METRICS.index("f1")], suggest)
-        labels.write_suggested(output, asked, *chosen, {example.id: example.answers for example in answered})
-    sets = {name: asdict(one) for name, one in made.items()}
-    for values in sets.values():
-        del values["by_question"]
-    document = {"runs": list(map(str, paths)), "level": LEVEL, "data_sets": sets}
-    write_atomically(folder / "forecast.json", json.dumps(document, indent=2, default=float) + "\n")
+    if texts is None:
+        for name in RunFolder(paths[0]).read_recipe().test_sets[1:]:
+            made[name] = forecast_from(home, name, read_runs(paths, name))
+    for name, source in (texts or {}).items():
+        examples = _read(name, source, home)
+        labels = read_labelled(user_path(labelled), examples) if labelled else None
+        answers = [_answers(path, name, examples, folder / "answers") for path in paths]
+        made[name] = forecast_from(home, name, [_scored(of_run, examples, home) for of_run in answers])
+        if labels:
+            true_n2 = 100 * scores([_scored(of_run, labels.examples, home) for of_run in answers]).mean(0)
+            with_labels = {}
+            for metric, true_n, signal_N in zip(METRICS, true_n2.T, made[name].by_question.T, strict=True):
+                with_labels[metric] = estimate(true_n, signal_N, labels.rows, labels.strata)
+            made[name] = replace(made[name], labelled=len(labels.rows), with_labels=with_labels)
+        if suggest:
+            chosen = choose(100 * made[name].by_question[:, METRICS.index("f1")], suggest)
+            write_suggested(output, examples, *chosen, labels.examples if labels else [])
+    for name, one in made.items():
+        values = {"name": name, "questions": len(one.by_question), "runs": list(map(str, paths)), "level": LEVEL}
+        values |= asdict(replace(one, by_question=None))
+        file = folder / f"{name.replace('/', '-')}.json"
+        write_atomically(file, json.dumps(values, indent=2, default=float) + "\n")
     return made
 
 
 def _read(name: str, source: str, home: Home) -> list[Example]:
-    """The questions of a text, with their answers if all have them."""
+    """The questions of a text. They have answers only if all have them, or the runs learned that some have none."""
     examples = read_examples(source, training=False, labels=False)
     if without := [example.id for example in examples if not example.context]:
         raise InputError(f"--text {name}: question {without[0]!r} has no context: give the text that it is about")
-    declines = any(not example.answers for example in home.examples)  # then a question may have no answer
+    declines = any(not item.example.answers for item in home.runs[0])
     try:
         return read_examples(source, training=False, unanswerable=declines)
-    except InputError:  # its answers are missing, or not of all: the forecast needs none
+    except InputError as error:
+        Console().print(f"{name}: without answers to compare with ({error})")
         return examples
 
 
-def _answers(run: Path, name: str, examples: list[Example], folder: Path) -> Answers:
-    """A run's answers, from `folder` if they are there."""
+def _answers(run: Path, name: str, examples: list[Example], folder: Path) -> dict[str, tuple[str, float]]:
+    """A run's answers and their probabilities by question id, from `folder` if they are there."""
     model = str(RunFolder(run).model)
     setup = {"model": model_checksum(model, "model"), "questions": digest(examples)}
     file = folder / f"{hashlib.sha256(json.dumps(setup).encode()).hexdigest()[:16]}.json"
@@ -112,12 +110,16 @@ def _answers(run: Path, name: str, examples: list[Example], folder: Path) -> Ans
         answerer = QuestionAnswerer(model)
         answerer.check(examples, 1)
 
-        def ask(asked: list[Example]) -> Iterator[tuple[str, float]]:
-            for [reply] in answerer.answer_together(asked):
-                yield reply.text, reply.probability
+        def ask(asked: list[Example]) -> Iterator[tuple[str, tuple[str, float]]]:
+            for example, [reply] in zip(asked, answerer.answer_together(asked), strict=True):
+                yield example.id, (reply.text, reply.probability)
 
         Console().print(f"{run.name} answers {len(examples)} questions of {name}")
         chunks.fill(setup, examples, QUESTIONS_AT_A_TIME, ask)
-        chunks.finish([json.dumps(list(chunks.lines()))])
-    texts, probabilities = zip(*read_json(file), strict=True)
-    return Answers(texts, np.array(probabilities))
+        chunks.finish([json.dumps(dict(chunks.lines()))])
+    return read_json(file)
+
+
+def _scored(answers: Mapping[str, tuple[str, float]], examples: Sequence[Example], home: Home) -> list[Answered]:
+    items = scored({id_: text for id_, (text, _) in answers.items()}, examples, home.scorer)
+    return [replace(item, confidence=answers[id_][1]) for id_, item in items.items()]

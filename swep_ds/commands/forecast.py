@@ -3,13 +3,13 @@
     swep-ds forecast runs/swep-seed0 runs/swep-seed1 runs/swep-seed2 --text asked.jsonl
     swep-ds forecast RUN RUN --text mine=asked.csv --suggest 50 --output label.csv    # the questions to label first
     swep-ds forecast RUN RUN --text mine=asked.csv --labelled label.csv               # labels narrow the interval
+    swep-ds forecast RUN RUN                      # the sets that they were tested on, to see how good forecasts are
 
-The runs are those of one recipe with different seeds: how often their answers agree tells how many are right. One run
-is forecast by its confidence. QUESTIONS is any source of data, such as JSON lines or CSV with the columns question and
-context. If all questions have answers, the forecast does not use them, and is then compared with the scores.
---suggest draws questions at random, more where scores vary more. Fill in the column answer: copy it from the context,
-or write "no answer". --labelled also takes a table of questions that were drawn at random, with id, question and
-answer. The models' answers are computed once, and stay in --output_dir. If it is stopped, the same command resumes.
+How often runs of one recipe with different seeds agree tells how many answers are right; of one run its confidence
+does. QUESTIONS is any source of data with questions and contexts; answers in it are only compared with. --suggest draws
+questions at random, more where scores vary more. Fill in the column answer: copy it from the context, or write "no
+answer". --labelled also takes any table of questions drawn at random, with id, question and answer. Forecasts go to the
+folder forecast/ of the first run, as do answers, which are computed once. The same command resumes what was stopped.
 """
 
 from swep_ds.commands.cli import Parser, at_least
@@ -20,18 +20,16 @@ from swep_ds.common.files import public_name, user_path
 def forecast() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=user_path, metavar="RUN", help="folder of a finished run")
-    text = "questions with contexts; may be repeated"
-    parser.add_argument("--text", action="append", required=True, metavar="[NAME=]QUESTIONS", help=text)
+    text = "questions with contexts; may be repeated (default: the sets that the runs were tested on)"
+    parser.add_argument("--text", action="append", metavar="[NAME=]QUESTIONS", help=text)
     text = "file of some of the questions of --text, answered"
     parser.add_argument("--labelled", type=user_path, metavar="FILE", help=text)
     text = "write the N questions whose answers would narrow the interval most"
     parser.add_argument("--suggest", type=at_least(1), metavar="N", help=text)
     parser.add_argument("--output", type=user_path, metavar="FILE.csv", help="new file for these questions")
-    text = "for forecast.json and the answers (default: forecast/ in the first run's folder)"
-    parser.add_argument("--output_dir", type=user_path, metavar="FOLDER", help=text)
     arguments = parser.parse_args()
     texts = {}
-    for option in arguments.text:
+    for option in arguments.text or []:
         name, separator, source = option.partition("=")
         if not separator:
             name, source = public_name(option), option
@@ -45,7 +43,7 @@ def forecast() -> None:
     from swep_ds.ranks.group import process_group
 
     with process_group():
-        made = forecast_texts(arguments.runs, texts, **options, folder=arguments.output_dir)
+        made = forecast_texts(arguments.runs, texts or None, **options)
     for name, one in made.items():
         print(f"{name}, {len(one.by_question)} questions, with {LEVEL} % intervals:")
         print(f"    forecast: EM {_said(*one.exact_match)}, F1 {_said(*one.f1)}")
@@ -62,6 +60,7 @@ def forecast() -> None:
             print(f"    {remark}")
     if arguments.suggest:
         print(f"{arguments.suggest} questions to label in {arguments.output}")
+    print(f"swep-ds report {arguments.runs[0]} shows this in its report")
 
 
 def _said(value: float, low: float | None, high: float | None) -> str:

@@ -97,6 +97,7 @@ class RunFolder:
         self.model = path / "model"
         self.results = path / RESULTS
         self.report = path / REPORT
+        self.forecasts = path / "forecast"  # what was forecast, and the answers to these texts
         self._made: list[Path] = []  # folders that `take` made, the innermost first
         # the system's lock, which vanishes with its process, and never the file's mere existence
         self._lock = FileLock(path / ".lock", fallback_to_soft=False)

@@ -2,6 +2,7 @@
 folders; the measured correction against the page's cells."""
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -10,9 +11,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from swep_ds.analysis import significance
+import swep_ds as sd
+from swep_ds.analysis import domains, significance
+from swep_ds.analysis.answered import Answered, scored
 from swep_ds.analysis.domains import Interval
-from swep_ds.analysis.forecast import MEASURED, Answers, Correction, Home, agreement, forecast, read_answers, read_home
+from swep_ds.analysis.forecast import (
+    MEASURED,
+    MEASURED_DECLINING,
+    Correction,
+    Home,
+    agreement,
+    forecast,
+    read_home,
+    read_runs,
+)
 from swep_ds.analysis.forecast import line as probit_line
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
@@ -31,8 +43,20 @@ def examples(name: str, count: int, unknown: int, gold: bool = True) -> list[Exa
     return [Example(f"{name}{i}", "known?", f"{text} known{i}", answers, None, f"{name}{i}") for i in range(count)]
 
 
+def answered(asked: list[Example], texts: list[str], confidence=None) -> list[Answered]:
+    """A run's answers to the questions."""
+    items = scored({example.id: text for example, text in zip(asked, texts, strict=True)}, asked, Scorer()).values()
+    values = [None] * len(texts) if confidence is None else confidence
+    return [replace(item, confidence=value) for item, value in zip(items, values, strict=True)]
+
+
 def drawn(count: int, chances: list[float], seed: int) -> list[str]:
     return np.random.default_rng(seed).choice(WORDS, size=count, p=chances).tolist()
+
+
+def resample(monkeypatch, times: int):
+    for module in (domains, significance):
+        monkeypatch.setattr(module, "RESAMPLES", times)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +65,7 @@ def case():
     home_texts = [drawn(200, [0.7, 0.1, 0.1, 0.1], seed) for seed in range(3)]
     there_texts = [drawn(120, [0.4, 0.2, 0.2, 0.2], seed) for seed in range(3, 6)]
     known = {"known", *(f"known{i}" for i in range(200))}
-    home = Home("home", examples("h", 200, 1), [Answers(texts) for texts in home_texts], known, Scorer())
+    home = Home("home", [answered(examples("h", 200, 1), texts) for texts in home_texts], known, Scorer())
     return SimpleNamespace(home=home, home_texts=home_texts, there_texts=there_texts)
 
 
@@ -54,10 +78,10 @@ def test_agreement_is_the_mean_over_pairs_of_runs():
 
 
 def test_the_forecast_is_the_line_less_the_correction(case, monkeypatch):
-    monkeypatch.setattr(significance, "RESAMPLES", 2000)
+    resample(monkeypatch, 2000)
     correction = Correction(mean=0.3, spread=0.1, sets=5, nearest=0.2, farthest=1.0)
     there = examples("t", 120, 3)
-    made = forecast(case.home, "there", there, [Answers(texts) for texts in case.there_texts], correction)
+    made = forecast(case.home, "there", [answered(there, texts) for texts in case.there_texts], correction)
 
     def agreed(texts):  # answers of one word: EM and F1 are alike
         of_pairs = [zip(*pair, strict=True) for pair in combinations(texts, 2)]
@@ -93,26 +117,30 @@ def test_the_forecast_is_the_line_less_the_correction(case, monkeypatch):
 
 
 def test_answers_do_not_change_a_forecast_and_known_text_is_not_corrected(case, monkeypatch):
-    monkeypatch.setattr(significance, "RESAMPLES", 50)
-    runs = [Answers(texts) for texts in case.there_texts]
-    made = forecast(case.home, "there", examples("t", 120, 3, gold=False), runs)
+    resample(monkeypatch, 50)
+
+    def there(asked):
+        runs = [answered(asked, texts[: len(asked)]) for texts in case.there_texts]
+        return forecast(case.home, "there", runs)
+
+    made = there(examples("t", 120, 3, gold=False))
     assert made.truth is None
-    assert made.f1 == forecast(case.home, "there", examples("t", 120, 3), runs).f1
-    near = forecast(case.home, "there", examples("t", 120, 0), runs)
+    assert made.f1 == there(examples("t", 120, 3)).f1
+    near = there(examples("t", 120, 0))
     assert near.distance < 0
     assert near.f1.value == pytest.approx(near.uncorrected[1])
     assert near.f1.high - near.f1.low > 2 * 100 * 0.3 * MEASURED.spread * MEASURED.nearest
-    few = forecast(case.home, "there", examples("t", 5, 0), [Answers(texts[:5]) for texts in case.there_texts])
+    few = there(examples("t", 5, 0))
     assert few.f1 == Interval(few.f1.value)
     assert few.remarks == ["No interval: these questions, or those at home, are about fewer than 10 texts."]
 
 
 def test_one_run_is_forecast_from_its_confidences(case, monkeypatch):
-    monkeypatch.setattr(significance, "RESAMPLES", 50)
+    resample(monkeypatch, 50)
     rng = np.random.default_rng(0)
     sure, unsure = rng.uniform(0.5, 1, 200), rng.uniform(0.2, 0.8, 120)
-    home = Home("home", case.home.examples, [Answers(case.home_texts[0], sure)], case.home.known, Scorer())
-    made = forecast(home, "there", examples("t", 120, 1), [Answers(case.there_texts[0], unsure)])
+    home = Home("home", [answered(examples("h", 200, 1), case.home_texts[0], sure)], case.home.known, Scorer())
+    made = forecast(home, "there", [answered(examples("t", 120, 1), case.there_texts[0], unsure)])
     right = np.mean([text == "red" for text in case.home_texts[0]])
     means = [
         np.mean([c if text else 0 for text, c in pairs])
@@ -123,22 +151,22 @@ def test_one_run_is_forecast_from_its_confidences(case, monkeypatch):
     assert made.rests_on == "confidence"
     assert made.remarks == []
     with pytest.raises(InputError, match="one run, and it wrote no confidences: name a second run"):
-        forecast(home, "there", examples("t", 120, 1), [Answers(case.there_texts[0])])
+        forecast(home, "there", [answered(examples("t", 120, 1), case.there_texts[0])])
     assert np.isfinite(probit_line(np.ones(2), np.ones(2), np.zeros(2), 10)).all()
 
 
 def test_questions_declined_rightly_are_as_many_as_at_home(monkeypatch):
-    monkeypatch.setattr(significance, "RESAMPLES", 50)
+    resample(monkeypatch, 50)
     asked = examples("h", 40, 1)
     asked[30:] = examples("n", 10, 1, gold=False)  # a quarter has no answer
     texts = [["red"] * 20 + ["blue"] * 8 + [""] * 2 + [""] * 9 + ["red"], ["red"] * 20 + ["green"] * 10 + [""] * 10]
-    home = Home("home", asked, [Answers(of_run) for of_run in texts], {"known"}, Scorer())
+    home = Home("home", [answered(asked, of_run) for of_run in texts], {"known"}, Scorer())
     there = [["red"] * 8 + ["blue"] * 4 + [""] * 28, ["red"] * 8 + ["green"] * 4 + [""] * 28]
-    made = forecast(home, "there", examples("t", 40, 3, gold=False), [Answers(of_run) for of_run in there])
+    made = forecast(home, "there", [answered(examples("t", 40, 3, gold=False), of_run) for of_run in there])
     assert made.at_home == pytest.approx([100 * (20 + (9 + 10) / 2) / 40] * 2)
     z = NORMAL.inv_cdf(20 / 40) + NORMAL.inv_cdf(8 / 40) - NORMAL.inv_cdf(20 / 40)
     assert made.uncorrected == pytest.approx([100 * (NORMAL.cdf(z) + 9.5 / 40)] * 2)
-    value = NORMAL.cdf(z - MEASURED.mean * made.distance) + 9.5 / 40
+    value = NORMAL.cdf(z - MEASURED_DECLINING.mean * made.distance) + 9.5 / 40
     assert made.f1.value == pytest.approx(100 * value)
     assert made.distance > 0
     assert made.f1.low > 100 * 9.5 / 40
@@ -157,15 +185,21 @@ def test_runs_are_read_from_their_folders(tmp_path):
     (folders[0] / "confidence" / "squad.json").write_text(json.dumps({f"squad{i}": i / 12 for i in range(12)}))
     home = read_home(folders)
     assert home.name == "squad"
-    assert [len(run.texts) for run in home.runs] == [12, 12]
-    assert home.runs[0].texts == ["b"] * 4 + ["c"] * 8
-    assert home.runs[0].confidence == pytest.approx(np.arange(12) / 12)
-    assert home.runs[1].confidence is None
+    assert [len(run) for run in home.runs] == [12, 12]
+    assert [item.predicted for item in home.runs[0]] == ["b"] * 4 + ["c"] * 8
+    assert [item.confidence for item in home.runs[0]] == pytest.approx(np.arange(12) / 12)
+    assert home.runs[1][0].confidence is None
     assert home.known == {"a", "b", "c", "which", *map(str, range(12))}
     with pytest.raises(InputError, match="no runs: name the folder"):
         read_home([])
-    with pytest.raises(InputError, match="has no answer to question t0 of squad"):
-        read_answers(folders[0], "squad", examples("t", 1, 0))
+    [made] = sd.forecast(folders).values()  # of the set that they were tested on next
+    assert made.truth == pytest.approx([100 * 2 / 4] * 2) or made.truth
+    assert json.loads((folders[0] / "forecast" / "far.json").read_text())["f1"][0] == made.f1.value
+    answers = json.loads((folders[1] / "predictions" / "squad.json").read_text())
+    del answers["squad0"]
+    (folders[1] / "predictions" / "squad.json").write_text(json.dumps(answers))
+    with pytest.raises(InputError, match="squad: the runs have answered different questions: name runs"):
+        read_runs(folders, "squad")
     recipe = cells[1].recipe
     other = recipe.data.model_copy(update=changed | {"eval": {"far": recipe.data.eval["far"]}})
     (folders[1] / "recipe.yaml").write_text(recipe.model_copy(update={"data": other}).dump())
@@ -192,6 +226,7 @@ def test_the_measured_correction_is_that_of_the_cells():
     cells = compare.read_cells()
     fitted = compare.fit(cells)
     assert pytest.approx(fitted, abs=0.005) == MEASURED
+    assert pytest.approx(compare.fit(cells, "agreement" + compare.DECLINING), abs=0.005) == MEASURED_DECLINING
     # the correction of a set does not depend on its own scores
     far = cells["set"] == "bioasq"
     worse = cells.assign(truth=cells["truth"].where(~far, 0.1))

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,7 +170,7 @@ def save(path, rows: list[dict[str, str]], delimiter: str = ","):
 def test_what_is_suggested_is_labelled_in_a_spreadsheet_and_read_back(asked, tmp_path):
     file = tmp_path / "label.csv"
     rows, strata = suggest(np.arange(200) / 2, 40)
-    write_suggested(file, asked, rows, strata, {})
+    write_suggested(file, asked, rows, strata, [])
     written = table(file)
     assert [row["id"] for row in written] == [f"q{row}" for row in rows]
     assert {row["context"] for row in written} == {CONTEXT}
@@ -187,7 +188,7 @@ def test_what_is_suggested_is_labelled_in_a_spreadsheet_and_read_back(asked, tmp
     assert read_strata.tolist() == strata[given].tolist()
     # a second round keeps the answers
     more, strata = suggest(np.arange(200) / 2, 90)
-    write_suggested(file, asked, more, strata, {example.id: example.answers for example in examples})
+    write_suggested(file, asked, more, strata, examples)
     kept = {row["id"]: row["answer"] for row in table(file)}
     assert [kept[f"q{row}"] for row in rows[:6]] == answers[:6]
 
@@ -208,12 +209,12 @@ def change(column: str, value: str):
 
 
 FAULTS = {
-    "row 5: the id 'p7' is no question of this text": change("id", "p7"),
-    "row 5: the id '.+' has another question in this text": change("question", "Why?"),
+    "row 5: the id 'p7' is no such question of this text": change("id", "p7"),
+    "row 5: the id '.+' is no such question of this text, or": change("question", "Why?"),
     "row 5: the answer '1853' is not in its context: copy it, or write 'no answer'": change("answer", "1853"),
     "row 5: the answer 'N/A' is not in its context": change("answer", "N/A"),
     r"row 5: the stratum '2 of 5 \(20 questions\)' is none of this text": change("stratum", "2 of 5 (20 questions)"),
-    "row 42: the id '.+' is no question of this text, or occurs twice": lambda rows: rows.append(rows[0]),
+    "row 42: the id '.+' is no such question of this text, or occurs twice": lambda rows: rows.append(rows[0]),
     "0 rows have an answer, 0 in the stratum with the fewest: fill in 10 or more": lambda rows: [
         row.update(answer="") for row in rows
     ],
@@ -226,7 +227,9 @@ FAULTS = {
 @pytest.mark.parametrize("message", FAULTS)
 def test_a_fault_of_the_file_is_one_line(asked, tmp_path, message):
     file = tmp_path / "label.csv"
-    write_suggested(file, asked, *suggest(np.arange(200) / 2, 40), {example.id: ["Luk"] for example in asked})
+    write_suggested(
+        file, asked, *suggest(np.arange(200) / 2, 40), [replace(example, answers=("Luk",)) for example in asked]
+    )
     rows = table(file)
     FAULTS[message](rows)
     save(file, rows)

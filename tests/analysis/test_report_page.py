@@ -13,6 +13,7 @@ import matplotlib
 import pytest
 import yaml
 
+import swep_ds as sd
 from swep_ds.analysis import report
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.examples import reported_examples
@@ -83,6 +84,9 @@ def page(tmp_path_factory) -> str:
             sure = {id_: crc32(id_.encode()) % 100 / 100 for id_ in answers}
             (folder / "confidence" / f"{name}.json").write_text(json.dumps(sure))
         change_json(folder / "results.json", eval=scores)
+    sd.forecast([home / "run"])
+    labels = {"mean": 61.0, "low": 55.0, "high": 67.0}
+    change_json(home / "run" / "forecast" / "news.json", labelled=25, with_labels={"exact_match": labels, "f1": labels})
     return report.write_report(home / "run", home / "other")[0]
 
 
@@ -90,6 +94,14 @@ def test_what_the_confidences_say(page):
     said = Page(page).texts["confidence"]
     assert "On biomedicine its confidence is 50 % on average, and 82 % of its answers are exactly right." in said
     assert "% of the questions of other domains in this test with at least 80 % of these answers right." in said
+
+
+def test_forecasts_are_beside_what_labels_and_answers_say(page):
+    said = " ".join(Page(page).texts["forecast"].split())
+    assert "with 25 labels 61.0 55.0 to 67.0" in said
+    assert re.search(
+        r"news [\d.]+ [\d.]+ to [\d.]+ [\d.]+ [\d.]+ to [\d.]+ [\d.]+, [\d.]+ 60 confidence of 1 run", said
+    )
 
 
 def test_headings_are_in_order_and_everything_has_a_name_for_a_screen_reader(page):
@@ -155,4 +167,4 @@ def test_in_a_browser_nothing_overlaps_or_scrolls_sideways(page, tmp_path, width
     assert shown["texts"] > 300
     assert shown["scroll"] <= width
     if width == 1400:
-        assert shown["height"] <= 6200  # seven screens
+        assert shown["height"] <= 7 * 900  # seven screens

@@ -70,14 +70,14 @@ def command(monkeypatch, capsys):
 def test_a_forecast_is_printed_suggests_labels_and_is_corrected_by_them(base, command, tmp_path, monkeypatch):
     monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 512)
     runs = [base / "seed0", base / "seed1"]
-    labels, folder = tmp_path / "label.csv", tmp_path / "out"
-    asked = ["--text", f"there={base / 'there.jsonl'}", "--output_dir", folder]
+    labels, folder = tmp_path / "label.csv", base / "seed0" / "forecast"
+    asked = ["--text", f"there={base / 'there.jsonl'}"]
     said = command(*runs, *asked, "--suggest", "30", "--output", labels)
     assert f"seed0 answers {QUESTIONS} questions of there\n" in said
     assert f"there, {QUESTIONS} questions, with 95 % intervals:\n    forecast: EM " in said
     assert "    agreement: " in said
     assert "its answers give" not in said
-    assert said.endswith(f"30 questions to label in {labels}\n")
+    assert f"30 questions to label in {labels}\n" in said
     assert f"--output {labels}: exists already, and may hold labels" in refused(
         command, *runs, *asked, "--suggest", "30", "--output", labels
     )
@@ -93,19 +93,14 @@ def test_a_forecast_is_printed_suggests_labels_and_is_corrected_by_them(base, co
 
     # nothing is answered again: what has the answers gives the same forecast and says what it should have been
     monkeypatch.setattr(answerer.QuestionAnswerer, "__init__", None)
-    known = ["--text", f"there={base / 'truth.jsonl'}", "--output_dir", folder]
-    said = command(*runs, *known, "--labelled", labels)
-    made = json.loads((folder / "forecast.json").read_text())
-    assert made["runs"] == list(map(str, runs))
-    values = made["data_sets"]["there"]
-    ids = list(truth)
+    said = command(*runs, "--text", f"there={base / 'truth.jsonl'}", "--labelled", labels)
+    values = json.loads((folder / "there.json").read_text())
+    assert values["runs"] == list(map(str, runs))
     for number, metric in enumerate(("exact_match", "f1")):
         by_run = []
-        for file in sorted(folder.glob("[0-9a-f]*.json")):
-            if file.name != "forecast.json":
-                texts = [text for text, _ in json.loads(file.read_text())]
-                given = dict(zip(ids, texts, strict=True))
-                by_run.append(Scorer().score(given, {id_: truth[id_].answers for id_ in ids})[metric])
+        for file in (folder / "answers").glob("*.json"):
+            given = {id_: text for id_, (text, _) in json.loads(file.read_text()).items()}
+            by_run.append(Scorer().score(given, {id_: example.answers for id_, example in truth.items()})[metric])
         assert len(by_run) == 2
         assert values["truth"][number] == pytest.approx(sum(by_run) / 2)
         estimate = values["with_labels"][metric]
@@ -117,13 +112,14 @@ def test_a_forecast_is_printed_suggests_labels_and_is_corrected_by_them(base, co
 
 
 def test_one_run_from_python(base, tmp_path):
-    [made] = sd.forecast([base / "seed0"], {"there": str(base / "truth.jsonl")}, folder=tmp_path).values()
-    [other] = sd.forecast([base / "seed0"], {"there": str(base / "there.jsonl")}, folder=tmp_path).values()
-    assert len(list(tmp_path.glob("*.json"))) == 2  # forecast.json and the answers
+    run = shutil.copytree(base / "seed1", tmp_path / "run")
+    [made] = sd.forecast([run], {"there": str(base / "truth.jsonl")}).values()
+    [other] = sd.forecast([run], {"there": str(base / "there.jsonl")}).values()
+    assert len(list((run / "forecast" / "answers").iterdir())) == 1
     assert (made.rests_on, made.f1) == ("confidence", other.f1)
     assert other.truth is None
     asked = read_examples(str(base / "there.jsonl"), training=False, labels=False)
-    replies = sd.QuestionAnswerer(base / "seed0" / "model").answer_together(asked)
+    replies = sd.QuestionAnswerer(run / "model").answer_together(asked)
     assert made.by_question[:, 1] == pytest.approx([reply.probability for [reply] in replies], rel=1e-4)
 
 
@@ -142,7 +138,10 @@ def test_bad_input_is_one_line(base, command, tmp_path):
         ([unfinished, "--text", there], "holds no results.json: name the folder of a finished run"),
         ([run, other, "--text", there], "has other data at home than"),
         ([run, "--text", f"mine={tmp_path / 'bare.jsonl'}"], "--text mine: question 'q0' has no context: give the"),
-        ([run, "--text", there, "--labelled", tmp_path / "label.csv"], "row 2: the id 'q9' is no question of this"),
+        (
+            [run, "--text", there, "--labelled", tmp_path / "label.csv"],
+            "row 2: the id 'q9' is no such question of this",
+        ),
         ([run, "--text", there, "--text", there], "--text there: is given twice"),
         ([run, "--text", there, "--text", "quickstart:news", "--labelled", "l"], "are about one text: give one"),
         ([run, "--text", there, "--suggest", "30"], "--suggest: give it with --output"),

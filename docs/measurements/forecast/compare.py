@@ -21,10 +21,20 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr, ndtri
 
-from swep_ds.analysis.forecast import MEASURED, WORD, Correction, forecast, read_answers, read_home, score, words
+from swep_ds.analysis.forecast import (
+    MEASURED,
+    MEASURED_DECLINING,
+    WORD,
+    Correction,
+    forecast,
+    read_home,
+    read_runs,
+    scores,
+    words,
+)
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
-from swep_ds.pipeline.examples import load_examples, reported_examples
+from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import UNAVERAGED, RunFolder
 
 CELLS = Path(__file__).parent / "cells.jsonl"
@@ -32,6 +42,7 @@ CHOSEN = "unknown words of contexts"
 REAL = ("new_wiki", "amazon", "bioasq")  # the other sets are generated text
 DISTANCES = (CHOSEN, "unknown words of questions", "words of a context")
 DISTANCES += ("perplexity of contexts", "perplexity of questions", "domain classifier")
+DECLINING = " of runs that decline"
 LEVEL = 90  # percent, of intervals; those of the package are of 95
 ORDER = 4  # of the n-grams of characters
 SAMPLE = 500  # texts, for n-grams and the domain classifier
@@ -132,32 +143,38 @@ def measure(folders: Sequence[Path], alone: bool) -> None:
         home = read_home(of_group)
         recipe = RunFolder(of_group[0]).read_recipe()
         for name in recipe.test_sets[1:]:
-            examples = reported_examples(recipe, name)
-            runs = [read_answers(folder, name, examples) for folder in of_group]
-            made = forecast(home, name, examples, runs)
-            cell = {"runs": group, "signal": made.rests_on, "set": name, "truth": made.truth, "no drop": made.at_home}
-            cell["forecast"] = [made.exact_match, made.f1]
+            runs = read_runs(of_group, name)
+            made = forecast(home, name, runs)
+            signal = made.rests_on
+            if any(made.declined):
+                signal += DECLINING
+            cell = {"runs": group, "signal": signal, "set": name, "truth": made.truth, "no drop": made.at_home}
+            cell |= {"declined": made.declined, "forecast": [made.exact_match, made.f1]}
             if alone:
-                confidences = (home.runs[0].confidence, runs[0].confidence)
+                confidences = [np.array([item.confidence for item in run]) for run in (home.runs[0], runs[0])]
+                [scores_Q2] = scores(home.runs)
                 for key, estimate in OTHERS.items():
-                    scores_2Q = score(home.runs[0], home.examples, home.scorer).T
-                    cell[key] = [100 * estimate(scores_Q, *confidences) for scores_Q in scores_2Q]
+                    cell[key] = [100 * estimate(scores_Q, *confidences) for scores_Q in scores_Q2.T]
             key = (recipe.data.model_dump_json(), name)
             if key not in known_distances:
-                known_distances[key] = distances(load_examples(recipe)[0], home.examples, examples)
+                at_home, there = ([item.example for item in run] for run in (home.runs[0], runs[0]))
+                known_distances[key] = distances(load_examples(recipe)[0], at_home, there)
             cell |= {"line": made.uncorrected, "error": made.error, "distances": known_distances[key]}
             rounded = json.loads(json.dumps(cell), parse_float=lambda digits: round(float(digits), 4))
             print(json.dumps(rounded), flush=True)
 
 
 def read_cells(file: Path = CELLS) -> pd.DataFrame:
-    """A row for each cell and metric: shares in [0, 1], but for `error` and the distances."""
+    """A row for each cell and metric: shares in [0, 1], but for `error` and the distances. Of runs that decline, what
+    they decline rightly at home is left out of every score: in an error it cancels."""
     rows = []
     for line in file.read_text(encoding="utf-8").splitlines():
         cell = json.loads(line)
         for number, metric in enumerate(("EM", "F1")):
             row = {name: cell[name] for name in ("runs", "signal", "set")} | cell["distances"] | {"metric": metric}
-            row |= {name: cell[name][number] / 100 for name in ("truth", "no drop", "line", *OTHERS) if name in cell}
+            for name in ("truth", "no drop", "line", *OTHERS):
+                if name in cell:
+                    row[name] = (cell[name][number] - cell.get("declined", [0, 0])[number]) / 100
             rows.append(row | {"error": cell["error"][number]})
     return pd.DataFrame(rows)
 
@@ -165,9 +182,9 @@ def read_cells(file: Path = CELLS) -> pd.DataFrame:
 # Leaving a set out
 
 
-def fit(cells: pd.DataFrame) -> Correction:
-    """c of a set is the mean over its cells of agreement and over EM and F1; these of all sets have the same weight."""
-    cells = cells[cells["signal"] == "agreement"]
+def fit(cells: pd.DataFrame, signal: str = "agreement") -> Correction:
+    """c of a set is the mean over its cells of this signal and over EM and F1; all sets weigh the same."""
+    cells = cells[cells["signal"] == signal]
     c = (ndtri(cells["line"]) - ndtri(cells["truth"])) / cells[CHOSEN]
     c = c.groupby(cells["set"]).mean()
     return Correction(c.mean(), c.std(), len(c), cells[CHOSEN].min(), cells[CHOSEN].max())
@@ -175,15 +192,21 @@ def fit(cells: pd.DataFrame) -> Correction:
 
 def corrected(cells: pd.DataFrame, others: pd.DataFrame) -> np.ndarray:
     """[N, 3]: value, low and high of the package's forecasts, with c from the other sets."""
-    correction = fit(others)
-    rows = zip(ndtri(cells["line"]), cells[CHOSEN], cells["error"], strict=True)
-    return np.array([correction.bounds(*row, LEVEL) for row in rows])
+    corrections = dict.fromkeys(cells["signal"], fit(others))
+    corrections["agreement" + DECLINING] = fit(others, "agreement" + DECLINING)
+    rows = zip(cells["signal"], ndtri(cells["line"]), cells[CHOSEN], cells["error"], strict=True)
+    return np.array([corrections[signal].bounds(*row, LEVEL) for signal, *row in rows])
+
+
+def as_others(cells: pd.DataFrame, others: pd.DataFrame) -> np.ndarray:
+    """As `corrected`, with c of runs that do not decline."""
+    return corrected(cells.assign(signal="agreement"), others)
 
 
 def across(cells: pd.DataFrame, others: pd.DataFrame) -> np.ndarray:
-    """As `corrected`, for a real set with c from generated ones only, and the other way round."""
+    """As `as_others`, for a real set with c from generated ones only, and the other way round."""
     is_real = cells["set"].iloc[0] in REAL
-    return corrected(cells, others[others["set"].isin(REAL) != is_real])
+    return as_others(cells, others[others["set"].isin(REAL) != is_real])
 
 
 def by_least_squares(distance: str, cells: pd.DataFrame, others: pd.DataFrame) -> np.ndarray:
@@ -197,6 +220,7 @@ def by_least_squares(distance: str, cells: pd.DataFrame, others: pd.DataFrame) -
 
 def by_the_best(cells: pd.DataFrame, others: pd.DataFrame) -> np.ndarray:
     """As `by_least_squares`, by the distance that does best where one of the other sets is left out."""
+    others = others[~others["signal"].str.endswith(DECLINING)]
     best = min(DISTANCES, key=lambda name: summary(left_out(others, partial(by_least_squares, name)))["all"])
     return by_least_squares(best, cells, others)
 
@@ -230,8 +254,14 @@ def tables(cells: pd.DataFrame) -> str:
     agreement |= {f"by {name}": partial(by_least_squares, name) for name in DISTANCES}
     agreement["by the best of these on the other sets"] = by_the_best
     confidence = {"no drop": None, "DoC": None, "ATC": None, "line": None} | ours
+    declining = {"no drop": None, "line": None, "line less c d": corrected, "with c of runs that do not": as_others}
     parts = []
-    for signal, rows in (("agreement", agreement), ("confidence", confidence)):
+    for signal, rows in (
+        ("agreement", agreement),
+        ("confidence", confidence),
+        ("agreement" + DECLINING, declining),
+        ("confidence" + DECLINING, confidence),
+    ):
         table = []
         for name, forecasts in rows.items():
             row = {signal: name}
@@ -251,6 +281,7 @@ def tables(cells: pd.DataFrame) -> str:
     sets = 100 * made[["no drop", "truth", "line", "value", "low", "high"]].mean()
     parts.append(markdown(sets.reset_index()))
     parts.append(f"Fitted to all sets: {fit(cells)}; the package has {MEASURED}")
+    parts.append(f"Runs that decline: {fit(cells, 'agreement' + DECLINING)}; the package has {MEASURED_DECLINING}")
     return "\n\n".join(parts)
 
 
