@@ -89,15 +89,17 @@ def forecast(
 
 def _read(name: str, source: str, home: Home) -> list[Example]:
     """The questions of a text. They have answers only if all have them, or the runs learned that some have none."""
-    examples = read_examples(source, training=False, labels=False)
-    if without := [example.id for example in examples if not example.context]:
-        raise InputError(f"--text {name}: question {without[0]!r} has no context: give the text that it is about")
-    declines = any(not item.example.answers for item in home.runs[0])
-    try:
-        return read_examples(source, training=False, unanswerable=declines)
-    except InputError as error:
-        Console().print(f"{name}: without answers to compare with ({error})")
-        return examples
+    examples = read_examples(source, training=False, unanswerable=True, labels=None)
+    if no_context := [example.id for example in examples if not example.context]:
+        raise InputError(f"--text {name}: question {no_context[0]!r} has no context: give the text that it is about")
+    without = sum(not example.answers for example in examples)
+    if 0 < without < len(examples):
+        said = "so that they should be declined"
+        if all(item.example.answers for item in home.runs[0]):
+            said = "so that it is not compared with the others' answers"
+            examples = [replace(example, answers=()) for example in examples]
+        Console().print(f"{name}: {without} of {len(examples)} questions have no answer, {said}")
+    return examples
 
 
 def _answers(run: Path, name: str, examples: list[Example], folder: Path) -> dict[str, tuple[str, float]]:

@@ -30,6 +30,7 @@ MAX_NAMED = 100  # faulty questions of a file that a message names
 
 MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")  # several of its sets put [SEP] after titles
 COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible", MRQA_COLUMN)
+ANSWERED = {"answers", "answer", "is_impossible"}
 COLUMNS += ("stratum",)  # of a question that was suggested for labelling (`analysis/labelled.py`)
 
 
@@ -177,7 +178,7 @@ def known_names(names: tuple[str, ...]) -> tuple[str, ...]:
 # Questions
 
 
-def read_items(source: str, items: Items, **wanted: bool) -> Iterator[Example]:
+def read_items(source: str, items: Items, **wanted: bool | None) -> Iterator[Example]:
     """The questions of a file's items. `wanted` are the options of `read_examples`. A missing id is made of the last
     part of `source` and the numbers of the question's place. Raises InputError: for all faulty questions of a file."""
     message = ""
@@ -195,7 +196,7 @@ def read_items(source: str, items: Items, **wanted: bool) -> Iterator[Example]:
         raise InputError(message)
 
 
-def _rows(source: str, items: Items, labels: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(source: str, items: Items, labels: bool | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place and the unchecked fields of each question."""
     untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
     for place, item in items:
@@ -247,8 +248,10 @@ def _name(value: Any) -> str:
 
 
 def _example(
-    id_: str, fields: dict[str, Any], *, training: bool, unanswerable: bool, repeated: bool, labels: bool
+    id_: str, fields: dict[str, Any], *, training: bool, unanswerable: bool, repeated: bool, labels: bool | None
 ) -> Example:
+    if labels is None:
+        labels = not ANSWERED.isdisjoint(fields)
     question = text_field(fields, "question")
     context = text_field(fields, "context") if labels or fields.get("context") else ""
     with as_input_error("holds half of a surrogate pair, which is not text", "remove or complete it"):

@@ -27,7 +27,7 @@ _readers: dict[str, Reader] = {}
 
 
 def read_examples(
-    source: str, *, training: bool, unanswerable: bool = False, repeated: bool = False, labels: bool = True
+    source: str, *, training: bool, unanswerable: bool = False, repeated: bool = False, labels: bool | None = True
 ) -> list[Example]:
     """Reads every example of `source`, in its order.
 
@@ -42,6 +42,7 @@ def read_examples(
         repeated: for training, an answer without an offset that occurs several times is no error; `settle_repeated`
             then gives it a span or leaves it out.
         labels: False reads only questions and contexts. Answers need not be there; nor contexts, which are then "".
+            None reads those answers that are there.
 
     Raises InputError: a missing or malformed source, faults of its questions, duplicate ids, or no example.
     """

@@ -111,13 +111,20 @@ def test_a_forecast_is_printed_suggests_labels_and_is_corrected_by_them(base, co
     assert "its answers give: EM " in said
 
 
-def test_one_run_from_python(base, tmp_path):
+def test_one_run_from_python(base, tmp_path, capsys):
     run = shutil.copytree(base / "seed1", tmp_path / "run")
     [made] = sd.forecast([run], {"there": str(base / "truth.jsonl")}).values()
     [other] = sd.forecast([run], {"there": str(base / "there.jsonl")}).values()
     assert len(list((run / "forecast" / "answers").iterdir())) == 1
     assert (made.rests_on, made.f1) == ("confidence", other.f1)
     assert other.truth is None
+    rows = list(map(json.loads, (base / "truth.jsonl").read_text().splitlines()))
+    rows[0]["answers"] = []
+    (tmp_path / "partly.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    capsys.readouterr()
+    [other] = sd.forecast([run], {"partly": str(tmp_path / "partly.jsonl")}).values()
+    assert other.truth is None
+    assert f"partly: 1 of {QUESTIONS} questions have no answer, so that it is not compared" in capsys.readouterr().out
     asked = read_examples(str(base / "there.jsonl"), training=False, labels=False)
     replies = sd.QuestionAnswerer(run / "model").answer_together(asked)
     assert made.by_question[:, 1] == pytest.approx([reply.probability for [reply] in replies], rel=1e-4)

@@ -195,6 +195,9 @@ def test_questions_need_no_answers(save):
     for rows in (asked, ROWS, [row | {"answers": "{'text'"} for row in asked]):
         for content in (lines(rows), table(rows)):
             assert read_examples(save(content), training=False, labels=False) == expected
+    for rows, answers in ((asked, [()] * len(ROWS)), (ROWS, [example.answers for example in EXAMPLES])):
+        read_them = read_examples(save(lines(rows)), training=False, unanswerable=True, labels=None)
+        assert [example.answers for example in read_them] == answers
 
 
 @pytest.mark.parametrize(
