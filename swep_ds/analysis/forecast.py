@@ -77,8 +77,7 @@ class Home(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of the mean over the runs on one data set. Intervals, of `LEVEL` percent, are missing where it is about too few
-    texts."""
+    """The mean over the runs on one data set. Intervals, of `LEVEL` percent, are missing where it has too few texts."""
 
     exact_match: Interval  # in percent, as all scores and signals here
     f1: Interval

@@ -79,9 +79,9 @@ def forecast(
         if suggest:
             chosen = choose(100 * made[name].by_question[:, METRICS.index("f1")], suggest)
             write_suggested(output, examples, *chosen, labels.examples if labels else [])
-    for name, one in made.items():
-        values = {"name": name, "questions": len(one.by_question), "runs": list(map(str, paths)), "level": LEVEL}
-        values |= asdict(replace(one, by_question=None))
+    for name, result in made.items():
+        values = {"name": name, "questions": len(result.by_question), "runs": list(map(str, paths)), "level": LEVEL}
+        values |= asdict(replace(result, by_question=None))
         file = folder / f"{name.replace('/', '-')}.json"
         write_atomically(file, json.dumps(values, indent=2, default=float) + "\n")
     return made

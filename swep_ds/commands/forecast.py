@@ -44,19 +44,21 @@ def forecast() -> None:
 
     with process_group():
         made = forecast_texts(arguments.runs, texts or None, **options)
-    for name, one in made.items():
-        print(f"{name}, {len(one.by_question)} questions, with {LEVEL} % intervals:")
-        print(f"    forecast: EM {_said(*one.exact_match)}, F1 {_said(*one.f1)}")
-        if one.with_labels:
-            em, f1 = ((value.mean, value.low, value.high) for value in one.with_labels.values())
-            print(f"    with {one.labelled} labels: EM {_said(*em)}, F1 {_said(*f1)}")
-            print(f"    {one.with_labels['f1'].more_labels} more labels, drawn likewise, would give F1 within 3 points")
-        if one.truth:
-            print("    its answers give: EM {:.1f}, F1 {:.1f}".format(*one.truth))
-        print("    at home: EM {:.1f}, F1 {:.1f}".format(*one.at_home))
-        print(f"    {one.rests_on}: {one.signal_there[1]:.1f} %, at home {one.signal_at_home[1]:.1f} %")
-        print("    words that training did not have: {1:.1f} %, at home {0:.1f} %".format(*one.unknown_words))
-        for remark in one.remarks:
+    for name, result in made.items():
+        print(f"{name}, {len(result.by_question)} questions, with {LEVEL} % intervals:")
+        print(f"    forecast: EM {_said(*result.exact_match)}, F1 {_said(*result.f1)}")
+        if result.with_labels:
+            em, f1 = ((value.mean, value.low, value.high) for value in result.with_labels.values())
+            print(f"    with {result.labelled} labels: EM {_said(*em)}, F1 {_said(*f1)}")
+            print(
+                f"    {result.with_labels['f1'].more_labels} more labels, drawn likewise, would give F1 within 3 points"
+            )
+        if result.truth:
+            print("    its answers give: EM {:.1f}, F1 {:.1f}".format(*result.truth))
+        print("    at home: EM {:.1f}, F1 {:.1f}".format(*result.at_home))
+        print(f"    {result.rests_on}: {result.signal_there[1]:.1f} %, at home {result.signal_at_home[1]:.1f} %")
+        print("    words that training did not have: {1:.1f} %, at home {0:.1f} %".format(*result.unknown_words))
+        for remark in result.remarks:
             print(f"    {remark}")
     if arguments.suggest:
         print(f"{arguments.suggest} questions to label in {arguments.output}")
