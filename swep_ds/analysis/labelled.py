@@ -175,7 +175,7 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
     that the context has none. Raises InputError: a row is not of `examples`, its answer is not in its context, or too
     few rows have answers."""
     row_of = {example.id: row for row, example in enumerate(examples)}
-    names = _names(len(examples))
+    names: list[str | None] = []  # of the strata
     labelled: dict[int, Example] = {}
     strata = []
     with at(f"--labelled {path}"):
@@ -188,16 +188,15 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
                 if row is None or field(fields, "question", str).split() != examples[row].question.split():
                     raise InputError(f"the id {excerpt(id_)} is no such question of this text, or occurs twice")
                 stratum = fields.get("stratum")
-                if stratum is not None and stratum not in names:
-                    raise InputError(f"the stratum {stratum!r} is none of this text: name the one it was suggested for")
+                names = names or ([None] if stratum is None else _names(len(examples)))
+                if stratum not in names:
+                    raise InputError(f"the stratum {stratum!r} is none of this text: copy it as it was suggested")
                 answers = _answers(fields, examples[row].context)
                 if answers is not None:
                     labelled[row] = replace(examples[row], answers=answers)
                     strata.append(stratum)
-        if not any(strata):
-            names = [None]
         stratum_n = np.array([names.index(stratum) for stratum in strata], int)
-        fewest = np.bincount(stratum_n, minlength=len(names)).min()
+        fewest = np.bincount(stratum_n, minlength=len(names) or 1).min()
         if len(labelled) < MIN_LABELLED or fewest < MIN_IN_STRATUM:
             raise InputError(
                 f"{len(labelled)} rows have an answer, {fewest} in the stratum with the fewest: fill in {MIN_LABELLED} "

@@ -15,7 +15,7 @@ from swep_ds.analysis.labelled import suggest as choose
 from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import check_output, read_json, user_path, write_atomically
+from swep_ds.common.files import check_output, public_name, read_json, user_path, write_atomically
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
@@ -27,31 +27,31 @@ from swep_ds.pipeline.folder import RunFolder
 
 def forecast(
     runs: Sequence[str | Path],
-    texts: Mapping[str, str] | None = None,
+    text: str | None = None,
     *,
     labelled: str | Path | None = None,
     suggest: int | None = None,
     output: str | Path | None = None,
 ) -> dict[str, Forecast]:
-    """What finished runs that differ in their seed will score on texts, by name.
+    """What finished runs that differ in their seed will score on a text, by its name.
 
-        print(sd.forecast(["runs/seed0", "runs/seed1"], {"news": "asked.jsonl"})["news"].f1)
+        [news] = sd.forecast(["runs/seed0", "runs/seed1"], "news.csv").values()
 
     They go to forecast/NAME.json in the first run's folder, for its report. So do the answers, which are computed once.
 
     Args:
-        texts: by name, sources of questions with contexts. Their answers only say what the score is (`Forecast.truth`).
-            None = the other sets that the runs were tested on, by the answers kept.
-        labelled: a file with some questions of the only text, answered (`analysis.labelled.read_labelled`).
-        suggest: so many questions of the only text to label.
+        text: a source of questions with contexts. Its answers only say what the score is (`Forecast.truth`). None = the
+            other sets that the runs were tested on, by the answers kept.
+        labelled: a file with some questions of the text, answered (`analysis.labelled.read_labelled`).
+        suggest: so many questions of the text to label.
         output: a new CSV file for these, and the labels that are known.
 
-    Raises InputError: runs, texts, labels or a number that cannot be used; or the output exists.
+    Raises InputError: runs, text, labels or a number that cannot be used; or the output exists.
     """
     if (suggest is None) != (output is None):
         raise InputError("--suggest: give it with --output, a new file for the questions to label")
-    if (labelled or suggest) and len(texts or {}) != 1:
-        raise InputError("--labelled and --suggest are about one text: give one --text")
+    if (labelled or suggest) and text is None:
+        raise InputError("--labelled and --suggest are about questions of a text: give --text")
     if output is not None:
         output = user_path(output)
         check_output("--output", output)
@@ -62,22 +62,24 @@ def forecast(
     folder = RunFolder(paths[0]).forecasts
     folder.mkdir(exist_ok=True)  # before the work
     made = {}
-    if texts is None:
+    if text is None:
         for name in RunFolder(paths[0]).read_recipe().test_sets[1:]:
             made[name] = forecast_from(home, name, read_runs(paths, name))
-    for name, source in (texts or {}).items():
-        examples = _read(name, source, home)
+    else:
+        examples = _read(text, home)
         labels = read_labelled(user_path(labelled), examples) if labelled else None
-        answers = [_answers(path, name, examples, folder / "answers") for path in paths]
+        answers = [_answers(path, examples, folder / "answers") for path in paths]
+        name = public_name(text)
         made[name] = forecast_from(home, name, [_scored(of_run, examples, home) for of_run in answers])
+        signal_N2 = made[name].by_question
         if labels:
             true_n2 = 100 * scores([_scored(of_run, labels.examples, home) for of_run in answers]).mean(0)
             with_labels = {}
-            for metric, true_n, signal_N in zip(METRICS, true_n2.T, made[name].by_question.T, strict=True):
+            for metric, true_n, signal_N in zip(METRICS, true_n2.T, signal_N2.T, strict=True):
                 with_labels[metric] = estimate(true_n, signal_N, labels.rows, labels.strata)
             made[name] = replace(made[name], labelled=len(labels.rows), with_labels=with_labels)
         if suggest:
-            chosen = choose(100 * made[name].by_question[:, METRICS.index("f1")], suggest)
+            chosen = choose(100 * signal_N2[:, METRICS.index("f1")], suggest)
             write_suggested(output, examples, *chosen, labels.examples if labels else [])
     for name, result in made.items():
         values = {"name": name, "questions": len(result.by_question), "runs": list(map(str, paths)), "level": LEVEL}
@@ -87,22 +89,22 @@ def forecast(
     return made
 
 
-def _read(name: str, source: str, home: Home) -> list[Example]:
+def _read(text: str, home: Home) -> list[Example]:
     """The questions of a text. They have answers only if all have them, or the runs learned that some have none."""
-    examples = read_examples(source, training=False, unanswerable=True, labels=None)
+    examples = read_examples(text, training=False, unanswerable=True, labels=None)
     if no_context := [example.id for example in examples if not example.context]:
-        raise InputError(f"--text {name}: question {no_context[0]!r} has no context: give the text that it is about")
+        raise InputError(f"--text {text}: question {no_context[0]!r} has no context: give the text that it is about")
     without = sum(not example.answers for example in examples)
     if 0 < without < len(examples):
         said = "so that they should be declined"
         if all(item.example.answers for item in home.runs[0]):
             said = "so that it is not compared with the others' answers"
             examples = [replace(example, answers=()) for example in examples]
-        Console().print(f"{name}: {without} of {len(examples)} questions have no answer, {said}")
+        Console().print(f"{text}: {without} of {len(examples)} questions have no answer, {said}")
     return examples
 
 
-def _answers(run: Path, name: str, examples: list[Example], folder: Path) -> dict[str, tuple[str, float]]:
+def _answers(run: Path, examples: list[Example], folder: Path) -> dict[str, tuple[str, float]]:
     """A run's answers and their probabilities by question id, from `folder` if they are there."""
     model = str(RunFolder(run).model)
     setup = {"model": model_checksum(model, "model"), "questions": digest(examples)}
@@ -116,7 +118,7 @@ def _answers(run: Path, name: str, examples: list[Example], folder: Path) -> dic
             for example, [reply] in zip(asked, answerer.answer_together(asked), strict=True):
                 yield example.id, (reply.text, reply.probability)
 
-        Console().print(f"{run.name} answers {len(examples)} questions of {name}")
+        Console().print(f"{run.name} answers {len(examples)} questions")
         chunks.fill(setup, examples, QUESTIONS_AT_A_TIME, ask)
         chunks.finish([json.dumps(dict(chunks.lines()))])
     return read_json(file)

@@ -1,9 +1,9 @@
 """Forecasts what finished runs will score on text without labels, and says how sure that is.
 
     swep-ds forecast runs/swep-seed0 runs/swep-seed1 runs/swep-seed2 --text asked.jsonl
-    swep-ds forecast RUN RUN --text mine=asked.csv --suggest 50 --output label.csv    # the questions to label first
-    swep-ds forecast RUN RUN --text mine=asked.csv --labelled label.csv               # labels narrow the interval
-    swep-ds forecast RUN RUN                      # the sets that they were tested on, to see how good forecasts are
+    swep-ds forecast RUN RUN --text asked.csv --suggest 50 --output label.csv    # the questions to label first
+    swep-ds forecast RUN RUN --text asked.csv --labelled label.csv               # labels narrow the interval
+    swep-ds forecast RUN RUN                 # the sets that they were tested on, to see how good forecasts are
 
 How often runs of one recipe with different seeds agree tells how many answers are right; of one run its confidence
 does. QUESTIONS is any source of data with questions and contexts; answers in it are only compared with. --suggest draws
@@ -13,46 +13,34 @@ folder forecast/ of the first run, as do answers, which are computed once. The s
 """
 
 from swep_ds.commands.cli import Parser, at_least
-from swep_ds.common.errors import InputError
-from swep_ds.common.files import public_name, user_path
+from swep_ds.common.files import user_path
 
 
 def forecast() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=user_path, metavar="RUN", help="folder of a finished run")
-    text = "questions with contexts; may be repeated (default: the sets that the runs were tested on)"
-    parser.add_argument("--text", action="append", metavar="[NAME=]QUESTIONS", help=text)
+    text = "questions with contexts (default: the sets that the runs were tested on)"
+    parser.add_argument("--text", metavar="QUESTIONS", help=text)
     text = "file of some of the questions of --text, answered"
     parser.add_argument("--labelled", type=user_path, metavar="FILE", help=text)
     text = "write the N questions whose answers would narrow the interval most"
     parser.add_argument("--suggest", type=at_least(1), metavar="N", help=text)
     parser.add_argument("--output", type=user_path, metavar="FILE.csv", help="new file for these questions")
     arguments = parser.parse_args()
-    texts = {}
-    for option in arguments.text or []:
-        name, separator, source = option.partition("=")
-        if not separator:
-            name, source = public_name(option), option
-        if name in texts:
-            raise InputError(f"--text {name}: is given twice: name one of them otherwise, NAME=QUESTIONS")
-        texts[name] = source
-    options = {name: getattr(arguments, name) for name in ("labelled", "suggest", "output")}
 
-    from swep_ds.api.forecast import forecast as forecast_texts  # after the arguments: these imports take seconds
+    from swep_ds.api.forecast import forecast as forecast_text  # after the arguments: these imports take seconds
     from swep_ds.evaluation.calibration import LEVEL
     from swep_ds.ranks.group import process_group
 
     with process_group():
-        made = forecast_texts(arguments.runs, texts or None, **options)
+        made = forecast_text(**vars(arguments))
     for name, result in made.items():
         print(f"{name}, {len(result.by_question)} questions, with {LEVEL} % intervals:")
         print(f"    forecast: EM {_said(*result.exact_match)}, F1 {_said(*result.f1)}")
         if result.with_labels:
             em, f1 = ((value.mean, value.low, value.high) for value in result.with_labels.values())
             print(f"    with {result.labelled} labels: EM {_said(*em)}, F1 {_said(*f1)}")
-            print(
-                f"    {result.with_labels['f1'].more_labels} more labels, drawn likewise, would give F1 within 3 points"
-            )
+            print(f"    {result.with_labels['f1'].more_labels} more such labels would give F1 within 3 points")
         if result.truth:
             print("    its answers give: EM {:.1f}, F1 {:.1f}".format(*result.truth))
         print("    at home: EM {:.1f}, F1 {:.1f}".format(*result.at_home))

@@ -214,6 +214,7 @@ FAULTS = {
     "row 5: the answer '1853' is not in its context: copy it, or write 'no answer'": change("answer", "1853"),
     "row 5: the answer 'N/A' is not in its context": change("answer", "N/A"),
     r"row 5: the stratum '2 of 5 \(20 questions\)' is none of this text": change("stratum", "2 of 5 (20 questions)"),
+    "row 5: the stratum '' is none of this text": change("stratum", ""),
     "row 42: the id '.+' is no such question of this text, or occurs twice": lambda rows: rows.append(rows[0]),
     "0 rows have an answer, 0 in the stratum with the fewest: fill in 10 or more": lambda rows: [
         row.update(answer="") for row in rows

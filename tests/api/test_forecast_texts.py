@@ -71,10 +71,10 @@ def test_a_forecast_is_printed_suggests_labels_and_is_corrected_by_them(base, co
     monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 512)
     runs = [base / "seed0", base / "seed1"]
     labels, folder = tmp_path / "label.csv", base / "seed0" / "forecast"
-    asked = ["--text", f"there={base / 'there.jsonl'}"]
+    asked = ["--text", base / "there.jsonl"]
     said = command(*runs, *asked, "--suggest", "30", "--output", labels)
-    assert f"seed0 answers {QUESTIONS} questions of there\n" in said
-    assert f"there, {QUESTIONS} questions, with 95 % intervals:\n    forecast: EM " in said
+    assert f"seed0 answers {QUESTIONS} questions\n" in said
+    assert f"there.jsonl, {QUESTIONS} questions, with 95 % intervals:\n    forecast: EM " in said
     assert "    agreement: " in said
     assert "its answers give" not in said
     assert f"30 questions to label in {labels}\n" in said
@@ -93,8 +93,8 @@ def test_a_forecast_is_printed_suggests_labels_and_is_corrected_by_them(base, co
 
     # nothing is answered again: what has the answers gives the same forecast and says what it should have been
     monkeypatch.setattr(answerer.QuestionAnswerer, "__init__", None)
-    said = command(*runs, "--text", f"there={base / 'truth.jsonl'}", "--labelled", labels)
-    values = json.loads((folder / "there.json").read_text())
+    said = command(*runs, "--text", base / "truth.jsonl", "--labelled", labels)
+    values = json.loads((folder / "truth.jsonl.json").read_text())
     assert values["runs"] == list(map(str, runs))
     for number, metric in enumerate(("exact_match", "f1")):
         by_run = []
@@ -107,14 +107,14 @@ def test_a_forecast_is_printed_suggests_labels_and_is_corrected_by_them(base, co
         assert estimate["low"] <= values["truth"][number] <= estimate["high"]
         assert f"{('EM', 'F1')[number]} {estimate['mean']:.1f} ({estimate['low']:.1f} to " in said
     assert values["labelled"] == 30
-    assert f"{values['with_labels']['f1']['more_labels']} more labels, drawn likewise, would give F1 within" in said
+    assert f"{values['with_labels']['f1']['more_labels']} more such labels would give F1 within" in said
     assert "its answers give: EM " in said
 
 
 def test_one_run_from_python(base, tmp_path, capsys):
     run = shutil.copytree(base / "seed1", tmp_path / "run")
-    [made] = sd.forecast([run], {"there": str(base / "truth.jsonl")}).values()
-    [other] = sd.forecast([run], {"there": str(base / "there.jsonl")}).values()
+    [made] = sd.forecast([run], str(base / "truth.jsonl")).values()
+    [other] = sd.forecast([run], str(base / "there.jsonl")).values()
     assert len(list((run / "forecast" / "answers").iterdir())) == 1
     assert (made.rests_on, made.f1) == ("confidence", other.f1)
     assert other.truth is None
@@ -122,16 +122,19 @@ def test_one_run_from_python(base, tmp_path, capsys):
     rows[0]["answers"] = []
     (tmp_path / "partly.jsonl").write_text("\n".join(map(json.dumps, rows)))
     capsys.readouterr()
-    [other] = sd.forecast([run], {"partly": str(tmp_path / "partly.jsonl")}).values()
+    [other] = sd.forecast([run], str(tmp_path / "partly.jsonl")).values()
     assert other.truth is None
-    assert f"partly: 1 of {QUESTIONS} questions have no answer, so that it is not compared" in capsys.readouterr().out
+    assert (
+        f"partly.jsonl: 1 of {QUESTIONS} questions have no answer, so that it is not compared"
+        in capsys.readouterr().out
+    )
     asked = read_examples(str(base / "there.jsonl"), training=False, labels=False)
     replies = sd.QuestionAnswerer(run / "model").answer_together(asked)
     assert made.by_question[:, 1] == pytest.approx([reply.probability for [reply] in replies], rel=1e-4)
 
 
 def test_bad_input_is_one_line(base, command, tmp_path):
-    run, there = base / "seed0", f"there={base / 'there.jsonl'}"
+    run, there = base / "seed0", base / "there.jsonl"
     (tmp_path / "bare.jsonl").write_text(json.dumps({"id": "q0", "question": "Who?"}))
     (tmp_path / "label.csv").write_text("id,question,answer\nq9,Who?,abbot\n")
     other = shutil.copytree(base / "seed1", tmp_path / "other")
@@ -144,13 +147,12 @@ def test_bad_input_is_one_line(base, command, tmp_path):
         ([tmp_path, "--text", there], "holds no recipe.yaml, so no run"),
         ([unfinished, "--text", there], "holds no results.json: name the folder of a finished run"),
         ([run, other, "--text", there], "has other data at home than"),
-        ([run, "--text", f"mine={tmp_path / 'bare.jsonl'}"], "--text mine: question 'q0' has no context: give the"),
+        ([run, "--text", tmp_path / "bare.jsonl"], "bare.jsonl: question 'q0' has no context: give the"),
         (
             [run, "--text", there, "--labelled", tmp_path / "label.csv"],
             "row 2: the id 'q9' is no such question of this",
         ),
-        ([run, "--text", there, "--text", there], "--text there: is given twice"),
-        ([run, "--text", there, "--text", "quickstart:news", "--labelled", "l"], "are about one text: give one"),
+        ([run, "--labelled", tmp_path / "label.csv"], "are about questions of a text: give --text"),
         ([run, "--text", there, "--suggest", "30"], "--suggest: give it with --output"),
     ):
         said = refused(command, *words)
