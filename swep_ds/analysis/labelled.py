@@ -197,11 +197,10 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
                     strata.append(stratum)
         stratum_n = np.array([names.index(stratum) for stratum in strata], int)
         fewest = np.bincount(stratum_n, minlength=len(names) or 1).min()
-        if len(labelled) < MIN_LABELLED or fewest < MIN_IN_STRATUM:
-            raise InputError(
-                f"{len(labelled)} rows have an answer, {fewest} in the stratum with the fewest: fill in {MIN_LABELLED} "
-                f"or more, and {MIN_IN_STRATUM} in each stratum"
-            )
+        if len(labelled) < MIN_LABELLED:
+            raise InputError(f"{len(labelled)} rows have an answer: fill in {MIN_LABELLED} or more")
+        if fewest < MIN_IN_STRATUM:
+            raise InputError(f"a stratum has {fewest} rows with an answer: fill in {MIN_IN_STRATUM} or more of each")
     return Labels(np.array(list(labelled)), list(labelled.values()), stratum_n)
 
 

@@ -96,11 +96,11 @@ def _read(text: str, home: Home) -> list[Example]:
         raise InputError(f"--text {text}: question {no_context[0]!r} has no context: give the text that it is about")
     without = sum(not example.answers for example in examples)
     if 0 < without < len(examples):
-        said = "so that they should be declined"
+        said = "declining them counts as right. If answers are only missing yet, give the others to --labelled"
         if all(item.example.answers for item in home.runs[0]):
-            said = "so that it is not compared with the others' answers"
+            said = "the forecast is not compared with the other answers"
             examples = [replace(example, answers=()) for example in examples]
-        Console().print(f"{text}: {without} of {len(examples)} questions have no answer, {said}")
+        Console().print(f"{text}: {without} of {len(examples)} questions have no answer: {said}")
     return examples
 
 

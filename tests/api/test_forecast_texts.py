@@ -125,7 +125,7 @@ def test_one_run_from_python(base, tmp_path, capsys):
     [other] = sd.forecast([run], str(tmp_path / "partly.jsonl")).values()
     assert other.truth is None
     assert (
-        f"partly.jsonl: 1 of {QUESTIONS} questions have no answer, so that it is not compared"
+        f"partly.jsonl: 1 of {QUESTIONS} questions have no answer: the forecast is not compared"
         in capsys.readouterr().out
     )
     asked = read_examples(str(base / "there.jsonl"), training=False, labels=False)
