@@ -48,7 +48,8 @@ def example() -> table.Table:
     contrast = about | UNKNOWN | CLEAR | {"method": NAMES[1], "against": "gone", "data_set": "wiki", "metric": "f1"}
     missing = [Run(Path("gone"), "gone", 0, "m", reason="no_room")]
     primary = table.frame_of([contrast], table.CONTRAST)
-    return table.Table(table.frame_of(cells, table.CELL), primary, "MLE", None, missing, ["A note_."])
+    secondary = table.frame_of([contrast | {"metric": "exact_match"}], table.CONTRAST)
+    return table.Table(table.frame_of(cells, table.CELL), primary, secondary, "MLE", None, missing, ["A note_."])
 
 
 def test_markdown():
@@ -82,7 +83,10 @@ def test_markdown():
         f"| {name} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n\n"
         f"| primary comparison | {heads.replace('p (Holm)', 'p')} |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        f"| {name} less gone, F1 | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
+        f"| {name} less gone, F1 | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n\n"
+        f"| secondary comparison | {heads} |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        f"| {name} less gone, EM | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
         "\n- A note\\_.\n\nMissing:\n\n- gone, seed 0: no\\_room (gone)\n"
     )
 
@@ -216,7 +220,7 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())  # a quarter of a second each
     blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
     blocks += [block("A", {"kind": kind}, 3) for kind in ("x", "y", "0,5 %", "inf", "-inf", "", "1")]
-    files = figures.draw(table.Table(frame(blocks), frame([]), None, None, [], []), tmp_path)
+    files = figures.draw(table.Table(frame(blocks), frame([]), frame([]), None, None, [], []), tmp_path)
     assert [file.name for file in files] == [
         f"curve-share-{model}-{metric}.{suffix}"
         for model in ("a", "b-c")
