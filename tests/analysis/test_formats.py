@@ -113,16 +113,16 @@ def test_csv_has_a_line_per_figure():
 def test_latex_has_as_many_cells_in_each_line_as_columns():
     text = formats.latex(example())
     tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
-    assert len(tables) == 5
+    assert len(tables) == 6
     for layout, body in tables:
         assert body.startswith("\\toprule")
         for line in body.splitlines():
             if line not in (r"\toprule", r"\midrule", r"\bottomrule"):
                 assert len(re.findall(r"(?<!\\)&", line)) + 1 == len(layout), line
-    scores, _, _, differences, _ = tables
+    scores, _, _, differences, *_ = tables
     assert scores[0] == "l" + 5 * "r"  # a column for both metrics
     assert r"\shortstack[r]{81.00 $\pm$ 1.41 (-)\\{}90.00 $\pm$ 0.00 (89.50)} &" in scores[1]
-    assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 5
+    assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 6
     assert r"a|b \& <i>50 \%</i>\_[x] &" in scores[1]
     assert r"& wiki & $-$3.00* & [$-$0.25, +2.00] & < 0.001 & yes & 0.50 & 3 & [+0.50, +1.50] \\" in differences[1]
     assert r"95 \%: other seeds and questions" in differences[1]
@@ -172,7 +172,8 @@ def test_a_name_stays_text_in_its_cell(monkeypatch):
 
     plain = example()
     missing = [replace(run, variant=f"{odd}gone") for run in plain.missing]
-    odd_table = replace(plain, cells=named(plain.cells), primary=named(plain.primary), against=f"{odd}MLE")
+    frames = {name: named(getattr(plain, name)) for name in ("cells", "primary", "secondary")}
+    odd_table = replace(plain, **frames, against=f"{odd}MLE")
     odd_table = replace(odd_table, missing=missing, notes=[f"{odd}A note"])
 
     for text in (formats.markdown, formats.latex):
