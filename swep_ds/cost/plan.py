@@ -44,8 +44,7 @@ that each holds there until they are on its device (ZeRO-3 leaves them in their 
 PASS_MS = 14.2  # an update of MLE: docs/measurements/h200-training.md, where SWEP's two passes took 26.3
 SWEEP_NOTE = f"""\
 An estimate: GPU-minutes = runs x updates x passes x {PASS_MS} ms, as BERT-base with 32 windows took on an H200 (bf16,
-CUDA graphs). Smaller models and batches take less, larger ones more. Starts, captures of graphs and tests come on top,
-and so does the ascent of methods that make one. A pass without a backward is a third of one."""
+CUDA graphs). Others take less or more. Not counted: starts, captures of graphs, tests, ascents of adv_aug and pdr."""
 
 
 @dataclass(frozen=True)
@@ -245,8 +244,7 @@ def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
         for stage in [recipe.first_stage(), recipe] if recipe.pretrain else [recipe]:
             key = f"{stage.model.name} {stage.data.model_dump_json()} {stage.train.model_dump_json()}"
             if key not in counted:
-                _, batches = _batches(stage, prepare.run_tokenizer(stage), ranks, on_gpu=True)
-                counted[key] = batches.updates
+                counted[key] = _batches(stage, prepare.run_tokenizer(stage), ranks, on_gpu=True)[1].updates
             updates += counted[key]
         # a backward counts as two forwards
         passes = sum(1 if pass_.trains else 1 / 3 for pass_ in build(recipe.method, 4, 4).passes(0.0))

@@ -1,7 +1,6 @@
 """Gaussian-Dropout multiplies word embeddings by noise from N(1, p / (1 - p)) (Srivastava et al. 2014, Section 10).
 
-p is the probability of dropping: p = 0.1 is a variance of 0.111. Lee et al. 2021 write (1 - p) / p and p = 0.1, which
-would be 9; their p is then the probability of keeping, as Srivastava et al. have it.
+p is the probability of dropping, so 0.1 is a variance of 0.111. Lee et al. 2021 write (1 - p) / p: at 0.1 that is 9.
 """
 
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, multiply_by_gaussian

@@ -65,7 +65,7 @@ class Sweep(Section):
     seeds: list[int] = Field([0], min_length=1)  # each variant is trained with each of them at each point
     # [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET or shifted]: tested by itself, without adjustment
     primary: Comparison | None = None
-    secondary: list[Comparison] = Field([])  # written likewise, and adjusted together by Holm's method
+    secondary: list[Comparison] | None = None  # written likewise, and adjusted together by Holm's method
 
 
 @dataclass(frozen=True)
@@ -224,11 +224,11 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
             changed = "".join(f" with --set {override}" for override in overrides)
             raise InputError(f"{path}: {', '.join(places)}{changed}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
-        registered = {"primary": sweep.primary, "secondary": tuple(sweep.secondary)}
-        cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, **registered))
+        registered = sweep.primary, tuple(sweep.secondary or ())
+        cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, *registered))
     _check_cells(cells, path)
-    for contrast in sweep.secondary:
-        _check_comparison("secondary", contrast, cells, path)
+    for comparison in sweep.secondary or ():
+        _check_comparison("secondary", comparison, cells, path)
     if sweep.primary:
         _check_comparison("primary", sweep.primary, cells, path)
     return sweep, cells
@@ -283,19 +283,17 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
 def _check_comparison(field: str, comparison: Comparison, cells: Sequence[Cell], path: Path) -> None:
     """Raises InputError if the table will not have the rows or the data set of a comparison that the field names."""
     row, base, _, data_set = comparison
-    empty = {"primary": "null", "secondary": "[]"}[field]
     rows = [cell.variant for cell in cells]
     rows += [unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none"]
     if row == base or not {row, base} <= set(rows):
         known = "; ".join(dict.fromkeys(rows))
-        said = f"{path}: {field} compares {row!r} with {base!r}"
-        raise InputError(f"{said}: name two of {known}, or write {field}: {empty}")
+        raise InputError(f"{path}: {field} compares {row!r} with {base!r}: name two of {known}, or write {field}: null")
     known = list(cells[0].recipe.test_sets)
     if len(known) > 1:
         known.append(SHIFTED)
     if data_set not in known:
         raise InputError(
-            f"{path}: {field} {data_set!r}: no such data set: name one of {', '.join(known)}, or write {field}: {empty}"
+            f"{path}: {field} {data_set!r}: no such data set: name one of {', '.join(known)}, or write {field}: null"
         )
 
 

@@ -263,10 +263,7 @@ def test_bad_sweeps_are_one_line(tmp_path):
         ({**TWO, "set": {"train.average": "ema"}, "primary": ["A", "MLE", "f1", "news"]}, "SWEP; MLE, unaveraged; SWE"),
         ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': must be 'exact_match' or 'f1'"),
         ({**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]}, "primary 'bbc': no such data set: name one of .*news.*sh"),
-        (
-            {**TWO, "secondary": [["SWEP", "MRE", "f1", "news"]]},
-            "secondary compares 'SWEP' with 'MRE': name two .*: []",
-        ),
+        ({**TWO, "secondary": [["SWEP", "MRE", "f1", "news"]]}, "secondary compares 'SWEP' with 'MRE': name two of"),
     ):
         assert re.search(re.sub(r"([?\[\]])", r"\\\1", said), message(tmp_path, **fields))
 

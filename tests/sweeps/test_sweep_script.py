@@ -93,7 +93,7 @@ def test_a_seed_of_each_registered_experiment_runs_to_its_table(tmp_path, capsys
         assert ends(*where, "--table") == 0
         made = json.loads((tmp_path / name / "table.json").read_text())
         assert made["missing"] == []
-        for field, comparisons in (("primary", [sweep.primary]), ("secondary", sweep.secondary)):
+        for field, comparisons in (("primary", [sweep.primary]), ("secondary", sweep.secondary or [])):
             shown = [(entry["method"], entry["against"], entry["metric"]) for entry in made[field]]
             assert shown == [comparison[:3] for comparison in comparisons]
         capsys.readouterr()
