@@ -215,7 +215,7 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
     result = table.make(find_runs([tmp_path / "runs"]))
     assert result.cells["paper"].isna().all()
     assert any("its models trained on all of SQuAD v1.1 and on nothing else, averaged no" in n for n in result.notes)
-    assert "No differences: there is no row MLE; --against names another one." in result.notes
+    assert "No differences to a base row: there is no row MLE; --against names another one." in result.notes
 
 
 def test_numbers_are_the_papers():
