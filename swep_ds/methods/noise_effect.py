@@ -114,12 +114,20 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
 
 
 def noise_statistics(parameters: Tensor, prior_variance: float, mode: str) -> dict[str, Tensor]:
-    """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma. Arguments as `draw_noise`'s."""
+    """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma; and `sigma_spread`, the root of the
+    mean square of sigma / sqrt(alpha) - 1. Arguments as `draw_noise`'s.
+
+    `sigma_spread` is the dose in a unit that d and T leave alone: sigma varies by +- 100 * sigma_spread % around its
+    prior's. It is measured, because the KL alone only bounds it. Near the prior a dimension's KL is (sigma / sqrt(alpha)
+    - 1)^2 + (mu - m)^2 / (2 alpha): sigma_spread is at most about sqrt(KL per token / d), and mu takes the rest.
+    """
     delta, log_ratio = parameters.float().chunk(2, -1)
     statistics = {}
     if MODES[mode].learned_mu:
         statistics["mu"] = delta.mean(-1) + MODES[mode].prior_mean
         statistics["mu_distance"] = delta.abs().mean(-1)
     if MODES[mode].learned_sigma:
-        statistics["sigma"] = (log_ratio / 2).exp().mean(-1) * math.sqrt(prior_variance)
+        ratio = (log_ratio / 2).exp()
+        statistics["sigma"] = ratio.mean(-1) * math.sqrt(prior_variance)
+        statistics["sigma_spread"] = (ratio - 1).square().mean(-1).sqrt()
     return statistics

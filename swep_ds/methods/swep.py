@@ -11,8 +11,9 @@ perturbed.
 
 The ablations of Section 5.1 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
 fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no KL), `mle_weight` 0 (no L_MLE).
-Not the paper's are `divergence_weight`, R-Drop's divergence between p(y | e) and p(y | e~), and noise `shuffled`, which
-gives the mu and sigma of a window's tokens to other tokens of the window.
+Not the paper's are `divergence_weight`, R-Drop's divergence between p(y | e) and p(y | e~), noise `shuffled`, which
+gives the mu and sigma of a window's tokens to other tokens of the window, and `adversarial`: the noise generator then
+maximises nll(e~) - beta * KL, while the model still minimises Eq. 4.
 """
 
 import math
@@ -54,6 +55,11 @@ class NoiseGenerator(nn.Module):
         return self.difference(self.dropout(torch.relu(self.inner(hidden_NTH))))
 
 
+def reverse_gradient(values: Tensor) -> Tensor:
+    """The same values, whose gradient goes back with the other sign (Ganin and Lempitsky, ICML 2015, Eq. 16-18)."""
+    return 2 * values.detach() - values  # exact, and known to autocast, graphs and ZeRO
+
+
 class Swep(Method):
     settings: SwepSettings
     replayable = True
@@ -86,8 +92,12 @@ class Swep(Method):
         parameters = self.noise(h)
         if self.settings.noise == "shuffled":
             parameters = shuffle(parameters, inputs)
+        if self.settings.adversarial:
+            parameters = reverse_gradient(parameters)
         # one call computes mu, sigma, z, the product and the KL: `kernels/modes.py` has the formulas
         embeddings, kl = draw_noise(inputs, parameters, alpha, self.mode)
+        if self.settings.adversarial:
+            kl = reverse_gradient(kl)  # twice reversed: the KL still holds the noise near its prior
         return Perturbed(
             embeddings,
             kl,
@@ -116,8 +126,10 @@ class Swep(Method):
             return None
         if kl >= span:
             return None
+        dose = f"{kl:.2g} nats per window"
+        if "sigma_spread" in means:
+            dose += f" (sigma varies by +- {100 * means['sigma_spread']:.2g} %)"
         return (
-            f"the learned noise is nearly its prior: the KL is {kl:.2g} nats per window, and naming an answer span "
-            f"takes {span:.1f} (2 ln of the window's tokens); lower method.beta, raise method.noise_learning_rate, or "
-            "train for more updates"
+            f"the learned noise is nearly its prior: the KL is {dose}, and naming an answer span takes {span:.1f} (2 ln "
+            "of the window's tokens); lower method.beta, raise method.noise_learning_rate, or train for more updates"
         )
