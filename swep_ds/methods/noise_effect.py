@@ -118,8 +118,8 @@ def noise_statistics(parameters: Tensor, prior_variance: float, mode: str) -> di
     mean square of sigma / sqrt(alpha) - 1. Arguments as `draw_noise`'s.
 
     `sigma_spread` is the dose in a unit that d and T leave alone: sigma varies by +- 100 * sigma_spread % around its
-    prior's. It is measured, because the KL alone only bounds it. Near the prior a dimension's KL is (sigma / sqrt(alpha)
-    - 1)^2 + (mu - m)^2 / (2 alpha): sigma_spread is at most about sqrt(KL per token / d), and mu takes the rest.
+    prior's. It is measured, because the KL alone only bounds it: near the prior a dimension's KL is
+    (sigma / sqrt(alpha) - 1)^2 + (mu - m)^2 / (2 alpha), so sigma_spread is at most about sqrt(KL per token / d).
     """
     delta, log_ratio = parameters.float().chunk(2, -1)
     statistics = {}

@@ -130,6 +130,7 @@ class Swep(Method):
         if "sigma_spread" in means:
             dose += f" (sigma varies by +- {100 * means['sigma_spread']:.2g} %)"
         return (
-            f"the learned noise is nearly its prior: the KL is {dose}, and naming an answer span takes {span:.1f} (2 ln "
-            "of the window's tokens); lower method.beta, raise method.noise_learning_rate, or train for more updates"
+            f"the learned noise is nearly its prior: the KL is {dose}, and naming an answer span takes {span:.1f} "
+            "(2 ln of the window's tokens); lower method.beta, raise method.noise_learning_rate, or train for more "
+            "updates"
         )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from swep_ds.methods.base import Inputs, Perturbed
+from swep_ds.methods.base import Inputs, MicroStep, Perturbed
 from swep_ds.methods.settings import SwepSettings
 from swep_ds.methods.swep import NoiseGenerator, Swep
 from tests.support import tiny_batches
@@ -50,6 +50,7 @@ def test_the_log_says_where_the_kl_of_a_window_names_no_span():
     below, above = ({"kl_per_window": kl, "span_nats": 10.6} for kl in (1.2, 79.0))
     assert module.remark(below, 0.05) is None  # it starts there
     assert "the KL is 1.2 nats per window, and naming an answer span takes 10.6" in module.remark(below, 0.1)
+    assert "1.2 nats per window (sigma varies by +- 1.8 %)" in module.remark(below | {"sigma_spread": 0.0175}, 0.1)
     assert module.remark(above, 0.5) is None
     held = Swep(SwepSettings(kl_target=20.0), 16, 16)
     for kl, silent in ((5.1, True), (4.9, False)):  # it swings around its target
@@ -74,7 +75,8 @@ def test_noise_of_another_kind_need_measure_nothing(kl, monkeypatch):
 def test_ablations_start_at_their_prior_and_log_what_they_learn(noise):
     module, batch = objective("swep", noise=noise, prior_variance=0.3), tiny_batches.batch()
     _, _, statistics = module(batch, MEASURED)
-    learned = {"additive": {"mu", "mu_distance", "sigma"}, "fixed_mu": {"sigma"}}.get(noise, {"mu", "mu_distance"})
+    sigma, mu = {"sigma", "sigma_spread"}, {"mu", "mu_distance"}
+    learned = {"additive": mu | sigma, "fixed_mu": sigma}.get(noise, mu)
     learned |= {"words_changed", "words_changed_clean"}
     ignored = {"nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "beta", "span_nats"}
     assert {name for name in statistics.keys() - ignored if "_nll_" not in name} == learned
@@ -84,6 +86,28 @@ def test_ablations_start_at_their_prior_and_log_what_they_learn(noise):
     assert statistics["kl_per_token"].item() == pytest.approx(expected, abs=0.01)
     if "mu" in learned:
         assert statistics["mu"].item() == pytest.approx(0.0 if noise == "additive" else 1.0, abs=0.01)
+
+
+def test_adversarial_noise_raises_the_nll_at_the_kl_of_the_noise_that_lowers_it():
+    """The generators of a fixed model and batch; the last 20 of 120 updates are compared."""
+    gained = {}
+    for adversarial in (False, True):
+        module, batch = objective("swep", beta=1e-4, kl_target=60.0, adversarial=adversarial), tiny_batches.batch()
+        optimizer = torch.optim.Adam(module.method.parameters(), lr=5e-3)
+        seen = []
+        for update in range(120):
+            late = update >= 100
+            optimizer.zero_grad()
+            loss, _, statistics = module(batch, MicroStep(update, measure=late, compare=late))
+            loss.backward()
+            module.method.observe(statistics["kl_per_window"])
+            optimizer.step()
+            if late:
+                seen.append(statistics)
+        means = {name: np.mean([line[name].item() for line in seen]) for name in seen[0]}
+        assert means["kl_per_window"] == pytest.approx(60, rel=0.2)
+        gained[adversarial] = means["gold_nll_learned"] - means["gold_nll_prior"]
+    assert gained[False] < 0 < gained[True]
 
 
 def test_statistics_of_the_noise():
@@ -98,6 +122,7 @@ def test_statistics_of_the_noise():
         "mu": mu.mean(),
         "mu_distance": (mu - 1).abs().mean(),
         "sigma": variance.sqrt().mean(),
+        "sigma_spread": ((variance.sqrt() / 0.3**0.5 - 1) ** 2).mean(-1).sqrt().mean(),
         "kl_per_token": kl.sum(-1).mean(),
         "kl_per_window": kl.sum() / len(batch.input_ids),
         "span_nats": 2 * np.log([12, 7, 9]).mean(),

@@ -64,6 +64,7 @@ VARIANTS = {
     "annealed": {"method.beta_schedule": "linear_to_zero", "seed": 3},
     "controlled": {
         "method.kl_target": 4000,  # below the KL at first
+        "method.adversarial": True,
         "method.noise_learning_rate": 5e-3,
         "method.noise_max_grad_norm": 1.5,  # amid the norms: Adam does not see a gradient that is always scaled alike
         "train.max_grad_norm": 0.5,
