@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Does learned noise help? The eight arms and 16 seeds of the sweep learned_noise_gpu, several runs at a time on one GPU.
+# The sweeps science_e1, then science_e2, several runs at a time on one GPU (docs/measurements/science.md).
 #   usage: scripts/gpu_science.sh ENCODER DATA OUT
 #     ENCODER  local folder of the encoder
 #     DATA     folder with squad_dev.jsonl.gz and bioasq.jsonl.gz (MRQA), new_wiki_v1.0.json.gz and
 #              amazon_reviews_v1.0.json.gz (SQuADShifts)
 #     OUT      folder for the runs
-# All arms of a seed run before the next seed. The archive has results, predictions and logs of the finished runs, no
+# All arms of a seed run before the next seed; a seed counts when all of its arms are done. The archive has results, predictions and logs of the finished runs, no
 # weights; unpacked in OUT, also on another machine, it lets the sweep resume there if ENCODER and DATA have the same
-# paths. Steps: runs (the table, over all runs, comes last). Environment, in addition to that of gpu_steps.sh:
+# paths. Steps: e1, e2 (each ends with its table). Environment, in addition to that of gpu_steps.sh:
 #   JOBS  runs at a time (default: three for four cores)
 # NVIDIA's MPS is started for the runs if it is there: their kernels then share the GPU, and without it they take turns.
 # With MPS a GPU fault of one run ends the others, too; the next start repeats them. If CUDA_MPS_PIPE_DIRECTORY is set,
@@ -22,21 +22,17 @@ done
 JOBS=${JOBS:-$((($(nproc) * 3 + 3) / 4))}
 GRACE=75 AT_THE_END=95  # s: the sweep lets its runs save a checkpoint for 60 s, then kills them
 
-few=() sweep=learned_noise_gpu
+few=()
 if rehearsing; then
   few=(--set data.max_train_examples=48 --set train.max_updates=2 --set data.max_eval_examples=24 --set data.max_length=64
     --set data.doc_stride=16 --set data.max_query_length=16)
 fi
 
 begin "$3"
-if rehearsing; then
-  sweep=$out/first_seed.yaml
-  printf '%s\n' "extends: learned_noise_gpu" "seeds: [0]" >"$sweep"
-fi
-# a finished run's checkpoint is 0.4 GB, of no more use, and 128 of them may fill the disk
+# a finished run's checkpoint is 0.4 GB, of no more use, and 180 of them may fill the disk
 free_disk() {
   local results
-  for results in "$out"/runs/*/results.json; do
+  for results in "$out"/e?/*/results.json; do
     [ ! -f "$results" ] || rm -rf "${results%/*}/checkpoints"
   done
 }
@@ -69,9 +65,16 @@ start_mps() {
 while sleep 20; do free_disk; done >/dev/null 2>&1 &
 freeing=$!
 trap 'kill $freeing; free_disk; stop_mps' EXIT
-if ! rehearsing && pending runs; then start_mps; fi
-step runs 7200 "$PYTHON" scripts/sweep.py "$sweep" --jobs "$JOBS" --runs_per_device "$JOBS" --output_dir "$out/runs" \
-  --set "model.name=$encoder" --set "data.train=$data/squad_dev.jsonl.gz" \
-  --set "data.eval.new_wiki=$data/new_wiki_v1.0.json.gz" --set "data.eval.amazon=$data/amazon_reviews_v1.0.json.gz" \
-  --set "data.eval.bioasq=$data/bioasq.jsonl.gz" "${few[@]}"
+if ! rehearsing && pending e1 e2; then start_mps; fi
+for name in e1 e2; do
+  sweep=science_$name
+  if rehearsing; then
+    sweep=$out/$name.yaml
+    printf '%s\n' "extends: science_$name" "seeds: [100]" >"$sweep"
+  fi
+  step $name 7200 "$PYTHON" scripts/sweep.py "$sweep" --jobs "$JOBS" --runs_per_device "$JOBS" --output_dir "$out/$name" \
+    --set "model.name=$encoder" --set "data.train=$data/squad_dev.jsonl.gz" \
+    --set "data.eval.new_wiki=$data/new_wiki_v1.0.json.gz" --set "data.eval.amazon=$data/amazon_reviews_v1.0.json.gz" \
+    --set "data.eval.bioasq=$data/bioasq.jsonl.gz" "${few[@]}"
+done
 finish

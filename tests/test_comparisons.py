@@ -16,36 +16,36 @@ from swep_ds.sweeps.sweep import read_sweep
 from tests.support import fake_runs, scripts
 from tests.support.bad_input import change_json
 
-METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle", "fgm", "lnsr")
-ADJUSTED = {"cpu": 18, "gpu": 5}  # by Holm's rule
+METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle")
+ADJUSTED = 18  # by Holm's rule
 SIZES = {"squad": 40, "nyt": 40, "bio": 30}
 
 comparisons = scripts.load("docs/measurements/learned_noise/comparisons.py")
 
 
-@pytest.fixture(scope="module", params=ADJUSTED)
-def compared(request, tmp_path_factory):
-    """A plan, the folder of its runs, and the cells of each row of the three tables."""
-    plan, folder, rng = request.param, tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
-    arms = zip(comparisons.PLANS[plan].arms, METHODS, strict=False)
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The folder of the runs, and the cells of each row of the three tables."""
+    folder, rng = tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
+    arms = zip(comparisons.ARMS, METHODS, strict=True)
     variants = {arm: {"method.name": method, "train.average": "ema"} for arm, method in arms}
     for cell in fake_runs.sweep(folder, SIZES, variants=variants, seeds=[0, 1, 2, 3]):
         for run, recipe in ((cell.folder, cell.recipe), (cell.folder / "unaveraged", cell.recipe.unaveraged())):
             fake_runs.finish(run, recipe, {name: int(rng.integers(10, 20)) for name in SIZES})
             for name in SIZES:
                 change_json(run / "results.json", "eval", name, ece=rng.uniform(1, 9), aurc=rng.uniform(1, 9))
-    shown, argv = [], ["comparisons.py", str(folder / "runs"), "--plan", plan]
+    shown, argv = [], ["comparisons.py", str(folder / "runs")]
     with mock.patch.object(sys, "argv", argv), mock.patch("builtins.print", shown.append):
         comparisons.main()
     rows = [[[cell.strip() for cell in line.split("|")[1:-1]] for line in part.split("\n")[3:]] for part in shown]
-    return plan, folder / "runs", rows
+    return folder / "runs", rows
 
 
 def test_differences_are_those_of_the_table(compared, tmp_path, monkeypatch):
-    plan, runs, printed = compared
-    sweep, _ = read_sweep("learned_noise" if plan == "cpu" else "learned_noise_gpu", tmp_path)
-    assert set(comparisons.PLANS[plan].arms) == set(sweep.variants)
-    registered, not_registered = comparisons.PLANS[plan].registered, comparisons.PLANS[plan].not_registered
+    runs, printed = compared
+    sweep, _ = read_sweep("learned_noise", tmp_path)
+    assert set(comparisons.ARMS) == set(sweep.variants)
+    registered, not_registered = comparisons.REGISTERED, comparisons.NOT_REGISTERED
     monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
     of_table = {}
     for pair in (*registered, *not_registered):
@@ -56,12 +56,10 @@ def test_differences_are_those_of_the_table(compared, tmp_path, monkeypatch):
             cells = cells[(cells["method"] == name) & (cells["metric"] == "f1")].set_index("data_set")
             for column in ("out-of-domain mean", "squad"):
                 of_table[" less ".join(pair), weights, column] = cells.loc[column]
-    alone = {(" less ".join(pair), "last", "out-of-domain mean") for pair in registered[: {"cpu": 2, "gpu": 1}[plan]]}
+    alone = {(" less ".join(pair), "last", "out-of-domain mean") for pair in registered[:2]}
     outside = {key for key in of_table if key[0] in [" less ".join(pair) for pair in not_registered]}
-    if plan == "gpu":
-        outside = {key for key in of_table if key[1:] != ("last", "out-of-domain mean")}
     together = [key for key in of_table if key not in alone and key not in outside]
-    assert len(together) == ADJUSTED[plan]
+    assert len(together) == ADJUSTED
     adjusted = dict(zip(together, holm([of_table[key]["difference_p"] for key in together]), strict=True))
     assert len(printed[1]) * 2 == len(of_table)
     for pair, weights, *cells in printed[1]:
@@ -78,7 +76,7 @@ def test_differences_are_those_of_the_table(compared, tmp_path, monkeypatch):
 
 
 def test_calibration_is_compared_seed_by_seed(compared):
-    _, runs, printed = compared
+    runs, printed = compared
 
     def of(arm: str) -> np.ndarray:
         name = arm.lower().replace(" ", "-").replace(",", "").replace(".", "-")

@@ -266,12 +266,13 @@ def test_the_commands_of_training(tmp_path, inputs):
 def test_the_commands_of_the_experiment(tmp_path, inputs):
     commands = Commands()
     commands.run(tmp_path, "gpu_science.sh", *inputs, tmp_path / "out")
-    [[_, sweep, *options]] = commands
-    overrides = [value for name, value in pairwise(options) if name == "--set"]
-    _, cells = read_sweep(sweep, tmp_path, overrides)
-    assert len(cells) == 8
-    assert {cell.seed for cell in cells} == {0}
-    assert all(Path(source).is_file() for source in (cells[0].recipe.data.train, *cells[0].recipe.data.eval.values()))
+    assert [Path(words[1]).stem for words in commands] == ["e1", "e2"]
+    for _, sweep, *options in commands:
+        overrides = [value for name, value in pairwise(options) if name == "--set"]
+        _, cells = read_sweep(sweep, tmp_path, overrides)
+        assert {cell.seed for cell in cells} == {100}
+        data = cells[0].recipe.data
+        assert all(Path(source).is_file() for source in (data.train, *data.eval.values()))
 
 
 MPS = """#!/bin/sh

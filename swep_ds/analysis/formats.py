@@ -74,11 +74,12 @@ def grids(table: Table, text: Callable[[str], str]) -> Iterator[tuple[str, list[
             part = part.sort_values("data_set", key=lambda names: names.map(place), kind="stable")
             if len(part):
                 of_block.append(_differences(f"{head} less {table.against}", part))
-        primary = table.primary[table.primary["block"] == title]
-        if len(primary):
-            names = primary["method"] + " less " + primary["against"] + ", " + primary["metric"].map(HEADS)
-            grid = _differences("primary comparison", primary.assign(method=names))
-            of_block.append(grid.rename(columns={"p (Holm)": "p"}))
+        for head, contrasts, p in (("primary", table.primary, "p"), ("secondary", table.secondary, "p (Holm)")):
+            part = contrasts[contrasts["block"] == title]
+            if len(part):
+                names = part["method"] + " less " + part["against"] + ", " + part["metric"].map(HEADS)
+                grid = _differences(f"{head} comparison", part.assign(method=names))
+                of_block.append(grid.rename(columns={"p (Holm)": p}))
         yield text(title), [grid.map(text).rename(columns=text) for grid in of_block]
 
 
@@ -185,7 +186,7 @@ def to_csv(frame: pd.DataFrame) -> str:
 def as_json(table: Table) -> str:
     """Every number of the table unrounded; null where there is none."""
     tree = {"against": table.against, "line": table.line and table.line.model_dump()}
-    for name, frame in (("cells", table.cells), ("primary", table.primary)):
+    for name, frame in (("cells", table.cells), ("primary", table.primary), ("secondary", table.secondary)):
         tree[name] = frame.astype(object).where(frame.notna(), None).to_dict("records")
     tree["missing"] = []
     for run in table.missing:

@@ -36,6 +36,7 @@ class Run:
     labels: dict[str, str] = field(default_factory=dict)  # by axis
     recipe: Recipe | None = None  # before it is read that which the run should have; None = whatever its folder holds
     primary: tuple[str, ...] | None = None  # its sweep's primary comparison
+    secondary: tuple[tuple[str, ...], ...] = ()  # its sweep's secondary comparisons
     results: Results | None = None
     reason: str = ""  # why it is not in the table
 
@@ -61,7 +62,8 @@ def runs_of_cells(cells: Sequence[sweep.Cell]) -> list[Run]:
     runs = []
     for cell in cells:
         recipe = cell.recipe
-        run = Run(cell.folder, cell.variant, cell.seed, recipe.model.name, cell.labels, recipe, cell.primary)
+        registered = cell.primary, cell.secondary
+        run = Run(cell.folder, cell.variant, cell.seed, recipe.model.name, cell.labels, recipe, *registered)
         runs.append(run)
         if recipe.train.average != "none":
             runs.append(replace(_unaveraged(run), recipe=recipe.unaveraged()))
@@ -98,9 +100,12 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
                 without_sweep.append(place)
                 continue
             described = read_json(place / sweep.DESCRIPTION)
-            primary = tuple(described.get("primary", ())) or None
+            registered = {
+                "primary": tuple(described.get("primary", ())) or None,
+                "secondary": tuple(map(tuple, described.get("secondary", ()))),
+            }
             sweep.warn_of_unnamed(place, described["runs"])
-            runs += [Run(place / name, **entry, primary=primary) for name, entry in described["runs"].items()]
+            runs += [Run(place / name, **entry, **registered) for name, entry in described["runs"].items()]
     rows = []
     for run in runs + _name_runs(without_sweep):
         rows.append(run)

@@ -49,6 +49,7 @@ class Table:
     # a line per block, row, data set and score; a row without finished runs has one line, without a data set
     cells: pd.DataFrame  # `PLACE` and `CELL`
     primary: pd.DataFrame  # a line per primary comparison: `PLACE` and `CONTRAST`
+    secondary: pd.DataFrame  # the same of secondary comparisons
     against: str | None  # the row that others are compared with
     line: Line | None
     missing: list[Run]
@@ -69,7 +70,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         line, no_line = fitted([run.results.scores for run in runs if run.variant == base], base)
     questions = significance.QuestionScores()
     titles = public_names(run.model for run in found if MODEL not in run.labels)
-    cells, primary, blocks = [], [], []
+    cells, primary, secondary, blocks = [], [], [], []
     for place in dict.fromkeys(run.block for run in found):
         of_block = [run for run in found if run.block == place]
         rows: dict[str, list[Run]] = {run.variant: [] for run in of_block}
@@ -83,8 +84,10 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
 
         differences = significance.compare(rows, base, questions)
         contrasts = dict.fromkeys(run.primary for run in of_block if run.primary)
-        tested = [entry for contrast in contrasts for entry in _primary(contrast, rows, questions)]
-        _adjust(tested, list(differences.values()))
+        tested = [entry for contrast in contrasts for entry in _registered(contrast, rows, questions)]
+        contrasts = dict.fromkeys(contrast for run in of_block for contrast in run.secondary)
+        family = [entry for contrast in contrasts for entry in _registered(contrast, rows, questions)]
+        _adjust(tested, family, list(differences.values()))
         scores = score_cells(rows, line)
         paper = _add_paper(scores, model, rows)
         settings = differing_settings(rows)
@@ -93,10 +96,12 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
             place_of_cell = (cell["method"], cell.get("data_set"), cell.get("metric"))
             cells.append(about | cell | differences.get(place_of_cell, {}))
         primary += [about | entry for entry in tested]
+        secondary += [about | entry for entry in family]
 
     table = frame_of(cells, CELL)
     notes = template("notes.jinja").render(
         {"blocks": blocks, "cells": table, "base": base, "line": line, "no_line": no_line},
+        registered=primary or secondary,
         unread=[printable(note) for note in questions.notes],  # a library's message may have several lines
         in_domain_f1=line and in_domain_f1(line, [run.results.scores for run in runs]),
         versions=mixed_versions(runs),
@@ -107,7 +112,8 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         calibration=calibration,
     )
     notes = list(dict.fromkeys(notes.splitlines()))
-    return Table(table, frame_of(primary, CONTRAST), base, line, missing, notes)
+    registered = frame_of(primary, CONTRAST), frame_of(secondary, CONTRAST)
+    return Table(table, *registered, base, line, missing, notes)
 
 
 def frame_of(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
@@ -170,7 +176,7 @@ def _doses(rows: Rows) -> dict[str, dict[str, float]]:
 # Differences
 
 
-def _primary(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[Difference]:
+def _registered(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[Difference]:
     """The contrast that a sweep names, if both of its rows have runs with seeds in common."""
     name, base, metric, data_set = contrast
     compared = significance.compare({row: rows.get(row, []) for row in (base, name)}, base, questions)
@@ -180,22 +186,26 @@ def _primary(contrast: tuple, rows: Rows, questions: significance.QuestionScores
     return [entry for place, entry in compared.items() if place == (name, data_set, metric)]
 
 
-def _adjust(primary: Sequence[Difference], others: Sequence[Difference]) -> None:
-    """Adds Holm's p, adjusted for all differences of the block but the primary one, and whether it is significant. A
-    table of several sweeps may have several primary comparisons in a block: these are adjusted with the others."""
-    by_test: dict[Hashable, list[Difference]] = {}  # a test is the same for both directions of a comparison
-    for entry in (*primary, *others):
-        test = frozenset((entry["method"], entry["against"])), entry["data_set"], entry["metric"]
-        by_test.setdefault(test, []).append(entry)
-    adjusted = {test: entries[0].get("difference_p") for test, entries in by_test.items()}
-    together = [test for test, p in adjusted.items() if p is not None]
-    if len(primary) == 1:
-        together = [test for test in together if by_test[test][0] is not primary[0]]
-    adjusted |= zip(together, crossed.holm([adjusted[test] for test in together]), strict=True)
-    for test, p in adjusted.items():
-        for entry in by_test[test]:
-            entry["difference_holm"] = p
-            entry["difference_significant"] = p is not None and p < 1 - crossed.LEVEL / 100
+def _adjust(primary: Sequence[Difference], secondary: Sequence[Difference], others: Sequence[Difference]) -> None:
+    """Adds Holm's p and whether it is significant. The primary comparison is tested alone, the secondary ones are
+    adjusted together, and so are all other differences of the block. A table of several sweeps may have several primary
+    comparisons in a block: these are adjusted with the others."""
+
+    def test_of(entry: Difference) -> Hashable:  # the same for both directions of a comparison
+        return frozenset((entry["method"], entry["against"])), entry["data_set"], entry["metric"]
+
+    every = [*primary, *secondary, *others]
+    p_of = {test_of(entry): entry.get("difference_p") for entry in every}
+    waiting = {test for test, p in p_of.items() if p is not None}
+    alone = primary if len(primary) == 1 else []
+    for family in (alone, secondary, every):
+        together = [test for test in dict.fromkeys(map(test_of, family)) if test in waiting]
+        p_of |= zip(together, crossed.holm([p_of[test] for test in together]), strict=True)
+        waiting -= set(together)
+    for entry in every:
+        p = p_of[test_of(entry)]
+        entry["difference_holm"] = p
+        entry["difference_significant"] = p is not None and p < 1 - crossed.LEVEL / 100
 
 
 # The paper's numbers

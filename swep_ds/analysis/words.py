@@ -1,4 +1,4 @@
-"""The paper's curve of changed words: tokens whose perturbed embedding is nearest to another word, over training.
+"""The paper's curve of changed words (Eq. 6): tokens whose perturbed embedding is nearest to another word, in training.
 
 A run logs the share in each line of metrics.jsonl. SSMBA's texts are made once, before training, so its share is one
 number: of the tokens that differ between the samples and their questions.

@@ -72,8 +72,8 @@ def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str]
 def sweep(options: list[str], parallel: int | None, ranks: int, *, on_cpu: bool) -> tuple[list[str], Path]:
     """Checks a sweep. Returns (options of sbatch, for the cells that are not done, and the sweep's folder)."""
     arguments = sweep_command.parser().parse_args(options)
-    if arguments.table or arguments.cell is not None or max(arguments.jobs, arguments.ranks) > 1:
-        raise InputError("leave out --jobs, --ranks, --cell and --table: the array replaces them")
+    if arguments.table or arguments.plan or arguments.cell is not None or max(arguments.jobs, arguments.ranks) > 1:
+        raise InputError("leave out --jobs, --ranks, --cell, --table and --plan: the array replaces them")
     folder, cells, command = sweep_command.read(arguments)
     folder = folder.absolute()
     unfinished = [str(number) for number, cell in enumerate(cells) if cell.results() is None]

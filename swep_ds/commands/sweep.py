@@ -7,7 +7,7 @@ A sweep file names a recipe, variants (rows) with their settings, axes such as m
 questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each cell is an ordinary run in its own folder,
 with its log next to it.
 Start the command again to run what is not done yet; --table only makes the table of what is done, as `swep-ds table`
-does, in the sweep's folder. If the first run that ends has bad input, no other starts.
+does, in the sweep's folder, and --plan runs nothing. If the first run that ends has bad input, no other starts.
 Exit codes: 0: done. 1: a run failed or is missing from the table (the others ran). 2: bad input (one line says what
 and how to fix it). 75: stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """
@@ -40,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
     mode = options.add_mutually_exclusive_group()
     mode.add_argument("--cell", type=int, metavar="N", help="only run cell N, counted from 0, and make no table")
     mode.add_argument("--table", action="store_true", help="only make the table of what is done")
+    text = "run nothing: print each variant's runs, updates and estimated minutes of a GPU"
+    mode.add_argument("--plan", action="store_true", help=text)
     return options
 
 
@@ -66,6 +68,11 @@ def sweep() -> None:
     folder, cells, command = read(arguments)
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
+    if arguments.plan:
+        from swep_ds.cost.plan import plan_sweep
+
+        plan_sweep(cells, arguments.ranks)
+        return
     from swep_ds.analysis.formats import publish  # here and below: after the settings are checked
     from swep_ds.analysis.runs import runs_of_cells
 

@@ -21,7 +21,7 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.cost.activations import count_activations
 from swep_ds.cost.memory import States, model_states
-from swep_ds.data.batches import Batch
+from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.folders import load_config
@@ -30,6 +30,7 @@ from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
+from swep_ds.sweeps.sweep import Cell
 
 # the fastest first: partitioning more costs communication, offload waits for the bus. ZeRO-0 takes more memory than
 # ZeRO-1 and gives the device more operations in every precision (docs/measurements/cpu-training.md).
@@ -40,6 +41,10 @@ CAPTION = f"""\
 peak = parameters + optimizer + buffers + the largest of gradients + transient + activations, step and evaluation.
 What fits takes at most {USABLE:.0%} of the memory. CPU: all ranks together, what they offload, or the float32 weights
 that each holds there until they are on its device (ZeRO-3 leaves them in their files)."""
+PASS_MS = 14.2  # an update of MLE: docs/measurements/h200-training.md, where SWEP's two passes took 26.3
+SWEEP_NOTE = f"""\
+An estimate: GPU-minutes = runs x updates x passes x {PASS_MS} ms, as BERT-base with 32 windows took on an H200 (bf16,
+CUDA graphs). Others take less or more. Not counted: starts, captures of graphs, tests, ascents of adv_aug and pdr."""
 
 
 @dataclass(frozen=True)
@@ -194,10 +199,7 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
 
 def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int]:
     """A line about the training data, and the width of the widest batch. The test sets may be missing."""
-    data = recipe.data.model_copy(update={"eval": {}})
-    training, _ = load_examples(recipe.model_copy(update={"data": data}))
-    features = prepare.training_features(recipe, tokenizer, training)
-    batches = prepare.training_batches(recipe, tokenizer, features, 0, devices.count, devices.on_gpu)
+    questions, batches = _batches(recipe, tokenizer, devices.count, on_gpu=devices.on_gpu)
     seen = range(batches.updates)
     if not batches.mix:  # each epoch then has all windows, while one of a mix may see only a part of a source
         seen = seen[: batches.updates_per_epoch]
@@ -205,11 +207,55 @@ def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) 
     shapes = [(len(batches.windows(update)), batches.width(update)) for update in seen]
     positions = sum(count * width for count, width in shapes)
     text = (
-        f"data: {len(training):,} questions, {len(features.dataset):,} windows; {batches.updates:,} updates of "
+        f"data: {questions:,} questions, {len(batches.lengths):,} windows; {batches.updates:,} updates of "
         f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}; "
         f"{len(set(shapes)):,} shapes"
     )
     return text, max(width for _, width in shapes)
+
+
+def _batches(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, ranks: int, *, on_gpu: bool
+) -> tuple[int, TrainingBatches]:
+    """(number of training questions, rank 0's `TrainingBatches`). The test sets may be missing."""
+    data = recipe.data.model_copy(update={"eval": {}})
+    training, _ = load_examples(recipe.model_copy(update={"data": data}))
+    features = prepare.training_features(recipe, tokenizer, training)
+    return len(training), prepare.training_batches(recipe, tokenizer, features, 0, ranks, on_gpu)
+
+
+def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
+    """Prints a line for each variant of a sweep, at each of its points: runs, those that are done, updates and passes
+    of a run, and how long the training of all its runs takes if a pass of an update takes `PASS_MS`.
+
+    Raises InputError: the training data or the tokenizer of a run cannot be read.
+    """
+    table = Table()
+    for column in ("variant", "runs", "done", "updates", "passes", "GPU-minutes"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    counted: dict[str, int] = {}  # updates, by what decides them
+    total = 0.0
+    rows: dict[str, list[Cell]] = {}
+    for cell in cells:
+        rows.setdefault(", ".join([cell.variant, *cell.labels.values()]), []).append(cell)
+    for row, of_row in rows.items():
+        recipe = of_row[0].recipe
+        updates = 0
+        for stage in [recipe.first_stage(), recipe] if recipe.pretrain else [recipe]:
+            key = f"{stage.model.name} {stage.data.model_dump_json()} {stage.train.model_dump_json()}"
+            if key not in counted:
+                counted[key] = _batches(stage, prepare.run_tokenizer(stage), ranks, on_gpu=True)[1].updates
+            updates += counted[key]
+        # a backward counts as two forwards
+        passes = sum(1 if pass_.trains else 1 / 3 for pass_ in build(recipe.method, 4, 4).passes(0.0))
+        minutes = len(of_row) * updates * passes * PASS_MS / 60_000
+        total += minutes
+        done = sum(cell.results() is not None for cell in of_row)
+        table.add_row(row, f"{len(of_row)}", f"{done}", f"{updates:,}", f"{passes:.3g}", f"{minutes:,.1f}")
+    table.add_row("all", f"{len(cells)}", "", "", "", f"{total:,.0f}", style="bold")
+    console = Console(width=160)
+    console.print(table)
+    console.print(SWEEP_NOTE)
 
 
 def _batch(recipe: Recipe, count: int, length: int) -> Batch:

@@ -1,4 +1,7 @@
-"""Gaussian-Dropout multiplies word embeddings by noise from N(1, p / (1 - p)) (Srivastava et al. 2014, Section 10)."""
+"""Gaussian-Dropout multiplies word embeddings by noise from N(1, p / (1 - p)) (Srivastava et al. 2014, Section 10).
+
+p is the probability of dropping, so 0.1 is a variance of 0.111. Lee et al. 2021 write (1 - p) / p: at 0.1 that is 9.
+"""
 
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, multiply_by_gaussian
 from swep_ds.methods.settings import GaussianDropoutSettings

@@ -1,6 +1,6 @@
 """Word-Dropout sets the whole embedding of a token to zero with probability p, and scales nothing up.
 
-Dai and Le, "Semi-supervised Sequence Learning", NeurIPS 2015; a baseline of Lee et al. 2021.
+Sennrich, Haddow, Birch, "Edinburgh Neural Machine Translation Systems for WMT 16", 2016, which Lee et al. 2021 name.
 """
 
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, uniform

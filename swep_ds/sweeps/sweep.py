@@ -35,7 +35,7 @@ START_LINE = "$ "  # begins an attempt; its command follows
 DESCRIPTION = "sweep.json"  # in the sweep's folder: what each run's folder holds
 # (row, the row it is compared with, metric, data set or "shifted": the mean over all but the first); a row is a variant
 # or, where that has train.average, "VARIANT, unaveraged": its last weights
-Primary = tuple[str, str, Literal["exact_match", "f1"], str]
+Comparison = tuple[str, str, Literal["exact_match", "f1"], str]
 SHIFTED = "shifted"
 
 
@@ -64,7 +64,8 @@ class Sweep(Section):
     across: dict[str, Annotated[dict[str, Settings], Field(min_length=1)]] = Field({})
     seeds: list[int] = Field([0], min_length=1)  # each variant is trained with each of them at each point
     # [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET or shifted]: tested by itself, without adjustment
-    primary: Primary | None = None
+    primary: Comparison | None = None
+    secondary: list[Comparison] | None = None  # written likewise, and adjusted together by Holm's method
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Cell:
     overrides: tuple[str, ...]
     folder: Path
     labels: dict[str, str] = field(default_factory=dict)  # by axis
-    primary: Primary | None = None  # the sweep's
+    primary: Comparison | None = None  # the sweep's
+    secondary: tuple[Comparison, ...] = ()  # the sweep's
 
     @property
     def name(self) -> str:
@@ -177,6 +179,8 @@ def describe(cells: Sequence[Cell], folder: Path) -> None:
     tree: dict[str, Any] = {"runs": runs}
     if cells[0].primary:
         tree["primary"] = cells[0].primary
+    if cells[0].secondary:
+        tree["secondary"] = cells[0].secondary
     folder.mkdir(parents=True, exist_ok=True)
     warn_of_unnamed(folder, runs)
     write_atomically(folder / DESCRIPTION, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
@@ -220,9 +224,13 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
             changed = "".join(f" with --set {override}" for override in overrides)
             raise InputError(f"{path}: {', '.join(places)}{changed}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
-        cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, sweep.primary))
+        registered = sweep.primary, tuple(sweep.secondary or ())
+        cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, *registered))
     _check_cells(cells, path)
-    _check_primary(cells, path)
+    for comparison in sweep.secondary or ():
+        _check_comparison("secondary", comparison, cells, path)
+    if sweep.primary:
+        _check_comparison("primary", sweep.primary, cells, path)
     return sweep, cells
 
 
@@ -272,22 +280,20 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
             )
 
 
-def _check_primary(cells: Sequence[Cell], path: Path) -> None:
-    """Raises InputError if the table will not have the rows or the data set of the primary comparison."""
-    if not cells[0].primary:
-        return
-    row, base, _, data_set = cells[0].primary
+def _check_comparison(field: str, comparison: Comparison, cells: Sequence[Cell], path: Path) -> None:
+    """Raises InputError if the table will not have the rows or the data set of a comparison that the field names."""
+    row, base, _, data_set = comparison
     rows = [cell.variant for cell in cells]
     rows += [unaveraged(cell.variant) for cell in cells if cell.recipe.train.average != "none"]
     if row == base or not {row, base} <= set(rows):
         known = "; ".join(dict.fromkeys(rows))
-        raise InputError(f"{path}: primary compares {row!r} with {base!r}: name two of {known}, or write primary: null")
+        raise InputError(f"{path}: {field} compares {row!r} with {base!r}: name two of {known}, or write {field}: null")
     known = list(cells[0].recipe.test_sets)
     if len(known) > 1:
         known.append(SHIFTED)
     if data_set not in known:
         raise InputError(
-            f"{path}: primary {data_set!r}: no such data set: name one of {', '.join(known)}, or write primary: null"
+            f"{path}: {field} {data_set!r}: no such data set: name one of {', '.join(known)}, or write {field}: null"
         )
 
 

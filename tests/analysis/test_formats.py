@@ -48,7 +48,8 @@ def example() -> table.Table:
     contrast = about | UNKNOWN | CLEAR | {"method": NAMES[1], "against": "gone", "data_set": "wiki", "metric": "f1"}
     missing = [Run(Path("gone"), "gone", 0, "m", reason="no_room")]
     primary = table.frame_of([contrast], table.CONTRAST)
-    return table.Table(table.frame_of(cells, table.CELL), primary, "MLE", None, missing, ["A note_."])
+    secondary = table.frame_of([contrast | {"metric": "exact_match"}], table.CONTRAST)
+    return table.Table(table.frame_of(cells, table.CELL), primary, secondary, "MLE", None, missing, ["A note_."])
 
 
 def test_markdown():
@@ -82,7 +83,10 @@ def test_markdown():
         f"| {name} | out-of-domain mean | +1.00 | n/a | n/a | n/a | n/a | 1 | n/a |\n\n"
         f"| primary comparison | {heads.replace('p (Holm)', 'p')} |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        f"| {name} less gone, F1 | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
+        f"| {name} less gone, F1 | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n\n"
+        f"| secondary comparison | {heads} |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        f"| {name} less gone, EM | wiki | -3.00\\* | n/a | \\< 0.001 | n/a | n/a | 1 | n/a |\n"
         "\n- A note\\_.\n\nMissing:\n\n- gone, seed 0: no\\_room (gone)\n"
     )
 
@@ -109,16 +113,16 @@ def test_csv_has_a_line_per_figure():
 def test_latex_has_as_many_cells_in_each_line_as_columns():
     text = formats.latex(example())
     tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
-    assert len(tables) == 5
+    assert len(tables) == 6
     for layout, body in tables:
         assert body.startswith("\\toprule")
         for line in body.splitlines():
             if line not in (r"\toprule", r"\midrule", r"\bottomrule"):
                 assert len(re.findall(r"(?<!\\)&", line)) + 1 == len(layout), line
-    scores, _, _, differences, _ = tables
+    scores, _, _, differences, *_ = tables
     assert scores[0] == "l" + 5 * "r"  # a column for both metrics
     assert r"\shortstack[r]{81.00 $\pm$ 1.41 (-)\\{}90.00 $\pm$ 0.00 (89.50)} &" in scores[1]
-    assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 5
+    assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 6
     assert r"a|b \& <i>50 \%</i>\_[x] &" in scores[1]
     assert r"& wiki & $-$3.00* & [$-$0.25, +2.00] & < 0.001 & yes & 0.50 & 3 & [+0.50, +1.50] \\" in differences[1]
     assert r"95 \%: other seeds and questions" in differences[1]
@@ -168,7 +172,8 @@ def test_a_name_stays_text_in_its_cell(monkeypatch):
 
     plain = example()
     missing = [replace(run, variant=f"{odd}gone") for run in plain.missing]
-    odd_table = replace(plain, cells=named(plain.cells), primary=named(plain.primary), against=f"{odd}MLE")
+    frames = {name: named(getattr(plain, name)) for name in ("cells", "primary", "secondary")}
+    odd_table = replace(plain, **frames, against=f"{odd}MLE")
     odd_table = replace(odd_table, missing=missing, notes=[f"{odd}A note"])
 
     for text in (formats.markdown, formats.latex):
@@ -216,7 +221,7 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())  # a quarter of a second each
     blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
     blocks += [block("A", {"kind": kind}, 3) for kind in ("x", "y", "0,5 %", "inf", "-inf", "", "1")]
-    files = figures.draw(table.Table(frame(blocks), frame([]), None, None, [], []), tmp_path)
+    files = figures.draw(table.Table(frame(blocks), frame([]), frame([]), None, None, [], []), tmp_path)
     assert [file.name for file in files] == [
         f"curve-share-{model}-{metric}.{suffix}"
         for model in ("a", "b-c")

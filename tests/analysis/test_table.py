@@ -145,6 +145,18 @@ def test_p_is_adjusted_for_the_number_of_differences_but_not_that_of_a_primary_c
     all_p = [*tests["difference_p"], primary["difference_p"][1]]
     assert [*tests["difference_holm"], primary["difference_holm"][1]] == pytest.approx(holm(all_p))
     assert (primary["difference_holm"] > primary["difference_p"]).all()
+    # secondary comparisons are adjusted together, and the others without them
+    family = (("SWEP", "MLE", "f1", "nyt"), ("SWEP, unaveraged", "MLE", "f1", "nyt"))
+    result = table.make([replace(run, secondary=family) for run in refs])
+    assert result.secondary[["method", "against", "metric", "data_set"]].to_numpy().tolist() == [*map(list, family)]
+    assert result.secondary["difference_holm"].tolist() == holm(result.secondary["difference_p"].tolist())
+    tests = result.cells[result.cells["difference"].notna()]
+    place = tests[["method", "metric", "data_set"]].apply(tuple, axis=1)
+    registered = place.isin([("SWEP", metric, "nyt") for metric in ("exact_match", "f1")])
+    registered |= place == ("SWEP, unaveraged", "f1", "nyt")
+    assert registered.sum() == 3
+    others = tests[~registered]
+    assert others["difference_holm"].tolist() == pytest.approx(holm(others["difference_p"].tolist()))
 
 
 def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
@@ -214,7 +226,7 @@ def test_runs_on_a_part_of_the_questions_or_on_more_have_no_number_of_the_papers
     result = table.make(find_runs([tmp_path / "runs"]))
     assert result.cells["paper"].isna().all()
     assert any("its models trained on all of SQuAD v1.1 and on nothing else, averaged no" in n for n in result.notes)
-    assert "No differences: there is no row MLE; --against names another one." in result.notes
+    assert "No differences to a base row: there is no row MLE; --against names another one." in result.notes
 
 
 def test_numbers_are_the_papers():

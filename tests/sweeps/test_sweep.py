@@ -78,9 +78,11 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     described = json.loads((tmp_path / "new" / "sweep.json").read_text())["runs"]
     assert list(described) == [cell.name for cell in cells]
     assert described[chosen.name] == {"variant": "B", "labels": labels, "seed": 7, "model": "t"}
-    fields = {"variants": variants, "seeds": [4], "primary": ["B", "A", "f1", "shifted"]}
+    other = ["A", "B", "exact_match", "news"]
+    fields = {"variants": variants, "seeds": [4], "primary": ["B", "A", "f1", "shifted"], "secondary": [other]}
     describe(read_sweep(write(tmp_path, **fields), tmp_path)[1], tmp_path / "primary")
-    assert {ref.primary for ref in find_runs([tmp_path / "primary"])} == {("B", "A", "f1", "shifted")}
+    registered = {(ref.primary, ref.secondary) for ref in find_runs([tmp_path / "primary"])}
+    assert registered == {(("B", "A", "f1", "shifted"), (tuple(other),))}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "batch.json").write_text("")
     assert refused(describe, cells, tmp_path / "run").endswith("run: is the folder of a run: name another")
@@ -103,12 +105,17 @@ def test_every_shipped_sweep_loads_and_has_the_controls_of_two_passes(name):
     assert re.match(rf"# swep-ds sweep {name}( .*)?\n", text)
     stated = re.search(r"(\d+) runs", text)
     assert stated is None or int(stated[1]) == len(cells)
-    if name in ("learned_noise_new_wiki", "learned_noise_rivals"):  # arms of one comparison; the choice of two methods
-        return
     first = cells[0]
     recipes = {cell.variant: cell.recipe for cell in cells if (cell.seed, cell.labels) == (first.seed, first.labels)}
+    sizes = ("micro_batch_size", "max_tokens", "gradient_accumulation_steps", "group_by_length")
+    batches = {tuple(getattr(recipe.train, size) for size in sizes) for recipe in recipes.values()}
+    assert len(batches) == 1  # without common batches there are no common random numbers
+    # arms of one comparison; the choice of two methods; the registered arms of E2
+    if name in ("learned_noise_new_wiki", "learned_noise_rivals", "science_e2"):
+        return
     epochs = min(recipe.train.epochs for recipe in recipes.values())
-    if name != "synthetic":  # whose axis takes the first stage away, so that no row can set its epochs
+    # synthetic's axis takes the first stage away, so that no row can set its epochs; the others' arms are registered
+    if name not in ("synthetic", "science_e1", "science_e3"):
         control = recipes["MLE, equal compute"]
         budget = min(recipe.train.max_updates or 0 for recipe in recipes.values())
         assert control.method.name == "mle"
@@ -129,6 +136,17 @@ def test_the_papers_sweeps_have_its_methods_and_data_sets():
         assert {cell.recipe.method.name for cell in cells} == methods
         assert list(cells[0].recipe.data.eval) == ["squad", "new_wiki", "nyt", "bioasq", "reddit", "amazon"]
         assert sweep.seeds == [0, 1, 2, 3, 4]
+        methods_of = {cell.variant: cell.recipe.method for cell in cells}
+        assert [methods_of[row].prior_variance for row in ("Prior-Aug", "Prior-Aug 1/3")] == [0.1, 1 / 3]
+        changed = {"noise_dropout": 0.1} if name == "paper_electra" else {}  # the published code's for ELECTRA
+        published = Recipe.load("official").method.model_copy(update=changed)
+        assert methods_of["SWEP"] == published
+        if name == "paper_electra":
+            ablations = {cell.variant: cell.recipe.method for cell in shipped("ablations")[1]}
+            assert ablations["SWEP"] == published
+            parts = ({"noise": noise} for noise in ("additive", "fixed_mu", "fixed_sigma", "no_eps"))
+            without = [published.model_copy(update=part) for part in (*parts, {"beta": 0.0}, {"mle_weight": 0.0})]
+            assert [method for row, method in ablations.items() if row.startswith("SWEP, ")] == without
     assert {cell.recipe.data.train_fraction for cell in shipped("low_resource")[1]} == {0.1, 0.3, 0.5, 0.8, 1}
     assert {cell.recipe.eval.select_on for cell in shipped("new_wikipedia")[1]} == {"held_out"}
 
@@ -245,6 +263,7 @@ def test_bad_sweeps_are_one_line(tmp_path):
         ({**TWO, "set": {"train.average": "ema"}, "primary": ["A", "MLE", "f1", "news"]}, "SWEP; MLE, unaveraged; SWE"),
         ({**TWO, "primary": ["SWEP", "MLE", "em", "shifted"]}, "primary.*'em': must be 'exact_match' or 'f1'"),
         ({**TWO, "primary": ["SWEP", "MLE", "f1", "bbc"]}, "primary 'bbc': no such data set: name one of .*news.*sh"),
+        ({**TWO, "secondary": [["SWEP", "MRE", "f1", "news"]]}, "secondary compares 'SWEP' with 'MRE': name two of"),
     ):
         assert re.search(re.sub(r"([?\[\]])", r"\\\1", said), message(tmp_path, **fields))
 

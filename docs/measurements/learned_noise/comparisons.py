@@ -1,18 +1,15 @@
-"""The registered comparisons of learned_noise and of learned_noise_gpu: F1 of the arms, differences, calibration.
+"""The registered comparisons of learned_noise: F1 of the arms, differences, calibration.
 
     python docs/measurements/learned_noise/comparisons.py runs/learned_noise
-    python docs/measurements/learned_noise/comparisons.py OUT/runs --plan gpu
 
-The runs are those that `sweep.json` names. The first command makes the tables of "The other comparisons" in
+The runs are those that `sweep.json` names. The command makes the tables of "The other comparisons" in
 cpu-learned-noise-appendix.md. Two of the 20 registered differences have their own rules, and Holm's adjusts the others.
-Of learned_noise_gpu the shifted mean with the last weights is registered: the primary difference is tested alone, and
-Holm's rule adjusts the other five. Differences that were not registered, and all of calibration, have plain intervals.
+Differences that were not registered, and all of calibration, have plain intervals.
 """
 
 import argparse
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -31,54 +28,22 @@ SHIFTED, SOURCE = "shifted mean", "source"
 Pair = tuple[str, str]  # an arm less another
 
 
-class Plan(NamedTuple):
-    """What was decided before the first run.
-
-    own_rule: how many of the first pairs are tested apart, on the shifted mean with the last weights.
-    tested: (weights, where) on which each registered pair is tested.
-    """
-
-    arms: tuple[str, ...]
-    registered: tuple[Pair, ...]
-    own_rule: int
-    tested: tuple[tuple[str, str], ...]
-    not_registered: tuple[Pair, ...] = ()
-
-    def rule(self, pair: Pair, weights: str, where: str) -> str:
-        if pair not in self.registered or (weights, where) not in self.tested:
-            return "not registered"
-        alone = pair in self.registered[: self.own_rule] and (weights, where) == ("last", SHIFTED)
-        return "its own rule" if alone else "Holm"
+# decided before the first run; each is tested on `SHIFTED` and `SOURCE`, with last and with averaged weights
+REGISTERED = (
+    ("SWEP", "SWEP, shuffled"),
+    ("SWEP", "Prior-Aug 0.1"),
+    ("Prior-Aug 0.1", CONTROL),
+    ("SWEP", "MLE, equal compute"),
+    ("Prior-Aug 0.333", "Prior-Aug 0.1"),
+)
+OWN_RULE = REGISTERED[:2]  # tested apart, on the shifted mean with the last weights
+NOT_REGISTERED = (("Prior-Aug 0.333", CONTROL), (CONTROL, "MLE, equal compute"))
 
 
-PLANS = {
-    "cpu": Plan(
-        ARMS,
-        (
-            ("SWEP", "SWEP, shuffled"),
-            ("SWEP", "Prior-Aug 0.1"),
-            ("Prior-Aug 0.1", CONTROL),
-            ("SWEP", "MLE, equal compute"),
-            ("Prior-Aug 0.333", "Prior-Aug 0.1"),
-        ),
-        own_rule=2,
-        tested=tuple((weights, where) for weights in WEIGHTS for where in (SHIFTED, SOURCE)),
-        not_registered=(("Prior-Aug 0.333", CONTROL), (CONTROL, "MLE, equal compute")),
-    ),
-    "gpu": Plan(
-        (*ARMS, "official", "official, prior start"),
-        (
-            ("SWEP", "SWEP, shuffled"),
-            ("Prior-Aug 0.333", CONTROL),
-            ("SWEP", "Prior-Aug 0.1"),
-            ("SWEP", "Prior-Aug 0.333"),
-            ("official", "Prior-Aug 0.333"),
-            ("official", "official, prior start"),
-        ),
-        own_rule=1,
-        tested=(("last", SHIFTED),),
-    ),
-}
+def rule(pair: Pair, weights: str, where: str) -> str:
+    if pair not in REGISTERED:
+        return "not registered"
+    return "its own rule" if pair in OWN_RULE and (weights, where) == ("last", SHIFTED) else "Holm"
 
 
 def line(*cells: str) -> str:
@@ -89,11 +54,11 @@ def head(*cells: str) -> list[str]:
     return ["", line(*cells), line(*["---"] * len(cells))]
 
 
-def scores(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
+def scores(rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
     """F1 on each set and, after the source domain, the mean over the others: mean ± SD over seeds."""
     lines = head("F1", "weights", "seeds", columns[0], "shifted mean", *columns[1:])
     for weights, row_of in WEIGHTS.items():
-        for arm in plan.arms:
+        for arm in ARMS:
             f1_SC = np.array([[run.results.scores[column]["f1"] for column in columns] for run in rows[row_of(arm)]])
             f1_SC = np.insert(f1_SC, 1, f1_SC[:, 1:].mean(1), axis=1)
             cells = [f"{mean:.2f} ± {sd:.2f}" for mean, sd in zip(f1_SC.mean(0), f1_SC.std(0, ddof=1), strict=True)]
@@ -101,10 +66,10 @@ def scores(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> list[s
     return lines
 
 
-def differences(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
+def differences(rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
     """Differences in F1 on the shifted mean and on the source domain: 95 % interval, p, p by Holm's rule."""
     questions, estimates = QuestionScores(), {}
-    for pair in (*plan.registered, *plan.not_registered):
+    for pair in (*REGISTERED, *NOT_REGISTERED):
         for weights, row_of in WEIGHTS.items():
             name, base = map(row_of, pair)
             compared = compare({name: rows[name], base: rows[base]}, base, questions)
@@ -112,30 +77,30 @@ def differences(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> l
                 estimates[pair, weights, where] = compared[name, column, "f1"]
                 if "difference_p" not in estimates[pair, weights, where]:
                     raise InputError("\n".join([f"{name} less {base}: has no interval", *questions.notes]))
-    together = [key for key in estimates if plan.rule(*key) == "Holm"]
+    together = [key for key in estimates if rule(*key) == "Holm"]
     adjusted = dict(zip(together, holm([estimates[key]["difference_p"] for key in together]), strict=True))
 
     def cells(key: tuple[Pair, str, str]) -> list[str]:
         difference = estimates[key]
         p = difference["difference_p"]
         shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
-        note = f"{adjusted[key]:.3f}" if key in adjusted else plan.rule(*key)
+        note = f"{adjusted[key]:.3f}" if key in adjusted else rule(*key)
         bounds = "{difference:+.2f}, {difference_low:+.2f} to {difference_high:+.2f}".format(**difference)
         return [bounds, f"{shown}, {note}"]
 
     lines = head("difference in F1", "weights", "shifted mean", "p, Holm", columns[0], "p, Holm")
-    for pair in (*plan.registered, *plan.not_registered):
+    for pair in (*REGISTERED, *NOT_REGISTERED):
         for weights in WEIGHTS:
             both = cells((pair, weights, SHIFTED)) + cells((pair, weights, SOURCE))
             lines.append(line(" less ".join(pair), weights, *both))
     return lines
 
 
-def calibration(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
+def calibration(rows: dict[str, list[Run]], columns: list[str]) -> list[str]:
     """ECE and AURC with the last weights, means over the shifted sets, and differences to MLE with two masks seed by
     seed, with Student's t interval over seeds."""
     lines = head("last weights, shifted mean", "ECE", "difference", "AURC", "difference")
-    for arm in plan.arms:
+    for arm in ARMS:
         cells = []
         for metric in ("ece", "aurc"):
             mine, control = (
@@ -154,9 +119,7 @@ def calibration(plan: Plan, rows: dict[str, list[Run]], columns: list[str]) -> l
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, help="folder of the sweep's runs")
-    parser.add_argument("--plan", choices=PLANS, default="cpu", help="of learned_noise, or of learned_noise_gpu")
     args = parser.parse_args()
-    plan = PLANS[args.plan]
     try:
         runs, missing = read_runs(find_runs([args.sweep]))
         if missing:
@@ -164,12 +127,12 @@ def main() -> None:
         rows: dict[str, list[Run]] = {}
         for run in runs:
             rows.setdefault(run.variant, []).append(run)
-        needed = [row_of(arm) for row_of in WEIGHTS.values() for arm in plan.arms]
+        needed = [row_of(arm) for row_of in WEIGHTS.values() for arm in ARMS]
         if lost := [row for row in needed if row not in rows]:
             raise InputError(f"the sweep has no runs of {lost[0]!r}")
         columns = list(runs[0].results.scores)
         for table in (scores, differences, calibration):
-            print("\n".join(table(plan, rows, columns)))
+            print("\n".join(table(rows, columns)))
     except InputError as error:
         sys.exit(f"error: {error}")
 
