@@ -65,12 +65,11 @@ def noise_size(lines: Lines) -> dict[str, Mapping[str, Any] | None]:
     return {kind: next((line for line in reversed(lines) if _has(line, names)), None) for kind, names in LAST.items()}
 
 
-def noise_dose(lines: Lines) -> dict[str, float]:
-    """The means over the last tenth of the updates of "kl_per_window", in nats, and of "sigma_spread"
-    (`swep_ds/methods/noise_effect.py`); without those that the lines lack."""
+def late_noise(lines: Lines) -> dict[str, float]:
+    """The means over the last tenth of the updates of what `dose` takes, as far as the lines have it."""
     late = [line for line in lines if line["update"] > 0.9 * lines[-1]["update"]]
     means = {}
-    for name in ("kl_per_window", "sigma_spread"):
+    for name in ("kl_per_window", "sigma_spread", "mu_spread"):
         if known := [line[name] for line in late if _has(line, [name])]:
             means[name] = sum(known) / len(known)
     return means

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from swep_ds.analysis import crossed, significance
-from swep_ds.analysis.noise_report import noise_dose
+from swep_ds.analysis.noise_report import late_noise
 from swep_ds.analysis.pages import template
 from swep_ds.analysis.paper import paper_score, paper_scores, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, in_domain_f1
@@ -24,6 +24,7 @@ from swep_ds.data import splits
 from swep_ds.evaluation import calibration
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, out_of_domain_mean
+from swep_ds.methods.noise_effect import dose
 from swep_ds.pipeline.folder import METRICS_FILE
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
@@ -162,14 +163,14 @@ def score_cells(rows: Rows, line: Line | None) -> list[dict[str, Any]]:
     return cells
 
 
-def _doses(rows: Rows) -> dict[str, dict[str, float]]:
-    """By row with learned noise, the means over its runs of what `noise_dose` says. Rows of last weights have none of
-    their own: they are the same trainings."""
+def _doses(rows: Rows) -> dict[str, str]:
+    """In words by row with learned noise: means over its runs and the last tenth of their updates. Rows of last weights
+    have none of their own: they are the same trainings."""
     doses = {}
     for name, runs in rows.items():
-        dose = pd.DataFrame([noise_dose(read_lines(run.folder / METRICS_FILE)) for run in runs]).mean()
-        if "kl_per_window" in dose:
-            doses[name] = dose.to_dict()
+        means = pd.DataFrame([late_noise(read_lines(run.folder / METRICS_FILE)) for run in runs]).mean()
+        if "kl_per_window" in means:
+            doses[name] = dose(means.to_dict())
     return doses
 
 

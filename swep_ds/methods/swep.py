@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from swep_ds.kernels import MODES
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, draw_noise
 from swep_ds.methods.kl_control import KLController
-from swep_ds.methods.noise_effect import noise_effect, noise_statistics, shuffle
+from swep_ds.methods.noise_effect import dose, noise_effect, noise_statistics, shuffle
 from swep_ds.methods.settings import SwepSettings
 
 
@@ -126,11 +126,8 @@ class Swep(Method):
             return None
         if kl >= span:
             return None
-        dose = f"{kl:.2g} nats per window"
-        if "sigma_spread" in means:
-            dose += f" (sigma varies by +- {100 * means['sigma_spread']:.2g} %)"
         return (
-            f"the learned noise is nearly its prior: the KL is {dose}, and naming an answer span takes {span:.1f} "
-            "(2 ln of the window's tokens); lower method.beta, raise method.noise_learning_rate, or train for more "
-            "updates"
+            f"the learned noise is nearly its prior: the KL is {dose(means)}, and naming an answer span takes "
+            f"{span:.1f} (2 ln of the window's tokens); lower method.beta, raise method.noise_learning_rate, or train "
+            "for more updates"
         )

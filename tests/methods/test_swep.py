@@ -49,7 +49,7 @@ def test_a_target_is_in_the_unit_of_the_kl_that_is_weighed():
 
 
 def test_the_page_says_what_a_dose_does_to_sigma_and_mu():
-    """Of a window of 170 tokens, by torch.distributions; near the prior sigma's spread squared is the KL."""
+    """Of a window of 170 tokens, by torch.distributions; near the prior the spreads tell the KL."""
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").replace("−", "-")
     rows = re.findall(r"^\| ([\d,]+) \| (.*%) \|$", page, re.MULTILINE)
     assert [row[0] for row in rows] == ["20", "200", "2,000", "20,000"]
@@ -61,11 +61,11 @@ def test_the_page_says_what_a_dose_does_to_sigma_and_mu():
                 noise = torch.distributions.Normal(1 + shift * prior.scale, scale * prior.scale)
                 kl = 170 * d * torch.distributions.kl_divergence(noise, prior).item()
                 assert kl == pytest.approx(float(nats.replace(",", "")), rel=0.09)  # the page rounds to 0.1 %
-    parameters = torch.full((1, 1, 16), 2 * math.log(1.018))
-    parameters[..., :8] = 0.0
-    spread = noise_statistics(parameters, 0.1, "learned")["sigma_spread"].item()
-    noise = torch.distributions.Normal(1.0, prior.scale * 1.018)
-    assert spread**2 == pytest.approx(torch.distributions.kl_divergence(noise, prior).item(), rel=0.02)
+    parameters = torch.cat([torch.full((1, 1, 8), 0.021 * prior.scale), torch.full((1, 1, 8), 2 * math.log(1.018))], -1)
+    spread = {name: value.item() for name, value in noise_statistics(parameters, 0.1, "learned").items()}
+    noise = torch.distributions.Normal(1 + 0.021 * prior.scale, prior.scale * 1.018)
+    kl = torch.distributions.kl_divergence(noise, prior).item()
+    assert spread["sigma_spread"] ** 2 + spread["mu_spread"] ** 2 / 2 == pytest.approx(kl, rel=0.02)
 
 
 def test_the_log_says_where_the_kl_of_a_window_names_no_span():
@@ -73,7 +73,8 @@ def test_the_log_says_where_the_kl_of_a_window_names_no_span():
     below, above = ({"kl_per_window": kl, "span_nats": 10.6} for kl in (1.2, 79.0))
     assert module.remark(below, 0.05) is None  # it starts there
     assert "the KL is 1.2 nats per window, and naming an answer span takes 10.6" in module.remark(below, 0.1)
-    assert "1.2 nats per window (sigma varies by +- 1.8 %)" in module.remark(below | {"sigma_spread": 0.0175}, 0.1)
+    varied = below | {"sigma_spread": 0.0175, "mu_spread": 0.021}
+    assert "1.2 nats per window (sigma varies by +- 1.8 %, mu by +- 2.1 % of the prior's" in module.remark(varied, 0.1)
     assert module.remark(above, 0.5) is None
     held = Swep(SwepSettings(kl_target=20.0), 16, 16)
     for kl, silent in ((5.1, True), (4.9, False)):  # it swings around its target
@@ -98,7 +99,7 @@ def test_noise_of_another_kind_need_measure_nothing(kl, monkeypatch):
 def test_ablations_start_at_their_prior_and_log_what_they_learn(noise):
     module, batch = objective("swep", noise=noise, prior_variance=0.3), tiny_batches.batch()
     _, _, statistics = module(batch, MEASURED)
-    sigma, mu = {"sigma", "sigma_spread"}, {"mu", "mu_distance"}
+    sigma, mu = {"sigma", "sigma_spread"}, {"mu", "mu_distance", "mu_spread"}
     learned = {"additive": mu | sigma, "fixed_mu": sigma}.get(noise, mu)
     learned |= {"words_changed", "words_changed_clean"}
     ignored = {"nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "beta", "span_nats"}
@@ -143,6 +144,7 @@ def test_statistics_of_the_noise():
         "mu": mu.mean(),
         "mu_distance": (mu - 1).abs().mean(),
         "sigma": variance.sqrt().mean(),
+        "mu_spread": ((mu - 1) ** 2 / 0.3).mean(-1).sqrt().mean(),
         "sigma_spread": ((variance.sqrt() / 0.3**0.5 - 1) ** 2).mean(-1).sqrt().mean(),
         "kl_per_token": kl.sum(-1).mean(),
         "kl_per_window": kl.sum() / len(batch.input_ids),
