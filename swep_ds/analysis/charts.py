@@ -87,6 +87,7 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
         ("Deviation of the noise", "mean σ over dimensions", {"sigma": "σ"}, sigma),
         ("KL to the prior, per token", "nats per token", {"kl_per_token": "KL"}, {}),
         ("KL to the prior, per window", "nats per window", {"kl_per_window": "KL"}, {}),
+        ("Dose of the noise", "rms deviation in units of √α", {"sigma_spread": "σ", "mu_spread": "μ"}, {}),
         ("Weight of the KL", "beta", {"beta": "beta"}, {}),
         ("Mean of the noise", "mean μ over dimensions", {"mu": "μ"}, mu),
         ("Distance of the mean from the prior's", f"mean |μ − {prior_mean:g}|", {"mu_distance": "|μ − prior|"}, {}),

@@ -65,5 +65,15 @@ def noise_size(lines: Lines) -> dict[str, Mapping[str, Any] | None]:
     return {kind: next((line for line in reversed(lines) if _has(line, names)), None) for kind, names in LAST.items()}
 
 
+def late_noise(lines: Lines) -> dict[str, float]:
+    """The means over the last tenth of the updates of what `dose` takes, as far as the lines have it."""
+    late = [line for line in lines if line["update"] > 0.9 * lines[-1]["update"]]
+    means = {}
+    for name in ("kl_per_window", "sigma_spread", "mu_spread"):
+        if known := [line[name] for line in late if _has(line, [name])]:
+            means[name] = sum(known) / len(known)
+    return means
+
+
 def _has(line: Mapping[str, Any], names: Sequence[str]) -> bool:
     return all(name in line and math.isfinite(line[name]) for name in names)

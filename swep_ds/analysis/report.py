@@ -22,6 +22,7 @@ from swep_ds.common.files import read_json, read_lines, write_atomically
 from swep_ds.common.settings import flatten
 from swep_ds.evaluation.results import OUT_OF_DOMAIN, RESULTS, Results, out_of_domain_mean, read_results
 from swep_ds.kernels import MODES
+from swep_ds.methods.noise_effect import dose
 from swep_ds.pipeline.folder import DS_CONFIG, HEALTH_FILE, METRICS_FILE, RECIPE, REPORT, RunFolder, batch_of_rank
 from swep_ds.pipeline.recipe import Recipe
 
@@ -93,6 +94,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
         "lines": lines,
         "charts": learning_curves(lines, **prior),
         "noise": noise_size(lines) | prior,
+        "dose": dose,
         "effect": noise_effect(lines),
     }
     html = template("report.html.jinja").render(content)

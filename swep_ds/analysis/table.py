@@ -11,18 +11,21 @@ import numpy as np
 import pandas as pd
 
 from swep_ds.analysis import crossed, significance
+from swep_ds.analysis.noise_report import late_noise
 from swep_ds.analysis.pages import template
 from swep_ds.analysis.paper import paper_score, paper_scores, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, in_domain_f1
 from swep_ds.analysis.runs import MODEL, Run, differing_settings, mixed_versions, read_runs
 from swep_ds.analysis.significance import Difference, Rows
 from swep_ds.common.errors import InputError, printable
-from swep_ds.common.files import public_names
+from swep_ds.common.files import public_names, read_lines
 from swep_ds.common.settings import flatten, without
 from swep_ds.data import splits
 from swep_ds.evaluation import calibration
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, out_of_domain_mean
+from swep_ds.methods.noise_effect import dose
+from swep_ds.pipeline.folder import METRICS_FILE
 from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
@@ -88,7 +91,8 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         _adjust(tested, family, list(differences.values()))
         scores = score_cells(rows, line)
         paper = _add_paper(scores, model, rows)
-        blocks.append(about | {"rows": rows, "settings": differing_settings(rows), "paper": paper})
+        settings = differing_settings(rows)
+        blocks.append(about | {"rows": rows, "settings": settings, "paper": paper, "doses": _doses(rows)})
         for cell in scores:
             place_of_cell = (cell["method"], cell.get("data_set"), cell.get("metric"))
             cells.append(about | cell | differences.get(place_of_cell, {}))
@@ -157,6 +161,17 @@ def score_cells(rows: Rows, line: Line | None) -> list[dict[str, Any]]:
                     cell["std"] = float(np.std(values, ddof=1))
                 cells.append(cell)
     return cells
+
+
+def _doses(rows: Rows) -> dict[str, str]:
+    """In words by row with learned noise: means over its runs and the last tenth of their updates. Rows of last weights
+    have none of their own: they are the same trainings."""
+    doses = {}
+    for name, runs in rows.items():
+        means = pd.DataFrame([late_noise(read_lines(run.folder / METRICS_FILE)) for run in runs]).mean()
+        if "kl_per_window" in means:
+            doses[name] = dose(means.to_dict())
+    return doses
 
 
 # Differences

@@ -4,7 +4,7 @@ All of it is computed without gradient and dropout, and draws no number from any
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -115,12 +115,36 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
 
 
 def noise_statistics(parameters: Tensor, prior_variance: float, mode: str) -> dict[str, Tensor]:
-    """Means over d of what is learned, [N, T]: mu, |mu - the prior's mean|, sigma. Arguments as `draw_noise`'s."""
+    """Means over d of what is learned, [N, T]: mu, |mu - m|, sigma; m is the prior's mean. And mean squares, of which
+    the log has the roots, the dose in a unit that d and T leave alone (`dose`): `mu_spread` of (mu - m) / sqrt(alpha),
+    `sigma_spread` of sigma / sqrt(alpha) - 1. Arguments as `draw_noise`'s."""
     delta, log_ratio = parameters.float().chunk(2, -1)
     statistics = {}
     if MODES[mode].learned_mu:
         statistics["mu"] = delta.mean(-1) + MODES[mode].prior_mean
         statistics["mu_distance"] = delta.abs().mean(-1)
+        statistics["mu_spread"] = delta.square().mean(-1) / prior_variance
     if MODES[mode].learned_sigma:
-        statistics["sigma"] = (log_ratio / 2).exp().mean(-1) * math.sqrt(prior_variance)
+        ratio = (log_ratio / 2).exp()
+        statistics["sigma"] = ratio.mean(-1) * math.sqrt(prior_variance)
+        statistics["sigma_spread"] = (ratio - 1).square().mean(-1)
     return statistics
+
+
+def dose(means: Mapping[str, float]) -> str:
+    """Says a KL per window in nats, and by how much sigma and mu vary around the prior's, where that was measured.
+
+    `means`: of metrics.jsonl, "kl_per_window" among them. `sigma_spread` and `mu_spread` are measured, as roots of the
+    mean square over tokens and dimensions, because the KL tells only their sum: near the prior and in d dimensions
+
+        KL per token = d * (sigma_spread^2 + mu_spread^2 / 2)
+    """
+    parts = []
+    if "sigma_spread" in means:
+        parts.append(f"sigma varies by +- {100 * means['sigma_spread']:.2g} %")
+    if "mu_spread" in means:
+        parts.append(f"mu by +- {100 * means['mu_spread']:.2g} % of the prior's sigma")
+    text = f"{means['kl_per_window']:.3g} nats per window"
+    if parts:
+        text += f" ({', '.join(parts)})"
+    return text

@@ -11,8 +11,9 @@ perturbed.
 
 The ablations of Section 5.1 are settings: `noise` (additive e~ = e + mu + sigma * eps with prior N(0, alpha I), mu
 fixed at 1, sigma fixed at 1, no epsilon: see `kernels/modes.py`), `beta` 0 (no KL), `mle_weight` 0 (no L_MLE).
-Not the paper's are `divergence_weight`, R-Drop's divergence between p(y | e) and p(y | e~), and noise `shuffled`, which
-gives the mu and sigma of a window's tokens to other tokens of the window.
+Not the paper's are `divergence_weight`, R-Drop's divergence between p(y | e) and p(y | e~), noise `shuffled`, which
+gives the mu and sigma of a window's tokens to other tokens of the window, and `adversarial`: the noise generator then
+maximises nll(e~) - beta * KL, while the model still minimises Eq. 4.
 """
 
 import math
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from swep_ds.kernels import MODES
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, draw_noise
 from swep_ds.methods.kl_control import KLController
-from swep_ds.methods.noise_effect import noise_effect, noise_statistics, shuffle
+from swep_ds.methods.noise_effect import dose, noise_effect, noise_statistics, shuffle
 from swep_ds.methods.settings import SwepSettings
 
 
@@ -52,6 +53,11 @@ class NoiseGenerator(nn.Module):
         """
         hidden_NTH = hidden_NTH.to(self.inner.weight.dtype)  # a frozen model may be in bf16, and this in float32
         return self.difference(self.dropout(torch.relu(self.inner(hidden_NTH))))
+
+
+def reverse_gradient(values: Tensor) -> Tensor:
+    """The same values, whose gradient goes back with the other sign (Ganin and Lempitsky, ICML 2015, Eq. 16-18)."""
+    return 2 * values.detach() - values  # exact, and known to autocast, graphs and ZeRO
 
 
 class Swep(Method):
@@ -86,8 +92,12 @@ class Swep(Method):
         parameters = self.noise(h)
         if self.settings.noise == "shuffled":
             parameters = shuffle(parameters, inputs)
+        if self.settings.adversarial:
+            parameters = reverse_gradient(parameters)
         # one call computes mu, sigma, z, the product and the KL: `kernels/modes.py` has the formulas
         embeddings, kl = draw_noise(inputs, parameters, alpha, self.mode)
+        if self.settings.adversarial:
+            kl = reverse_gradient(kl)  # twice reversed: the KL still holds the noise near its prior
         return Perturbed(
             embeddings,
             kl,
@@ -117,7 +127,7 @@ class Swep(Method):
         if kl >= span:
             return None
         return (
-            f"the learned noise is nearly its prior: the KL is {kl:.2g} nats per window, and naming an answer span "
-            f"takes {span:.1f} (2 ln of the window's tokens); lower method.beta, raise method.noise_learning_rate, or "
-            "train for more updates"
+            f"the learned noise is nearly its prior: the KL is {dose(means)}, and naming an answer span takes "
+            f"{span:.1f} (2 ln of the window's tokens); lower method.beta, raise method.noise_learning_rate, or train "
+            "for more updates"
         )

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Table = tuple[list[str], list[list[Any]]]  # columns, rows
 # of metrics.jsonl, what the progress bar shows
 SHOWN = ("loss", "nll_clean", "nll_noisy", "divergence", "hidden_distance", "kl_per_token", "kl_per_window", "beta")
-SHOWN += ("mu", "sigma", "validation_f1", "learning_rate", "samples_per_second")
+SHOWN += ("mu", "sigma", "sigma_spread", "mu_spread", "validation_f1", "learning_rate", "samples_per_second")
 
 
 class Tracker:

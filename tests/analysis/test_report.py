@@ -118,10 +118,12 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
 
     # ten lines, five up and five down by 0.01: 2.262 (t, 9 degrees) * 0.01 * sqrt(10 / 9) / sqrt(10) = 0.0075
     lines = compared(-0.02, -0.05, -0.03, 0.01)
+    lines[-1] |= {"kl_per_window": 20.0, "sigma_spread": 0.018, "mu_spread": 0.021}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = Page(report.write_report(run)[0]).texts["noise"]
     assert "gold answer 2.000 -0.020 ± 0.008 -0.030 ± 0.008 model's own guess 2.000 -0.050 ± 0.008" in shown
     assert "over 10 lines of metrics.jsonl" in shown
+    assert "from the prior was 20 nats per window (sigma varies by +- 1.8 %, mu by +- 2.1 % of the prior's" in shown
     assert (
         "Learned noise lowers the nll of the gold answer by 0.020 nats and lowers the nll of the model's own guess by "
         "0.050 nats, which favours what the model believes already over the gold answer. Shuffled, it changes the nll "

@@ -28,6 +28,7 @@ CASES = {
     "swep, without MLE": ("swep", {"beta": 0.7, "mle_weight": 0.0, "kl_reduction": "mean"}),
     "swep, published": ("swep", {"separate_hidden_pass": True, "kl_reduction": "mean", "divergence_weight": 0.8}),
 }
+CASES["swep, adversarial"] = ("swep", {"adversarial": True, "beta": 0.01, "mle_weight": 0.3, "divergence_weight": 0.8})
 KINDS = get_args(SwepSettings.model_fields["noise"].annotation)
 CASES |= {f"swep, {kind}": ("swep", {"noise": kind, "prior_variance": 0.3}) for kind in KINDS}
 MICRO_STEPS = {"prior_aug": 2, "adv_aug": 2, "freelb": 3, "fgm": 2, "symnoise": 2}  # the others: 1
@@ -43,6 +44,12 @@ def test_loss_and_gradients_are_those_of_the_equations(case, architecture):
     generator = getattr(module.method, "noise", None)
     expected = methods_reference.loss(module.qa.model, batch, METHODS[name](**settings), SEED, draw, generator)
     reference = gradients(module, expected)
+    if settings.get("adversarial"):  # the generator goes up the loss without its KL, and still down the KL
+        without_kl = METHODS[name](**settings | {"beta": 0.0, "adversarial": False})
+        up = methods_reference.loss(module.qa.model, batch, without_kl, SEED, draw, generator)
+        for parameter, gradient in gradients(module, up).items():
+            if parameter.startswith("method."):
+                reference[parameter] = reference[parameter] - 2 * gradient
     module.zero_grad()
     total = 0.0
     for loss, _, _ in split(module, batch):

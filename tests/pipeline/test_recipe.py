@@ -225,6 +225,11 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
         ("method.kl_target=20 method.beta=0", "method.beta: with kl_target beta starts from"),
         ("method.kl_target=20 method.beta_schedule=linear_to_zero", "beta_schedule: kl_target decides beta: set it to"),
         ("method.kl_target=20 method.noise=fixed_sigma", "cannot fall below a constant"),
+        (
+            "method.adversarial=true method.beta=0",
+            "adversarial: only the KL bounds it: set kl_target, or a constant beta",
+        ),
+        ("method.adversarial=true method.beta_schedule=linear_to_zero", "adversarial: only the KL bounds it"),
         ("task=generative eval.max_answer_tokens=12", "eval.max_answer_tokens 12 never generate them: lower it to 12"),
         ("model.attention=flash_attention_2", "model.attention: flash_attention_2 needs half precision"),
         ("method.name=ssmba", "`swep-ds augment --data t --model MASKED_LANGUAGE_MODEL --output FILE.json`"),

@@ -64,6 +64,7 @@ VARIANTS = {
     "annealed": {"method.beta_schedule": "linear_to_zero", "seed": 3},
     "controlled": {
         "method.kl_target": 4000,  # below the KL at first
+        "method.adversarial": True,
         "method.noise_learning_rate": 5e-3,
         "method.noise_max_grad_norm": 1.5,  # amid the norms: Adam does not see a gradient that is always scaled alike
         "train.max_grad_norm": 0.5,
@@ -251,7 +252,10 @@ def test_every_method_is_its_passes(finished, folder, reference, variant):
 
 def test_statistics_do_not_depend_on_the_split(finished, reference):
     same = ("nll_clean", "nll_noisy", "kl_per_token", "kl_per_window", "span_nats", "mu", "mu_distance", "sigma")
+    same += ("sigma_spread", "mu_spread")
     assert any(line["words_changed"] for line in metrics(reference))
+    for line in metrics(reference):  # sigma is near 1 in all dimensions: the root, not the mean square
+        assert line["sigma_spread"] == pytest.approx(line["sigma"] / 0.1**0.5 - 1, rel=0.2)
     for name, world_size in (("zero3-accumulation", 2), ("zero2-accumulation", 2), ("zero0-accumulation", 1)):
         for mine, other in zip(metrics(finished[name, world_size]), metrics(reference), strict=True):
             compared = [key for key in other if "_nll_" in key]  # what the noise does

@@ -20,7 +20,7 @@ UPDATES = 16  # of two shapes, each with two kinds of measurements, so that each
 METHODS_AND_SETTINGS = {
     "mle": (),
     "swep": ("method.beta_schedule=linear_to_zero", "method.initialisation=default", "train.precision=bf16"),
-    "swep, held": ("method.kl_target=30", "train.execution=joint"),
+    "swep, held": ("method.kl_target=30", "method.adversarial=true", "train.execution=joint"),
     "fgm": (),
     "adv_aug": (),
     "r_drop": (),
