@@ -16,7 +16,7 @@ from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.pages import template
 from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.runs import Run
-from swep_ds.analysis.table import HEADS, Table
+from swep_ds.analysis.table import EFFECTS, HEADS, Table
 from swep_ds.common.console import Console
 from swep_ds.common.errors import printable
 from swep_ds.common.files import write_atomically
@@ -32,6 +32,7 @@ SCORE_GRIDS = {
     "F1 above the line": (ABOVE,),
 }
 DASH, NOT_AVAILABLE = "-", "n/a"
+PAPER_EFFECT = "paper's effect inside our interval?"
 BETWEEN = " / "  # two scores of a cell
 MARKDOWN_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "|*_<`[]\\"})
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
@@ -120,9 +121,24 @@ def _differences(title: str, entries: pd.DataFrame) -> pd.DataFrame:
             "SD over seeds": _or(NOT_AVAILABLE, entry["difference_std"], ".2f"),
             "n": f"{entry['difference_n']:.0f}",
             f"{LEVEL} %: these models, other questions": _bounds(entry, "difference_bootstrap"),
+            PAPER_EFFECT: BETWEEN.join(_effects(entry)) or DASH,
         }
         lines.append(line)
-    return pd.DataFrame(lines)
+    grid = pd.DataFrame(lines)
+    if (grid[PAPER_EFFECT] == DASH).all():
+        grid = grid.drop(columns=PAPER_EFFECT)
+    return grid
+
+
+def _effects(entry: dict[str, Any]) -> Iterator[str]:
+    """Whether each effect of the paper's is inside the crossed interval, and the effect."""
+    for column in EFFECTS.values():
+        effect = entry[column]
+        if pd.notna(effect):
+            inside = NOT_AVAILABLE
+            if pd.notna(entry["difference_low"]):
+                inside = "yes" if entry["difference_low"] <= effect <= entry["difference_high"] else "no"
+            yield f"{inside}: {effect:+.2f}"
 
 
 def _bounds(entry: dict[str, Any], name: str) -> str:

@@ -1,11 +1,15 @@
 """The paper's own numbers (`paper.yaml`), by model, method and data set as a run names them."""
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+
+from swep_ds.pipeline.folder import UNAVERAGED
 
 PAPER: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))
 Scores = dict[str, dict[str, list[float]]]  # [EM, F1] in percent by method and data set, as paper.yaml names them
@@ -34,12 +38,34 @@ def paper_score(scores: Scores, method: str, data_set: str) -> list[float] | Non
     return scores.get(_names("methods").get(plain(method)), {}).get(data_set_name(data_set))
 
 
+def paper_effects(own: Scores | None, method: str, against: str, data_sets: Sequence[str]) -> dict[str, np.ndarray]:
+    """By model, [EM, F1] of the method less those of `against` in the paper's tables, in points, the mean over the data
+    sets. `own`: the scores of the only model that counts; None = all three do. Models without all of these numbers are
+    missing. Rows of last weights count as their methods, and `stand_ins` as theirs."""
+    rows = [name.removesuffix(f", {UNAVERAGED}") for name in (method, against)]
+    rows = [_names("stand_ins").get(plain(name), name) for name in rows]
+    rows = [_names("methods").get(plain(name)) for name in rows]
+    effects: dict[str, np.ndarray] = {}
+    if None in rows or rows[0] == rows[1]:  # two rows of one method are not a difference of the paper's
+        return effects
+    for model, scores in PAPER["scores"].items():
+        known = [[paper_score(scores, row, data_set) for data_set in data_sets] for row in rows]
+        if own in (None, scores) and None not in known[0] + known[1]:
+            effects[model] = np.subtract(*known).mean(0)
+    return effects
+
+
 def data_set_name(name: str) -> str:
     """The paper's name of a data set, or its own `plain` name if the paper does not have it."""
     return _names("data_sets").get(plain(name), plain(name))
 
 
-def was_trained_on(source: str) -> bool:
-    """Whether a `data.train`, a hub id or a file, has the name of the paper's training data."""
-    name = re.sub(r"(\.(jsonl?|parquet|arrow|gz))+$", "", Path(re.split("[:@]", source)[0]).name)
-    return plain(name) in map(plain, PAPER["training_data"])
+def was_trained_on(source: str, kinds: Sequence[str] = ("training_data",)) -> bool:
+    """Whether a `data.train`, a hub id or a file, has the name of the paper's training data, or of another of these
+    `kinds` of data."""
+    return any(plain(source_name(source)) in map(plain, PAPER[kind]) for kind in kinds)
+
+
+def source_name(source: str) -> str:
+    """The name of a hub id or a file without folder, split and suffix."""
+    return re.sub(r"(\.(jsonl?|parquet|arrow|gz))+$", "", Path(re.split("[:@]", source)[0]).name)

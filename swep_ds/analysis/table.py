@@ -13,7 +13,7 @@ import pandas as pd
 from swep_ds.analysis import crossed, significance
 from swep_ds.analysis.noise_report import late_noise
 from swep_ds.analysis.pages import template
-from swep_ds.analysis.paper import paper_score, paper_scores, was_trained_on
+from swep_ds.analysis.paper import PAPER, paper_effects, paper_score, paper_scores, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, in_domain_f1
 from swep_ds.analysis.runs import MODEL, Run, differing_settings, mixed_versions, read_runs
 from swep_ds.analysis.significance import Difference, Rows
@@ -36,7 +36,8 @@ NOT_IN_PAPER = ("pretrain", "train.max_updates", "train.average", "eval.select_o
 NOT_IN_PAPER += ("data.train_fraction", "data.max_train_examples", "data.max_eval_examples")
 NOT_IN_PAPER += ("train.label_smoothing", "train.freeze_updates")
 FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high", "significant")
-DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES)]
+EFFECTS = {model: f"difference_paper_{model}" for model in PAPER["scores"]}  # the column of the paper's effect
+DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES), *EFFECTS.values()]
 NUMBERS = {"mean", "std", "paper", *DIFFERENCE} - {"difference_no_difference", "difference_significant"}
 PLACE = ["block", "model", "labels"]  # a block's title, and what it is made of; labels by axis
 CELL = ["method", "data_set", "metric", "runs", "mean", "std", "paper", "against", *DIFFERENCE]
@@ -91,6 +92,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         _adjust(tested, family, list(differences.values()))
         scores = score_cells(rows, line)
         paper = _add_paper(scores, model, rows)
+        _add_effects([*tested, *family, *differences.values()], model, rows)
         settings = differing_settings(rows)
         blocks.append(about | {"rows": rows, "settings": settings, "paper": paper, "doses": _doses(rows)})
         for cell in scores:
@@ -103,6 +105,8 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
     notes = template("notes.jinja").render(
         {"blocks": blocks, "cells": table, "base": base, "line": line, "no_line": no_line},
         registered=primary or secondary,
+        effects=any(column in entry for entry in (*cells, *primary, *secondary) for column in EFFECTS.values()),
+        other_models=", ".join(EFFECTS),
         unread=[printable(note) for note in questions.notes],  # a library's message may have several lines
         in_domain_f1=line and in_domain_f1(line, [run.results.scores for run in runs]),
         versions=mixed_versions(runs),
@@ -231,6 +235,26 @@ def _add_paper(cells: Sequence[dict[str, Any]], model: str, rows: Rows) -> str:
             if None not in known:
                 cell["paper"] = float(np.mean(known, axis=0)[METRICS.index(cell["metric"])])
     return "shown"
+
+
+def _add_effects(differences: Sequence[Difference], model: str, rows: Rows) -> None:
+    """Adds the paper's effects (`EFFECTS`) to the differences of a block whose runs trained on SQuAD alone."""
+    runs = [run for row in rows.values() for run in row]
+    if not runs or not all(_on_squad(run) for run in runs):
+        return
+    of_model = paper_scores(model) or paper_scores(runs[0].results.model)
+    shifted = list(runs[0].results.scores)[1:]
+    for entry in differences:
+        data_sets = shifted if entry["data_set"] == OUT_OF_DOMAIN else [entry["data_set"]]
+        effects = paper_effects(of_model, entry["method"], entry["against"], data_sets)
+        for name, em_f1 in effects.items():
+            entry[EFFECTS[name]] = float(em_f1[METRICS.index(entry["metric"])])
+
+
+def _on_squad(run: Run) -> bool:
+    source = run.recipe.data.train
+    named = isinstance(source, str) and was_trained_on(source, ("training_data", "other_squad"))
+    return named and run.recipe.pretrain is None
 
 
 def _as_in_paper(run: Run) -> bool:
