@@ -16,7 +16,7 @@ from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.pages import template
 from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.runs import Run
-from swep_ds.analysis.table import EFFECTS, HEADS, Table
+from swep_ds.analysis.table import BETWEEN, HEADS, Table
 from swep_ds.common.console import Console
 from swep_ds.common.errors import printable
 from swep_ds.common.files import write_atomically
@@ -32,11 +32,10 @@ SCORE_GRIDS = {
     "F1 above the line": (ABOVE,),
 }
 DASH, NOT_AVAILABLE = "-", "n/a"
-PAPER_EFFECT = "paper's effect inside our interval?"
-BETWEEN = " / "  # two scores of a cell
 MARKDOWN_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "|*_<`[]\\"})
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX_MARKS = str.maketrans(LATEX_MARKS | {mark: f"\\{mark}" for mark in "&%$#_{}"})
+Blocks = Callable[[Any, Callable[[str], str]], Iterator[tuple[str, list[pd.DataFrame]]]]  # as `grids`
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
@@ -90,9 +89,7 @@ def _scores(title: str, part: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame
 
     def text(score: dict[str, Any]) -> str:
         sign = "+" if score["metric"] == ABOVE else ""
-        shown = f"{score['mean']:{sign}.2f}"
-        if pd.notna(score["std"]):
-            shown += f" ± {score['std']:.2f}"
+        shown = mean_and_deviation(score["mean"], score["std"], sign)
         if with_paper:
             shown += f" ({_or(DASH, score['paper'], '.2f')})"
         return shown
@@ -115,46 +112,37 @@ def _differences(title: str, entries: pd.DataFrame) -> pd.DataFrame:
             title: entry["method"],
             "data set": entry["data_set"],
             "difference": f"{entry['difference']:+.2f}{star}",
-            f"{LEVEL} %: other seeds and questions": _bounds(entry, "difference"),
+            f"{LEVEL} %: other seeds and questions": bounds(entry, "difference"),
             "p (Holm)": p,
             "no difference": {True: "yes", False: ""}.get(entry["difference_no_difference"], NOT_AVAILABLE),
             "SD over seeds": _or(NOT_AVAILABLE, entry["difference_std"], ".2f"),
             "n": f"{entry['difference_n']:.0f}",
-            f"{LEVEL} %: these models, other questions": _bounds(entry, "difference_bootstrap"),
-            PAPER_EFFECT: BETWEEN.join(_effects(entry)) or DASH,
+            f"{LEVEL} %: these models, other questions": bounds(entry, "difference_bootstrap"),
         }
+        if entries["difference_paper"].notna().any():
+            line["paper's effect inside our interval?"] = _or(DASH, entry["difference_paper"], "")
         lines.append(line)
-    grid = pd.DataFrame(lines)
-    if (grid[PAPER_EFFECT] == DASH).all():
-        grid = grid.drop(columns=PAPER_EFFECT)
-    return grid
+    return pd.DataFrame(lines)
 
 
-def _effects(entry: dict[str, Any]) -> Iterator[str]:
-    """Whether each effect of the paper's is inside the crossed interval, and the effect."""
-    for column in EFFECTS.values():
-        effect = entry[column]
-        if pd.notna(effect):
-            inside = NOT_AVAILABLE
-            if pd.notna(entry["difference_low"]):
-                inside = "yes" if entry["difference_low"] <= effect <= entry["difference_high"] else "no"
-            yield f"{inside}: {effect:+.2f}"
+def mean_and_deviation(mean: float, std: float, sign: str = "") -> str:
+    return f"{mean:{sign}.2f}" + (f" ± {std:.2f}" if pd.notna(std) else "")
 
 
-def _bounds(entry: dict[str, Any], name: str) -> str:
+def bounds(entry: dict[str, Any], name: str) -> str:
     low, high = entry[f"{name}_low"], entry[f"{name}_high"]
     return NOT_AVAILABLE if pd.isna(low) else f"[{low:+.2f}, {high:+.2f}]"
 
 
-def _or(absent: str, value: float, form: str) -> str:
+def _or(absent: str, value: Any, form: str) -> str:
     return absent if pd.isna(value) else format(value, form)
 
 
-# Formats
+# Formats, also of a leaderboard, whose `grids` are others
 
 
-def markdown(table: Table) -> str:
-    return _page("table.md.jinja", table, lambda text: text.translate(MARKDOWN_MARKS))
+def markdown(table: Table, blocks: Blocks = grids) -> str:
+    return _page("table.md.jinja", table, lambda text: text.translate(MARKDOWN_MARKS), blocks)
 
 
 def latex(table: Table) -> str:
@@ -167,13 +155,13 @@ def latex(table: Table) -> str:
     return _page("table.tex.jinja", table, escaped)
 
 
-def _page(name: str, table: Table, escaped: Callable[[str], str]) -> str:
+def _page(name: str, table: Table, escaped: Callable[[str], str], blocks: Blocks = grids) -> str:
     def text(value: str) -> str:
         return escaped(printable(value))
 
     notes = [text(note) for note in table.notes]
     missing = [text(run.line) for run in table.missing]
-    page = template(name).render(blocks=grids(table, text), notes=notes, missing=missing)
+    page = template(name).render(blocks=blocks(table, text), notes=notes, missing=missing)
     return page.rstrip() + "\n"
 
 
@@ -211,10 +199,10 @@ def as_json(table: Table) -> str:
     return json.dumps(tree | {"notes": table.notes}, indent=2) + "\n"
 
 
-def show(table: Table) -> None:
+def show(table: Table, blocks: Blocks = grids) -> None:
     """Prints the blocks, the notes, and what is missing; F1 is below EM."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    for title, of_block in grids(table, printable):
+    for title, of_block in blocks(table, printable):
         console.print(Text(title, "bold"))
         for grid in of_block:
             shown = RichTable(show_lines=True)

@@ -12,6 +12,7 @@ import yaml
 from swep_ds.pipeline.folder import UNAVERAGED
 
 PAPER: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8"))
+SQUAD = (*PAPER["training_data"], *PAPER["other_squad"])
 Scores = dict[str, dict[str, list[float]]]  # [EM, F1] in percent by method and data set, as paper.yaml names them
 
 
@@ -44,13 +45,11 @@ def paper_effects(own: Scores | None, method: str, against: str, data_sets: Sequ
     missing. Rows of last weights count as their methods, and `stand_ins` as theirs."""
     rows = [name.removesuffix(f", {UNAVERAGED}") for name in (method, against)]
     rows = [_names("stand_ins").get(plain(name), name) for name in rows]
-    rows = [_names("methods").get(plain(name)) for name in rows]
-    effects: dict[str, np.ndarray] = {}
-    if None in rows or rows[0] == rows[1]:  # two rows of one method are not a difference of the paper's
-        return effects
+    effects = {}
     for model, scores in PAPER["scores"].items():
         known = [[paper_score(scores, row, data_set) for data_set in data_sets] for row in rows]
-        if own in (None, scores) and None not in known[0] + known[1]:
+        # two rows of one method are no difference of the paper's
+        if own in (None, scores) and None not in known[0] + known[1] and known[0] != known[1]:
             effects[model] = np.subtract(*known).mean(0)
     return effects
 
@@ -60,10 +59,9 @@ def data_set_name(name: str) -> str:
     return _names("data_sets").get(plain(name), plain(name))
 
 
-def was_trained_on(source: str, kinds: Sequence[str] = ("training_data",)) -> bool:
-    """Whether a `data.train`, a hub id or a file, has the name of the paper's training data, or of another of these
-    `kinds` of data."""
-    return any(plain(source_name(source)) in map(plain, PAPER[kind]) for kind in kinds)
+def was_trained_on(source: str | list, names: Sequence[str] = PAPER["training_data"]) -> bool:
+    """Whether a `data.train` is a hub id or a file of one of these names, by default the paper's training data."""
+    return isinstance(source, str) and plain(source_name(source)) in map(plain, names)
 
 
 def source_name(source: str) -> str:

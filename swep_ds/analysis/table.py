@@ -13,7 +13,7 @@ import pandas as pd
 from swep_ds.analysis import crossed, significance
 from swep_ds.analysis.noise_report import late_noise
 from swep_ds.analysis.pages import template
-from swep_ds.analysis.paper import PAPER, paper_effects, paper_score, paper_scores, was_trained_on
+from swep_ds.analysis.paper import PAPER, SQUAD, paper_effects, paper_score, paper_scores, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, in_domain_f1
 from swep_ds.analysis.runs import MODEL, Run, differing_settings, mixed_versions, read_runs
 from swep_ds.analysis.significance import Difference, Rows
@@ -36,9 +36,10 @@ NOT_IN_PAPER = ("pretrain", "train.max_updates", "train.average", "eval.select_o
 NOT_IN_PAPER += ("data.train_fraction", "data.max_train_examples", "data.max_eval_examples")
 NOT_IN_PAPER += ("train.label_smoothing", "train.freeze_updates")
 FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high", "significant")
-EFFECTS = {model: f"difference_paper_{model}" for model in PAPER["scores"]}  # the column of the paper's effect
-DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES), *EFFECTS.values()]
-NUMBERS = {"mean", "std", "paper", *DIFFERENCE} - {"difference_no_difference", "difference_significant"}
+DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES), "difference_paper"]
+NUMBERS = {"mean", "std", "paper", *DIFFERENCE}
+NUMBERS -= {"difference_no_difference", "difference_significant", "difference_paper"}
+BETWEEN = " / "  # two numbers of a cell
 PLACE = ["block", "model", "labels"]  # a block's title, and what it is made of; labels by axis
 CELL = ["method", "data_set", "metric", "runs", "mean", "std", "paper", "against", *DIFFERENCE]
 CONTRAST = ["method", "against", "data_set", "metric", *DIFFERENCE]
@@ -66,7 +67,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
     Raises InputError: no row is called `against`.
     """
     runs, missing = read_runs(found)
-    base = _base_row(list(dict.fromkeys(run.variant for run in found)), against)
+    base = base_row(list(dict.fromkeys(run.variant for run in found)), against)
     no_line = ""
     if line is None and base is not None:
         line, no_line = fitted([run.results.scores for run in runs if run.variant == base], base)
@@ -91,8 +92,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         family = [entry for contrast in contrasts for entry in _registered(contrast, rows, questions)]
         _adjust(tested, family, list(differences.values()))
         scores = score_cells(rows, line)
-        paper = _add_paper(scores, model, rows)
-        _add_effects([*tested, *family, *differences.values()], model, rows)
+        paper = _add_paper(scores, [*tested, *family, *differences.values()], model, rows)
         settings = differing_settings(rows)
         blocks.append(about | {"rows": rows, "settings": settings, "paper": paper, "doses": _doses(rows)})
         for cell in scores:
@@ -105,8 +105,8 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
     notes = template("notes.jinja").render(
         {"blocks": blocks, "cells": table, "base": base, "line": line, "no_line": no_line},
         registered=primary or secondary,
-        effects=any(column in entry for entry in (*cells, *primary, *secondary) for column in EFFECTS.values()),
-        other_models=", ".join(EFFECTS),
+        effects=any(entry.get("difference_paper") for entry in (*cells, *primary, *secondary)),
+        papers_models=", ".join(PAPER["scores"]),
         unread=[printable(note) for note in questions.notes],  # a library's message may have several lines
         in_domain_f1=line and in_domain_f1(line, [run.results.scores for run in runs]),
         versions=mixed_versions(runs),
@@ -127,7 +127,7 @@ def frame_of(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.Data
     return frame.astype(dict.fromkeys(NUMBERS & set(columns), float))
 
 
-def _base_row(rows: Sequence[str], against: str | None) -> str | None:
+def base_row(rows: Sequence[str], against: str | None) -> str | None:
     """The row called `against`, or else one that differs from it only in case; None = MLE if there is one."""
     wanted = against or BASE
     for row in sorted(rows, key=lambda row: row != wanted):
@@ -216,45 +216,41 @@ def _adjust(primary: Sequence[Difference], secondary: Sequence[Difference], othe
 # The paper's numbers
 
 
-def _add_paper(cells: Sequence[dict[str, Any]], model: str, rows: Rows) -> str:
+def _add_paper(cells: Sequence[dict[str, Any]], differences: Sequence[Difference], model: str, rows: Rows) -> str:
     """Adds the paper's number to each cell that has one, if these runs trained and tested as the paper's models did;
-    returns whether the numbers are "shown", "left out" or "unknown", or "" without runs."""
+    returns whether the numbers are "shown", "left out" or "unknown", or "" without runs. If the runs trained on SQuAD,
+    all or a part, adds the paper's effects to the differences."""
     runs = [run for row in rows.values() for run in row]
     if not runs:
         return ""
     of_model = paper_scores(model) or paper_scores(runs[0].results.model)
+
+    def data_sets(entry: dict[str, Any]) -> list[str]:
+        return list(runs[0].results.scores)[1:] if entry["data_set"] == OUT_OF_DOMAIN else [entry["data_set"]]
+
+    if all(not run.recipe.pretrain and was_trained_on(run.recipe.data.train, SQUAD) for run in runs):
+        for entry in differences:
+            effects = paper_effects(of_model, entry["method"], entry["against"], data_sets(entry)).values()
+            inside = [_inside(entry, effect[METRICS.index(entry["metric"])]) for effect in effects]
+            entry["difference_paper"] = BETWEEN.join(inside) or None
     if of_model is None:
         return "unknown"
     if not all(map(_as_in_paper, runs)):
         return "left out"
-    shifted = list(runs[0].results.scores)[1:]
     for cell in cells:
         if cell.get("metric") in METRICS:
-            data_sets = shifted if cell["data_set"] == OUT_OF_DOMAIN else [cell["data_set"]]
-            known = [paper_score(of_model, cell["method"], data_set) for data_set in data_sets]
+            known = [paper_score(of_model, cell["method"], data_set) for data_set in data_sets(cell)]
             if None not in known:
                 cell["paper"] = float(np.mean(known, axis=0)[METRICS.index(cell["metric"])])
     return "shown"
 
 
-def _add_effects(differences: Sequence[Difference], model: str, rows: Rows) -> None:
-    """Adds the paper's effects (`EFFECTS`) to the differences of a block whose runs trained on SQuAD alone."""
-    runs = [run for row in rows.values() for run in row]
-    if not runs or not all(_on_squad(run) for run in runs):
-        return
-    of_model = paper_scores(model) or paper_scores(runs[0].results.model)
-    shifted = list(runs[0].results.scores)[1:]
-    for entry in differences:
-        data_sets = shifted if entry["data_set"] == OUT_OF_DOMAIN else [entry["data_set"]]
-        effects = paper_effects(of_model, entry["method"], entry["against"], data_sets)
-        for name, em_f1 in effects.items():
-            entry[EFFECTS[name]] = float(em_f1[METRICS.index(entry["metric"])])
-
-
-def _on_squad(run: Run) -> bool:
-    source = run.recipe.data.train
-    named = isinstance(source, str) and was_trained_on(source, ("training_data", "other_squad"))
-    return named and run.recipe.pretrain is None
+def _inside(difference: Difference, effect: float) -> str:
+    """Whether an effect of the paper's lies inside the crossed interval, and the effect."""
+    inside = "n/a"
+    if "difference_low" in difference:
+        inside = "yes" if difference["difference_low"] <= effect <= difference["difference_high"] else "no"
+    return f"{inside}: {effect:+.2f}"
 
 
 def _as_in_paper(run: Run) -> bool:
@@ -263,5 +259,4 @@ def _as_in_paper(run: Run) -> bool:
     if recipe.data.augmented and recipe.method.name != "ssmba":
         return False
     changed = flatten(recipe.model_dump(exclude_defaults=True))
-    trained_on = recipe.data.train
-    return isinstance(trained_on, str) and was_trained_on(trained_on) and without(changed, NOT_IN_PAPER) == changed
+    return was_trained_on(recipe.data.train) and without(changed, NOT_IN_PAPER) == changed

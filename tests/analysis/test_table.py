@@ -167,12 +167,12 @@ def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
     assert lines(cells, "aurc", method="new").loc["out-of-domain mean", ["mean", "std"]].tolist() == [20.0, 0.0]
 
 
-def test_the_base_row_is_the_one_that_is_named():
+def test_thebase_row_is_the_one_that_is_named():
     rows = ["Beta 1e4", "beta 1e-4", "mle", "MLE"]
     for against, row in (("beta 1e-4", "beta 1e-4"), ("beta 1E4", "Beta 1e4"), ("mle", "mle"), (None, "MLE")):
-        assert table._base_row(rows, against) == row
-    assert table._base_row(["mle"], None) == "mle"
-    assert table._base_row(["SWEP"], None) is None
+        assert table.base_row(rows, against) == row
+    assert table.base_row(["mle"], None) == "mle"
+    assert table.base_row(["SWEP"], None) is None
 
 
 def test_the_papers_mean_is_of_the_same_data_sets_and_a_gap_is_named(tmp_path):
