@@ -144,7 +144,11 @@ def dose(means: Mapping[str, float]) -> str:
         parts.append(f"sigma varies by +- {100 * means['sigma_spread']:.2g} %")
     if "mu_spread" in means:
         parts.append(f"mu by +- {100 * means['mu_spread']:.2g} % of the prior's sigma")
-    text = f"{means['kl_per_window']:.3g} nats per window"
+    kl = means["kl_per_window"]
+    nats = f"{kl:.3g}"
+    if kl >= 1000:
+        nats = f"{kl:,.0f}"
+    text = f"{nats} nats per window"
     if parts:
         text += f" ({', '.join(parts)})"
     return text

@@ -56,7 +56,7 @@ class NoiseGenerator(nn.Module):
 
 
 def reverse_gradient(values: Tensor) -> Tensor:
-    """The same values, whose gradient goes back with the other sign (Ganin and Lempitsky, ICML 2015, Eq. 16-18)."""
+    """The same values, whose gradient goes back with the other sign (Ganin and Lempitsky, ICML 2015)."""
     return 2 * values.detach() - values  # exact, and known to autocast, graphs and ZeRO
 
 

@@ -78,9 +78,8 @@ class Instruments:
         columns = gathered.view(-1, len(mine)).T.tolist()  # of each number its values by rank
         by_name = dict(zip([*names, *NUMBERS, "finite"], columns, strict=True))
         means = {name: sum(by_name[name]) / ranks.world_size() / self._sums[name][1] for name in names}
-        for name in means:
-            if name.endswith("_spread"):  # so far a mean square
-                means[name] = math.sqrt(means[name])
+        for name in means.keys() & {"sigma_spread", "mu_spread"}:
+            means[name] = math.sqrt(means[name])  # so far a mean square: `noise_statistics`
         means |= {"learning_rate": self._rate} | self._engine.read()
         health = {name: [float(f"{value:.4g}") for value in by_name[name]] for name in NUMBERS}
         losses = zip(by_name["loss"], by_name["finite"], strict=True)

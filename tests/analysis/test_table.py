@@ -70,7 +70,7 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
         if not absent and (cell.variant, cell.seed) != ("mle", 2):
             fake_runs.finish(cell.folder, cell.recipe, {"squad": right, "nyt": right})
         if cell.variant == "SWEP":
-            late = {"kl_per_window": 10.0 * (cell.seed + 1)} | ({"sigma_spread": 0.018} if cell.seed else {})
+            late = {"kl_per_window": 1000.0 * (cell.seed + 1)} | ({"sigma_spread": 0.018} if cell.seed else {})
             metrics = [
                 {"update": 90, "kl_per_window": 1e6, "sigma_spread": 1.0},
                 {"update": 99} | late,
@@ -79,7 +79,9 @@ def test_differences_by_hand_over_models_and_missing_seeds(tmp_path):
             (cell.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
     result = table.make(find_runs([tmp_path / "runs"]))
     assert (result.against, result.line) == ("mle", None)
-    dose = "the learned noise over the last tenth of the updates: SWEP 20 nats per window (sigma varies by +- 1.8 %)."
+    dose = (
+        "the learned noise over the last tenth of the updates: SWEP 2,000 nats per window (sigma varies by +- 1.8 %)."
+    )
     assert f"Mine: {dose}" in result.notes
     runs = result.cells.groupby(["block", "method"], sort=False)["runs"].first()
     assert runs["ELECTRA-small"].to_dict() == {"mle": 2, "SWEP": 3, "R-Drop": 0}
