@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from unittest import mock
 
@@ -18,14 +19,14 @@ from tests.support.bad_input import change_json
 
 METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle")
 ADJUSTED = 18  # by Holm's rule
-SIZES = {"squad": 40, "nyt": 40, "bio": 30}
+SIZES = {"squad": 40, "nyt": 40, "amazon": 40, "bio": 30}
 
 comparisons = scripts.load("docs/measurements/learned_noise/comparisons.py")
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """The folder of the runs, and the cells of each row of the three tables."""
+    """The folder of the runs, and the cells of each row of the four tables."""
     folder, rng = tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
     arms = zip(comparisons.ARMS, METHODS, strict=True)
     variants = {arm: {"method.name": method, "train.average": "ema"} for arm, method in arms}
@@ -75,15 +76,32 @@ def test_differences_are_those_of_the_table(compared, tmp_path, monkeypatch):
                 assert said == ("not registered" if (pair, weights, column) in outside else "its own rule")
 
 
+def test_the_large_sets_are_compared_as_if_they_had_been_the_only_ones(compared, tmp_path, monkeypatch):
+    runs, printed = compared
+    monkeypatch.setattr(significance, "RESAMPLES", 10)
+    pair = comparisons.NOT_REGISTERED[0]
+    folder = shutil.copytree(runs, tmp_path / "runs")
+    for file in folder.glob("*/unaveraged/results.json"):
+        tree = json.loads(file.read_text())
+        del tree["eval"]["bio"]
+        file.write_text(json.dumps(tree))
+    name, base = (f"{arm}, unaveraged" for arm in pair)
+    cells = table.make([run for run in find_runs([folder]) if run.variant in (name, base)], against=base).cells
+    cells = cells[(cells["method"] == name) & (cells["metric"] == "f1")].set_index("data_set")
+    entry = cells.loc["out-of-domain mean", ["difference", "difference_low", "difference_high"]].tolist()
+    [said] = [difference for of_pair, difference in printed[2] if of_pair == " less ".join(pair)]
+    assert [float(number) for number in re.findall(r"[-+]\d+\.\d+", said)] == pytest.approx(entry, abs=0.006)
+
+
 def test_calibration_is_compared_seed_by_seed(compared):
     runs, printed = compared
 
     def of(arm: str) -> np.ndarray:
         name = arm.lower().replace(" ", "-").replace(",", "").replace(".", "-")
         files = [runs / f"{name}-seed{seed}" / "unaveraged" / "results.json" for seed in range(4)]
-        return np.array([np.mean([json.loads(f.read_text())["eval"][s]["ece"] for s in ("nyt", "bio")]) for f in files])
+        return np.array([np.mean([json.loads(f.read_text())["eval"][s]["ece"] for s in [*SIZES][1:]]) for f in files])
 
-    for arm, mean, difference, *_ in printed[2]:
+    for arm, mean, difference, *_ in printed[3]:
         assert float(mean.split(" ± ")[0]) == pytest.approx(of(arm).mean(), abs=0.006)
         if arm != comparisons.CONTROL:
             interval = stats.ttest_rel(of(arm), of(comparisons.CONTROL)).confidence_interval()

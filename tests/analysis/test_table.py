@@ -169,7 +169,7 @@ def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
     assert lines(cells, "aurc", method="new").loc["out-of-domain mean", ["mean", "std"]].tolist() == [20.0, 0.0]
 
 
-def test_thebase_row_is_the_one_that_is_named():
+def test_the_base_row_is_the_one_that_is_named():
     rows = ["Beta 1e4", "beta 1e-4", "mle", "MLE"]
     for against, row in (("beta 1e-4", "beta 1e-4"), ("beta 1E4", "Beta 1e4"), ("mle", "mle"), (None, "MLE")):
         assert table.base_row(rows, against) == row
