@@ -105,7 +105,7 @@ def _texts(entry: dict[str, float]) -> tuple[str, str]:
     if pd.notna(entry["difference"]):
         score += f"{BETWEEN}{entry['difference']:+.2f} {formats.bounds(entry, 'difference')}"
     cost = [f"{entry[name]:,.0f} {name}" for name in COST if pd.notna(entry[name])]
-    return score, BETWEEN.join([*cost, f"{entry['runs']} runs"])
+    return score, BETWEEN.join([*cost, f"{entry['runs']} run{'s' if entry['runs'] > 1 else ''}"])
 
 
 def publish(found: Sequence[Run], folder: Path | None, against: str | None = None) -> Leaderboard:

@@ -269,3 +269,29 @@ def test_what_the_papers_training_data_is_called():
         assert was_trained_on(name), name
     for name in ("train-v2.0.json", "squad_v2", "squadshifts:nyt", "data/new_wiki_v1.0.json"):
         assert not was_trained_on(name), name
+
+
+def test_the_papers_effects_are_beside_differences_and_inside_or_outside(tmp_path):
+    """The paper has SWEP 0.45, 0.18 and 0.17 F1 above Prior-Aug on New-Wikipedia, and 0.62, 0.95 and -0.18 on Amazon,
+    for BERT-base, ELECTRA-small and T5-small."""
+    across = {"model": {"ELECTRA-small": {}, "Mine": {"model.name": "mine"}}}
+    variants = {"Prior-Aug 0.1": {"method.name": "prior_aug"}, "SWEP": {"method.name": "swep"}}
+    variants["MLE, two dropout masks"] = {"method.name": "r_drop"}
+    sizes = {"home": 30, "new_wiki": 30, "amazon": 30}
+    for cell in fake_runs.sweep(tmp_path, sizes, across=across, variants=variants, seeds=[0, 1, 2]):
+        right = 10 + cell.seed + 5 * (cell.variant == "SWEP")
+        fake_runs.finish(cell.folder, cell.recipe, dict.fromkeys(sizes, right))
+    result = table.make(find_runs([tmp_path / "runs"]), against="Prior-Aug 0.1")
+    for block, mean in (
+        ("ELECTRA-small", ["0.56"]),  # (0.18 + 0.95) / 2 = 0.565
+        ("Mine", ["0.53", "0.56", "-0.00"]),
+    ):
+        of_block = lines(result.cells, method="SWEP", block=block)["difference_paper"]
+        wiki = ["+0.18"] if block == "ELECTRA-small" else ["+0.45", "+0.18", "+0.17"]
+        # SWEP is 16.7 points above in every seed, so that the interval holds none of the paper's
+        assert of_block["new_wiki"] == " / ".join(f"no: {effect}" for effect in wiki)
+        said = [part.removeprefix("no: ") for part in of_block["out-of-domain mean"].split(" / ")]
+        assert [float(effect) for effect in said] == pytest.approx([float(effect) for effect in mean], abs=0.011)
+        assert pd.isna(of_block["home"])
+    other = lines(result.cells, method="MLE, two dropout masks", block="ELECTRA-small")["difference_paper"]
+    assert other["new_wiki"] == "yes: -0.72"  # the paper's MLE stands for it; 30 equal answers exclude no such effect

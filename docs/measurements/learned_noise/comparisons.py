@@ -38,7 +38,7 @@ REGISTERED = (
     ("Prior-Aug 0.333", "Prior-Aug 0.1"),
 )
 OWN_RULE = REGISTERED[:2]  # tested apart, on the shifted mean with the last weights
-NOT_REGISTERED = (("Prior-Aug 0.333", CONTROL), (CONTROL, "MLE, equal compute"))
+NOT_REGISTERED = (("SWEP", CONTROL), ("Prior-Aug 0.333", CONTROL), (CONTROL, "MLE, equal compute"))
 
 
 def rule(pair: Pair, weights: str, where: str) -> str:
