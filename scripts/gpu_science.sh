@@ -5,9 +5,10 @@
 #     DATA     folder with squad_dev.jsonl.gz and bioasq.jsonl.gz (MRQA), new_wiki_v1.0.json.gz and
 #              amazon_reviews_v1.0.json.gz (SQuADShifts)
 #     OUT      folder for the runs
-# All arms of a seed run before the next seed; a seed counts when all of its arms are done. The archive has results, predictions and logs of the finished runs, no
-# weights; unpacked in OUT, also on another machine, it lets the sweep resume there if ENCODER and DATA have the same
-# paths. Steps: e1, e2 (each ends with its table). Environment, in addition to that of gpu_steps.sh:
+# All arms of a seed run before the next seed; a seed counts when all of its arms are done. The archive has results,
+# predictions and logs of the finished runs, no weights; unpacked in OUT, also on another machine, it lets the sweep
+# resume there if ENCODER and DATA have the same paths. Steps: e1, e2 (each ends with its table). Environment, in addition
+# to that of gpu_steps.sh:
 #   JOBS  runs at a time (default: three for four cores)
 # NVIDIA's MPS is started for the runs if it is there: their kernels then share the GPU, and without it they take turns.
 # With MPS a GPU fault of one run ends the others, too; the next start repeats them. If CUDA_MPS_PIPE_DIRECTORY is set,
