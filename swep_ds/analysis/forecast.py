@@ -63,7 +63,7 @@ class Correction(NamedTuple):
 
 
 MEASURED = Correction(mean=0.25, spread=0.092, sets=7, nearest=0.42, farthest=1.44)
-MEASURED_DECLINING = Correction(mean=0.07, spread=0.076, sets=4, nearest=1.24, farthest=1.43)  # for their agreement
+MEASURED_DECLINING = Correction(mean=0.07, spread=0.076, sets=4, nearest=1.24, farthest=1.44)  # for their agreement
 
 
 class Home(NamedTuple):
@@ -164,10 +164,13 @@ def forecast(
     error_2 = line_D2[1:].std(0)
     unknown = np.array([unknown_share([item.example for item in run], home.known) for run in (home.runs[0], runs[0])])
     distance = log(unknown[1] / unknown[0])
-    bounds = 100 * np.minimum(correction.bounds(line_D2[0], distance, error_2) + declined_2, 1)
+    given = correction.bounds(line_D2[0], distance, error_2)
+    bounds = 100 * np.minimum(given + declined_2, 1)
     remarks = []
     if declined_2.any():
-        remarks.append(f"As at home, {100 * declined_2[1]:.0f} % of all questions are taken to be declined rightly.")
+        remark = f"As at home, {100 * declined_2[1]:.0f} % of all questions are taken to be declined rightly."
+        f1, low, high = 100 * given[:, 1]
+        remarks.append(f"{remark} If all of them have an answer, F1 is {f1:.1f} ({low:.1f} to {high:.1f}).")
     if distance > correction.farthest:
         remarks.append("Farther from home than any set that was measured: the score may be below the interval.")
     if np.isnan(error_2).any():
@@ -202,7 +205,8 @@ def _percent(shares: np.ndarray) -> tuple[float, float]:
 
 def read_home(folders: Sequence[Path]) -> Home:
     """What finished runs answered on the first set that they were tested on. Raises InputError: no runs; a run that is
-    not finished or was tested on no data; data that cannot be read, have changed since, or differ between the runs."""
+    not finished or was tested on no data; data that cannot be read or have changed since; runs that differ in data,
+    model or method, or not at all."""
     if not folders:
         raise InputError("no runs: name the folder of a finished run, or of several with different seeds")
     of_first = None
@@ -214,11 +218,19 @@ def read_home(folders: Sequence[Path]) -> Home:
         name = recipe.test_sets[0]
         check_unchanged(recipe, folder, recipe.data.sources)
         data = recipe.data.model_copy(update={"eval": {name: recipe.data.eval.get(name)}})
-        of_first = of_first or data
-        if data != of_first:
-            raise InputError(f"{folder}: has other data at home than {folders[0]}: name runs that differ in their seed")
+        trained = (data, recipe.model, recipe.method)
+        of_first = of_first or trained
+        if trained != of_first:
+            raise InputError(
+                f"{folder}: has another model, another method or other data at home than {folders[0]}: name runs that "
+                "differ in their seed"
+            )
     training, _ = load_examples(recipe.model_copy(update={"data": data.model_copy(update={"eval": {}})}))
-    return Home(name, read_runs(folders, name), words(training), Scorer(recipe.eval.answer_language(name)))
+    runs = read_runs(folders, name)
+    for (folder, run), (again, other) in combinations(zip(folders, runs, strict=True), 2):
+        if run == other:
+            raise InputError(f"{folder} and {again} are the same run: name runs that differ in their seed")
+    return Home(name, runs, words(training), Scorer(recipe.eval.answer_language(name)))
 
 
 def read_runs(folders: Sequence[Path], name: str) -> list[list[Answered]]:

@@ -28,7 +28,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import write_atomically
 from swep_ds.data.answers import TRUE, answer_pairs, at, excerpt, field, is_blank
 from swep_ds.data.example import Example
-from swep_ds.data.formats import file_items
+from swep_ds.data.formats import ANSWERED, file_items
 from swep_ds.evaluation.calibration import LEVEL
 
 MIN_LABELLED = 10
@@ -114,14 +114,14 @@ def _wilson(mean: Any, variance: Any, labels: Any, questions: int, df: Any) -> t
 def suggest(predicted_N: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The rows [count] of the questions to label, in random order, and their strata [count]. `predicted_N`: scores, 0
     to 100. By Neyman's allocation a stratum gets labels by its size times the standard deviation of scores of 0 and 100
-    with the predicted mean. A larger count only adds rows. Raises InputError: under `MIN_SUGGESTED`, or over N."""
+    with the predicted mean. A larger count, of `MIN_SUGGESTED` to N, only adds rows."""
     questions = len(predicted_N)
-    if not MIN_SUGGESTED <= count <= questions:
-        raise InputError(f"--suggest {count}: give {MIN_SUGGESTED} to {questions:,}, which is the number of questions")
-    place_N = np.random.default_rng(seed).permutation(questions)
+    rng = np.random.default_rng(seed)
+    place_N = rng.permutation(questions)
+    tie_N = rng.permutation(questions)  # not `place_N`: within a stratum all predictions must have equal chances
     sizes_H = _sizes(questions, STRATA)
     stratum_N = np.empty(questions, int)
-    stratum_N[np.lexsort((place_N, predicted_N))] = np.arange(STRATA).repeat(sizes_H)
+    stratum_N[np.lexsort((tie_N, predicted_N))] = np.arange(STRATA).repeat(sizes_H)
     mean_H = np.clip(np.bincount(stratum_N, predicted_N) / sizes_H, *BELIEVED)
     need_H = sizes_H * np.sqrt(mean_H * (100 - mean_H))
     number_n = np.arange(count)
@@ -186,7 +186,10 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
                 id_ = str(field(fields, "id"))
                 row = row_of.pop(id_, None)
                 if row is None or field(fields, "question", str).split() != examples[row].question.split():
-                    raise InputError(f"the id {excerpt(id_)} is no such question of this text, or occurs twice")
+                    raise InputError(
+                        f"the id {excerpt(id_)} is no such question of this text, or occurs twice; spreadsheets drop "
+                        "zeros at the front"
+                    )
                 stratum = fields.get("stratum")
                 names = names or ([None] if stratum is None else _names(len(examples)))
                 if stratum not in names:
@@ -206,13 +209,15 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
 
 def _answers(fields: dict[str, Any], context: str) -> tuple[str, ...] | None:
     """The accepted answers of a row; None if they are not given yet."""
+    if ANSWERED.isdisjoint(fields):
+        raise InputError(f"has no column answer (found: {excerpt(list(fields))}): rename yours")
     answers = tuple(text for text, _ in answer_pairs(fields, context))
     given = fields.get("answer")
     if not answers and isinstance(given, str) and not is_blank(given):
         answers = (given,)  # N/A and the like, which are no answers elsewhere, say here neither no nor not yet
     if not answers:
         return () if str(fields.get("is_impossible")).lower() in TRUE else None
-    if [answer.strip().lower() for answer in answers] == [NO_ANSWER]:
+    if [answer.strip(" .").lower() for answer in answers] == [NO_ANSWER]:
         return ()
     for answer in answers:
         if " ".join(answer.lower().split()) not in " ".join(context.lower().split()):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from swep_ds.analysis.answered import Answered, scored
 from swep_ds.analysis.forecast import Forecast, Home, read_home, read_runs, scores
 from swep_ds.analysis.forecast import forecast as forecast_from
-from swep_ds.analysis.labelled import estimate, read_labelled, write_suggested
+from swep_ds.analysis.labelled import MIN_SUGGESTED, estimate, read_labelled, write_suggested
 from swep_ds.analysis.labelled import suggest as choose
 from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
 from swep_ds.common.console import Console
@@ -66,8 +67,10 @@ def forecast(
         for name in RunFolder(paths[0]).read_recipe().test_sets[1:]:
             made[name] = forecast_from(home, name, read_runs(paths, name))
     else:
-        examples = _read(text, home)
+        examples = _read(text, suggest)
         labels = read_labelled(user_path(labelled), examples) if labelled else None
+        if labels and not labels.strata.any():
+            Console().print(f"{labelled}: without the column stratum its questions count as drawn at random")
         answers = [_answers(path, examples, folder / "answers") for path in paths]
         name = public_name(text)
         made[name] = forecast_from(home, name, [_scored(of_run, examples, home) for of_run in answers])
@@ -80,27 +83,34 @@ def forecast(
             made[name] = replace(made[name], labelled=len(labels.rows), with_labels=with_labels)
         if suggest:
             chosen = choose(100 * signal_N2[:, METRICS.index("f1")], suggest)
+            if labels and (lost := set(labels.rows.tolist()) - set(chosen[0].tolist())):
+                raise InputError(
+                    f"--suggest {suggest}: leaves out {len(lost)} labelled questions: name the runs that they were "
+                    "suggested for, or a larger number"
+                )
             write_suggested(output, examples, *chosen, labels.examples if labels else [])
     for name, result in made.items():
         values = {"name": name, "questions": len(result.by_question), "runs": list(map(str, paths)), "level": LEVEL}
-        values |= asdict(replace(result, by_question=None))
-        file = folder / f"{name.replace('/', '-')}.json"
-        write_atomically(file, json.dumps(values, indent=2, default=float) + "\n")
+        values |= asdict(result)
+        del values["by_question"]
+        file_name = re.sub(r"[^\w.-]", "-", name)
+        write_atomically(folder / f"{file_name}.json", json.dumps(values, indent=2, default=float) + "\n")
     return made
 
 
-def _read(text: str, home: Home) -> list[Example]:
-    """The questions of a text. They have answers only if all have them, or the runs learned that some have none."""
+def _read(text: str, suggest: int | None) -> list[Example]:
+    """The questions of a text. They have answers only if each has one or says that there is none."""
     examples = read_examples(text, training=False, unanswerable=True, labels=None)
     if no_context := [example.id for example in examples if not example.context]:
         raise InputError(f"--text {text}: question {no_context[0]!r} has no context: give the text that it is about")
-    without = sum(not example.answers for example in examples)
-    if 0 < without < len(examples):
-        said = "declining them counts as right. If answers are only missing yet, give the others to --labelled"
-        if all(item.example.answers for item in home.runs[0]):
-            said = "the forecast is not compared with the other answers"
+    if suggest and not MIN_SUGGESTED <= suggest <= len(examples):
+        raise InputError(f"--suggest {suggest}: give {MIN_SUGGESTED} to {len(examples):,}, the number of questions")
+    if any(example.answers for example in examples):
+        try:
+            read_examples(text, training=False, labels=None)
+        except InputError:  # some have none, and nothing says that there is none
             examples = [replace(example, answers=()) for example in examples]
-        Console().print(f"{text}: {without} of {len(examples)} questions have no answer: {said}")
+            Console().print(f"{text}: not all questions have an answer: the forecast is not compared with those given")
     return examples
 
 

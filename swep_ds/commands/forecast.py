@@ -8,8 +8,9 @@
 How often runs of one recipe with different seeds agree tells how many answers are right; of one run its confidence
 does. QUESTIONS is any source of data with questions and contexts; answers in it are only compared with. --suggest draws
 questions at random, more where scores vary more. Fill in the column answer: copy it from the context, or write "no
-answer". --labelled also takes any table of questions drawn at random, with id, question and answer. Forecasts go to the
-folder forecast/ of the first run, as do answers, which are computed once. The same command resumes what was stopped.
+answer", and leave the column stratum as it is. --labelled also takes any table of questions drawn at random, with id,
+question and answer. Forecasts go to the folder forecast/ of the first run, as do answers, which are computed once. The
+same command resumes what was stopped.
 """
 
 from swep_ds.commands.cli import Parser, at_least

@@ -18,7 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.data.answers import MRQA_COLUMN, answer_pairs, at, excerpt, field, is_missing, text_field, training_span
+from swep_ds.data.answers import (
+    MRQA_COLUMN,
+    TRUE,
+    answer_pairs,
+    at,
+    excerpt,
+    field,
+    is_missing,
+    text_field,
+    training_span,
+)
 from swep_ds.data.example import Example
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
@@ -252,6 +262,8 @@ def _example(
 ) -> Example:
     if labels is None:
         labels = not ANSWERED.isdisjoint(fields)
+        says_so = isinstance(fields.get("answers"), list | dict) or str(fields.get("is_impossible")).lower() in TRUE
+        unanswerable = unanswerable or says_so
     question = text_field(fields, "question")
     context = text_field(fields, "context") if labels or fields.get("context") else ""
     with as_input_error("holds half of a surrogate pair, which is not text", "remove or complete it"):

@@ -42,7 +42,8 @@ def read_examples(
         repeated: for training, an answer without an offset that occurs several times is no error; `settle_repeated`
             then gives it a span or leaves it out.
         labels: False reads only questions and contexts. Answers need not be there; nor contexts, which are then "".
-            None reads those answers that are there.
+            None reads those answers that are there, and then a question may also have none if its row says so, by
+            is_impossible or an empty list.
 
     Raises InputError: a missing or malformed source, faults of its questions, duplicate ids, or no example.
     """

@@ -2,6 +2,7 @@
 folders; the measured correction against the page's cells."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import combinations
 from statistics import NormalDist
@@ -170,7 +171,9 @@ def test_questions_declined_rightly_are_as_many_as_at_home(monkeypatch):
     assert made.f1.value == pytest.approx(100 * value)
     assert made.distance > 0
     assert made.f1.low > 100 * 9.5 / 40
-    assert made.remarks == ["As at home, 24 % of all questions are taken to be declined rightly."]
+    given = [float(number) for number in re.findall(r"\d+\.\d", made.remarks[0])]
+    assert given == pytest.approx([bound - 100 * 9.5 / 40 for bound in made.f1], abs=0.06)
+    assert made.remarks[0].startswith("As at home, 24 % of all questions are taken to be declined rightly. If all of")
 
 
 def test_runs_are_read_from_their_folders(tmp_path):
@@ -183,6 +186,8 @@ def test_runs_are_read_from_their_folders(tmp_path):
         (cell.folder / "recipe.yaml").write_text(recipe.dump())
     (folders[0] / "confidence").mkdir()
     (folders[0] / "confidence" / "squad.json").write_text(json.dumps({f"squad{i}": i / 12 for i in range(12)}))
+    with pytest.raises(InputError, match=r"mle-seed0 and .*mle-seed0 are the same run: name runs that differ in their"):
+        read_home([folders[0], folders[0]])
     home = read_home(folders)
     assert home.name == "squad"
     assert [len(run) for run in home.runs] == [12, 12]
@@ -203,7 +208,7 @@ def test_runs_are_read_from_their_folders(tmp_path):
     recipe = cells[1].recipe
     other = recipe.data.model_copy(update=changed | {"eval": {"far": recipe.data.eval["far"]}})
     (folders[1] / "recipe.yaml").write_text(recipe.model_copy(update={"data": other}).dump())
-    with pytest.raises(InputError, match="has other data at home than"):
+    with pytest.raises(InputError, match="has another model, another method or other data at home than"):
         read_home(folders)
     (folders[1] / "results.json").unlink()
     with pytest.raises(InputError, match="finished run"):
@@ -226,7 +231,7 @@ def test_the_measured_correction_is_that_of_the_cells():
     cells = compare.read_cells()
     fitted = compare.fit(cells)
     assert pytest.approx(fitted, abs=0.005) == MEASURED
-    assert pytest.approx(compare.fit(cells, "agreement" + compare.DECLINING), abs=0.005) == MEASURED_DECLINING
+    assert pytest.approx(compare.fit(cells, "agreement" + compare.DECLINING), abs=0.01) == MEASURED_DECLINING
     # the correction of a set does not depend on its own scores
     far = cells["set"] == "bioasq"
     worse = cells.assign(truth=cells["truth"].where(~far, 0.1))

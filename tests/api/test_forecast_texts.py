@@ -119,15 +119,16 @@ def test_one_run_from_python(base, tmp_path, capsys):
     assert (made.rests_on, made.f1) == ("confidence", other.f1)
     assert other.truth is None
     rows = list(map(json.loads, (base / "truth.jsonl").read_text().splitlines()))
-    rows[0]["answers"] = []
+    rows[0]["answers"] = ""
     (tmp_path / "partly.jsonl").write_text("\n".join(map(json.dumps, rows)))
     capsys.readouterr()
     [other] = sd.forecast([run], str(tmp_path / "partly.jsonl")).values()
     assert other.truth is None
-    assert (
-        f"partly.jsonl: 1 of {QUESTIONS} questions have no answer: the forecast is not compared"
-        in capsys.readouterr().out
-    )
+    assert "partly.jsonl: not all questions have an answer: the forecast is not compared" in capsys.readouterr().out
+    rows[0]["answers"] = []  # which says that there is none
+    (tmp_path / "partly.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    [other] = sd.forecast([run], str(tmp_path / "partly.jsonl")).values()
+    assert other.truth is not None
     asked = read_examples(str(base / "there.jsonl"), training=False, labels=False)
     replies = sd.QuestionAnswerer(run / "model").answer_together(asked)
     assert made.by_question[:, 1] == pytest.approx([reply.probability for [reply] in replies], rel=1e-4)
@@ -146,7 +147,7 @@ def test_bad_input_is_one_line(base, command, tmp_path):
         (["--text", there], "the following arguments are required: RUN"),
         ([tmp_path, "--text", there], "holds no recipe.yaml, so no run"),
         ([unfinished, "--text", there], "holds no results.json: name the folder of a finished run"),
-        ([run, other, "--text", there], "has other data at home than"),
+        ([run, other, "--text", there], "has another model, another method or other data at home than"),
         ([run, "--text", tmp_path / "bare.jsonl"], "bare.jsonl: question 'q0' has no context: give the"),
         (
             [run, "--text", there, "--labelled", tmp_path / "label.csv"],
@@ -154,6 +155,8 @@ def test_bad_input_is_one_line(base, command, tmp_path):
         ),
         ([run, "--labelled", tmp_path / "label.csv"], "are about questions of a text: give --text"),
         ([run, "--text", there, "--suggest", "30"], "--suggest: give it with --output"),
+        ([run, "--text", there, "--suggest", "5", "--output", tmp_path / "new.csv"], "--suggest 5: give 25 to 60, the"),
+        ([run, run, "--text", there], "are the same run: name runs that differ in their seed"),
     ):
         said = refused(command, *words)
         assert message in said
