@@ -105,7 +105,8 @@ def _read(text: str, suggest: int | None) -> list[Example]:
         raise InputError(f"--text {text}: question {no_context[0]!r} has no context: give the text that it is about")
     if suggest and not MIN_SUGGESTED <= suggest <= len(examples):
         raise InputError(f"--suggest {suggest}: give {MIN_SUGGESTED} to {len(examples):,}, the number of questions")
-    if any(example.answers for example in examples):
+    given = {bool(example.answers) for example in examples}
+    if len(given) > 1:
         try:
             read_examples(text, training=False, labels=None)
         except InputError:  # some have none, and nothing says that there is none

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from swep_ds.analysis.noise_report import late_noise
 from swep_ds.analysis.robustness import ABOVE, add_points, published
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, read_lines
@@ -47,10 +48,9 @@ def effects_of(run: Path) -> tuple[float, np.ndarray]:
     metrics = read_lines(file := run / "metrics.jsonl")
     if not metrics:
         raise InputError(f"{file}: has no lines: unpack the run's archive again")
-    updates = metrics[-1]["update"]
-    compared = [entry for entry in metrics if 2 * entry["update"] > updates and "gold_nll_prior" in entry]
+    compared = [entry for entry in metrics if 2 * entry["update"] > metrics[-1]["update"] and "gold_nll_prior" in entry]
     effects = [[entry[f"{a}_nll_{n}"] - entry[f"{a}_nll_prior"] for a, n in EFFECTS] for entry in compared]
-    return np.mean([entry["kl_per_window"] for entry in metrics if entry["update"] > 0.9 * updates]), np.array(effects)
+    return late_noise(metrics)["kl_per_window"], np.array(effects)
 
 
 def noise(folder: Path) -> list[str]:
