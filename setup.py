@@ -8,7 +8,6 @@ from setuptools import find_packages, setup
 
 BESIDE = {
     "swep_ds.kernels": "kernels",
-    "swep_ds.kernels.tools": "kernels/tools",
     "swep_ds.ds_configs": "ds_configs",
     "swep_ds.scripts": "scripts",
     "swep_ds.scripts.slurm": "scripts/slurm",

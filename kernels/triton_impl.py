@@ -68,7 +68,7 @@ class Tile(NamedTuple):
     maxnreg: int | None = None  # most registers a thread may use, which decides how many warps fit an SM; NVIDIA only
 
 
-# (architecture, direction, d): the fastest tile for storage of two bytes an element, by `scripts/tune_kernels.py`.
+# (architecture, direction, d): the fastest tile for storage of two bytes an element, by `benchmarks/kernels/tune.py`.
 # Nothing is tuned at run time: ranks that chose different tiles would sum the KL in different orders.
 MEASURED: dict[tuple[str, str, int], Tile] = {}
 

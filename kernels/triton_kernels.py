@@ -2,8 +2,8 @@
 
 A program takes BLOCK_ROWS tokens of one sample and BLOCK_COLS of the d/4 Philox counters of a row. The forward, which
 sums the KL of a row, walks over all of its counters. A counter yields four words, hence four dimensions d/4 apart, so
-no value leaves the thread that drew it. What keeps the kernels at the memory limit, and what `scripts/kernel_report.py`
-holds to a budget:
+no value leaves the thread that drew it. What keeps the kernels at the memory limit, and what
+`benchmarks/kernels/report.py` holds to a budget:
 
 - one Philox call for four normals; words that depend only on the row or the column stay [rows, 1] or [1, columns]
   through the first two rounds;

@@ -1,7 +1,9 @@
-"""The command `swep-ds train` as a script."""
+"""`swep-ds train` as a file, which launchers start: `deepspeed`, `torchrun`, `srun`, and the runs of a sweep."""
 
-from swep_ds.commands.cli import main
-from swep_ds.commands.train import train
+import sys
+
+from swep_ds.__main__ import main
 
 if __name__ == "__main__":
-    main(train)
+    sys.argv.insert(1, "train")
+    main()

@@ -47,6 +47,8 @@ def without_command() -> None:
 
 
 def main() -> None:
+    # `deepspeed --module swep_ds` puts it before the command; a rank reads the environment
+    sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith("--local_rank=")]
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in COMMANDS:
         cli.main(without_command)

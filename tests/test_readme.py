@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib.util
 import io
 import re
 import shlex
@@ -21,10 +22,13 @@ from swep_ds.pipeline.recipe import RECIPES, Recipe
 from swep_ds.sweeps.sweep import SWEEPS
 from tests.support.fork_server import ROOT, run_script
 
-FOUND = ("*.md", "docs/*.md", "docs/measurements/*.md", "ds_configs/*.md", "swep_ds/data/quickstart/*/*.md")
+FOUND = ("*.md", "docs/*.md", "docs/measurements/*.md", "studies/*/*.md", "ds_configs/*.md")
+FOUND += ("swep_ds/data/quickstart/*/*.md",)
 PAGES = {str(file.relative_to(ROOT)): file.read_text() for at in FOUND for file in sorted(ROOT.glob(at))}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PATH = re.compile(r"`((?:swep_ds|kernels|scripts|tests|docs|ds_configs|requirements)/[\w./-]*\w)`")
+FOLDERS = "swep_ds|kernels|ds_configs|scripts|benchmarks|studies|tools|findings|tests|docs|requirements"
+PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*\w)`")
+PROGRAM = re.compile(r"make\b|swep-ds [a-z]|.*\b(scripts|benchmarks|studies|tools)/|.* -m (benchmarks|studies|tools)\b")
 LINK = re.compile(r"\[[^][]*\]\(([^()\s]+)\)")
 
 
@@ -33,7 +37,7 @@ def commands(text: str) -> list[str]:
     blocks = [content for language, content in FENCED.findall(text) if language == "bash"]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`((?:python|deepspeed|torchrun|make|swep-ds) [^`]+)`", FENCED.sub("", text))
-    return [line for line in lines if re.match(r"make\b|swep-ds [a-z]|\S.*\bscripts/|scripts/", line)]
+    return [line for line in lines if PROGRAM.match(line)]
 
 
 COMMANDS = [(page, command) for page, text in PAGES.items() for command in commands(text)]
@@ -41,13 +45,29 @@ COMMANDS = [(page, command) for page, text in PAGES.items() for command in comma
 
 @functools.cache
 def options(command: str, *words: str) -> set[str]:
-    """The options of a script, or of a command `swep-ds NAME`."""
+    """The options of a program, as `program` names it."""
     if not command.startswith("swep-ds "):
-        return set(re.findall(r"--[a-z]\w*", run_script(ROOT / command, *words, "--help").stdout))
+        script = ROOT / command if command.endswith(".py") else command
+        return set(re.findall(r"--[a-z]\w*", run_script(script, *words, "--help").stdout))
     argv = mock.patch.object(sys, "argv", [*command.split(), *words, "--help"])
     with argv, redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
         main()
     return set(re.findall(r"--[a-z]\w*", printed.getvalue()))
+
+
+def program(words: list[str]) -> tuple[str, list[str]]:
+    """What a command starts, "swep-ds NAME", a file or a module, and the words behind it; of which there is one."""
+    if words[0] == "swep-ds" or "swep_ds" in words:
+        begin = words.index("swep_ds" if "swep_ds" in words else "swep-ds") + 1
+        assert words[begin] in COMMAND_NAMES
+        return f"swep-ds {words[begin]}", words[begin + 1 :]
+    if "-m" in words:
+        begin = words.index("-m") + 1
+        assert importlib.util.find_spec(words[begin])
+    else:
+        begin = next(number for number, word in enumerate(words) if PROGRAM.match(word))
+        assert (ROOT / words[begin]).is_file()
+    return words[begin], words[begin + 1 :]
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +88,9 @@ def test_command(page, command, pages_files, monkeypatch):
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return
-    if words[0] == "swep-ds":
-        assert words[1] in COMMAND_NAMES
-        script, words = f"swep-ds {words[1]}", words[2:]
-    else:
-        script = next(word for word in words if word.startswith("scripts/"))
-        assert (ROOT / script).is_file()
-        words = words[words.index(script) + 1 :]
+    script, words = program(words)
     mine = list(takewhile("--".__ne__, words))
-    if script.endswith(("submit", "submit.py")) and mine:
+    if script == "swep-ds submit" and mine:
         assert mine[0] in ("train", "sweep")
         check(f"swep-ds {mine[0]}", words[len(mine) + 1 :])
     if not script.endswith(".sh"):
@@ -84,17 +98,18 @@ def test_command(page, command, pages_files, monkeypatch):
 
 
 def check(script: str, words: list[str]) -> None:
-    """Whether a script takes these options, and its recipe, fields, ds_config and sweep are there."""
-    name = Path(script.removeprefix("swep-ds ")).stem
+    """Whether a program takes these options, and its recipe, fields, ds_config and sweep are there."""
+    name = script if script.startswith("benchmarks.") else Path(script.removeprefix("swep-ds ")).stem
     sub = words[:1] if name in ("analyze", "submit") else []
     given = {word.partition("=")[0] for word in words if re.match("--[a-z]", word)}
     assert given <= options(script, *sub)
     values = {name: [b for a, b in pairwise(words) if a == name] for name in words}
     assert all((ROOT / path).is_file() or ds_config_path(path) for path in values.get("--ds_config", []))
-    if name in ("train", "bench_training", "plan", "preflight"):
+    if name in ("train", "benchmarks.training", "plan", "preflight"):
         Recipe.load(*values.get("--recipe", ["quickstart"]), values.get("--set", []))
-    if name == "sweep" and not words[0].endswith(".yaml"):
-        assert (SWEEPS / f"{words[0]}.yaml").is_file()
+    if name == "sweep":
+        named = words[0] if words[0].endswith(".yaml") else SWEEPS / f"{words[0]}.yaml"
+        assert (ROOT / named).is_file() or Path(named).is_file()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -8,7 +8,7 @@ as a signal does that needs no answers:
 The signal is the agreement of the runs' answers (Baek et al., NeurIPS 2022, "Agreement-on-the-Line"; Saxena et al.,
 2404.01542) or, of one run, its mean confidence (difference of confidences: Guillory et al., ICCV 2021). On its own it
 is too optimistic, and the more so the farther the text is, as runs agree on wrong answers. c d corrects that: u is the
-share of the contexts' words that the training text lacks; c was measured (docs/measurements/cpu-forecast.md). Of runs
+share of the contexts' words that the training text lacks; c was measured (studies/forecast). Of runs
 that decline this is about the answers given, over all questions, and what is declined rightly counts as at home.
 
 The interval, of the mean over these runs, takes c as varying from set to set and questions as a sample. It does not

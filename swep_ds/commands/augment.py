@@ -33,7 +33,6 @@ def augment() -> None:
     arguments = vars(parser.parse_args())
     if not 0 < arguments["share"] <= 1:
         raise InputError(f"--share {arguments['share']}: must be above 0 and at most 1")
-    del arguments["local_rank"]
     data, model, output = (arguments.pop(name) for name in ("data", "model", "output"))
     protect = not arguments.pop("unprotect_answer")
     with launch(arguments.pop("ranks"), "augment"):

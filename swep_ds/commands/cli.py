@@ -1,6 +1,6 @@
 """What all commands share: exit codes, errors as one line instead of a traceback, `--ranks`.
 
-Scripts import this module first: from then on a failed print ends no run.
+A program imports this module first: from then on a failed print ends no run.
 """
 
 import argparse
@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from swep_ds.common.console import protect, say_on_stderr
 from swep_ds.common.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, RunExit, denied
-from swep_ds.common.files import shipped
 from swep_ds.ranks.environment import is_first_on_node, read_launch, report
 
 
@@ -70,7 +69,6 @@ def add_launch_options(options: argparse.ArgumentParser) -> None:
     text = "start N processes on this machine, each with a device (default: run in this process, as a rank if a "
     text += "launcher started it)"
     options.add_argument("--ranks", type=at_least(1), metavar="N", help=text)
-    options.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # added by the deepspeed launcher
 
 
 def add_set_option(options: argparse.ArgumentParser, of: str) -> None:
@@ -79,8 +77,8 @@ def add_set_option(options: argparse.ArgumentParser, of: str) -> None:
 
 
 def launch(ranks: int | None, name: str, *options: str) -> AbstractContextManager:
-    """The process group to work in; or becomes DeepSpeed's launcher of scripts/NAME.py on so many ranks, with this
-    command's options and `options`.
+    """The process group to work in; or becomes DeepSpeed's launcher of the command `name` on so many ranks, with the
+    options of this process and `options`.
 
     Raises InputError: a launcher has started this process already, or there are fewer devices.
     """
@@ -89,14 +87,14 @@ def launch(ranks: int | None, name: str, *options: str) -> AbstractContextManage
     if ranks is not None and ranks > 1:
         from swep_ds.ranks.launcher import become_launcher  # imports PyTorch, for seconds
 
-        become_launcher(ranks, shipped("scripts") / f"{name}.py", options)
+        become_launcher(ranks, name, options)
     from swep_ds.ranks.group import process_group
 
     return process_group()
 
 
 def main(command: Callable[[], None]) -> None:
-    """Runs a script's `command` and exits with 0; or, after a `RunExit` or Ctrl-C, with one line and its exit code."""
+    """Runs `command` and exits with 0; or, after a `RunExit` or Ctrl-C, with one line and its exit code."""
     try:
         command()
     except KeyboardInterrupt:

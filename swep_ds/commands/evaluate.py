@@ -30,7 +30,6 @@ def evaluate() -> None:
     add_launch_options(parser)
     arguments = vars(parser.parse_args())
     check_new_folder("--output_dir", arguments["output_dir"])
-    del arguments["local_rank"]
     with launch(arguments.pop("ranks"), "evaluate"):
         from swep_ds.pipeline.saved import evaluate_saved  # after the arguments: this import takes seconds
 

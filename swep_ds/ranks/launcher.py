@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -69,10 +68,12 @@ def free_port() -> int:
     raise OSError("none of 100 ports between 20000 and 32000 is free")
 
 
-def become_launcher(ranks: int, script: Path, more: Sequence[str] = ()) -> NoReturn:
-    """Replaces this process by DeepSpeed's launcher, which starts `script` with this program's options and `more`."""
+def become_launcher(ranks: int, command: str, more: Sequence[str] = ()) -> NoReturn:
+    """Replaces this process by DeepSpeed's launcher, which starts `swep-ds COMMAND` with this process's options and
+    `more`."""
     option = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     option.add_argument("--ranks")
     _, options = option.parse_known_args(sys.argv[1:])
-    words = [*launcher(ranks), str(script), *options, *more]
-    os.execve(words[0], words, os.environ | environments(1, ranks)[0])
+    words = [*launcher(ranks), "--module", "swep_ds", command, *options, *more]
+    safe_path = {"PYTHONSAFEPATH": "1"}  # otherwise -m imports a file of the current folder in place of a package
+    os.execve(words[0], words, os.environ | environments(1, ranks)[0] | safe_path)

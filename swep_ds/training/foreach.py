@@ -1,5 +1,5 @@
-"""DeepSpeed's loops over the gradients of an optimizer step, as one operation each (`swep_ds/cost/launches.py` counts
-them), with results that are equal to the last bit."""
+"""DeepSpeed's loops over the gradients of an optimizer step, as one operation each, with results that are equal to the
+last bit. benchmarks/training/launches.py counts them."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -34,7 +34,7 @@ from swep_ds.data.example import Example
 from swep_ds.evaluation.scores import Scorer
 from tests.support import fake_runs, scripts
 
-compare = scripts.load("docs/measurements/forecast/compare.py")
+compare = scripts.load("studies/forecast/compare.py")
 NORMAL = NormalDist()
 WORDS = ("red", "green", "blue", "")
 
@@ -233,7 +233,10 @@ def test_other_estimators_against_loops():
 def test_the_measured_correction_is_that_of_the_cells():
     cells = compare.read_cells()
     fitted = compare.fit(cells)
-    for fit, measured in ((fitted, MEASURED), (compare.fit(cells, "agreement" + compare.DECLINING), MEASURED_DECLINING)):
+    for fit, measured in (
+        (fitted, MEASURED),
+        (compare.fit(cells, "agreement" + compare.DECLINING), MEASURED_DECLINING),
+    ):
         assert pytest.approx(fit[:4], abs=0.005) == measured[:4]
         assert measured.farthest == math.ceil(100 * fit.farthest) / 100  # no set that was measured is farther
     # the correction of a set does not depend on its own scores

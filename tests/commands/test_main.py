@@ -18,7 +18,8 @@ import runpy
 sys.argv[:] = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-TRAIN, SWEEP, SUBMIT = (str(ROOT / "scripts" / name) for name in ("train.py", "sweep.py", "slurm/submit.py"))
+TRAIN = str(ROOT / "scripts" / "train.py")
+SWEP_DS = str(PACKAGE / "__main__.py")
 
 
 @pytest.fixture
@@ -81,8 +82,11 @@ def test_a_typo_is_answered_before_pytorch_is_imported(tmp_path):
     for words, said in (
         ([TRAIN, "--recipe", "mine.yaml"], "train.epochs: 'two': must be a valid number"),
         ([TRAIN, "--ds_config", "zer2"], "--ds_config zer2: no such file"),
-        ([SWEEP, "sweep.yaml"], "method.betta is not a field; did you mean 'method.beta'?"),
-        ([SUBMIT, "train", "--gpus_per_node", "1", "--", "--set", "methd.name=swep"], "did you mean 'method'?"),
+        ([SWEP_DS, "sweep", "sweep.yaml"], "method.betta is not a field; did you mean 'method.beta'?"),
+        (
+            [SWEP_DS, "submit", "train", "--gpus_per_node", "1", "--", "--set", "methd.name=swep"],
+            "did you mean 'method'?",
+        ),
     ):
         command, env = [sys.executable, "-c", WITHOUT_TORCH, *words], os.environ | (rank if words[0] == TRAIN else {})
         run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)

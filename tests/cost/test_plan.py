@@ -4,7 +4,6 @@ import json
 import math
 import re
 import resource
-import runpy
 import shlex
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ from threading import Thread
 import pytest
 from huggingface_hub import HfApi, constants
 
+from benchmarks import random_model
 from swep_ds.commands.train import train
 from swep_ds.common.files import check_hub
 from swep_ds.cost.memory import States
@@ -185,7 +185,7 @@ def test_devices_are_read_and_hold_what_fits_their_memory_and_the_host_s():
 
 
 def test_a_large_model_takes_little_memory_to_plan_and_its_config_alone(capsys, folder, tmp_path):
-    configs = runpy.run_path(str(ROOT / "scripts" / "random_model.py"))["CONFIGS"]
+    configs = random_model.CONFIGS
     (tmp_path / "config.json").write_text(json.dumps(configs["t5-11b"]))
     sets = [f"model.name={tmp_path}", "task=generative", "train.precision=bf16", "data.max_length=384"]
     sets += ["train.micro_batch_size=4", "train.activation_checkpointing=true", "eval.batch_size=4"]

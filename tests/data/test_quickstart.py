@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from quickstart import encoder, pretraining, t5
 from swep_ds.data.formats import document_items, read_items
 from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, T5, corpus
 from swep_ds.data.quickstart.grammar import World, load_kinds, slots, write_passage, write_unanswerable
+from tools.quickstart import encoder, pretraining, t5
 
 PAIRS = [(SOURCE, "train"), *((domain, "test") for domain in DOMAINS)]
 SHA256 = {  # of all domains' texts of a split, without and with unanswerable questions

@@ -1,4 +1,4 @@
-"""scripts/evaluate.py and scripts/answer.py on the exported model of a run."""
+"""`swep-ds evaluate` and `swep-ds answer` on the exported model of a run."""
 
 import json
 import re
@@ -12,10 +12,8 @@ from swep_ds.evaluation.calibration import CALIBRATION
 from swep_ds.evaluation.scores import Scorer
 from tests.support.bad_input import change_json
 from tests.support.finished import write_reading
-from tests.support.fork_server import ROOT, run_script
+from tests.support.fork_server import run_script
 from tests.support.tiny_run import prepare
-
-EVALUATE, ANSWER = (ROOT / "scripts" / f"{name}.py" for name in ("evaluate", "answer"))
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +27,8 @@ def folder(tmp_path_factory) -> Path:
 
 def test_scores_and_predictions_are_written_once(folder):
     model, source, output = str(folder / "model"), str(folder / "test.json"), folder / "scores"
-    command = [EVALUATE, model, "--data", f"test={source}", "--output_dir", str(output)]
-    ended = run_script(*command, "--doc_stride", "20", ranks=2)
+    command = ["evaluate", model, "--data", f"test={source}", "--output_dir", str(output)]
+    ended = run_script("swep_ds", *command, "--doc_stride", "20", ranks=2)
     assert "windows of 64 tokens, 20 apart" in ended.stdout  # as the run cut them, and as the option says
     predictions = json.loads((output / "predictions" / "test.json").read_text())
     golds = {example.id: example.answers for example in read_examples(source, training=False)}
@@ -42,7 +40,7 @@ def test_scores_and_predictions_are_written_once(folder):
     assert set(results["eval"]["test"]) == {"exact_match", "f1", "total", *CALIBRATION}
     assert list(json.loads((output / "confidence" / "test.json").read_text())) == list(golds)
     assert f"{results['eval']['test']['f1']:.2f}" in ended.stdout
-    again = run_script(*command, check=False)
+    again = run_script("swep_ds", *command, check=False)
     said = f"error: --output_dir {output}: is not empty: name a new or empty folder\n"
     assert (again.returncode, again.stderr) == (2, said)
 
@@ -51,12 +49,12 @@ def test_scoring_rules_are_those_of_the_run(folder, tmp_path):
     model = shutil.copytree(folder / "model", tmp_path / "model")
     change_json(model / "reading.json", "eval", scorer="mlqa", language={"zh": "zh"})
     data = [word for name in ("zh", "test") for word in ("--data", f"{name}={folder / 'test.json'}")]
-    ended = run_script(EVALUATE, str(model), *data, "--output_dir", str(tmp_path / "scores"))
+    ended = run_script("swep_ds", "evaluate", str(model), *data, "--output_dir", str(tmp_path / "scores"))
     assert "scoring rules: zh MLQA (zh), test MLQA (en)" in ended.stdout
     rules = json.loads((tmp_path / "scores" / "results.json").read_text())["scorers"]
     assert rules == {"zh": "MLQA (zh)", "test": "MLQA (en)"}
     options = ["--output_dir", str(tmp_path / "no"), "--scorer", "squad", "--language", "de"]
-    refused = run_script(EVALUATE, str(model), *data, *options, check=False)
+    refused = run_script("swep_ds", "evaluate", str(model), *data, *options, check=False)
     assert (refused.returncode, "give --scorer mlqa as well" in refused.stderr) == (2, True)
 
 
@@ -64,7 +62,7 @@ def test_answers_are_printed_with_their_place_in_the_text(folder):
     text = "It was founded\nin 1204 by an abbot."
     (folder / "text.txt").write_text(text)
     asked = ["--question", "Who founded it?", "--text_file", str(folder / "text.txt"), "--n_best", "3"]
-    ended = run_script(ANSWER, str(folder / "model"), *asked)
+    ended = run_script("swep_ds", "answer", str(folder / "model"), *asked)
     lines = [re.fullmatch(r" *\d+\.\d%  (.+?)    \.\.\.(.+)\.\.\.", line) for line in ended.stdout.splitlines()]
     assert len(lines) == 3
     assert all(match[2] == text.replace("\n", " ") for match in lines)

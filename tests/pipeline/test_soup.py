@@ -17,7 +17,7 @@ from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.pipeline.soup import make_soup
 from tests.support.bad_input import change_json, refused
 from tests.support.finished import finished
-from tests.support.fork_server import ROOT, run_script
+from tests.support.fork_server import run_script
 
 WEIGHT = "bert.embeddings.word_embeddings.weight"
 MODEL, READING = "model/model.safetensors", "model/reading.json"
@@ -47,7 +47,7 @@ def runs(base, tmp_path) -> list[Path]:
 
 def test_a_soup_is_the_mean_of_its_runs_and_is_tested_like_any_model(runs, tmp_path):
     soup, scores = tmp_path / "soups" / "swep", tmp_path / "scores"
-    said = run_script(ROOT / "scripts" / "soup.py", *map(str, runs), "--output", str(soup)).stdout
+    said = run_script("swep_ds", "soup", *map(str, runs), "--output", str(soup)).stdout
     assert said == f"soup of 3 models in {soup}\n"
     ingredients = [load_file(run / MODEL) for run in runs]
     loaded = AutoModelForQuestionAnswering.from_pretrained(soup).state_dict()
@@ -62,7 +62,7 @@ def test_a_soup_is_the_mean_of_its_runs_and_is_tested_like_any_model(runs, tmp_p
     assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "transformers"
     assert [path.name for path in soup.parent.iterdir()] == ["swep"]
     data = ["--data", f"test={runs[0] / 'test.json'}", "--output_dir", str(scores)]
-    said = run_script(ROOT / "scripts" / "evaluate.py", str(soup), *data).stdout
+    said = run_script("swep_ds", "evaluate", str(soup), *data).stdout
     assert "windows of 64 tokens, 32 apart" in said  # as its runs read
     assert json.loads((scores / RESULTS).read_text())["eval"]["test"]["total"] == 9
 

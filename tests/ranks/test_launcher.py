@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -64,7 +63,7 @@ def test_a_ranks_last_line_is_the_launchers_too_and_its_exit_code(tmp_path):
     assert (run.returncode, run.stdout, run.stderr) == (75, "", "error: gone\n")
 
 
-def test_ranks_become_the_launcher_of_the_script_with_the_same_options(gpus, monkeypatch):
+def test_ranks_become_the_launcher_of_the_command_with_the_same_options(gpus, monkeypatch):
     started = []
     monkeypatch.setattr(os, "execve", lambda *call: started.append(call))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
@@ -73,10 +72,9 @@ def test_ranks_become_the_launcher_of_the_script_with_the_same_options(gpus, mon
     [(program, words, environment)] = started
     assert program == words[0] == sys.executable
     assert words[1:4] == ["-u", "-m", "deepspeed.launcher.runner"]
-    script = next(word for word in words if word.endswith("train.py"))
-    assert Path(script).is_file()
-    assert words[words.index(script) + 1 :] == ["--set", "seed=1", "--recipe", "x"]
+    assert words[words.index("--module") :] == ["--module", "swep_ds", "train", "--set", "seed=1", "--recipe", "x"]
     assert environment["CUDA_VISIBLE_DEVICES"] == "4,5"
+    assert environment["PYTHONSAFEPATH"] == "1"
     cli.launch(None, "train")
     cli.launch(1, "train")  # this process is the rank
     assert len(started) == 1

@@ -129,7 +129,7 @@ def test_one_task_of_an_array_is_run_and_requeued(start):
     array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
     _, said, calls = start(75, "sweep", **array)
     assert said.startswith("swep-ds: job 5_3, start 1,")
-    assert calls == [f"python -u {ROOT}/scripts/sweep.py --set a=b c --cell 3 --srun", "scontrol requeue 5_3"]
+    assert calls == ["python -u -m swep_ds sweep --set a=b c --cell 3 --srun", "scontrol requeue 5_3"]
 
 
 def test_threads_are_the_tasks_cores(start, tmp_path):

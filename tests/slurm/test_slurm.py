@@ -32,8 +32,7 @@ class Jobs:
 
     def submit(self, kind: str, *words: str) -> str:
         """Returns the job's number."""
-        submit = str(ROOT / "scripts" / "slurm" / "submit.py")
-        said = self.command(sys.executable, submit, kind, "--cpu_ranks_per_node", "1", *words)
+        said = self.command(sys.executable, "-m", "swep_ds", "submit", kind, "--cpu_ranks_per_node", "1", *words)
         return re.match(r"job (\d+), ", said)[1]
 
     def wait(self, condition, deadline: float) -> None:

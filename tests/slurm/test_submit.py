@@ -1,18 +1,17 @@
-"""scripts/slurm/submit.py: what it would submit, and what it refuses; tests/slurm/test_slurm.py submits to Slurm."""
+"""`swep-ds submit`: what it would submit, and what it refuses; tests/slurm/test_slurm.py submits to Slurm."""
 
-import runpy
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+from swep_ds.commands.submit import submit as submit_command
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT
 from tests.support.sweep_files import finish, write
 
-SUBMIT = ROOT / "scripts" / "slurm" / "submit.py"
 RUN, CPU = ["--ds_config", "zero2"], ["--cpu_ranks_per_node", "1"]
 
 
@@ -22,8 +21,8 @@ def submit(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", [str(SUBMIT), *words])
-        runpy.run_path(str(SUBMIT))["submit"]()
+        monkeypatch.setattr(sys, "argv", ["swep-ds submit", *words])
+        submit_command()
         return capsys.readouterr().out
 
     return call
@@ -85,7 +84,7 @@ def test_a_sweep_is_an_array_of_the_runs_that_are_not_done(submit, tmp_path):
 def test_the_documents_commands_are_submitted(submit, tmp_path):
     (tmp_path / "ds_configs").symlink_to(ROOT / "ds_configs")
     document = (ROOT / "docs" / "clusters.md").read_text().replace("\\\n", " ")
-    commands = [line for line in document.splitlines() if line.startswith("python scripts/slurm/submit.py")]
+    commands = [line for line in document.splitlines() if line.startswith("swep-ds submit")]
     assert len(commands) >= 3
     for line in commands:
         before, _, after = line.removesuffix("--dry_run").partition(" -- ")

@@ -18,11 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
 
+from benchmarks.training.candidates import held_bytes, measure_memory
+from benchmarks.training.updates import EngineUpdate
 from swep_ds import ranks
 from swep_ds.cost.activations import count_activations
-from swep_ds.cost.candidates import held_bytes, measure_memory
 from swep_ds.cost.memory import model_states
-from swep_ds.cost.updates import EngineUpdate
 from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective

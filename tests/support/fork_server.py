@@ -35,12 +35,13 @@ FIRST, SIZE, RANGES = 10_000, 200, 50  # below the ports of the package and of o
 
 
 def run_script(
-    script: Path, *arguments: str, ranks: int | None = None, check: bool = True, cwd: Path | None = None
+    script: Path | str, *arguments: str, ranks: int | None = None, check: bool = True, cwd: Path | None = None
 ) -> subprocess.CompletedProcess:
     """Runs a script to its end, on CPU with one thread: returns the first exit code that is not 0, and all output.
 
-    `ranks` processes have a launcher's variables; None: one has none, as under `python`. With `check`, an exit code
-    other than 0 is an AssertionError, as a script that hangs always is.
+    A name is that of a module, as `python -m` runs it. `ranks` processes have a launcher's variables; None: one has
+    none, as under `python`. With `check`, an exit code other than 0 is an AssertionError, as a script that hangs always
+    is.
     """
     server = _server()
     with tempfile.TemporaryDirectory(prefix="fork-") as name:
@@ -136,11 +137,15 @@ def become(order: dict, rank: int) -> NoReturn:
     if order["ranks"]:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order["ranks"])}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(order["port"])}
-    sys.argv = order["command"]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    program, *arguments = order["command"]
+    sys.argv = [program, *arguments]
     code = 0
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        if program.endswith(".py"):
+            sys.path[0] = str(Path(program).parent)
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code or 0
     except BaseException:

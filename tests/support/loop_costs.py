@@ -17,8 +17,8 @@ import torch
 from deepspeed.comm import comm
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.training.updates import EngineUpdate
 from swep_ds import ranks
-from swep_ds.cost.updates import EngineUpdate
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.training import loop

@@ -1,4 +1,4 @@
-"""Scripts of the project, in this process."""
+"""Programs beside the package, in this process."""
 
 import contextlib
 import importlib.util
@@ -12,20 +12,20 @@ from tests.support.fork_server import ROOT
 
 
 def load(path: str) -> ModuleType:
-    """A script by its path from the project's root."""
+    """A program by its path from the project's root."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def run(name: str, *arguments: str) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of `scripts/<name>.py`."""
+def run(path: str, *arguments: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of the `main` of a program."""
     printed, complaint, code = io.StringIO(), io.StringIO(), 0
-    argv = mock.patch.object(sys, "argv", [f"{name}.py", *arguments])
+    argv = mock.patch.object(sys, "argv", [path, *arguments])
     with argv, contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complaint):
         try:
-            load(f"scripts/{name}.py").main()
+            load(path).main()
         except SystemExit as stop:
             code = stop.code
     return code, printed.getvalue(), complaint.getvalue()

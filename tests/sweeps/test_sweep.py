@@ -153,7 +153,7 @@ def test_the_papers_sweeps_have_its_methods_and_data_sets():
 
 def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     text = (tiny_run.ROOT / "docs" / "protocol.md").read_text()
-    said = re.findall(r"`python scripts/sweep\.py (\w+)(?: --jobs GPUS)?` \| (\d+) \|", text)
+    said = re.findall(r"`swep-ds sweep ([\w/.]+)(?: --jobs GPUS)?` \| (\d+) \|", text)
     assert len(said) == 8
     named = set()
     for name, runs in said:

@@ -1,11 +1,11 @@
-"""scripts/sweep.py: a single cell, and a real sweep of a tiny model in which one cell fails."""
+"""`swep-ds sweep`: a single cell, and a real sweep of a tiny model in which one cell fails."""
 
 import json
-import runpy
 import sys
 
 import pytest
 
+from swep_ds.commands.sweep import sweep
 from swep_ds.common.files import ds_config_path
 from swep_ds.sweeps.sweep import SWEEPS, read_sweep
 from tests.support import tiny_run
@@ -13,18 +13,14 @@ from tests.support.bad_input import refused
 from tests.support.fork_server import run_script
 from tests.support.sweep_files import MINIMAL, finish, write
 
-SWEEP = tiny_run.ROOT / "scripts" / "sweep.py"
-
 
 @pytest.fixture
 def ends(tmp_path, monkeypatch):
-    script = runpy.run_path(str(SWEEP))["sweep"]
-
     def call(*options: str) -> int:
-        words = ["sweep.py", str(tmp_path / "mine.yaml"), "--output_dir", str(tmp_path / "runs"), *options]
+        words = ["swep-ds sweep", str(tmp_path / "mine.yaml"), "--output_dir", str(tmp_path / "runs"), *options]
         monkeypatch.setattr(sys, "argv", words)
         try:
-            script()
+            sweep()
         except SystemExit as end:
             return end.code
         return 0
@@ -110,7 +106,7 @@ def test_a_sweep_survives_a_failed_cell(tmp_path):
     variants = {"MLE": {"method.name": "mle"}, "SWEP [long]": {"data.max_length": 10_000}}
     path = write(tmp_path, recipe=str(recipe), set={"train.max_updates": 2}, variants=variants, seeds=[0])
     options = ["--output_dir", str(output), "--ds_config", str(tiny_run.ds_config(tmp_path, 0)), "--jobs", "2"]
-    ended = run_script(SWEEP, path, *options, check=False)
+    ended = run_script("swep_ds", "sweep", path, *options, check=False)
     assert ended.returncode == 1
     assert "swep-long-seed0: FAILED, exit code 2: error: " in ended.stdout
     assert "mle-seed0: done in" in ended.stdout

@@ -11,8 +11,8 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch.backends.cuda import cudnn_sdp_enabled
 
+from benchmarks.training.updates import EngineUpdate
 from swep_ds.common.errors import InputError
-from swep_ds.cost.updates import EngineUpdate
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.noise_effect import nearest
 from swep_ds.models.backends import tf32_products

@@ -2,7 +2,7 @@
 
 Training and test text share no invented name, so nothing can be answered from memory. A passage states the
 same relations of several things (`grammar.py`), so only relation and entity together answer a question.
-`ENCODER` is a small pretrained BERT to start from, `T5` a small pretrained T5 (`scripts/pretrain_quickstart.py`).
+`ENCODER` is a small pretrained BERT to start from, `T5` a small pretrained T5 (`tools/quickstart`).
 """
 
 import random

@@ -24,7 +24,7 @@ from swep_ds.methods.ssmba_samples.corruption import splice
 from swep_ds.ranks.group import process_group
 from tests.support import bad_input, tiny, tiny_models
 from tests.support.bad_input import error_line
-from tests.support.fork_server import ROOT, run_script
+from tests.support.fork_server import run_script
 from tests.support.tiny_run import squad
 
 CPU = torch.device("cpu")
@@ -220,7 +220,6 @@ def test_a_sample_depends_only_on_seed_question_and_number(models):
     assert not any(other[name] == whole[name] for name in set(other) & set(whole) if name[0] in "abcd")
 
 
-AUGMENT = ROOT / "scripts" / "augment.py"
 QUESTIONS = 96  # 3 chunks
 
 
@@ -253,8 +252,8 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
 
 
-# Runs scripts/augment.py and kills it when it has written two chunks.
-KILLED = f"""
+# Runs `swep-ds augment` and kills it when it has written two chunks.
+KILLED = """
 import os, runpy, signal, sys
 from swep_ds.common.console import Console
 from swep_ds.data.chunks import Chunks
@@ -265,7 +264,7 @@ def write_and_die(*arguments):
     if len(written) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 Chunks.write = write_and_die
-runpy.run_path({str(AUGMENT)!r}, run_name="__main__")
+runpy.run_module("swep_ds", run_name="__main__", alter_sys=True)
 """
 
 
@@ -278,17 +277,17 @@ def arguments(folder: Path, output: str, *more: str) -> list[str]:
 def test_a_killed_run_resumes_to_the_file_of_two_ranks_which_is_training_data(tmp_path):
     tiny_models.save_masked_lm(tmp_path / "model", tiny.wordpiece())
     (tmp_path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
-    run_script(AUGMENT, *arguments(tmp_path, "two.json"), ranks=2)
+    run_script("swep_ds", "augment", *arguments(tmp_path, "two.json"), ranks=2)
     (tmp_path / "killed.py").write_text(KILLED)
-    killed = run_script(tmp_path / "killed.py", *arguments(tmp_path, "one.json"), check=False)
+    killed = run_script(tmp_path / "killed.py", "augment", *arguments(tmp_path, "one.json"), check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(list((tmp_path / "one.json.chunks").glob("0*.json"))) == 2
     assert not (tmp_path / "one.json").exists()
 
-    other = run_script(AUGMENT, *arguments(tmp_path, "one.json"), "--seed", "1", check=False)
+    other = run_script("swep_ds", "augment", *arguments(tmp_path, "one.json"), "--seed", "1", check=False)
     assert other.returncode == 2
     assert "seed 0 " in error_line(other.stderr)
-    resumed = run_script(AUGMENT, *arguments(tmp_path, "one.json")).stdout
+    resumed = run_script("swep_ds", "augment", *arguments(tmp_path, "one.json")).stdout
     assert "2 of 3 chunks are done" in resumed
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
     assert not list(tmp_path.glob("*.chunks"))

@@ -1,0 +1,317 @@
+"""The scripts for a machine with a GPU: steps that resume, fail and run out of time; their commands, on a CPU."""
+
+import json
+import os
+import re
+import signal
+import socketserver
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise, takewhile
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.kernels import bench
+from benchmarks.training.ways import read_ways
+from swep_ds.sweeps.sweep import read_sweep
+from tests import test_readme
+from tests.support import scripts
+from tests.support.fork_server import ROOT
+from tests.support.tiny_run import prepare, squad
+
+SCRIPTS = ROOT / "benchmarks" / "gpu"
+TINY_T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+TINY_T5 |= {"decoder_start_token_id": 0, "vocab_size": 2000}
+ENV = os.environ | {"REHEARSE": "1", "PYTHON": sys.executable}
+
+
+CLIENT = """#!{python} -ISs
+import json, os, socket, sys
+if sys.argv[1] == "-":
+    os.execv("{python}", ["{python}", "-I", *sys.argv[1:]])
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect("{socket}")
+    server.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
+    code, output = json.loads(server.makefile().readline())
+print(output, end="")
+sys.exit(code)
+"""
+
+
+@contextmanager
+def stand_in(folder: Path, answer: Callable[[list[str]], tuple[int, str]]) -> Iterator[Path]:
+    """A `python3` for shell scripts whose calls a function of this process answers, from the arguments to an exit code
+    and output; what is read from the standard input, as in `python3 - ... <<EOF`, runs in a real interpreter."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.wfile.write(json.dumps(answer(json.loads(self.rfile.readline()))).encode() + b"\n")
+
+    address, python = folder / "socket", folder / "python3"
+    python.write_text(CLIENT.format(python=sys.executable, socket=address))
+    python.chmod(0o755)
+    with socketserver.ThreadingUnixStreamServer(str(address), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield python
+        finally:
+            server.shutdown()
+
+
+def run(command: list[str | Path], **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command, env=ENV | environment, capture_output=True, text=True, check=False)
+
+
+def steps(folder: Path, body: str, *only: str, **environment: str) -> tuple[int, dict[str, str], Path]:
+    """Exit code, state by step, and OUT of a script with these steps."""
+    script = write_script(folder, body)
+    code = run(["bash", script, *only], **environment).returncode
+    out = folder / "out" / "rehearsal"
+    lines = (out / "steps.txt").read_text().splitlines()
+    return code, {line.split()[0]: line.split(maxsplit=3)[3] for line in lines[1:]}, out
+
+
+def write_script(folder: Path, body: str) -> Path:
+    script = folder / "mine.sh"
+    script.write_text(f'. {SCRIPTS}/steps.sh\nonly "$@"\nbegin {folder}/out\n{body}\nfinish\n')
+    return script
+
+
+def test_a_step_that_fails_loses_nothing_and_is_run_again(tmp_path):
+    body = f"""
+        step first 60 sh -c 'echo 1 >>{tmp_path}/first'
+        step second 60 sh -c 'echo why >&2; exit 3'
+        mkdir -p $out/models $out/runs/a
+        step third 60 sh -c "echo 7 >$out/models/weights; echo 8 >$out/runs/a/results.json"
+        skip fourth 'it needs a GPU'
+        CPU_FACTOR=1
+        step slow 1 sleep 60
+    """
+    code, states, out = steps(tmp_path, body)
+    expected = {"first": "done", "second": "FAILED: exit code 3", "third": "done"}
+    expected |= {"fourth": "skipped: it needs a GPU", "slow": "FAILED: exceeded 1 s"}
+    assert (code, states) == (1, expected)
+    with tarfile.open(out / "archive.tar.xz") as archive:
+        names = set(archive.getnames())
+        assert archive.extractfile("second.log").read() == b"why\n"
+    assert {"steps.txt", "first.done", "runs/a/results.json"} <= names
+    assert not any(name.startswith("models") or name == "second.done" for name in names)
+    (out / "archive.tar.xz").unlink()
+    code, states, _ = steps(tmp_path, body.replace("exit 3", "echo again; exit 0").replace("sleep 60", "true"))
+    assert (code, states["second"]) == (0, "done")
+    said, _, started, *again = (out / "second.log").read_text().splitlines()  # of all starts
+    assert (said, again) == ("why", ["why", "again"])
+    assert started.startswith("== started again, ")
+    assert (tmp_path / "first").read_text() == "1\n"  # ran once
+    assert (out / "archive.tar.xz").is_file()
+
+
+def test_some_steps_alone_and_a_limit_of_a_call_after_which_the_next_one_goes_on(tmp_path):
+    body = "step a 60 true\nstep b 60 true\nskip c 'no reason'"
+    assert steps(tmp_path, body, "b", "c")[:2] == (0, {"b": "done", "c": "skipped: no reason"})
+    assert steps(tmp_path, body, "d")[:2] == (1, {"d": "FAILED: there is no such step"})
+    body = "step quick 60 true\nSECONDS=${PASSED:-0}\nstep long 60 true\nstep short 1 true"
+    code, states, out = steps(tmp_path, body, CALL_SECONDS="1000", PASSED="900")
+    assert (code, states) == (75, {"quick": "done", "long": "waits for the next start", "short": "done"})
+    assert not (out / "long.log").exists()
+    assert steps(tmp_path, body)[:2] == (0, dict.fromkeys(["quick", "long", "short"], "done"))
+    for left, most, ran, starts in (
+        (600, 1200, True, True),
+        (599, 1200, True, False),
+        (1, 1200, False, True),  # else a start shorter than half of the limit would never run it
+        (0, 1200, False, False),
+    ):
+        script = f". {SCRIPTS}/steps.sh; ran={'1' if ran else ''}; enough {left} {most}"
+        assert (run(["bash", "-c", script]).returncode == 0) == starts
+
+
+def test_a_signal_ends_the_step_and_keeps_the_figures(tmp_path):
+    script = write_script(tmp_path, "step slow 60 sleep 60\nstep next 60 true")
+    process, out = subprocess.Popen(["bash", script], env=ENV), tmp_path / "out" / "rehearsal"
+    while not (out / "slow.log").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 75
+    assert (out / "archive.tar.xz").is_file()
+    assert not (out / "slow.done").exists()
+    assert "stopped: resumes at the next start" in (out / "steps.txt").read_text()
+
+
+def test_a_missing_gpu_or_data_set_is_named_before_the_first_step(tmp_path):
+    with stand_in(tmp_path, lambda words: (1, "")) as python:
+        ended = run([SCRIPTS / "kernels.sh", tmp_path / "out"], REHEARSE="", PYTHON=str(python))
+    assert ended.returncode == 2
+    assert "PyTorch sees no GPU: REHEARSE=1 tries the steps on the CPU" in ended.stderr
+    for name in ("training.sh", "science.sh"):
+        ended = run([SCRIPTS / name, tmp_path, tmp_path, tmp_path / "out"])
+        assert ended.returncode == 2
+        assert f"DATA {tmp_path}: has no " in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    """(folder of a tiny encoder, folder of the data sets)."""
+    folder = tmp_path_factory.mktemp("inputs")
+    prepare(folder)
+    for name in ("new_wiki_v1.0.json.gz", "amazon_reviews_v1.0.json.gz", "squad_dev.jsonl.gz", "bioasq.jsonl.gz"):
+        (folder / name).write_text(json.dumps(squad(40)))
+    return folder / "model", folder
+
+
+PLAN = """memory per device, GiB (estimates)
+│ zero1 │ 1.0 │ 2.0 │ 0.0 │ 1.0 │ 0.5 │ 0.1 │ 0.1 │ 0.1 │ 4.25 │ 9.0 │ fits │
+    swep-ds train --ds_config zero1 --recipe large_t5
+"""
+
+
+class Commands(list):
+    """Answers every command of the package with success, and keeps its words."""
+
+    def __call__(self, words: list[str]) -> tuple[int, str]:
+        self.append(words)
+        script, *options = words[1:] if words[0] == "-m" else words
+        if "total_memory" in words[-1]:
+            return 0, "79.179\n"
+        if "--plan" in options:
+            return 0, PLAN
+        if script == "benchmarks.random_model":
+            Path(options[1]).mkdir(parents=True, exist_ok=True)
+            Path(options[1], "config.json").write_text(json.dumps(TINY_T5))
+        if script == "scripts/train.py" and "--output_dir" in options:
+            folder = Path(options[options.index("--output_dir") + 1])
+            (folder / "model").mkdir(parents=True, exist_ok=True)
+            (folder / "model" / "model.safetensors").touch()
+            results = {"train": {"samples_per_second": 9.0}, "eval": {"held_out": {"exact_match": 50.0, "f1": 60.0}}}
+            (folder / "results.json").write_text(json.dumps(results))
+        if "--json" in options:
+            rows = [{"name": "swep", "peak_bytes": 2**30, "tokens_per_second": 5.0}]
+            Path(options[options.index("--json") + 1]).write_text(json.dumps({"rows": rows}))
+        return 0, ""
+
+    def run(self, folder: Path, script: str, *words: str | Path, **environment: str) -> str:
+        """Runs a shell script to its end; checks that all that its commands name is there; returns what it prints."""
+        with stand_in(folder, self) as python:
+            ended = run([SCRIPTS / script, *words], PYTHON=str(python), **environment)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        for words in self:
+            if words[0] == "scripts/train.py" or words[:2] in (["-m", "benchmarks.training"], ["-m", "swep_ds"]):
+                test_readme.check(*test_readme.program(["python", *words]))
+        return ended.stdout
+
+
+def test_the_commands_that_prepare_and_those_of_the_kernels(tmp_path):
+    commands = Commands()
+    for _ in range(2):  # they run at every start
+        commands.run(tmp_path, "prepare.sh", tmp_path / "out", tmp_path)
+        (tmp_path / "socket").unlink()
+    first, second = commands[:8], commands[8:]
+    assert sorted(first) == sorted(second)
+    assert first[0][:3] == ["-m", "pip", "install"]
+    assert "--preflight" in first[2]
+    for code in (first[1][1], first[3][1]):
+        compile(code, "command", "exec")
+    stages = {words[words.index("--ds_config") + 1] for words in first[4:]}
+    assert stages == {f"ds_configs/zero{stage}.json" for stage in range(4)}
+    commands = Commands()
+    assert "skipped: it needs a GPU" in commands.run(tmp_path, "kernels.sh", tmp_path / "kernels")
+    assert commands[0][:2] == ["-m", "pytest"]
+    assert all((ROOT / word).is_file() for word in commands[0] if word.startswith("tests/"))
+
+
+@pytest.mark.parametrize(("program", "options"), [("__main__", ["--dtype", "bfloat16"]), ("tune", [])])
+def test_a_wrong_kernel_stops_each_measurement(monkeypatch, program, options):
+    """`bench.check` raises for a wrong result (test_kernels.py); here: before anything is timed."""
+    pytest.importorskip("triton")
+
+    def wrong(*_):
+        raise RuntimeError("is wrong at d = 768")
+
+    for name, value in (("is_available", True), ("current_device", 0), ("get_device_name", "a GPU")):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(bench, "check", wrong)
+    for name in ("seconds", "measure"):
+        monkeypatch.setattr(bench, name, lambda *_, **__: pytest.fail("something was timed"))
+    with pytest.raises(RuntimeError, match="is wrong at d = 768"):
+        scripts.run(f"benchmarks/kernels/{program}.py", "--width", "768", *options)
+
+
+def test_the_commands_of_training(tmp_path, inputs):
+    commands = Commands()
+    out = commands.run(tmp_path, "training.sh", *inputs, tmp_path / "out")
+    assert out.count(" done") == 18
+    assert re.findall(r"^(\S+) .*skipped: it needs a GPU", out, re.MULTILINE) == ["tf32"]
+    measured = {Path(words[words.index("--json") + 1]).stem: words for words in commands if "--json" in words}
+    first, *_, last = measured
+    assert (first, last) == ("base", "fp32")
+    assert "--operations" in measured["operations"]
+    for words in measured.values():
+        if "--ways" in words:
+            methods, ways = (
+                list(takewhile(lambda word: not word.startswith("--"), words[words.index(option) + 1 :]))
+                for option in ("--methods", "--ways")
+            )
+            assert len(read_ways("quickstart", [], methods, ways, "zero1")) >= len(ways)
+            assert not any("graphs" in way for way in ways)  # a CPU has none
+    assert "9.0 samples/s  held_out 50.00/60.00" in out
+
+
+def test_the_commands_of_the_experiment(tmp_path, inputs):
+    commands = Commands()
+    commands.run(tmp_path, "science.sh", *inputs, tmp_path / "out")
+    assert [Path(words[3]).stem for words in commands] == ["e1", "e2"]
+    for _, _, _, sweep, *options in commands:
+        overrides = [value for name, value in pairwise(options) if name == "--set"]
+        _, cells = read_sweep(sweep, tmp_path, overrides)
+        assert {cell.seed for cell in cells} == {100}
+        data = cells[0].recipe.data
+        assert all(Path(source).is_file() for source in (data.train, *data.eval.values()))
+
+
+MPS = """#!/bin/sh
+echo "$CUDA_MPS_PIPE_DIRECTORY ${1:-$(cat)}" >>"$0.calls"
+[ -z "$1" ] && echo 4711
+exit 0
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_runs_share_the_gpu_by_mps_if_it_works(tmp_path, inputs, works):
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(MPS)
+    control.chmod(0o755)
+    environment = {"REHEARSE": "", "JOBS": "3", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with stand_in(tmp_path, lambda words: (int(not works and "ones" in words[-1]), "")) as python:
+        environment |= {"PYTHON": str(python), "CUDA_MPS_PIPE_DIRECTORY": ""}
+        ended = run([SCRIPTS / "science.sh", *inputs, tmp_path / "out"], **environment)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ("MPS: 3 runs at a time share" if works else "3 runs at a time take turns") in ended.stdout
+    made = [line.split(maxsplit=1) for line in Path(f"{control}.calls").read_text().splitlines()]
+    asked = ["-d", "get_server_list", "quit -t 5"] if works else ["-d", "quit -t 5"]
+    assert [words for _, words in made] == asked
+    [folder] = {folder for folder, _ in made}
+    assert not Path(folder).exists()
+
+
+def test_large_models_are_planned_for_the_gpus_memory_before_a_weight_is_written(tmp_path, inputs):
+    commands, config = Commands(), tmp_path / "tiny.json"
+    config.write_text(json.dumps(TINY_T5))
+    out = commands.run(tmp_path, "large.sh", tmp_path / "out", config, REHEARSE="")
+    plans = [words for words in commands if "--plan" in words]
+    assert [words[words.index("--plan") + 1] for words in plans] == ["1x79.179"] * 3
+    called = [words[1] if words[0] == "-m" else words[0] for words in commands if words[0] != "-c"]
+    assert called == [
+        "benchmarks.random_model",
+        *["scripts/train.py"] * 3,
+        "benchmarks.random_model",
+        *["benchmarks.training"] * 2,
+    ]
+    assert re.search(r"^tiny +swep +zero1 +peak +1\.00 GiB, planned +4\.25 GiB; +5\.0 tokens/s$", out, re.MULTILINE)
+    assert not list((tmp_path / "out" / "models").iterdir())

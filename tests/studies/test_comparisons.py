@@ -1,0 +1,109 @@
+"""studies/learned_noise/comparisons.py: numbers of the package's table, Holm's rule over registered ones."""
+
+import json
+import re
+import shutil
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from swep_ds.analysis import significance, table
+from swep_ds.analysis.crossed import holm
+from swep_ds.analysis.runs import find_runs
+from swep_ds.sweeps.sweep import read_sweep
+from tests.support import fake_runs, scripts
+from tests.support.bad_input import change_json
+
+METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle")
+ADJUSTED = 18  # by Holm's rule
+SIZES = {"squad": 40, "nyt": 40, "amazon": 40, "bio": 30}
+
+comparisons = scripts.load("studies/learned_noise/comparisons.py")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The folder of the runs, and the cells of each row of the four tables."""
+    folder, rng = tmp_path_factory.mktemp("comparisons"), np.random.default_rng(0)
+    arms = zip(comparisons.ARMS, METHODS, strict=True)
+    variants = {arm: {"method.name": method, "train.average": "ema"} for arm, method in arms}
+    for cell in fake_runs.sweep(folder, SIZES, variants=variants, seeds=[0, 1, 2, 3]):
+        for run, recipe in ((cell.folder, cell.recipe), (cell.folder / "unaveraged", cell.recipe.unaveraged())):
+            fake_runs.finish(run, recipe, {name: int(rng.integers(10, 20)) for name in SIZES})
+            for name in SIZES:
+                change_json(run / "results.json", "eval", name, ece=rng.uniform(1, 9), aurc=rng.uniform(1, 9))
+    shown, argv = [], ["comparisons.py", str(folder / "runs")]
+    with mock.patch.object(sys, "argv", argv), mock.patch("builtins.print", shown.append):
+        comparisons.main()
+    rows = [[[cell.strip() for cell in line.split("|")[1:-1]] for line in part.split("\n")[3:]] for part in shown]
+    return folder / "runs", rows
+
+
+def test_differences_are_those_of_the_table(compared, tmp_path, monkeypatch):
+    runs, printed = compared
+    sweep, _ = read_sweep("learned_noise", tmp_path)
+    assert set(comparisons.ARMS) == set(sweep.variants)
+    registered, not_registered = comparisons.REGISTERED, comparisons.NOT_REGISTERED
+    monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
+    of_table = {}
+    for pair in (*registered, *not_registered):
+        for weights, suffix in (("last", ", unaveraged"), ("average", "")):
+            name, base = (arm + suffix for arm in pair)
+            refs = [ref for ref in find_runs([runs]) if ref.variant in (name, base)]
+            cells = table.make(refs, against=base).cells
+            cells = cells[(cells["method"] == name) & (cells["metric"] == "f1")].set_index("data_set")
+            for column in ("out-of-domain mean", "squad"):
+                of_table[" less ".join(pair), weights, column] = cells.loc[column]
+    alone = {(" less ".join(pair), "last", "out-of-domain mean") for pair in registered[:2]}
+    outside = {key for key in of_table if key[0] in [" less ".join(pair) for pair in not_registered]}
+    together = [key for key in of_table if key not in alone and key not in outside]
+    assert len(together) == ADJUSTED
+    adjusted = dict(zip(together, holm([of_table[key]["difference_p"] for key in together]), strict=True))
+    assert len(printed[1]) * 2 == len(of_table)
+    for pair, weights, *cells in printed[1]:
+        for column, difference, p in zip(("out-of-domain mean", "squad"), cells[::2], cells[1::2], strict=True):
+            entry = of_table[pair, weights, column]
+            numbers = [float(number) for number in re.findall(r"[-+]\d+\.\d+", difference)]
+            expected = entry[["difference", "difference_low", "difference_high"]].tolist()
+            assert numbers == pytest.approx(expected, abs=0.006)
+            said = p.split(", ", 1)[1]
+            if (pair, weights, column) in adjusted:
+                assert float(said) == pytest.approx(adjusted[pair, weights, column], abs=0.0006)
+            else:
+                assert said == ("not registered" if (pair, weights, column) in outside else "its own rule")
+
+
+def test_the_large_sets_are_compared_as_if_they_had_been_the_only_ones(compared, tmp_path, monkeypatch):
+    runs, printed = compared
+    monkeypatch.setattr(significance, "RESAMPLES", 10)
+    pair = comparisons.NOT_REGISTERED[1]
+    folder = shutil.copytree(runs, tmp_path / "runs")
+    for file in folder.glob("*/unaveraged/results.json"):
+        tree = json.loads(file.read_text())
+        del tree["eval"]["bio"]
+        file.write_text(json.dumps(tree))
+    name, base = (f"{arm}, unaveraged" for arm in pair)
+    cells = table.make([run for run in find_runs([folder]) if run.variant in (name, base)], against=base).cells
+    cells = cells[(cells["method"] == name) & (cells["metric"] == "f1")].set_index("data_set")
+    entry = cells.loc["out-of-domain mean", ["difference", "difference_low", "difference_high"]].tolist()
+    [said] = [difference for of_pair, difference in printed[2] if of_pair == " less ".join(pair)]
+    assert [float(number) for number in re.findall(r"[-+]\d+\.\d+", said)] == pytest.approx(entry, abs=0.006)
+
+
+def test_calibration_is_compared_seed_by_seed(compared):
+    runs, printed = compared
+
+    def of(arm: str) -> np.ndarray:
+        name = arm.lower().replace(" ", "-").replace(",", "").replace(".", "-")
+        files = [runs / f"{name}-seed{seed}" / "unaveraged" / "results.json" for seed in range(4)]
+        return np.array([np.mean([json.loads(f.read_text())["eval"][s]["ece"] for s in [*SIZES][1:]]) for f in files])
+
+    for arm, mean, difference, *_ in printed[3]:
+        assert float(mean.split(" ± ")[0]) == pytest.approx(of(arm).mean(), abs=0.006)
+        if arm != comparisons.CONTROL:
+            interval = stats.ttest_rel(of(arm), of(comparisons.CONTROL)).confidence_interval()
+            numbers = [float(number) for number in re.findall(r"[-+]\d+\.\d+", difference)]
+            assert numbers[1:] == pytest.approx([*interval], abs=0.006)
