@@ -74,6 +74,9 @@ def test_imports_point_one_way():
         if name in depth and name != room and depth[name] <= depth[room]
     }
     assert not upwards
+    beside = re.compile(rf"^\s*(from|import) ({'|'.join(BESIDE)})\b", re.MULTILINE)
+    shipped = [file for room in ("swep_ds", "kernels", "scripts") for file in (ROOT / room).rglob("*.py")]
+    assert not [str(file) for file in shipped if beside.search(file.read_text(encoding="utf-8"))]
     inside = [imported(file.read_text(encoding="utf-8")) for file in (ROOT / "kernels").rglob("*.py")]
     assert set().union(*inside) <= {"kernels"}
     assert len(list((ROOT / "swep_ds").glob("*.py"))) <= 3

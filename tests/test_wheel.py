@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.fork_server import ROOT
 
+BESIDE = ("benchmarks", "studies", "tools", "findings")  # folders that are no part of the package
+STUDIES = ("studies/", "tests/studies/")  # whose archives make most of the checkout
 LEFT_OUT = (".git", ".venv*", "__pycache__", "*.egg-info", ".*_cache", ".hypothesis", "build", "dist", "runs", "wandb")
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2])"
 # Runs `swep-ds` once for each list of words on standard input, each time in a process of its own with all imported.
@@ -78,11 +80,23 @@ def installed(sdist, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_sdist_holds_the_whole_tree(source, sdist):
+def test_the_sdist_holds_the_whole_tree_but_for_the_studies(source, sdist):
     here, there = ({str(f.relative_to(top)) for f in top.rglob("*") if f.is_file()} for top in (source, sdist))
-    assert here - there == set()
+    assert {name for name in here - there if not name.startswith(STUDIES)} == set()
+    assert not [name for name in there if name.startswith(STUDIES)]
+    [archive] = sdist.parent.glob("*.tar.gz")
+    assert archive.stat().st_size <= 6_000_000
     made = {"PKG-INFO", "setup.cfg"}  # which are here as well if this is an unpacked sdist
     assert {name for name in there if ".egg-info/" not in name} == made | {n for n in here if ".egg-info/" not in n}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_alone(installed):
+    [metadata] = installed.glob("swep_ds-*.dist-info")
+    assert {path.name for path in installed.iterdir()} == {"swep_ds", "bin", metadata.name}
+    inside = {path.name for path in (installed / "swep_ds").rglob("*") if path.is_dir()}
+    assert {"kernels", "ds_configs", "scripts", "slurm"} <= inside
+    assert not inside & {*BESIDE, "tests"}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ import torch
 
 from benchmarks.kernels import bench
 from benchmarks.training.ways import read_ways
-from swep_ds.sweeps.sweep import read_sweep
 from tests import test_readme
 from tests.support import scripts
 from tests.support.fork_server import ROOT
@@ -149,21 +148,23 @@ def test_a_missing_gpu_or_data_set_is_named_before_the_first_step(tmp_path):
         ended = run([SCRIPTS / "kernels.sh", tmp_path / "out"], REHEARSE="", PYTHON=str(python))
     assert ended.returncode == 2
     assert "PyTorch sees no GPU: REHEARSE=1 tries the steps on the CPU" in ended.stderr
-    for name in ("training.sh", "science.sh"):
-        ended = run([SCRIPTS / name, tmp_path, tmp_path, tmp_path / "out"])
-        assert ended.returncode == 2
-        assert f"DATA {tmp_path}: has no " in ended.stderr
+    ended = run([SCRIPTS / "training.sh", tmp_path, tmp_path, tmp_path / "out"])
+    assert ended.returncode == 2
+    assert f"DATA {tmp_path}: has no " in ended.stderr
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> tuple[Path, Path]:
+def make_inputs(folder: Path) -> tuple[Path, Path]:
     """(folder of a tiny encoder, folder of the data sets)."""
-    folder = tmp_path_factory.mktemp("inputs")
     prepare(folder)
     for name in ("new_wiki_v1.0.json.gz", "amazon_reviews_v1.0.json.gz", "squad_dev.jsonl.gz", "bioasq.jsonl.gz"):
         (folder / name).write_text(json.dumps(squad(40)))
     return folder / "model", folder
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 PLAN = """memory per device, GiB (estimates)
@@ -196,7 +197,7 @@ class Commands(list):
             Path(options[options.index("--json") + 1]).write_text(json.dumps({"rows": rows}))
         return 0, ""
 
-    def run(self, folder: Path, script: str, *words: str | Path, **environment: str) -> str:
+    def run(self, folder: Path, script: str | Path, *words: str | Path, **environment: str) -> str:
         """Runs a shell script to its end; checks that all that its commands name is there; returns what it prints."""
         with stand_in(folder, self) as python:
             ended = run([SCRIPTS / script, *words], PYTHON=str(python), **environment)
@@ -261,43 +262,6 @@ def test_the_commands_of_training(tmp_path, inputs):
             assert len(read_ways("quickstart", [], methods, ways, "zero1")) >= len(ways)
             assert not any("graphs" in way for way in ways)  # a CPU has none
     assert "9.0 samples/s  held_out 50.00/60.00" in out
-
-
-def test_the_commands_of_the_experiment(tmp_path, inputs):
-    commands = Commands()
-    commands.run(tmp_path, "science.sh", *inputs, tmp_path / "out")
-    assert [Path(words[3]).stem for words in commands] == ["e1", "e2"]
-    for _, _, _, sweep, *options in commands:
-        overrides = [value for name, value in pairwise(options) if name == "--set"]
-        _, cells = read_sweep(sweep, tmp_path, overrides)
-        assert {cell.seed for cell in cells} == {100}
-        data = cells[0].recipe.data
-        assert all(Path(source).is_file() for source in (data.train, *data.eval.values()))
-
-
-MPS = """#!/bin/sh
-echo "$CUDA_MPS_PIPE_DIRECTORY ${1:-$(cat)}" >>"$0.calls"
-[ -z "$1" ] && echo 4711
-exit 0
-"""
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_runs_share_the_gpu_by_mps_if_it_works(tmp_path, inputs, works):
-    control = tmp_path / "nvidia-cuda-mps-control"
-    control.write_text(MPS)
-    control.chmod(0o755)
-    environment = {"REHEARSE": "", "JOBS": "3", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    with stand_in(tmp_path, lambda words: (int(not works and "ones" in words[-1]), "")) as python:
-        environment |= {"PYTHON": str(python), "CUDA_MPS_PIPE_DIRECTORY": ""}
-        ended = run([SCRIPTS / "science.sh", *inputs, tmp_path / "out"], **environment)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ("MPS: 3 runs at a time share" if works else "3 runs at a time take turns") in ended.stdout
-    made = [line.split(maxsplit=1) for line in Path(f"{control}.calls").read_text().splitlines()]
-    asked = ["-d", "get_server_list", "quit -t 5"] if works else ["-d", "quit -t 5"]
-    assert [words for _, words in made] == asked
-    [folder] = {folder for folder, _ in made}
-    assert not Path(folder).exists()
 
 
 def test_large_models_are_planned_for_the_gpus_memory_before_a_weight_is_written(tmp_path, inputs):

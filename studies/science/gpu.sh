@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The sweeps science_e1, then science_e2, several runs at a time on one GPU (studies/science).
-#   usage: benchmarks/gpu/science.sh ENCODER DATA OUT
+# The sweeps science_e1, then science_e2, several runs at a time on one GPU (README.md).
+#   usage: studies/science/gpu.sh ENCODER DATA OUT
 #     ENCODER  local folder of the encoder
 #     DATA     folder with squad_dev.jsonl.gz and bioasq.jsonl.gz (MRQA), new_wiki_v1.0.json.gz and
 #              amazon_reviews_v1.0.json.gz (SQuADShifts)
@@ -8,14 +8,14 @@
 # All arms of a seed run before the next seed; a seed counts when all of its arms are done. The archive has results,
 # predictions and logs of the finished runs, no weights; unpacked in OUT, also on another machine, it lets the sweep
 # resume there if ENCODER and DATA have the same paths. Steps: e1, e2 (each ends with its table). Environment, in addition
-# to that of steps.sh:
+# to that of benchmarks/gpu/steps.sh:
 #   JOBS  runs at a time (default: three for four cores)
 # NVIDIA's MPS is started for the runs if it is there: their kernels then share the GPU, and without it they take turns.
 # With MPS a GPU fault of one run ends the others, too; the next start repeats them. If CUDA_MPS_PIPE_DIRECTORY is set,
 # MPS is left as it is.
-# What happens to a step that fails, a start with less time, a rehearsal without a GPU: steps.sh.
-. "$(dirname "$0")/steps.sh"
-[ $# -eq 3 ] || fail "usage: benchmarks/gpu/science.sh ENCODER DATA OUT"
+# What happens to a step that fails, a start with less time, a rehearsal without a GPU: benchmarks/gpu/steps.sh.
+. "$(dirname "$0")/../../benchmarks/gpu/steps.sh"
+[ $# -eq 3 ] || fail "usage: studies/science/gpu.sh ENCODER DATA OUT"
 encoder=$(realpath -e "$1") && data=$(realpath -e "$2") || exit 2
 for file in {squad_dev,bioasq}.jsonl.gz {new_wiki,amazon_reviews}_v1.0.json.gz; do
   [ -f "$data/$file" ] || fail "DATA $data: has no $file"
