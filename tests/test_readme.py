@@ -107,9 +107,11 @@ def check(script: str, words: list[str]) -> None:
     assert all((ROOT / path).is_file() or ds_config_path(path) for path in values.get("--ds_config", []))
     if name in ("train", "benchmarks.training", "plan", "preflight"):
         Recipe.load(*values.get("--recipe", ["quickstart"]), values.get("--set", []))
-    if name == "sweep":
-        named = words[0] if words[0].endswith(".yaml") else SWEEPS / f"{words[0]}.yaml"
-        assert (ROOT / named).is_file() or Path(named).is_file()
+    if name == "sweep" and words:
+        if not words[0].endswith(".yaml"):
+            assert (SWEEPS / f"{words[0]}.yaml").is_file()
+        elif words[0].startswith("studies/"):
+            assert (ROOT / words[0]).is_file()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -18,11 +18,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from .. import triton_kernels
-from ..modes import MODES
-from ..triton_impl import Tile, launch_options, tile
-from ..triton_impl import constants as constants_of
-from .bench import elements_moved
+from benchmarks.kernels.bench import elements_moved
+from swep_ds.kernels import triton_kernels
+from swep_ds.kernels.modes import MODES
+from swep_ds.kernels.triton_impl import Tile, launch_options, tile
+from swep_ds.kernels.triton_impl import constants as constants_of
 
 WARP_SIZES = {"sm_80": 32, "sm_90": 32, "sm_100": 32, "gfx90a": 64, "gfx942": 64}
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16}

@@ -16,9 +16,9 @@ import torch
 import torch._functorch.config
 from torch import Tensor
 
-from .. import torch_impl
-from ..modes import MODES, Mode
-from ..op import implementation, perturb
+from swep_ds.kernels import torch_impl
+from swep_ds.kernels.modes import MODES, Mode
+from swep_ds.kernels.op import implementation, perturb
 
 LENGTH = 512
 """Tokens of a sample."""

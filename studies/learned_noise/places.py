@@ -70,13 +70,18 @@ def pack(archive: Path, runs: list[Path]) -> None:
                         (target / name).write_bytes((part / name).read_bytes())
                 RunFolder(part).check_finished()
                 for file in sorted((part / "predictions").glob("*.json")):
-                    best = {k: v[0] for k, v in json.loads((part / "n_best" / file.name).read_text()).items()}
+                    best = {
+                        k: v[0]
+                        for k, v in json.loads((part / "n_best" / file.name).read_text(encoding="utf-8")).items()
+                    }
                     columns = {key: [answer.get(key) for answer in best.values()] for key in ("start", "end")}
                     columns = {"id": list(best)} | columns
-                    texts = json.loads(file.read_text())
+                    texts = json.loads(file.read_text(encoding="utf-8"))
                     if answers.at(part, file.stem, columns) != texts:
                         raise InputError(f"{file}: answers are not at their places in n_best/{file.name}")
-                    (target / PLACES / file.name).write_text(json.dumps(columns | {"sha256": digest(texts)}))
+                    (target / PLACES / file.name).write_text(
+                        json.dumps(columns | {"sha256": digest(texts)}), encoding="utf-8"
+                    )
         files = [path for path in Path(folder).rglob("*") if path.is_file()]
         with tarfile.open(archive, "w:xz") as tar:
             for path in sorted(files, key=lambda path: (path.name, path)):  # files of one name have much in common
@@ -114,12 +119,12 @@ def unpack(archives: list[Path], into: Path) -> None:
         for recipe in Path(folder).rglob("recipe.yaml"):
             drop_gone(recipe)
         for file in sorted(Path(folder).glob(f"**/{PLACES}/*.json")):
-            run, columns = file.parents[1], json.loads(file.read_text())
+            run, columns = file.parents[1], json.loads(file.read_text(encoding="utf-8"))
             texts = answers.at(run, file.stem, columns)
             if digest(texts) != columns["sha256"]:
                 raise InputError(f"{run.name}, {file.stem}: other answers stand at their places: these are other data")
             (run / "predictions").mkdir(exist_ok=True)
-            (run / "predictions" / file.name).write_text(json.dumps(texts))
+            (run / "predictions" / file.name).write_text(json.dumps(texts), encoding="utf-8")
         for run in runs:
             run.rename(into / run.name)
 

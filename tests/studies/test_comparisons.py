@@ -21,6 +21,7 @@ METHODS = ("swep", "prior_aug", "neftune", "r3f", "r_drop", "mle")
 ADJUSTED = 18  # by Holm's rule
 SIZES = {"squad": 40, "nyt": 40, "amazon": 40, "bio": 30}
 
+STUDY = scripts.ROOT / "studies" / "learned_noise"
 comparisons = scripts.load("studies/learned_noise/comparisons.py")
 
 
@@ -44,7 +45,7 @@ def compared(tmp_path_factory):
 
 def test_differences_are_those_of_the_table(compared, tmp_path, monkeypatch):
     runs, printed = compared
-    sweep, _ = read_sweep("learned_noise", tmp_path)
+    sweep, _ = read_sweep(str(STUDY / "learned_noise.yaml"), tmp_path)
     assert set(comparisons.ARMS) == set(sweep.variants)
     registered, not_registered = comparisons.REGISTERED, comparisons.NOT_REGISTERED
     monkeypatch.setattr(significance, "RESAMPLES", 10)  # of the bootstrap, which is not compared
