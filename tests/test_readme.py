@@ -114,12 +114,17 @@ def check(script: str, words: list[str]) -> None:
             assert (ROOT / words[0]).is_file()
 
 
+def left_out(path: str) -> bool:
+    """Whether a path leads to the studies, which an sdist does not have."""
+    return "studies/" in path and not (ROOT / "studies").exists()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_and_paths_lead_somewhere_and_nothing_is_left_to_fill_in(page):
-    assert [path for path in PATH.findall(PAGES[page]) if not (ROOT / path).exists()] == []
+    assert [path for path in PATH.findall(PAGES[page]) if not (ROOT / path).exists() and not left_out(path)] == []
     assert not re.search(r"^[A-Z]{6,}$", PAGES[page], re.MULTILINE)
     for target in LINK.findall(FENCED.sub("", PAGES[page])):
-        if re.match("[a-z]+:", target):
+        if re.match("[a-z]+:", target) or left_out(target):
             continue
         path, _, heading = target.partition("#")
         file = (ROOT / page).parent / path if path else ROOT / page
