@@ -1,5 +1,5 @@
-"""What is put in place of DeepSpeed's methods, against plain PyTorch: the order of an update's steps, the clipping of each
-group, and the optimizer's settings. Every engine makes a few updates of a tiny model."""
+"""What is put in place of DeepSpeed's methods, against plain PyTorch: the order of an update's steps, the clipping of
+each group, and the optimizer's settings. Every engine makes a few updates of a tiny model."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_each_group_is_clipped_by_its_norm_as_in_a_plain_loop(module, expected, 
     assert len(set(losses)) == UPDATES
 
 
-def test_a_checkpoint_in_a_folder_of_any_name_is_read(module, tmp_path):
+def test_a_checkpoint_is_read_from_a_folder_of_any_name(module, tmp_path):
     folder = tmp_path / "runs [1]*"
     made = Checkpoints(
         folder, 1, {}, {"zero_stage": 1}, {"windows": 1, "micro_batch_size": 1, "gradient_accumulation_steps": 1}

@@ -20,9 +20,9 @@ from deepspeed.accelerator import get_accelerator
 from swep_ds.common.errors import InputError
 
 OLDEST = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
-# Names of an engine, its optimizer, its parameters or a module, of methods with their first parameters; the ZeRO stages
-# at which they are used; the files here that use them; why; a test in tests/training/test_FILE.py, and the end of its
-# name, which fails where they mean something else.
+# Names of an engine, its optimizer (as a "bucket", where gradients lie in one), its parameters or a module, of methods
+# with their first parameters; the ZeRO stages at which they are used; the files here that use them; why; a test in
+# tests/training/test_FILE.py, by the end of its name, which fails where they mean something else.
 TABLE = """
 engine.basic_optimizer | 0123 | flats conversion norms install | the optimizer we made | conversion uninterrupted_one
 engine.checkpoint_engine.save(state_dict, path) | 0123 | files | notices a full disk | resume of_an_earlier_start
@@ -46,7 +46,7 @@ optimizer.get_param_comm_dtype(param) | 1 | gradient | what autocast sends | pre
 optimizer.contiguous_gradients, overlap_comm | 2 | foreach | whether buckets are copied | precision to_the_last_bit
 optimizer.copy_grads_in_partition(param, group_idx) | 2 | foreach | copies one by one | precision to_the_last_bit
 optimizer.reduce_ipg_grads(comm_dtype) | 2 | foreach | reduces a bucket, then copies | precision to_the_last_bit
-optimizer.grads_in_partition | 2 | foreach | where they are copied to | precision to_the_last_bit
+bucket.grads_in_partition, grads_in_partition_offset | 2 | foreach | where they go | precision to_the_last_bit
 optimizer.get_grad_norm_direct(gradients, params) | 123 | foreach norms | the norm of one | zero as_in_a_plain_loop
 optimizer.complete_grad_norm_calculation_for_cpu_offload(params) | 123 | norms | the same | zero as_in_a_plain_loop
 optimizer.unscale_and_clip_grads(grad_groups_flat, total_norm) | 12 | foreach norms | clips | zero as_in_a_plain_loop
@@ -72,7 +72,7 @@ ops.__compatible_ops__ | 0123 | install | decides what is compiled on a CPU | ze
 class Private(NamedTuple):
     """A name of `TABLE`, which explains the fields."""
 
-    holder: str  # "engine", "optimizer", "parameter", "ops" (DeepSpeed's module), or "" for an import
+    holder: str  # the first word, or "" for an import
     name: str
     parameters: list[str]
     stages: str
@@ -106,6 +106,8 @@ def check_version() -> None:
 def check_engine(engine) -> None:
     """Raises InputError: DeepSpeed's `engine`, its optimizer or its parameters differ from what is replaced in them."""
     holders = {"engine": engine, "optimizer": engine.optimizer, "parameter": next(engine.module.parameters())}
+    if getattr(engine.optimizer, "contiguous_gradients", False):
+        holders["bucket"] = engine.optimizer
     if get_accelerator().device_name() == "cpu":  # elsewhere DeepSpeed would call compilers to list them
         holders["ops"] = deepspeed.ops
     check(holders, str(engine.zero_optimization_stage()))
