@@ -32,7 +32,7 @@ def _norm_of_part(optimizer, stage: int, gradients: Sequence[Tensor], parameters
     if parts:
         square = torch.stack(torch._foreach_norm(parts, 2.0, dtype=precise)).pow(2.0).sum()
     else:  # this rank's part of a small flat tensor may hold none
-        square = torch.zeros((), dtype=precise, device=optimizer.device)
+        square = torch.zeros((), dtype=precise, device=get_accelerator().current_device_name())
     if stage != 3:
         square = square.float()
     comm.all_reduce(square, group=optimizer.dp_process_group)

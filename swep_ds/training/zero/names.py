@@ -51,8 +51,9 @@ optimizer.get_grad_norm_direct(gradients, params) | 123 | foreach norms | the no
 optimizer.complete_grad_norm_calculation_for_cpu_offload(params) | 123 | norms | the same | zero as_in_a_plain_loop
 optimizer.unscale_and_clip_grads(grad_groups_flat, total_norm) | 12 | foreach norms | clips | zero as_in_a_plain_loop
 optimizer.unscale_and_clip_grads(sub_group_id, total_norm) | 3 | norms | clips | zero as_in_a_plain_loop
-optimizer.clip_grad, device | 123 | foreach norms | the limit, the place of norms | zero as_in_a_plain_loop
-optimizer.loss_scale, overflow | 123 | foreach norms install | of fp16 | precision has_no_norm
+optimizer.clip_grad | 123 | foreach norms | the limit | zero as_in_a_plain_loop
+optimizer.loss_scale | 123 | foreach norms install | by which fp16's gradients are multiplied | precision has_no_norm
+optimizer.overflow | 123 | norms | whether fp16 skipped the update | precision has_no_norm
 optimizer.loss_scaler, dynamic_loss_scale | 123 | conversion | of fp16, saved | precision has_no_norm
 optimizer.update_lp_params() | 12 | weights | makes the weights | average weights_outside
 optimizer.checkpoint_event_prologue(), checkpoint_event_epilogue() | 3 | weights | around that | average weights_outside
