@@ -68,13 +68,9 @@ class Tile(NamedTuple):
     maxnreg: int | None = None  # most registers a thread may use, which decides how many warps fit an SM; NVIDIA only
 
 
-# (architecture, direction, d): the fastest tile for storage of two bytes an element, by `benchmarks/kernels/tune.py`.
-# Nothing is tuned at run time: ranks that chose different tiles would sum the KL in different orders.
-MEASURED: dict[tuple[str, str, int], Tile] = {}
-
-
 def default_tile(arch: str, direction: str, d: int, warp_size: int) -> Tile:
-    """The tile of a width without a measurement, for storage of two bytes an element.
+    """The tile for storage of two bytes an element. Nothing is tuned at run time: ranks that chose different tiles
+    would sum the KL in different orders.
 
     One warp a program, so that nothing waits at a barrier; 8 counters a thread, so that its share of a word is one
     access of 128 bits; `cols` is the largest power of two that divides the d/4 counters of a row, so that no lane
@@ -95,7 +91,7 @@ def default_tile(arch: str, direction: str, d: int, warp_size: int) -> Tile:
 
 def tile(arch: str, direction: str, d: int, itemsize: int, warp_size: int) -> Tile:
     """The tile to launch on `arch` ("sm_90", "gfx942", ...) for `direction` ("forward", "backward")."""
-    wide = MEASURED.get((arch, direction, d)) or default_tile(arch, direction, d, warp_size)
+    wide = default_tile(arch, direction, d, warp_size)
     if itemsize <= 2:
         return wide
     # four bytes an element: half as many counters fill the same 128-bit accesses

@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from swep_ds.training.ds_config import OLDEST_DEEPSPEED
+from swep_ds.training.zero.names import OLDEST
 from tests.support.tiny_run import ROOT
 
 if sys.version_info >= (3, 11):
@@ -59,7 +59,7 @@ def test_what_serves_an_example_is_admitted_from_far_before_the_tested_version_o
 def test_deepspeed_with_silent_gradient_faults_is_shut_out():
     [deepspeed] = [requirement for requirement in RUNTIME if requirement.name == "deepspeed"]
     assert not [*deepspeed.specifier.filter(["0.18.3", "0.18.9", "0.19.0", "0.19.3"])]
-    assert str(bound(deepspeed, ">=")) == OLDEST_DEEPSPEED
+    assert str(bound(deepspeed, ">=")) == OLDEST
 
 
 def test_the_installation_page_names_the_versions_that_are_admitted():

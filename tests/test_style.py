@@ -30,7 +30,7 @@ CORE = (
     "swep_ds/data/*.py",
     "swep_ds/models/*.py",
     "swep_ds/methods/*.py",
-    *(f"swep_ds/training/{name}.py" for name in ("loop", "engine", "groups", "sharding", "metrics")),
+    *(f"swep_ds/training/{name}.py" for name in ("loop", "engine", "zero/norms", "zero/weights", "metrics")),
     *(f"swep_ds/evaluation/{name}.py" for name in ("spans", "scores", "results")),
     *(f"swep_ds/pipeline/{name}.py" for name in ("recipe", "prepare", "run")),
 )

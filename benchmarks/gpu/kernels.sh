@@ -5,7 +5,7 @@
 #     STEP  default: all, in this order
 #           test        the kernel tests that use the GPU
 #           bfloat16    the benchmark at two widths and three sizes: speed relative to a copy
-#           tune-768, -1024   entries for kernels/triton_impl.py, by width
+#           tune-768, -1024   the fastest tiles, by width
 #           report      what this machine's Triton compiles
 # Each step that measures compares the kernel with float64 first and ends if it is wrong. The others run whatever `test`
 # says, because it also tests what has no influence on the numbers: compilations and memory.

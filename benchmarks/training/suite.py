@@ -18,6 +18,7 @@ from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.evaluation.results import versions
+from swep_ds.models.backends import HALVES
 from swep_ds.pipeline.prepare import prepare, training_batches
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
@@ -176,8 +177,10 @@ def operations(ways: dict[str, Way]) -> Figures:
         for stage in (launches.PLAIN, 0, 1, 2, 3):  # ZeRO-3 last: it replaces PyTorch's linear for good
             for name, way in ways.items():
                 train = way.recipe.train
+                if stage == 0 and train.precision in HALVES:
+                    continue  # refused there
                 if stage == launches.PLAIN:
-                    job = prepare(way.recipe, "zero0")
+                    job = prepare(way.recipe, "zero1")
                     counts = launches.count_plain_launches(job.objective, bench.largest_batch(job.batches), train)
                 else:
                     job = prepare(way.recipe, f"zero{stage}")

@@ -49,7 +49,6 @@ ARMS = {
 COMPARED = (("start", "encoder"), ("start", ALONE), ("mix", "start"))
 LEVERS = {  # sections that change in the arm "start"
     "label smoothing 0.1": {"train": {"label_smoothing": 0.1}},
-    "head first": {"train": {"freeze_updates": 25}},
     "mean with the start": {"train": {"average": "start"}},
     "four times the updates": {"train": {"max_updates": 4 * LEVERS_AT * EPOCHS["start"][LEVERS_AT] // BATCH}},
     "Prior-Aug 0.333": {"method": {"name": "prior_aug", "prior_variance": 0.333}},

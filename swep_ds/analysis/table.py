@@ -33,8 +33,7 @@ HEADS = {"exact_match": "EM", "f1": "F1"}
 BASE = "MLE"
 # settings that the paper's models had at their defaults
 NOT_IN_PAPER = ("pretrain", "train.max_updates", "train.average", "eval.select_on", "data.holdout_fraction")
-NOT_IN_PAPER += ("data.train_fraction", "data.max_train_examples", "data.max_eval_examples")
-NOT_IN_PAPER += ("train.label_smoothing", "train.freeze_updates")
+NOT_IN_PAPER += ("data.train_fraction", "data.max_train_examples", "data.max_eval_examples", "train.label_smoothing")
 FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high", "significant")
 DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES), "difference_paper"]
 NUMBERS = {"mean", "std", "paper", *DIFFERENCE}

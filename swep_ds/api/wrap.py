@@ -26,6 +26,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.loading import check_takes_embeddings
 from swep_ds.models.outputs import QAModel
 from swep_ds.models.seq2seq import Seq2SeqQA
+from swep_ds.training.zero.flats import is_partitioned
 
 log = logging.getLogger(__name__)
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator
@@ -132,7 +133,7 @@ class Robust(nn.Module):
         if not self.model.training:
             log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
         base = _base(self.model)
-        if not any(hasattr(parameter, "ds_id") for parameter in base.parameters()):  # ZeRO-3 shards them
+        if not any(map(is_partitioned, base.parameters())):  # ZeRO-3 shards them
             with without_dropout(base):
                 check_takes_embeddings(base, "model")
                 try:
@@ -256,7 +257,7 @@ def check_trained_dtypes(robust: Robust) -> None:
     """Raises InputError: trained weights are float16, which Adam's first step turns into NaN: its epsilon is 0 there.
     ZeRO-3's may be float16, because DeepSpeed keeps float32 copies."""
     for name, parameter in robust.model.named_parameters():
-        if parameter.requires_grad and parameter.dtype == torch.float16 and not hasattr(parameter, "ds_id"):
+        if parameter.requires_grad and parameter.dtype == torch.float16 and not is_partitioned(parameter):
             raise InputError(
                 f"model: float16 weights cannot be trained (such as {name}), and files may have them: load it with "
                 "dtype=torch.float32, and give the loop fp16 or bf16 for the computation"

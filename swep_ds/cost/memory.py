@@ -79,9 +79,8 @@ class _Model:
         self.part = 2 * math.ceil(self.numel / (2 * world_size))
 
     def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
-        """Plain data parallelism: PyTorch's optimizer in fp32, fp16/unfused_optimizer.py around it in bf16 and fp16."""
-        whole = self.width * self.numel
-        copy = 4 * self.numel if self.width < 4 else 0
+        """Plain data parallelism under PyTorch's optimizer, in float32."""
+        whole = 4 * self.numel
         moments = 8 * self.numel
         working = 0  # the step's temporaries: fused AdamW has none
         if adafactor:  # transformers keeps two vectors for a matrix, and no first moment
@@ -93,18 +92,18 @@ class _Model:
                 else:
                     moments += 4 * (math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1])
         # engine.py: allreduce_bucket flattens gradients when the backward is over
-        flattened = self.width * min(self.numel, ALLREDUCE_BUCKET + self.largest)
+        flattened = 4 * min(self.numel, ALLREDUCE_BUCKET + self.largest)
         return States(
             parameters=whole,
-            optimizer=moments + copy + 4 * self.averaged,
+            optimizer=moments + 4 * self.averaged,
             gradients=whole,
-            step=whole + max(flattened, copy + working),
+            step=whole + max(flattened, working),
             evaluating=self.applied,
             loading=4 * self.numel,
         )
 
     def stage_1(self) -> States:
-        """Each backward leaves gradients beside the flat one (`swep_ds/training/flat.py`)."""
+        """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`)."""
         whole = self.width * self.part * self.world_size
         working = 4 * self.part if self.width < 4 else 0  # the float32 gradient of the step
         if self.sends_half:

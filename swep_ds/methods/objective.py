@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swep_ds.common.errors import InputError
 from swep_ds.data.batches import Batch
 from swep_ds.methods.base import Inputs, Method, MicroStep, Pass, PassState, Perturbed, without_dropout
 from swep_ds.methods.noise_effect import words_changed
@@ -41,23 +40,13 @@ class Objective(nn.Module):
             return [None]
         return list(range(len(_split(self.method.passes(0.0)))))
 
-    def parameter_groups(self, *, head_apart: bool = False) -> list[dict[str, Any]]:
-        """The model's trained parameters, then the method's, if it has any: the order of `parameters()`. With
-        `head_apart` the model's are two groups, its base's and its head's. Raises InputError then: it has no head."""
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The model's trained parameters, then the method's, if it has any: the order of `parameters()`."""
         groups = []
         for module in (self.qa, self.method):
             groups.append({"params": [parameter for parameter in module.parameters() if parameter.requires_grad]})
         if self.method.learning_rate is not None:
             groups[1]["lr"] = self.method.learning_rate
-        if head_apart:
-            model = groups.pop(0)["params"]
-            base = {*map(id, self.qa.model.base_model.parameters())}
-            is_base = [id(parameter) in base for parameter in model]
-            size = sum(is_base)
-            if all(is_base) or not all(is_base[:size]):
-                kind = type(self.qa.model).__name__
-                raise InputError(f"train.freeze_updates: {kind} has no head behind its base model: set it to 0")
-            groups = [{"params": model[:size]}, {"params": model[size:]}, *groups]
         return [group for group in groups if group["params"]]
 
     def passes(self, step: MicroStep) -> list[tuple[Pass, int | Tensor | None]]:

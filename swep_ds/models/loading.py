@@ -43,7 +43,7 @@ def load_trainable(
     weights: bool = True,
 ) -> PreTrainedModel:
     """Loads a hub id or a local folder to train, in float32: the engine decides the training precision. A `mapped`
-    model's weights stay in their files and dtypes, from where `training.sharding.shard` spreads them over the ranks.
+    model's weights stay in their files and dtypes, from where `shard` in training/zero spreads them over the ranks.
     Without `weights` only the config is read, and the model is on the meta device.
 
     Raises InputError: as `load_weights`; or the model does not take word embeddings, or a setting does not fit it.

@@ -23,7 +23,7 @@ from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import DataSection, Recipe
 from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.ranks.writing import write_on_all_ranks
-from swep_ds.training.sharding import full_weights
+from swep_ds.training.zero.weights import full_weights
 
 NOISE = "noise.safetensors"  # in a run's folder: the method's parameters, for `swep_ds.analysis`
 FILE_BYTES = 2**30  # weights in one file, and in rank 0's memory while it is written

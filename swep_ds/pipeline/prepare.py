@@ -34,9 +34,9 @@ from swep_ds.pipeline.examples import by_source, input_checksums, load_examples,
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
-from swep_ds.training.conversion import parameter_shapes
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
 from swep_ds.training.ds_roles import REPORTS, SPREAD
+from swep_ds.training.zero.flats import parameter_shapes
 
 log = logging.getLogger(__name__)
 # in a model's config.json: who wrote it and how it is loaded, not what it computes
@@ -104,8 +104,6 @@ def prepare(
 
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), accelerator.on_gpu())
-    if recipe.train.freeze_updates >= batches.updates:
-        raise InputError(f"train.freeze_updates: the run has {batches.updates} update(s): set it to fewer, or to 0")
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,

@@ -228,11 +228,6 @@ class Recipe(Section):
             for name in self.eval.language:
                 if name not in tests:
                     yield f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}"
-        if select_on is not None and train.average == "last_k":
-            yield (
-                "train.average: last_k is a mean over the end of the run, and eval.select_on may choose an earlier "
-                "checkpoint: set train.average to ema, or eval.select_on to null"
-            )
         if train.execution == "joint" and method.needs_gradient:
             yield (
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "
@@ -242,8 +237,6 @@ class Recipe(Section):
             yield "model.attention: flash_attention_2 needs half precision: set train.precision to bf16"
         if self.task == "generative" and train.compile:
             yield "train.compile: is for extractive models: set it to false"
-        if self.task == "generative" and train.freeze_updates:
-            yield "train.freeze_updates: the head trains first, and a generative model has no new one: set it to 0"
         if self.task == "generative" and self.data.max_target_length > longest:
             yield (
                 f"data.max_target_length: the model would learn answers of {self.data.max_target_length} tokens, and "

@@ -144,7 +144,7 @@ def _run_stage(
         main = Outcome(recipe, folder)
         outcomes = [main]
         if recipe.train.average != "none":
-            average = WeightAverage(engine, recipe.train, updates)
+            average = WeightAverage(engine, recipe.train)
             kind = "mean with the start" if recipe.train.average == "start" else recipe.train.average
             main = Outcome(recipe, folder, average.applied, kind)
             plain = Outcome(recipe.unaveraged(), RunFolder(folder.path / UNAVERAGED), kind=UNAVERAGED)
@@ -152,7 +152,7 @@ def _run_stage(
         batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
         keep = recipe.train.keep_checkpoints
         checkpoints = Checkpoints(folder.checkpoints, keep, setup, layout, batch, average)
-        before = checkpoints.load(engine.deepspeed, tags[0]) if tags else TrainState()
+        before = checkpoints.load(engine, tags[0]) if tags else TrainState()
         # last, so that a start that is refused leaves the folder as it was
         _begin(main, prepared, is_trained=before.updates == updates)
         if tags:
@@ -246,7 +246,7 @@ def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, s
     folder and keeps that one."""
     update = checkpoints.best() or done.updates
     if update != done.updates:
-        checkpoints.load(engine.deepspeed, checkpoints.tag(update))
+        checkpoints.load(engine, checkpoints.tag(update))
     scores = {str(number): checkpoints.scores[number] for number in sorted(checkpoints.scores)}
     chosen = checkpoints.scores[update]
     say(

@@ -14,13 +14,11 @@ from datetime import timedelta
 from typing import TypeVar
 
 import datasets
-import deepspeed
-import deepspeed.ops
 import torch
 import torch.distributed as dist
 import transformers
+from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import groups
 from torch.distributed import distributed_c10d
 
 from swep_ds.common.console import say_on_stderr
@@ -65,7 +63,7 @@ def process_group() -> Iterator[None]:
         except BaseException as error:
             if _heartbeat:
                 _heartbeat.fail(error)
-            dist.destroy_process_group()
+            _destroy()
             raise
 
 
@@ -115,7 +113,6 @@ def _restored() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fills
         torch.nn.functional.linear = linear  # ZeRO-3 puts its own in place
         sys.excepthook = hook
-        groups._WORLD_GROUP = None
 
 
 def set_deterministic(on: bool) -> None:
@@ -136,18 +133,18 @@ def _join() -> None:
     if world != "1":
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a rank has sockets to all others
-    backend = get_accelerator().communication_backend_name()
-    if get_accelerator().device_name() == "cpu":
-        # it would be compiled for 40 s, and leave 69 MB per rank in /dev/shm for good
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        backend = "gloo"
-    else:
+    backend = "gloo"
+    bound = None  # the device that NCCL's groups are bound to, as DeepSpeed would bind them
+    if get_accelerator().device_name() != "cpu":
+        backend = get_accelerator().communication_backend_name()
         local = int(os.environ["LOCAL_RANK"])
         devices = get_accelerator().device_count()
         if local >= devices:
             fix = "start fewer ranks" if devices else "for a run on the CPU set DS_ACCELERATOR=cpu"
             raise LaunchError(f"rank {os.environ['RANK']} wants device {local} of a node with {devices}: {fix}")
         get_accelerator().set_device(local)
+        if get_accelerator().device_name() == "cuda" and world != "1":
+            bound = device()
     place = f"MASTER_ADDR {os.environ['MASTER_ADDR']}, MASTER_PORT {os.environ['MASTER_PORT']}"
     minutes = JOIN.total_seconds() / 60
     said = f"waiting for all {world} ranks to reach {place}, {minutes:.0f} minutes at most"
@@ -158,7 +155,7 @@ def _join() -> None:
     fix = "start every rank with its own RANK, device and the same WORLD_SIZE, or choose another port or network"
     try:
         with as_input_error(f"{place}: the ranks cannot form a process group", fix):
-            deepspeed.init_distributed(dist_backend=backend, timeout=JOIN, verbose=False)
+            dist.init_process_group(backend, timeout=JOIN, device_id=bound)
     finally:
         waits.cancel()
     wait_long()
@@ -204,7 +201,15 @@ def _leave(end: RunExit | None = None) -> None:
     if _heartbeat:
         _heartbeat.close()
         _heartbeat = None
-    dist.destroy_process_group()
+    _destroy()
+
+
+def _destroy() -> None:
+    """Also what DeepSpeed keeps of the group, if it has taken part: another group may follow."""
+    if comm.is_initialized():
+        comm.destroy_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 def rank() -> int:

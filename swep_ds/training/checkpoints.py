@@ -5,16 +5,12 @@ an atomic rename. A folder without the manifest is an interrupted write: it is i
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
-from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, WriteFailed
@@ -32,7 +28,8 @@ from swep_ds.training.checkpoint_files import (
     list_updates,
     read_manifest,
 )
-from swep_ds.training.conversion import convert, read_state, refresh_weights
+from swep_ds.training.zero.conversion import convert
+from swep_ds.training.zero.weights import refresh_weights
 
 
 @dataclass
@@ -72,10 +69,10 @@ class Checkpoints:
 
     def _write(self, engine, tag: Path, done: TrainState) -> None:
         def write() -> dict[str, int]:
-            engine.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
+            engine.deepspeed.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
             if self.average:
                 self.average.save(tag)
-            return engine.checkpoint_engine.finish()
+            return engine.writer.finish()
 
         def clear() -> None:
             _delete(tag)  # what an interrupted write or an abandoned branch left there
@@ -127,10 +124,11 @@ class Checkpoints:
         # at ZeRO-0 rank 0 writes the whole state, however many ranks there are
         is_whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
         if is_whole or manifest.layout == self.layout:
-            engine.load_checkpoint(str(tag.parent), tag=tag.name)
+            engine.deepspeed.load_checkpoint(str(tag.parent), tag=tag.name)
         else:
-            ranks.on_all_ranks(lambda: convert(engine, tag, manifest))
-            refresh_weights(engine)
+            stage = manifest.layout["zero_stage"]
+            ranks.on_all_ranks(lambda: convert(engine.deepspeed, tag, stage, list(manifest.files)))
+            refresh_weights(engine.deepspeed)
         if self.average:
             ranks.on_all_ranks(lambda: self.average.load(tag, manifest))
         self.scores = manifest.scores | self.scores
@@ -144,41 +142,3 @@ def _delete(tag: Path) -> None:
     elif tag.exists():
         (tag / MANIFEST).unlink(missing_ok=True)  # first: a half-deleted folder must not look complete
         shutil.rmtree(tag)
-
-
-class Writer(TorchCheckpointEngine):
-    """Writes and reads an engine's files. A write that fails raises nothing until `finish`, and nothing more follows:
-    DeepSpeed's saving has collectives, in which the other ranks would wait for one whose disk is full."""
-
-    def __init__(self):
-        super().__init__()
-        self._fault: OSError | None = None
-        self._written: dict[str, int] = {}
-
-    def finish(self) -> dict[str, int]:
-        """The sizes in bytes, by name, of the files written since the last call. Raises OSError: a write failed."""
-        written = self._written
-        fault = self._fault
-        self._written = {}
-        self._fault = None
-        if fault is not None:
-            raise fault
-        return written
-
-    def save(self, state_dict: dict[str, Any], path: str) -> None:
-        if self._fault is not None:
-            return
-        try:
-            with open(path, "wb") as file:
-                torch.save(state_dict, file)
-                file.flush()
-                os.fsync(file.fileno())  # the manifest must not survive a power cut without it
-                self._written[Path(path).name] = file.tell()
-        except (OSError, RuntimeError) as error:
-            cause = error if isinstance(error, OSError) else error.__context__  # PyTorch hides it
-            if not isinstance(cause, OSError):
-                raise
-            self._fault = OSError(cause.errno, cause.strerror, path)
-
-    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
-        return read_state(Path(path), mapped=False)

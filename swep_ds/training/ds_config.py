@@ -9,8 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import deepspeed
-from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed import DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from swep_ds.common.errors import InputError, as_input_error
@@ -19,8 +18,8 @@ from swep_ds.common.settings import flatten, suggest
 from swep_ds.data.batches import engine_divisor
 from swep_ds.training.ds_roles import QUIET, REPORTS
 from swep_ds.training.settings import TrainSection
+from swep_ds.training.zero.names import check_version
 
-OLDEST_DEEPSPEED = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 AUTO = "auto"
@@ -59,14 +58,9 @@ def complete_ds_config(
     get their sizes, as in transformers.
 
     Raises InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
-    that DeepSpeed refuses, or this DeepSpeed is too old; or the recipe's precision needs a GPU.
+    that DeepSpeed refuses, or this DeepSpeed does not fit (`check_version`); or the recipe's precision needs a GPU.
     """
-    installed = (deepspeed.__version_major__, deepspeed.__version_minor__, deepspeed.__version_patch__)
-    if installed < tuple(map(int, OLDEST_DEEPSPEED.split("."))):  # pip did not check one that is part of an image
-        raise InputError(
-            f"DeepSpeed {deepspeed.__version__}: versions before {OLDEST_DEEPSPEED} can silently lose gradients: "
-            f"pip install 'deepspeed>={OLDEST_DEEPSPEED}'"
-        )
+    check_version()
     if on_cpu and (fix := NEEDS_GPU.get(train.precision)):
         raise InputError(f"train.precision: {train.precision} needs a GPU: set it to {fix}")
     config = read_ds_config(source)
@@ -161,8 +155,8 @@ def _faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[
         faults.append("train.compile: ZeRO-3 gathers weights between layers: use --ds_config zero1, or set it to false")
     if train.precision == "fp16" and stage == 0:
         faults.append("train.precision: at ZeRO-0 DeepSpeed never scales fp16's loss up: use --ds_config zero1")
-    if train.freeze_updates and train.precision == "bf16" and stage == 0:
-        faults.append("train.freeze_updates: at ZeRO-0 DeepSpeed updates all weights in bf16: use --ds_config zero1")
+    if train.precision == "bf16" and stage == 0:
+        faults.append("train.precision: at ZeRO-0 bf16 begins with a step on gradients of 0: use --ds_config zero1")
     if train.optimizer == "adafactor" and (stage or train.precision in ("bf16", "fp16")):
         faults.append("train.optimizer: adafactor takes no flat pieces: use --ds_config zero0, and fp32 or autocast")
     if zero.get("load_from_fp32_weights") is False:

@@ -1,8 +1,6 @@
-"""DeepSpeed's engine around an objective, with the recipe's optimizer and schedule. What it needs beyond that is in
-`checkpoints.py` (the writer), `groups.py` (the parameter groups), `freezing.py` (the head first), `foreach.py` (a step
-of few operations) and `flat.py` (the gradient at ZeRO-1)."""
+"""DeepSpeed's engine around an objective, with the recipe's optimizer and schedule. What it replaces inside DeepSpeed,
+and in which order the steps of an update happen, stands in `zero/install.py`."""
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -10,8 +8,7 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.ops.op_builder import AsyncIOBuilder
-from deepspeed.runtime.torch_autocast import autocast_if_enabled
+from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers.optimization import Adafactor, get_scheduler
@@ -22,27 +19,23 @@ from swep_ds.data.batches import Batch, engine_divisor
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import tf32_products, without_cudnn_attention
-from swep_ds.training.checkpoints import Writer
 from swep_ds.training.ds_config import zero_stage
-from swep_ds.training.flat import FlatGradient
-from swep_ds.training.foreach import use_foreach
-from swep_ds.training.freezing import freeze_base
 from swep_ds.training.graphs import GraphRecorder, Graphs, can_replay
-from swep_ds.training.groups import watch_norms
 from swep_ds.training.settings import TrainSection
-from swep_ds.training.sharding import shard
+from swep_ds.training.zero.flats import kept_part
+from swep_ds.training.zero.install import before_initialize, fp16_numbers, install
+from swep_ds.training.zero.weights import shard
 
-log = logging.getLogger(__name__)
 SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup"}  # train.schedule -> its name in transformers
 
 
 class Engine:
     """An objective, `module`, in training, as DeepSpeed's engine carries it out.
 
-    With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention. `optimizer` is
-    DeepSpeed's, around the recipe's; at ZeRO-0 in float32 the recipe's itself. `parts` are those of `Objective.parts`.
-    If it `coalesces`, gradients are reduced once an update. So are those of the flat gradient, `flat`, which ZeRO-1 has
-    where the optimizer is not offloaded. If it `steps_once`, `step` is called once an update (`run_update`).
+    With precision tf32 only its forwards and backwards compute in TF32. None takes cuDNN's attention. `parts` are those
+    of `Objective.parts`. If it `coalesces`, gradients are reduced once an update. So are those of the flat gradient,
+    `flat`, which ZeRO-1 has where the optimizer is not offloaded. If it `steps_once`, `step` is called once an update
+    (`run_update`). `writer` writes its checkpoints.
     """
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, train: TrainSection):
@@ -51,13 +44,10 @@ class Engine:
         self.eval = engine.eval
         self.destroy = engine.destroy
         self.module = engine.module
-        self.optimizer = engine.optimizer
         self.parts = self.module.parts(train.execution)
         self.stage = engine.zero_optimization_stage()
         self.coalesces = train.coalesce_grad_reduction and self.stage >= 2  # below, gradients are reduced once anyway
-        self.flat = None
-        if self.stage == 1 and not engine.zero_cpu_offload():  # offloaded, gradients are copied one by one anyway
-            self.flat = FlatGradient(engine.optimizer)
+        self.writer, self.flat, self._norms = install(engine, train.max_grad_norm, self.module.method.max_grad_norm)
         self.steps_once = self.coalesces or self.flat is not None
         if self.steps_once:
             engine.set_gradient_accumulation_boundary(True)
@@ -66,17 +56,9 @@ class Engine:
         self._products = nullcontext
         if train.precision == "tf32":
             self._products = tf32_products
-        use_foreach(engine)
-        if train.freeze_updates:
-            freeze_base(engine, train.freeze_updates)
-        self._norms = watch_norms(engine, self.module, train.max_grad_norm)
         self.graphs = None
         if train.cuda_graphs and self.flat and ranks.device().type == "cuda" and can_replay(self.module):
             self.graphs = Graphs(self, GraphRecorder())
-        engine.checkpoint_engine = Writer()
-        # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
-        engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
-        engine._copy_recovery_script = lambda folder: None  # a full disk there would raise on one rank only
 
     @without_cudnn_attention()
     def __call__(self, batch: Batch, step: MicroStep | None = None) -> Any:
@@ -84,7 +66,7 @@ class Engine:
         with self._products():
             if self.flat is None or step is None:
                 return self.deepspeed(batch, step)
-            with autocast_if_enabled(self.deepspeed):
+            with torch.autocast(ranks.device().type, torch.bfloat16, enabled=self._precision == "autocast"):
                 return self.module(batch, step)
 
     @without_cudnn_attention()
@@ -102,7 +84,7 @@ class Engine:
     def accumulate(self, batch: Batch, step: MicroStep, phase: Callable[[str], AbstractContextManager] = nullcontext):
         """What `run_passes` does and returns, by a CUDA graph where there is one."""
         if self._precision == "fp16" and self.flat:
-            self._loss_scale.fill_(self.optimizer.loss_scale)
+            self._loss_scale.fill_(fp16_numbers(self.deepspeed)["loss_scale"])
         if self.graphs:
             with phase("forward"):
                 seen = self.graphs.run(batch, step)
@@ -165,14 +147,12 @@ class Engine:
         if self._norms:
             numbers["noise_grad_norm"] = self._norms.method_norm()
         if self._precision == "fp16":
-            # the engine's own `loss_scale()` is the ds_config's, 0 for dynamic
-            numbers |= {"loss_scale": float(self.optimizer.loss_scale), "skipped_updates": self.deepspeed.skipped_steps}
+            numbers |= fp16_numbers(self.deepspeed)
         return numbers
 
     def has_finite_weights(self) -> bool:
         """Whether the weights are finite, at ZeRO-3 this rank's part: no later loss shows those of the last update."""
-        weights = (getattr(parameter, "ds_tensor", parameter) for parameter in self.module.parameters())
-        return all(weight.isfinite().all() for weight in weights)
+        return all(kept_part(parameter).isfinite().all() for parameter in self.module.parameters())
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:
@@ -184,7 +164,7 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     config = dict(config)
     stage = zero_stage(config)
     to_disk = config.get("zero_optimization", {}).get("offload_param", {}).get("device") == "nvme"
-    if to_disk and not AsyncIOBuilder().is_compatible():
+    if to_disk and not get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible():
         raise InputError(
             "zero_optimization.offload_param: offload to disk needs DeepSpeed's operator async_io, which cannot be "
             "built here: install libaio's headers (Debian: libaio-dev), or use --ds_config zero3_offload"
@@ -193,8 +173,6 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
         config["gradient_clipping"] = 0.0  # `GroupNorms` clips
     if "offload_optimizer" in config.get("zero_optimization", {}):
         config["zero_force_ds_cpu_optimizer"] = False  # else DeepSpeed accepts only its own optimizer
-    if stage == 0 and config["bf16"]["enabled"] and ranks.is_main():
-        log.warning("bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time: use --ds_config zero1")
 
     def schedule(inner: Optimizer):
         return get_scheduler(SCHEDULES[train.schedule], inner, round(train.warmup_fraction * updates), updates)
@@ -203,9 +181,10 @@ def build_engine(objective: Objective, config: dict[str, Any], train: TrainSecti
     others = (RuntimeError, MemoryError)  # PyTorch's when a device's memory is full or a rank is gone
     # all ranks have the same file, so all raise
     with as_input_error("ds_config: DeepSpeed cannot build an engine from it", fix, but=others):
+        before_initialize()
         if stage == 3:
             shard(objective, config)
-        groups = objective.parameter_groups(head_apart=train.freeze_updates > 0)
+        groups = objective.parameter_groups()
         optimizer = _optimizer(groups, train)
         engine, *_ = deepspeed.initialize(
             model=objective, model_parameters=groups, optimizer=optimizer, lr_scheduler=schedule, config=config

@@ -73,7 +73,7 @@ def train(
             if saves:
                 with instruments.watch.phase("checkpoint"):
                     done = replace(state, method=engine.module.method.state())
-                    checkpoints.save(engine.deepspeed, done, score)
+                    checkpoints.save(engine, done, score)
                 if ranks.is_main():
                     note_checkpoint(number)
                 signal = signal or max(ranks.gather(request.number))  # no second save for what came since the vote

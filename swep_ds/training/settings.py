@@ -7,7 +7,9 @@ from pydantic import Field, field_validator, model_validator
 from swep_ds.common.settings import FieldFault, Section
 
 # field of `train` -> the kind of average it sets
-AVERAGED_BY = {"average_decay": "ema", "average_last": "last_k", "average_start": "start"}
+AVERAGED_BY = {"average_decay": "ema", "average_start": "start"}
+# fields that are gone, which the recipes of earlier runs have at these defaults
+GONE = {"freeze_updates": 0, "average_last": 0.25}
 
 # Bounds that no run reaches; above them numbers overflow or a run never ends
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -34,8 +36,6 @@ class TrainSection(Section):
     adam_epsilon: float = Field(1e-8, gt=0)  # adamw: added to the root in its denominator
     max_grad_norm: float = Field(1.0, ge=0)  # global L2 norm; 0 = no clipping
     label_smoothing: float = Field(0.0, ge=0, lt=1)  # share of the target that is spread evenly over all choices
-    # extractive: for so many updates the pretrained weights stay, and only the head and the method's networks train
-    freeze_updates: int = Field(0, ge=0, le=1_000_000_000)
     # tf32: fp32 whose matrix products are in TF32, on a GPU; autocast: matrix products in bf16, fp32 weights
     precision: Literal["fp32", "tf32", "autocast", "bf16", "fp16"] = "fp32"
     execution: Literal["split", "joint"] = "split"  # a backward per pass (memory of MLE), or one backward for all
@@ -48,10 +48,16 @@ class TrainSection(Section):
     log_every: Many = 10  # updates between two logged lines
     checkpoint_every: Many = 1000  # updates between two checkpoints
     keep_checkpoints: Count = 2  # how many of the newest are kept
-    average: Literal["none", "ema", "last_k", "start"] = "none"  # which mean of the weights is tested and exported
+    average: Literal["none", "ema", "start"] = "none"  # which mean of the weights is tested and exported
     average_decay: float = Field(0.99, gt=0, lt=1)  # ema: per update; the mean is about 1 / (1 - decay) updates old
-    average_last: float = Field(0.25, gt=0, le=1)  # last_k: k as a share of all updates
     average_start: float = Field(0.5, gt=0, lt=1)  # start: the share of the weights that training started from
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_run(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        return {name: value for name, value in tree.items() if name not in GONE or value != GONE[name]}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "TrainSection":

@@ -29,7 +29,6 @@ def held(state: States) -> tuple[int, int, int]:
 
 def test_without_zero_all_is_there_on_every_rank():
     assert held(states(0)) == (4 * N, 8 * N, 4 * N)  # Adam's two moments
-    assert held(states(0, "bf16")) == (2 * N, 12 * N, 2 * N)  # and a float32 copy
     # Adafactor keeps two vectors for a matrix
     assert states(0, optimizer="adafactor").optimizer == 4 * ((100 + 10) + (10 + 10) + 10)
 
@@ -102,7 +101,7 @@ def test_it_is_what_deepspeed_allocates(world_size, tmp_path):
     file = tmp_path / "measured.json"
     run_script(ROOT / "tests" / "support" / "engine_memory.py", str(file), ranks=world_size)
     measured = json.loads(file.read_text())
-    assert len(measured["engines"]) == 9
+    assert len(measured["engines"]) == 7 + world_size
     for model, stage, offload, precision, held, reached, total, peak in measured["engines"]:
         case = f"{model}, ZeRO-{stage}, offload {offload}, {precision}, {world_size} rank(s)"
         assert total == pytest.approx(held, rel=0.05), case

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from swep_ds.kernels import triton_impl
-from swep_ds.kernels.triton_impl import Tile, default_tile, launch_options, tile
+from swep_ds.kernels.triton_impl import default_tile, launch_options, tile
 
 
 @given(
@@ -34,9 +33,7 @@ def test_768_is_walked_without_idle_lanes_and_registers_are_capped_where_the_for
         assert cap == (128 if target in capped else None)
 
 
-def test_a_measured_tile_comes_first(monkeypatch):
-    monkeypatch.setattr(triton_impl, "MEASURED", {("sm_90", "backward", 768): Tile(16, 64, 2)})
-    assert tile("sm_90", "backward", 768, 2, 32) == (16, 64, 2, None)
-    assert tile("sm_90", "backward", 768, 4, 32) == (8, 64, 2, None)
-    for other in (("sm_90", "forward", 768), ("sm_90", "backward", 1024), ("sm_100", "backward", 768)):
-        assert tile(*other, 2, 32) == default_tile(*other, 32)
+def test_four_bytes_an_element_fill_the_same_accesses_with_half_the_counters():
+    for width, wide in ((768, (4, 64, 1, None)), (8192, (4, 64, 1, None)), (256, (4, 64, 1, None))):
+        assert tile("sm_100", "backward", width, 2, 32) == wide
+        assert tile("sm_100", "backward", width, 4, 32) == (2, 64, 1, None)

@@ -218,14 +218,11 @@ def test_a_model_card_names_the_shares_of_a_mix_and_the_levers():
     mix = [{"source": "/data/mine/train.json", "weight": 1}, {"source": "/data/other/train.json", "weight": 2}]
     mix += [{"source": "owner/set:plain", "weight": 1}, {"source": "owner/more", "weight": 4}]
     data = {"train": mix, "home": "owner/more", "eval": {}, "holdout_fraction": 0.1}
-    levers = {"average": "start", "average_start": 0.3, "label_smoothing": 0.1, "freeze_updates": 5}
+    levers = {"average": "start", "average_start": 0.3, "label_smoothing": 0.1}
     head, text = card({"name": "mle"}, {"held_out": SCORES["wiki"]}, data=data, train=levers)
     shares = "`mine/train.json` (12.5 %), `other/train.json` (25 %), `owner/set:plain` (12.5 %), `owner/more` (50 %)"
     assert f"Training data: {shares}; home: `owner/more`, held out: 10 % of the articles" in text
-    assert (
-        ", seed 4, label smoothing 0.1, pretrained weights frozen for the first 5 updates\n- Weights: their mean"
-        in text
-    )
+    assert ", seed 4, label smoothing 0.1\n- Weights: their mean" in text
     assert " with those that training started from, which have a share of 0.3\n" in text
     assert head["datasets"] == ["owner/set", "owner/more"]
     [result] = head["model-index"][0]["results"]

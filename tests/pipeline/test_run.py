@@ -13,7 +13,7 @@ from swep_ds.common.settings import differences
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import Prepared, load_model, prepare, resume_setup, training_batches
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.run import _peak, _report, _say_training, run
+from swep_ds.pipeline.run import _peak, _report, _say_training
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from swep_ds.training.checkpoints import TrainState
@@ -66,15 +66,6 @@ def test_what_each_source_of_a_mix_gives_is_printed_and_one_without_a_window_is_
         assert f": {share} % of each update, {questions} questions in {windows} windows, each read about " in line
         assert float(re.search(r"about ([\d.]+) times in this run", line)[1]) == pytest.approx(read / windows, rel=0.1)
     assert refused(job, folder, *mixed("long.json")).startswith("data.train.1.source: no window holds its whole answer")
-
-
-def test_a_stage_in_which_the_base_would_stay_frozen_does_not_start(folder, tmp_path):
-    assert refused(job, folder, "train.freeze_updates=10").startswith("train.freeze_updates: the run has 10 update(s)")
-    two_stages = [f"pretrain.train={folder / 'train.json'}", "pretrain.max_updates=3", "train.freeze_updates=3"]
-    recipe = Recipe.load(str(folder / "recipe.yaml"), two_stages)
-    with process_group():
-        said = refused(run, recipe, str(tiny_run.ds_config(folder, 0)), tmp_path / "run", "never")
-    assert said.startswith("first stage (pretrain): train.freeze_updates: the run has 3 update(s): set it to fewer")
 
 
 def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alike(folder):

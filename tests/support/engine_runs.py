@@ -19,8 +19,8 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.training.checkpoints import TrainState
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import train
-from swep_ds.training.sharding import full_weights
 from swep_ds.training.tracking import Tracker
+from swep_ds.training.zero.weights import full_weights
 from tests.support.tiny_run import make_runs
 
 

@@ -111,10 +111,10 @@ def compare(case: dict) -> list[dict]:
         with mock.patch.object(torch.nn.functional, "linear", LINEAR):
             expected = plain_gradients(plain, update)
         line = {"norm": float(engine.grad_norm), "gradients": {}}
-        if hasattr(engine.optimizer, "_hp_optimizer_states_linked"):
+        if hasattr(engine.deepspeed.optimizer, "_hp_optimizer_states_linked"):
             # ZeRO 1 and 2 link Adam's state right after the first group's step, when the second group has none yet
-            engine.optimizer._hp_optimizer_states_linked = False
-            engine.optimizer._lazy_init_hp_params_optimizer_state()
+            engine.deepspeed.optimizer._hp_optimizer_states_linked = False
+            engine.deepspeed.optimizer._lazy_init_hp_params_optimizer_state()
         for name, parameter in objective.named_parameters():
             whole = expected[name].sum(0)
             given = safe_get_full_optimizer_state(parameter, "exp_avg")

@@ -14,7 +14,7 @@ import deepspeed
 import torch
 
 from swep_ds import ranks
-from swep_ds.training.sharding import shard
+from swep_ds.training.zero.weights import shard
 from tests.support import tiny_models
 
 OFF = {"enabled": False}

@@ -20,32 +20,21 @@ from swep_ds.ranks.group import process_group
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
-from swep_ds.training.settings import TrainSection
 from tests.support import tiny_run
-from tests.support.bad_input import refused
 from tests.support.engine_runs import weights_of
 
 UPDATES = 6
-DECAY, LAST = 0.6, 0.5
+DECAY = 0.6
 FILE, WORD = "average_rank_0.pt", "qa.model.bert.embeddings.word_embeddings.weight"
-KINDS = {"ema": {"average": "ema", "average_decay": DECAY}, "last_k": {"average": "last_k", "average_last": LAST}}
+EMA = {"average": "ema", "average_decay": DECAY}
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 
 
-def plain_mean(kind: str, weights: list[torch.Tensor]) -> torch.Tensor:
+def plain_mean(weights: list[torch.Tensor]) -> torch.Tensor:
     """The definition in float64, of the weights after each update."""
     stacked = torch.stack([w.double() for w in weights])
-    if kind == "last_k":
-        return stacked[-round(LAST * UPDATES) :].mean(0)
     shares = torch.tensor([DECAY ** (len(weights) - i) for i in range(1, len(weights) + 1)], dtype=torch.float64)
     return torch.einsum("u,u...->...", shares / shares.sum(), stacked)
-
-
-def test_a_mean_of_one_update_is_refused():
-    train = TrainSection(average="last_k")
-    said = refused(WeightAverage, None, train, 5)
-    assert said.startswith("train.average_last: 0.25 of 5 update(s) are fewer than the 2 that a mean needs: raise it")
-    WeightAverage(None, train, 6)
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +47,15 @@ def folder(tmp_path_factory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision", "kind", "zero"),
-    [
-        (0, "bf16", "ema", {}),
-        (2, "bf16", "last_k", {}),
-        (3, "bf16", "ema", {"sub_group_size": 3000}),
-        (3, "autocast", "ema", OFFLOAD),
-    ],
+    ("stage", "precision", "zero"),
+    [(0, "fp32", {}), (2, "bf16", {}), (3, "bf16", {"sub_group_size": 3000}), (3, "autocast", OFFLOAD)],
 )
-def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, stage, precision, kind, zero):
-    settings = {"precision": precision, "max_updates": UPDATES, **KINDS[kind]}
+def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, stage, precision, zero):
+    settings = {"precision": precision, "max_updates": UPDATES, **EMA}
     recipe = Recipe.load(str(folder / "recipe.yaml"), [f"train.{name}={value}" for name, value in settings.items()])
     job = prepare.prepare(recipe, str(tiny_run.ds_config(folder, stage, **zero)))
     engine = build_engine(job.objective, job.config, recipe.train, UPDATES)
-    average = WeightAverage(engine, recipe.train, UPDATES)
+    average = WeightAverage(engine, recipe.train)
     half, seen = precision == "bf16", []
     batches = iter(job.batches[update] for update in range(UPDATES))
     for update in range(UPDATES):
@@ -83,7 +67,7 @@ def test_an_engine_holds_the_mean_inside_and_its_own_weights_outside(folder, sta
         inside, rounded_inside = weights_of(engine, masters=half), weights_of(engine, masters=False)
     moved = 0
     for name, last in seen[-1].items():
-        expected = plain_mean(kind, [weights[name] for weights in seen]) if name.startswith("qa.") else last.double()
+        expected = plain_mean([weights[name] for weights in seen]) if name.startswith("qa.") else last.double()
         torch.testing.assert_close(inside[name].double(), expected, rtol=1e-6, atol=1e-7)
         assert torch.equal(rounded_inside[name], inside[name].to(rounded[name].dtype))
         moved += (expected - last).abs().max() > 1e-4
@@ -103,7 +87,7 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, tmp_path, monkey
         return predict(evaluation, engine, test, **options)
 
     monkeypatch.setattr(Evaluation, "predict", record)
-    settings = KINDS["ema"] | {"max_updates": 3, "checkpoint_every": 1, "keep_checkpoints": 3}
+    settings = EMA | {"max_updates": 3, "checkpoint_every": 1, "keep_checkpoints": 3}
     sets = [*(f"train.{name}={value}" for name, value in settings.items()), "eval.select_on=test"]
     recipe = Recipe.load(str(folder / "recipe.yaml"), sets)
     run(recipe, str(tiny_run.ds_config(folder, 1)), tmp_path / "run", "never")

@@ -15,7 +15,8 @@ from swep_ds.common.errors import WriteFailed
 from swep_ds.ranks.group import process_group
 from swep_ds.training import checkpoints
 from swep_ds.training.checkpoint_files import FIX, find_checkpoints, read_manifest
-from swep_ds.training.checkpoints import Checkpoints, TrainState, Writer
+from swep_ds.training.checkpoints import Checkpoints, TrainState
+from swep_ds.training.zero.files import Writer
 from tests.support.bad_input import change_json, refused
 from tests.support.tiny_checkpoint import BATCH, LAYOUT, state, write_checkpoint
 from tests.support.tiny_run import complete
@@ -24,7 +25,11 @@ from tests.support.tiny_run import complete
 class Engine:
     """Writes a file where DeepSpeed would write its own."""
 
-    checkpoint_engine = SimpleNamespace(finish=lambda: {"state.pt": len(state())})
+    writer = SimpleNamespace(finish=lambda: {"state.pt": len(state())})
+
+    @property
+    def deepspeed(self) -> "Engine":
+        return self
 
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         (Path(folder) / tag / "state.pt").write_bytes(state())

@@ -18,8 +18,10 @@ from torch.nn.functional import pad
 
 from swep_ds.common.settings import differences
 from swep_ds.pipeline.prepare import architecture
-from swep_ds.training import conversion
-from swep_ds.training.conversion import MOMENTS, WEIGHTS, Pieces, copy_pieces, cut_pieces, read_state
+from swep_ds.training.zero import conversion
+from swep_ds.training.zero.conversion import MOMENTS, WEIGHTS, Pieces, copy_pieces, cut
+from swep_ds.training.zero.files import read_state
+from swep_ds.training.zero.flats import places
 from tests.support.bad_input import refused
 from tests.support.tiny_objective import objective
 from tests.support.tiny_run import WITHOUT_GRADIENT, ds_config, losses, make_runs, metrics, prepare, squad
@@ -39,9 +41,8 @@ shapes = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=2).map(tuple)
 
 
 def spread(stage: int, whole: dict[str, torch.Tensor], groups: list[list[str]], ranks: int) -> list[Pieces]:
-    """The pieces of all ranks: flat tensors by DeepSpeed's rules in plain PyTorch, cut by `cut_pieces`."""
-    shapes = [{name: whole[name].shape for name in group} for group in groups]
-    flats: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
+    """The pieces of all ranks: flat tensors by DeepSpeed's rules in plain PyTorch, cut at `places`."""
+    pieces: list[Pieces] = [{} for _ in range(ranks)]
     for group in groups:
         if stage == 3:
             chunks = [pad(whole[name].flatten(), (0, -whole[name].numel() % ranks)).chunk(ranks) for name in group]
@@ -49,13 +50,11 @@ def spread(stage: int, whole: dict[str, torch.Tensor], groups: list[list[str]], 
         else:
             end_to_end = torch.cat([whole[name].flatten() for name in group])
             parts = pad(end_to_end, (0, -end_to_end.numel() % (2 * ranks))).chunk(ranks)
+        shapes = {name: whole[name].shape for name in group}
         for rank, part in enumerate(parts):
-            flats[rank].append(part.clone())
-    sizes = [flat.numel() for flat in flats[0]]
-    pieces = []
-    for rank, mine in enumerate(flats):
-        values = [{WEIGHTS: flat, MOMENTS[0]: -flat, MOMENTS[1]: 2 * flat} for flat in mine]
-        pieces.append(cut_pieces(stage, shapes, values, rank, ranks, sizes))
+            flat = part.clone()
+            where = places(stage, shapes, flat.numel(), rank, ranks)
+            pieces[rank] |= cut(where, {WEIGHTS: flat, MOMENTS[0]: -flat, MOMENTS[1]: 2 * flat})
     return pieces
 
 
@@ -83,25 +82,17 @@ def test_a_layout_that_does_not_hold_everything_is_refused():
     assert said.startswith("tag: the checkpoint has 4 of 7 elements of a: resume on the number of")
 
 
-@pytest.mark.parametrize(("stage", "engine_stage", "fix"), [(0, 2, "0"), (3, 0, "1, 2 or 3")])
-def test_bf16_of_zero0_is_refused(stage, engine_stage, fix):
-    engine = SimpleNamespace(zero_optimization_stage=lambda: engine_stage, bfloat16_enabled=lambda: True)
-    said = refused(conversion.convert, engine, Path("tag"), SimpleNamespace(layout={"zero_stage": stage}))
-    assert "in bf16 the state of ZeRO-0 has another form" in said
-    assert said.endswith(f"use a ds_config of stage {fix}")
-
-
 @pytest.mark.parametrize("fused", [True, None])
 def test_steps_count_where_the_optimizer_expects_them(fused):
-    flats = [torch.empty(3, device="meta"), torch.empty(2, device="meta")]
-    state = {flat: {} for flat in flats}
-    optimizer = SimpleNamespace(defaults={"fused": fused}, param_groups=[{"params": flats}], state=state)
+    module = torch.nn.Linear(3, 1, device="meta")
+    weights = [*module.parameters()]
+    state = {tensor: {} for tensor in weights}
+    optimizer = SimpleNamespace(defaults={"fused": fused}, param_groups=[{"params": weights}], state=state)
     step = torch.tensor(4.0)
-    shapes = [{"a": (3,)}, {"b": (1,), "c": (1,)}]
-    engine = SimpleNamespace(basic_optimizer=optimizer, zero_optimization_stage=lambda: 1)
-    engine._get_zero_param_shapes = lambda: shapes
-    conversion.set_steps(engine, {"a": step, "b": step, "c": step})
-    steps = [state[flat]["step"] for flat in flats]
+    engine = SimpleNamespace(basic_optimizer=optimizer, optimizer=optimizer, module=module)
+    engine.zero_optimization_stage = lambda: 0
+    conversion.set_steps(engine, {"weight": step, "bias": step})
+    steps = [state[tensor]["step"] for tensor in weights]
     assert all(step.device.type == ("meta" if fused else "cpu") for step in steps)
     assert len({id(tensor) for tensor in (*steps, step)}) == 3
 

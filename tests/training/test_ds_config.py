@@ -22,7 +22,7 @@ ADAFACTOR = {"optimizer": "adafactor"}
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_config_resolves(path):
     for precision in ("fp32", "bf16", "fp16"):
-        if (path.stem, precision) == ("zero0", "fp16"):
+        if path.stem == "zero0" and precision != "fp32":
             continue
         config = resolve(path, precision=precision, on_cpu=False)
         assert '"auto"' not in json.dumps(config)
@@ -134,7 +134,11 @@ def zero(**fields) -> dict:
         (zero(stage=7), {}, "zero_optimization.stage is 7: write 0, 1, 2 or 3"),
         # what contradicts the recipe
         ({}, {"precision": "fp16", "on_cpu": False}, "at ZeRO-0 DeepSpeed never scales fp16"),
-        ({}, {"precision": "bf16", "freeze_updates": 1}, "train.freeze_updates: at ZeRO-0 DeepSpeed updates all"),
+        (
+            {},
+            {"precision": "bf16"},
+            "train.precision: at ZeRO-0 bf16 begins with a step on gradients of 0: use --ds_config ",
+        ),
         (zero(stage=3), ADAFACTOR, "flat pieces"),
         ({}, ADAFACTOR | {"precision": "bf16"}, "flat pieces"),
         (zero(stage=3), {"compile": True}, "train.compile: ZeRO-3 gathers weights"),
@@ -177,9 +181,9 @@ def test_a_missing_file_a_missing_gpu_and_a_deepspeed_that_loses_gradients_are_r
     for precision, fix in (("fp16", "fp32, autocast or bf16"), ("tf32", "fp32")):
         said = refused(resolve, write(tmp_path, {}), precision=precision)
         assert said == f"train.precision: {precision} needs a GPU: set it to {fix}"
-    monkeypatch.setattr(deepspeed, "__version_patch__", 7)
+    monkeypatch.setattr(deepspeed, "__version__", "0.19.7+cpu")
     said = refused(resolve, write(tmp_path, {}))
-    assert said.startswith("DeepSpeed 0.19.")
+    assert said.startswith("DeepSpeed 0.19.7+cpu: ")
     assert said.endswith(": pip install 'deepspeed>=0.19.8'")
 
 

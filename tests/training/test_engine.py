@@ -69,7 +69,6 @@ VARIANTS = {
         "method.noise_max_grad_norm": 1.5,  # amid the norms: Adam does not see a gradient that is always scaled alike
         "train.max_grad_norm": 0.5,
         "train.label_smoothing": 0.1,
-        "train.freeze_updates": 2,
     },
     **{name: {"method.name": name} for name in METHODS if name not in ("mle", "swep", "ssmba", *NOISES)},
 }
@@ -223,8 +222,6 @@ def without_an_engine(folder: Path, variant: str) -> Training:
         for loss, _, measured in steps:
             loss.backward()
             total, statistics = total + loss.item(), statistics | measured
-        if update < recipe.train.freeze_updates:
-            objective.qa.model.bert.zero_grad()
         for parameters, most in clipped:
             torch.nn.utils.clip_grad_norm_(parameters, most)
         if "method.kl_target" in settings:

@@ -25,7 +25,7 @@ METHODS_AND_SETTINGS = {
     "adv_aug": (),
     "r_drop": (),
     "word_dropout": ("train.gradient_accumulation_steps=3",),
-    "prior_aug": ("train.precision=autocast", "train.label_smoothing=0.1", "train.freeze_updates=9"),
+    "prior_aug": ("train.precision=autocast", "train.label_smoothing=0.1"),
 }
 
 

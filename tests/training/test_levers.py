@@ -1,4 +1,4 @@
-"""Label smoothing, a frozen base (LP-FT) and the mean with the start (WiSE-FT): whole runs against a plain loop."""
+"""Label smoothing and the mean with the start (WiSE-FT): whole runs against a plain loop."""
 
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -18,10 +18,9 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.ranks.group import process_group
 from tests.support import tiny, tiny_batches, tiny_models, tiny_objective, tiny_run
-from tests.support.bad_input import refused
 
-UPDATES, FROZEN, EVERY, RATE, DECAY, CLIP, SMOOTHING, SHARE = 7, 4, 2, 1e-2, 0.1, 0.5, 0.2, 0.3
-TRAIN = {"max_updates": UPDATES, "freeze_updates": FROZEN, "checkpoint_every": EVERY, "keep_checkpoints": 9}
+UPDATES, EVERY, RATE, DECAY, CLIP, SMOOTHING, SHARE = 7, 2, 1e-2, 0.1, 0.5, 0.2, 0.3
+TRAIN = {"max_updates": UPDATES, "checkpoint_every": EVERY, "keep_checkpoints": 9}
 TRAIN |= {"learning_rate": RATE, "weight_decay": DECAY, "max_grad_norm": CLIP, "label_smoothing": SMOOTHING}
 TRAIN |= {"average": "start", "average_start": SHARE, "adam_epsilon": 1e-6}  # rounding errors stay small
 HEAD = ("qa_outputs.weight", "qa_outputs.bias")
@@ -59,7 +58,6 @@ def expected(recipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     start = deepcopy(model.state_dict())
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, eps=TRAIN["adam_epsilon"])
     for update in range(UPDATES):
-        model.bert.requires_grad_(update >= FROZEN)
         batch = job.batches[update]
         output = model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids)
         start_loss = smoothed(output.start_logits, batch.start_position, batch)
@@ -74,7 +72,7 @@ def expected(recipe) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 @pytest.fixture(scope="module")
 def runs(folder, recipe, expected) -> dict[int, Path]:
-    """By stage. Each but the first resumes from a checkpoint of the one before, while the base is frozen and after."""
+    """By stage. Each but the first resumes from a checkpoint of the one before."""
     made = {}
     resume = "never"
     for stage, update in ((1, 2), (0, 4), (3, 6), (2, None)):
@@ -89,14 +87,8 @@ def tag(run: Path, update: int) -> Path:
     return run / "checkpoints" / f"update-{update:08d}"
 
 
-def states_of_adam(run: Path, update: int) -> dict[int, dict[str, Tensor]]:
-    """By parameter group, at ZeRO-1 and 2 on one rank."""
-    [file] = tag(run, update).glob("*optim_states.pt")
-    return torch.load(file, weights_only=False)["optimizer_state_dict"]["base_optimizer_state"]["state"]
-
-
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_run_with_all_three_is_a_plain_loop_whatever_the_stage_that_it_resumes_from(runs, expected, stage):
+def test_a_run_with_both_is_a_plain_loop_whatever_the_stage_that_it_resumes_from(runs, expected, stage):
     assert f"mean with the start, in {runs[stage]}:\n" in runs[stage].with_suffix(".log").read_text()
     start, last = expected
     averaged, plain = load_file(runs[stage] / MODEL), load_file(runs[stage] / LAST)
@@ -109,35 +101,6 @@ def test_a_run_with_all_three_is_a_plain_loop_whatever_the_stage_that_it_resumes
             assert torch.equal(averaged[key], value)
         else:
             torch.testing.assert_close(averaged[key], SHARE * start[key] + (1 - SHARE) * value, rtol=1e-5, atol=1e-7)
-
-
-def test_the_base_keeps_its_bits_and_has_no_state_of_adam_while_it_is_frozen(runs, expected):
-    start, _ = expected
-    for stage, update in ((0, FROZEN), (1, EVERY)):
-        states = torch.load(tag(runs[stage], update) / "mp_rank_00_model_states.pt", weights_only=False)
-        for key, value in start.items():
-            assert torch.equal(states["module"][f"qa.model.{key}"], value) == (key not in HEAD), key
-    adam = states_of_adam(runs[1], EVERY)
-    assert (adam.get(0, {}), float(adam[1]["step"])) == ({}, EVERY)
-    adam = states_of_adam(runs[2], UPDATES)
-    assert [float(adam[group]["step"]) for group in (0, 1)] == [UPDATES - FROZEN, UPDATES]
-
-
-@pytest.mark.parametrize("architecture", [*tiny_models.ARCHITECTURES, "xlnet", "llama"])
-def test_the_head_is_what_is_behind_the_base_model(architecture):
-    module = tiny_objective.objective("swep", architecture)
-    base, head, noise = (group["params"] for group in module.parameter_groups(head_apart=True))
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    assert [names[p] for p in (*base, *head, *noise)] == [*names.values()]
-    prefix = f"qa.model.{module.qa.model.base_model_prefix}."
-    assert all(names[p].startswith(prefix) for p in base)
-    assert head
-    assert not any(names[p].startswith(prefix) for p in head)
-
-
-def test_a_model_without_a_head_of_its_own_cannot_be_frozen():
-    said = refused(tiny_objective.objective("mle", "t5").parameter_groups, head_apart=True)
-    assert said == "train.freeze_updates: T5ForConditionalGeneration has no head behind its base model: set it to 0"
 
 
 @pytest.mark.parametrize("columns", [0, 4])

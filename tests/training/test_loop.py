@@ -97,13 +97,11 @@ def diverged(folder, stage: int, said: str, *settings: str, inside=nullcontext) 
     return saves.updates
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(0, "bf16"), (2, "bf16"), (3, "fp32")])
-def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after_it(tmp_path, caplog, stage, precision):
+@pytest.mark.parametrize(("stage", "precision"), [(2, "bf16"), (3, "fp32")])
+def test_an_update_with_an_infinite_gradient_is_named_and_nothing_is_saved_after_it(tmp_path, stage, precision):
     settings = [f"train.precision={precision}", "train.log_every=100", "train.checkpoint_every=2"]
     said = f"by update 4 .*, the gradient not finite first in update {FAULTY}"
     assert diverged(tmp_path, stage, said, *settings, "train.max_updates=6", inside=overflowing) == [2]
-    warning = "bf16 at ZeRO-0: DeepSpeed updates one weight tensor at a time"
-    assert (warning in caplog.text and "use --ds_config zero1" in caplog.text) == (stage == 0)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

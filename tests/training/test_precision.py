@@ -49,7 +49,7 @@ def test_an_update_that_fp16_skips_changes_no_weight_and_has_no_norm(tmp_path, m
         while skips[-2:] != [False, False]:
             run_update(engine, batches, 1, MicroStep(len(skips)))
             numbers, now = engine.read(), weights_of(engine)
-            skips.append(engine.optimizer.overflow)
+            skips.append(engine.deepspeed.optimizer.overflow)
             assert skips[-1] == all(torch.equal(now[name], before[name]) for name in now)
             assert numbers["skipped_updates"] == sum(skips)
             if skips[-1]:
@@ -151,7 +151,7 @@ def trained(stage: int, precision: str, apart: bool) -> tuple[list[torch.Tensor]
         run_update(engine, micro_batches, 2, MicroStep(update))
         norms.append(float(engine.grad_norm))
     name = "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
-    masters = [flat.detach().clone() for flat in getattr(engine.optimizer, name)]
+    masters = [flat.detach().clone() for flat in getattr(engine.deepspeed.optimizer, name)]
     engine.destroy()
     return masters, norms
 
@@ -169,11 +169,11 @@ def trained(stage: int, precision: str, apart: bool) -> tuple[list[torch.Tensor]
 )
 def test_an_update_is_deepspeeds_own_to_the_last_bit(monkeypatch, stage, precision, apart):
     """With the flat gradient of ZeRO-1, and with foreach operations. A failure at ZeRO-1 alone says that this DeepSpeed
-    reads gradients from somewhere else: `swep_ds/training/flat.py` then has to follow."""
+    reads gradients from somewhere else: `training/zero/gradient.py` then has to follow."""
     with process_group():
         weights, norms = trained(stage, precision, apart)
-        monkeypatch.setattr("swep_ds.training.engine.use_foreach", lambda _: None)
-        monkeypatch.setattr("swep_ds.training.engine.FlatGradient", lambda _: None)
+        monkeypatch.setattr("swep_ds.training.zero.install.use_foreach", lambda _: None)
+        monkeypatch.setattr("swep_ds.training.zero.install.FlatGradient", lambda _: None)
         expected, expected_norms = trained(stage, precision, apart)
     assert norms == expected_norms
     assert all(math.isfinite(norm) and norm > 0.1 for norm in norms)

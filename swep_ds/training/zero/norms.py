@@ -1,35 +1,25 @@
-"""The norms of the gradients of two groups of parameters, the model's and the method's own. (In the optimizer the
-model's are two groups if `train.freeze_updates` sets the head apart.)
+"""The norms of the gradients of two groups of parameters, the model's and the method's own.
 
 With `method.noise_max_grad_norm` each group is clipped by its own norm; without, by that of the whole gradient, the
-only one that DeepSpeed 0.19 knows. ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer (at ZeRO-3 a group
-may have several), combine them, and scale one flat tensor after the other: `GroupNorms` notes the norms, and scales
-each by its group's. At ZeRO-0 a hook right before the optimizer's step clips.
+only one that DeepSpeed knows. ZeRO 1 to 3 compute a norm for each flat tensor of the optimizer, combine them, and scale
+one flat tensor after the other: `GroupNorms` notes the norms, and scales each by its group's. At ZeRO-0 a hook right
+before the optimizer's step clips.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, cycle
+from itertools import cycle
 from typing import Any
 
 import torch
-from deepspeed.runtime.utils import combine_grad_norm_groups
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from swep_ds.methods.objective import Objective
+from swep_ds.training.zero.flats import flats
 
-MODEL, METHOD = 0, 1
-
-
-def watch_norms(engine, objective: Objective, max_norm: float) -> "GroupNorms | None":
-    """None if the method has no parameters, or where DeepSpeed clips without a norm for each group."""
-    limit = objective.method.max_grad_norm
-    if len(objective.parameter_groups()) == 1 or (limit is None and engine.zero_optimization_stage() == 0):
-        return None
-    return GroupNorms(engine, None if limit is None else (max_norm, limit))
+MODEL, METHOD = 0, 1  # numbers of the optimizer's groups
 
 
 class GroupNorms:
@@ -44,13 +34,10 @@ class GroupNorms:
         self._scale = 1.0
         self._norms: Sequence[Tensor] = []
         self._groups = [MODEL, METHOD]  # the group of each norm
-        stage = engine.zero_optimization_stage()
-        if stage == 0:
+        if engine.zero_optimization_stage() == 0:
             engine.basic_optimizer.register_step_pre_hook(self._clip_whole)
             return
-        count = len(engine.basic_optimizer.param_groups)
-        numbers = optimizer.sub_group_to_group_id.values() if stage == 3 else range(count)
-        self._groups = [METHOD if number == count - 1 else MODEL for number in numbers]  # of each flat tensor
+        self._groups = [flat.group for flat in flats(engine)]
         # what follows DeepSpeed calls once for each flat tensor, in their order; of the norms without or with offload
         self._norms = deque(maxlen=len(self._groups))
         for name in ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload"):
@@ -67,7 +54,7 @@ class GroupNorms:
         return float(self._norm(METHOD)) / self._scale
 
     def _norm(self, group: int) -> Tensor:
-        return combine_grad_norm_groups(norm for norm, of in zip(self._norms, self._groups, strict=True) if of == group)
+        return _combined(norm for norm, of in zip(self._norms, self._groups, strict=True) if of == group)
 
     def _note(self, compute: Callable[..., Tensor], *arguments) -> Tensor:
         norm = compute(*arguments)
@@ -81,6 +68,12 @@ class GroupNorms:
         self._unscale_and_clip(gradients, self._norm(group))
 
     def _clip_whole(self, optimizer: torch.optim.Optimizer, *_) -> None:
-        *model, own = (group["params"] for group in optimizer.param_groups)
-        groups = zip(([*chain(*model)], own), self._limits, strict=True)
-        self._norms = [clip_grad_norm_(parameters, limit or math.inf) for parameters, limit in groups]
+        groups = zip(optimizer.param_groups, self._limits, strict=True)
+        self._norms = [clip_grad_norm_(group["params"], limit or math.inf) for group, limit in groups]
+
+
+def _combined(norms: Iterable[Tensor]) -> Tensor:
+    """The norm of what has these norms: infinite if one of them is not finite, or -1, which stands for that."""
+    stacked = torch.stack(list(norms))
+    invalid = (~stacked.isfinite() | (stacked < 0)).any()
+    return torch.where(invalid, torch.inf, torch.linalg.vector_norm(stacked))

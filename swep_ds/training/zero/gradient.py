@@ -1,6 +1,6 @@
 """The gradient at ZeRO-1 as one flat tensor for each parameter group, in place of DeepSpeed's hooks.
 
-DeepSpeed 0.19 hooks every parameter, which costs the host much of an update. At ZeRO-1 nothing needs to happen during a
+DeepSpeed hooks every parameter, which costs the host much of an update. At ZeRO-1 nothing needs to happen during a
 backward: a rank keeps whole gradients until the last one of an update. So the hooks go, and DeepSpeed takes part in the
 step alone. Its step reads the flat tensor where DeepCompile would put it (`GradPartitionBufferGroup`).
 """
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from deepspeed import comm
-from deepspeed.runtime.torch_autocast import is_autocast_initialized
-from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer, GradPartitionBufferGroup
 from torch import Tensor, nn
+
+from swep_ds.training.zero.flats import Flat, flats
 
 
 @dataclass
@@ -19,11 +19,11 @@ class Group:
     """The gradient of a parameter group, laid out like its weights."""
 
     parameters: list[nn.Parameter]
-    whole: Tensor  # of all ranks' partitions, padded
+    whole: Tensor  # of all ranks' parts, padded
     padding: Tensor  # the end of `whole`
     places: list[Tensor]  # each parameter's part of `whole`, in its shape
-    partition: Tensor  # this rank's part of `whole`
-    pieces: GradPartitionBufferGroup  # what `partition` has of each parameter; DeepSpeed takes the norm over them
+    part: Tensor  # this rank's part of `whole`
+    pieces: list[Tensor]  # what `part` has of each parameter; DeepSpeed takes the norm over them
 
 
 class FlatGradient:
@@ -35,40 +35,37 @@ class FlatGradient:
     `begun` says whether an update has collected a gradient yet.
     """
 
-    def __init__(self, optimizer: DeepSpeedZeroOptimizer):
-        for hook in optimizer._grad_acc_hooks:
+    def __init__(self, engine):
+        self._optimizer = engine.optimizer
+        self._ranks = comm.get_world_size(self._optimizer.dp_process_group)
+        self._rounds = engine.torch_autocast_enabled()
+        for hook in self._optimizer._grad_acc_hooks:
             hook.remove()
-        optimizer._grad_acc_hooks.clear()
-        self._optimizer = optimizer
-        self.groups = [self._group(number) for number in range(len(optimizer.bit16_groups))]
+        self._optimizer._grad_acc_hooks.clear()
+        self.groups = [self._group(flat) for flat in flats(engine)]
         self.stays = False
         self.release()
 
-    def _group(self, number: int) -> Group:
-        optimizer = self._optimizer
-        parameters = optimizer.bit16_groups[number]
-        weights = optimizer.bit16_groups_flat[number]
-        whole = torch.zeros_like(weights)
-        size = int(optimizer.partition_size[number])
-        begin = comm.get_rank(group=optimizer.real_dp_process_group[number]) * size
-        partition = whole[begin : begin + size]
-        places = []
-        pieces = []
+    def _group(self, flat: Flat) -> Group:
+        from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
+
+        parameters = list(flat.parameters.values())
+        size = flat.weights.numel()
+        whole = parameters[0].new_zeros(size * self._ranks)
+        part = whole.view(self._ranks, size)[comm.get_rank(self._optimizer.dp_process_group)]
+        *places, padding = whole.split([*map(torch.numel, parameters), len(whole) - sum(map(torch.numel, parameters))])
         for parameter in parameters:
             # as a view with a history it would keep the parameter's node of autograd, and with it the stream on which
             # that adds up gradients: a CUDA graph is captured on another one
             if parameter._hp_mapping is not None:
                 parameter._hp_mapping.lp_fragment = parameter._hp_mapping.lp_fragment.detach()
-            first = parameter.storage_offset() - weights.storage_offset()
-            place = whole[first : first + parameter.numel()]
-            places.append(place.view_as(parameter))
-            piece = whole[max(first, begin) : min(first + parameter.numel(), begin + size)]
-            if piece.numel() == parameter.numel():
-                piece = piece.view_as(parameter)
-            if piece.numel():
-                pieces.append(piece)
-        padding = whole[sum(parameter.numel() for parameter in parameters) :]
-        return Group(parameters, whole, padding, places, partition, GradPartitionBufferGroup(pieces, partition))
+        pieces = []
+        for place in flat.places:
+            piece = part[place.start : place.start + place.count]
+            parameter = flat.parameters[place.name]
+            pieces.append(piece.view_as(parameter) if place.count == parameter.numel() else piece)
+        shaped = [place.view_as(parameter) for place, parameter in zip(places, parameters, strict=True)]
+        return Group(parameters, whole, padding, shaped, part, GradPartitionBufferGroup(pieces, part))
 
     def collect(self) -> None:
         """Adds the gradients of a backward to those of the update's earlier ones, and drops them. A parameter without
@@ -98,21 +95,20 @@ class FlatGradient:
     def hand_over(self) -> None:
         """Makes the mean over all ranks the gradient of DeepSpeed's coming step. Collective."""
         optimizer = self._optimizer
-        ranks = comm.get_world_size(group=optimizer.dp_process_group)
         for number, group in enumerate(self.groups):
-            sent, part = group.whole, group.partition
-            if is_autocast_initialized():
+            sent = group.whole
+            part = group.part
+            if self._rounds:
                 self._round(group)
             elif optimizer.communication_data_type != sent.dtype:
                 sent = sent.to(optimizer.communication_data_type)
                 part = sent[part.storage_offset() :][: part.numel()]
-            if ranks > 1:
-                comm.reduce_scatter_fn(part, sent, group=optimizer.dp_process_group)
-                part.mul_(1.0 / ranks)
-            if part is not group.partition:
-                group.partition.copy_(part)
+            if self._ranks > 1:
+                comm.reduce_scatter_tensor(part, sent, group=optimizer.dp_process_group)
+                part.mul_(1.0 / self._ranks)
+            if part is not group.part:
+                group.part.copy_(part)
             optimizer.averaged_gradients[number] = group.pieces
-            optimizer.all_grad_tensors[number] = None
 
     def _round(self, group: Group) -> None:
         """Rounds the gradients that DeepSpeed would send in bf16 under torch_autocast, those of matrix products."""

@@ -1,4 +1,5 @@
-"""ZeRO-3 weights: partitioned without a whole model on any rank, and gathered one at a time."""
+"""The module's weights: partitioned at ZeRO-3 without a whole model on any rank, made anew from the optimizer's, and
+gathered one at a time."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from swep_ds import ranks
 from swep_ds.models.backends import HALVES
+from swep_ds.training.zero.flats import is_partitioned
 
 
 def shard(module: nn.Module, config: dict[str, Any]) -> None:
@@ -37,28 +39,37 @@ def shard(module: nn.Module, config: dict[str, Any]) -> None:
         tensor.data = tensor.data.to(ranks.device())
 
 
+def refresh_weights(engine) -> None:
+    """Makes the module's weights from the optimizer's; at ZeRO-0 they are the same. Collective."""
+    optimizer = engine.optimizer
+    stage = engine.zero_optimization_stage()
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+    elif stage == 3:
+        optimizer.checkpoint_event_prologue()
+        for number in range(len(optimizer.fp32_partitioned_groups_flat)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
+        optimizer.checkpoint_event_epilogue()
+
+
 def full_weights(engine, model: nn.Module, *, masters: bool) -> Iterator[tuple[str, Tensor | None]]:
     """Yields name and value of all that the model saves, tied weights once: in CPU memory on rank 0, None elsewhere.
 
     Collective: all ranks iterate together. At ZeRO-3 only one weight at a time is whole. `model` is part of the module
-    of an `Engine`. With `masters` the values are the optimizer's float32 weights, of which a half-precision module's
-    are roundings.
+    of an `Engine`. With `masters`, of ZeRO 1 to 3, the values are the optimizer's float32 weights, of which a
+    half-precision module's are roundings.
     """
-    stage = engine.stage
-    master = {}
-    if masters and stage == 0:
-        groups = (engine.optimizer.fp16_groups, engine.optimizer.fp32_groups)
-        rounded, exact = (itertools.chain.from_iterable(group) for group in groups)
-        master = dict(zip(map(id, rounded), exact, strict=True))
     tied = model.all_tied_weights_keys if isinstance(model, PreTrainedModel) else {}
     saved = model.state_dict().keys() - tied.keys()
     for name, tensor in itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers()):
         if name not in saved:
             continue
-        if masters and isinstance(tensor, nn.Parameter):
-            value = safe_get_full_fp32_param(tensor) if stage else master[id(tensor)]
+        if masters and engine.stage and isinstance(tensor, nn.Parameter):
+            value = safe_get_full_fp32_param(tensor)
             yield name, value.detach().cpu() if ranks.is_main() else None
             continue
-        with deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
+        with deepspeed.zero.GatheredParameters([tensor], enabled=is_partitioned(tensor)):
             value = tensor.detach().to("cpu", copy=True) if ranks.is_main() else None
         yield name, value

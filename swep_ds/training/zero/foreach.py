@@ -1,5 +1,5 @@
-"""DeepSpeed's loops over the gradients of an optimizer step, as one operation each, with results that are equal to the
-last bit. benchmarks/training/launches.py counts them."""
+"""DeepSpeed's loops over the gradients of an update as one operation each, with results that are equal to the last bit.
+benchmarks/training/launches.py counts them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from deepspeed import comm
-from deepspeed.runtime.zero.utils import get_norm_dtype
+from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 
@@ -17,7 +17,7 @@ def use_foreach(engine) -> None:
     stage = engine.zero_optimization_stage()
     if stage == 0 or engine.zero_cpu_offload():
         return
-    optimizer.get_grad_norm_direct = partial(_norm_of_partition, optimizer, stage)
+    optimizer.get_grad_norm_direct = partial(_norm_of_part, optimizer, stage)
     if stage == 3:
         return
     optimizer.unscale_and_clip_grads = partial(_clip_without_reading, optimizer)
@@ -25,18 +25,17 @@ def use_foreach(engine) -> None:
         _copy_together(optimizer)
 
 
-def _norm_of_partition(optimizer, stage: int, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def _norm_of_part(optimizer, stage: int, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """The norm of a flat tensor's gradients over all ranks: 0-dim, of float32 (ZeRO-3: float64), on the device."""
-    parts = [gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False)]
+    precise = torch.float64 if get_accelerator().is_fp64_supported() else torch.float32
+    parts = gradients[: len(parameters)]  # padding may follow
     if parts:
-        square = torch.stack(torch._foreach_norm(parts, 2.0, dtype=get_norm_dtype())).pow(2.0).sum()
+        square = torch.stack(torch._foreach_norm(parts, 2.0, dtype=precise)).pow(2.0).sum()
     else:  # this rank's part of a small flat tensor may hold none
-        square = torch.zeros((), dtype=get_norm_dtype(), device=optimizer.device)
-    if stage == 3:
-        group = optimizer._get_param_partition_group(parameters[0])
-    else:
-        square, group = square.float(), optimizer.dp_process_group
-    comm.all_reduce(square, group=group)
+        square = torch.zeros((), dtype=precise, device=get_accelerator().current_device_name())
+    if stage != 3:
+        square = square.float()
+    comm.all_reduce(square, group=optimizer.dp_process_group)
     return square.pow(0.5)
 
 
@@ -53,20 +52,16 @@ def _clip_without_reading(optimizer, gradients: Sequence[Tensor], norm: Tensor) 
 
 
 def _copy_together(optimizer) -> None:
-    """Copies a bucket's reduced gradients, which the next bucket overwrites, to this rank's partition in one go."""
+    """Copies a bucket's reduced gradients, which the next bucket overwrites, to this rank's part in one go."""
     copy_one = optimizer.copy_grads_in_partition
     reduce = optimizer.reduce_ipg_grads
     copies: list[tuple[Tensor, Tensor]] = []
 
     def note(parameter: Tensor, group: int) -> None:
-        if optimizer._use_compact_grad_partition_buffer(group):
+        if optimizer.grads_in_partition is None:  # DeepSpeed makes it with an update's first gradient
             copy_one(parameter, group)
             return
-        if optimizer.grads_in_partition is None:
-            size = sum(p.numel() for group in optimizer.params_in_partition for p in group)
-            optimizer.grads_in_partition = torch.empty(size, dtype=optimizer.dtype, device=parameter.device)
-            optimizer.grads_in_partition_offset = 0
-        gradient = optimizer.get_gradient_for_reduction(parameter)
+        gradient = parameter.grad
         begin = optimizer.grads_in_partition_offset
         place = optimizer.grads_in_partition[begin : begin + parameter.numel()]
         copies.append((place, gradient.view(-1)))

@@ -1,0 +1,128 @@
+"""What is put in place of DeepSpeed's methods, against plain PyTorch: the order of an update's steps, the clipping of
+each group, and the optimizer's settings. Every engine makes a few updates of a tiny model."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import deepspeed.ops
+import pytest
+import torch
+from transformers import get_linear_schedule_with_warmup
+
+from swep_ds.methods.base import MicroStep
+from swep_ds.pipeline.prepare import resolve_ds_config
+from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks.group import process_group
+from swep_ds.training.checkpoint_files import TrainState
+from swep_ds.training.checkpoints import Checkpoints
+from swep_ds.training.engine import Engine, build_engine
+from swep_ds.training.loop import run_update
+from swep_ds.training.zero.install import before_initialize
+from tests.support import ds_configs
+from tests.support.tiny_batches import batch
+from tests.support.tiny_objective import objective, split
+
+UPDATES, ACCUMULATION = 4, 2
+LIMIT, OWN_LIMIT = 0.5, 0.02  # below and amid the norms
+METHOD = {"beta": 1e-3, "initialisation": "default", "noise_max_grad_norm": OWN_LIMIT, "noise_learning_rate": 3e-2}
+TRAIN = {"micro_batch_size": 3, "gradient_accumulation_steps": ACCUMULATION, "learning_rate": 1e-2}
+TRAIN |= {"max_grad_norm": LIMIT, "adam_betas": [0.7, 0.95], "adam_epsilon": 1e-3, "weight_decay": 0.1}
+TRAIN |= {"warmup_fraction": 0.65}  # 2.6 of 4 updates, which is rounded to 3
+
+
+def batches(update: int) -> list:
+    return [batch(seed=ACCUMULATION * update + number, dtype=torch.float32) for number in range(ACCUMULATION)]
+
+
+@pytest.fixture(scope="module")
+def module():
+    """In a process group."""
+    with process_group():
+        yield objective("swep", **METHOD).float()
+
+
+def engine_of(module, folder: Path, zero: dict) -> Engine:
+    sections = {"train": TRAIN, "method": {"name": "swep", **METHOD}, "model": {"name": "tiny"}}
+    recipe = Recipe.model_validate(sections | {"data": {"train": "none", "eval": {}}})
+    source = ds_configs.write(folder, {"zero_optimization": {"stage3_param_persistence_threshold": 0, **zero}})
+    setup = {"world_size": 1, "micro_steps": len(module.parts("split")), "hidden_size": 16, "on_cpu": True}
+    engine = build_engine(deepcopy(module), resolve_ds_config(str(source), recipe, **setup), recipe.train, UPDATES)
+    engine.train()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def expected(module) -> tuple[list[float], list[float], list[float]]:
+    """By PyTorch alone: each update's loss, its learning rate and the norm of the noise generator's gradient."""
+    module = deepcopy(module)
+    model, own = [*module.qa.parameters()], [*module.method.parameters()]
+    groups = [{"params": model}, {"params": own, "lr": METHOD["noise_learning_rate"]}]
+    settings = {"betas": TRAIN["adam_betas"], "eps": TRAIN["adam_epsilon"], "weight_decay": TRAIN["weight_decay"]}
+    optimizer = torch.optim.AdamW(groups, lr=TRAIN["learning_rate"], **settings)
+    schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=3, num_training_steps=UPDATES)
+    losses, rates, norms = [], [], []
+    for update in range(UPDATES):
+        total = 0.0
+        for micro_batch in batches(update):
+            for loss, _, _ in split(module, micro_batch, update):
+                (loss / ACCUMULATION).backward()
+                total += loss.item() / ACCUMULATION
+        losses.append(total)
+        rates.append(schedule.get_last_lr()[0])
+        torch.nn.utils.clip_grad_norm_(model, LIMIT)
+        norms.append(float(torch.nn.utils.clip_grad_norm_(own, OWN_LIMIT)))
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return losses, rates, norms
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"stage": 0},
+        {"stage": 1},
+        {"stage": 2},
+        {"stage": 3},
+        {"stage": 3, "sub_group_size": 1000},  # several flat tensors in a group
+        {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    ],
+    ids=str,
+)
+def test_each_group_is_clipped_by_its_norm_as_in_a_plain_loop(module, expected, tmp_path, zero):
+    """Where the steps of an update are exchanged, such as the two replacements in `install`, norm and losses differ."""
+    engine = engine_of(module, tmp_path, zero)
+    losses, rates, norms = [], [], []
+    for update in range(UPDATES):
+        rates.append(engine.learning_rate)
+        seen = run_update(engine, iter(batches(update)), ACCUMULATION, MicroStep(update))
+        losses.append(sum(float(part["loss"]) for part in seen) / ACCUMULATION)
+        norms.append(engine.read()["noise_grad_norm"])
+    engine.destroy()
+    assert losses == pytest.approx(expected[0], rel=1e-5)
+    assert rates == pytest.approx(expected[1])
+    assert norms == pytest.approx(expected[2], rel=1e-3)
+    assert max(norms) > OWN_LIMIT
+    assert len(set(losses)) == UPDATES
+
+
+def test_a_checkpoint_is_read_from_a_folder_of_any_name(module, tmp_path):
+    folder = tmp_path / "runs [1]*"
+    made = Checkpoints(
+        folder, 1, {}, {"zero_stage": 1}, {"windows": 1, "micro_batch_size": 1, "gradient_accumulation_steps": 1}
+    )
+    engine = engine_of(module, tmp_path, {"stage": 1})
+    made.save(engine, TrainState(1))
+    before = [parameter.detach().clone() for parameter in engine.module.parameters()]
+    run_update(engine, iter(batches(0)), ACCUMULATION, MicroStep(0))
+    run_update(engine, iter(batches(1)), ACCUMULATION, MicroStep(1))  # the first one's learning rate is 0
+    assert not all(map(torch.equal, engine.module.parameters(), before))
+    made.load(engine, made.tag(1))
+    assert all(map(torch.equal, engine.module.parameters(), before))
+    engine.destroy()
+
+
+def test_on_a_cpu_nothing_is_compiled(monkeypatch):
+    monkeypatch.setitem(deepspeed.ops.__compatible_ops__, "deepspeed_shm_comm", True)
+    before_initialize()
+    assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
