@@ -129,6 +129,11 @@ def test_one_run_from_python(base, tmp_path, capsys):
     (tmp_path / "partly.jsonl").write_text("\n".join(map(json.dumps, rows)))
     [other] = sd.forecast([run], str(tmp_path / "partly.jsonl")).values()
     assert other.truth is not None
+    assert len(list((run / "forecast" / "answers").iterdir())) == 1
+    rows[0]["context"] = "An abbot, " + rows[0]["context"]  # other questions are answered
+    (tmp_path / "partly.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sd.forecast([run], str(tmp_path / "partly.jsonl"))
+    assert len(list((run / "forecast" / "answers").iterdir())) == 2
     asked = read_examples(str(base / "there.jsonl"), training=False, labels=False)
     replies = sd.QuestionAnswerer(run / "model").answer_together(asked)
     assert made.by_question[:, 1] == pytest.approx([reply.probability for [reply] in replies], rel=1e-4)

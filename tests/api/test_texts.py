@@ -60,6 +60,11 @@ def test_passages_overlap_cover_the_text_and_are_ranked_by_bm25(short):
     contents = [TEXTS[name][begin:end] for name, begin, end in all_passages]
     assert contents[:2] == ["The old abbey was founded in ", "was founded in 1204 by an "]
     assert joined(all_passages) == [Passage(name, 0, len(TEXTS[name])) for name in ("abbey.txt", "college.md")]
+    first, _, third = all_passages[:3]  # which touches the first
+    assert (joined([third, first]), joined([first, all_passages[3]])) == (
+        [Passage("abbey.txt", 0, third.end)],
+        [first, all_passages[3]],
+    )
     scores = bm25("founded by abbot", contents)
     expected = sorted((n for n, score in enumerate(scores) if score), key=lambda n: -round(scores[n], 5))
     found = passages.best("FOUNDED by, abbot?", 100)

@@ -138,7 +138,11 @@ def test_without_sample_ids_the_noise_goes_with_the_windows_text():
     whole = nll([0, 1, 2])
     assert nll([2, 0, 1]) == pytest.approx(whole, rel=1e-6)
     ids = sd.api.wrap.sample_ids(given["input_ids"], given["attention_mask"])
-    assert len(set(ids.tolist())) == 3
+    # no release may change them: they key the noise of a training that goes on
+    for row, length in enumerate((12, 7, 9)):
+        tokens = given["input_ids"][row, :length].tolist()
+        total = sum((token + 1) * 6364136223846793005 ** (k + 1) for k, token in enumerate(tokens))
+        assert ids[row].item() == total % 2**64 // 2**32
     left = [torch.roll(given[name], 5, 1)[1:2] for name in ("input_ids", "attention_mask")]  # window 1 has 7 of 12
     assert sd.api.wrap.sample_ids(*left).item() == ids[1].item()
     assert nll([0, 1, 2], update=1) != pytest.approx(whole, rel=1e-6)
@@ -155,6 +159,10 @@ def test_windows_with_positions_outside_do_not_count():
         given[name][2] = 12  # as Hugging Face's heads ignore it
     torch.testing.assert_close(robust(**given).loss, robust(**some).loss)
     torch.testing.assert_close(robust(**given).loss, robust.eval()(**given).loss)
+    given["start_positions"][2] = -100
+    torch.testing.assert_close(robust.train()(**given).loss, robust(**some).loss)
+    given["end_positions"][:] = 12
+    assert robust(**given).loss == 0
     given["position_ids"] = torch.zeros(3, 12)
     assert refused(robust.train().begin_update, [given]).startswith("inputs position_ids: a method's passes take only ")
 
@@ -167,7 +175,9 @@ def test_answers_without_a_label_do_not_count(method):
     loss = robust(**given).loss
     torch.testing.assert_close(loss, other(**{name: value[:-1] for name, value in given.items()}).loss)
     loss.backward()
-    assert all(parameter.grad.isfinite().all() for parameter in robust.parameters() if parameter.grad is not None)
+    gradients = [parameter.grad for parameter in robust.parameters() if parameter.grad is not None]
+    assert any(gradient.any() for gradient in gradients)
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_what_does_not_go_with_a_loop_is_refused():

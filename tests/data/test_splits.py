@@ -2,6 +2,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +44,7 @@ def test_samples_are_those_of_the_subset_only():
     samples = [replace(e, id=sample_id(e.id, k), question=f"{k}?") for e in examples for k in range(3)]
     chosen = subset(examples, 0.4, None, 1)
     assert ids(samples_of(chosen, samples)) == [f"{e.id}-ssmba{k}" for e in chosen for k in (0, 1, 2)]
+    assert len({tuple(ids(subset(examples, 0.4, None, seed))) for seed in range(5)}) == 5
 
 
 def test_samples_of_other_data_are_refused():
@@ -82,6 +84,13 @@ def test_articles_are_held_out_and_halved_whole(articles, fraction):
     assert len(held) - max(counts[e.article] for e in held) < aim
     first, second = split_apart(halves, examples, "article")
     assert abs(len(first) - len(second)) <= max(counts.values())
+
+
+def test_articles_are_drawn_in_one_random_order_that_no_release_changes():
+    names = [f"{number:02}" for number in range(40)]
+    drawn = [names[number] for number in np.random.default_rng(0).permutation(40)]
+    assert {e.article for e in hold_out_articles(questions(names), 0.1)[1]} == set(drawn[:4])
+    assert {e.article for e in halves(questions(names))[0]} == set(drawn[::2])
 
 
 def test_an_article_that_is_much_too_large_is_kept():

@@ -37,6 +37,8 @@ def test_the_most_probable_window_wins_whatever_the_order():
         decoder = decode(*order)
         assert best_texts(decoder) == {"a": "an abbot", "b": "the bridge"}
         assert best_probabilities(decoder) == pytest.approx(expected)
+    equal = [(0, written(text), -0.1) for text in ("the river", "an abbot")]
+    assert best_texts(decode(*equal)) == best_texts(decode(*equal[::-1])) == {"a": "an abbot"}
 
 
 def test_a_window_that_writes_nothing_does_not_silence_another():
