@@ -78,6 +78,13 @@ def test_passages_overlap_cover_the_text_and_are_ranked_by_bm25(short):
     ]
 
 
+def test_passages_have_a_hundred_words_and_begin_fifty_apart():
+    numbers = [str(number) for number in range(250)]
+    text = " ".join(numbers)
+    read = [text[begin:end].split() for _, begin, end in Passages({"a": text}).passages]
+    assert read == [numbers[first : first + 100] for first in (0, 50, 100, 150)]
+
+
 @pytest.mark.parametrize(
     ("text", "words", "question"),
     [

@@ -1,6 +1,7 @@
 """A model with a method around it computes, in a plain loop, what the engine computes."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,7 +63,21 @@ def test_micro_batches_of_unequal_sizes_add_up_to_the_whole_batch(kind, reductio
     expected = gradients(one_call, [one_call(**whole).loss])
     calls.begin_update(parts)
     torch.testing.assert_close(gradients(calls, [calls(**part).loss for part in parts]), expected)
-    assert calls(**parts[1]).loss.item() != pytest.approx(expected[0])  # the next update has a mean of its own
+    one_call.update = calls.update
+    torch.testing.assert_close(calls(**parts[1]).loss, one_call(**parts[1]).loss)  # a mean of its own again
+
+
+def test_ranks_with_equal_windows_have_the_losses_of_a_single_one(monkeypatch):
+    """Also of a method that goes by what is watched, whose mean is over all ranks."""
+    alone, together = (sd.wrap(tiny_models.model().train(), settings("swep-held"), seed=SEED) for _ in range(2))
+    data = batches("bert", accumulation=2)
+    losses = plain_loop(alone, data, accumulation=2)
+    group = SimpleNamespace(
+        is_initialized=lambda: True, all_reduce=lambda value: value.mul_(2), get_world_size=lambda: 2
+    )
+    monkeypatch.setattr(sd.api.wrap, "dist", group)
+    assert plain_loop(together, data, accumulation=2) == pytest.approx(losses, rel=1e-6)
+    assert together.method.state() == pytest.approx(alone.method.state())
 
 
 def test_weights_in_half_precision_are_refused_unless_they_are_frozen():
@@ -112,7 +127,8 @@ def test_a_restored_state_continues_exactly():
 def test_a_compiled_wrapper_is_not_compiled_anew_for_each_update():
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    robust = sd.wrap(tiny_models.model("bert").train(), sd.Swep(beta_schedule="linear_to_zero"), updates=8)
+    model = tiny_models.model("bert", num_hidden_layers=1).train()
+    robust = sd.wrap(model, sd.Swep(beta_schedule="linear_to_zero"), updates=8)
     compiled, graphs = torch.compile(robust, backend="eager"), []
     plain = sd.wrap(robust.model, sd.Swep(beta_schedule="linear_to_zero"), updates=8)
     plain.method.load_state_dict(robust.method.state_dict())
@@ -159,7 +175,8 @@ def test_windows_with_positions_outside_do_not_count():
         given[name][2] = 12  # as Hugging Face's heads ignore it
     torch.testing.assert_close(robust(**given).loss, robust(**some).loss)
     torch.testing.assert_close(robust(**given).loss, robust.eval()(**given).loss)
-    given["start_positions"][2] = -100
+    given["start_positions"][2] = -100  # one of both is enough
+    given["end_positions"][2] = 3
     torch.testing.assert_close(robust.train()(**given).loss, robust(**some).loss)
     given["end_positions"][:] = 12
     assert robust(**given).loss == 0

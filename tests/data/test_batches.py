@@ -1,5 +1,6 @@
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -164,6 +165,8 @@ def test_number_of_updates(n, epochs, max_updates, expected):
 def test_columns_are_padded_as_the_tokenizer_says(tokenizer, token, types):
     padding = Padding.of(tiny.TOKENIZERS[tokenizer]())
     assert padding == Padding(token, types)
+    xlnet = SimpleNamespace(model_input_names=["input_ids", "token_type_ids"], pad_token_id=5, pad_token_type_id=3)
+    assert Padding.of(xlnet) == Padding(5, 3)
     features = windows(4)
     (batches,) = ranks(features, micro=4)
     batches.padding = padding

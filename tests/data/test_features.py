@@ -72,7 +72,8 @@ def test_a_pair_that_fits_is_encoded_as_by_the_tokenizer(kind, question, context
     if not tokens(kind, context)[0]:
         return
     example = tiny.Example("q", question, context, ("x",), None, "a")
-    _, (row,) = build([example], kind, WindowSettings(2000, 500, 1000))
+    features, (row,) = build([example], kind, WindowSettings(2000, 500, len(tokens(kind, question)[0])))
+    assert features.questions_cut == 0
     tokenizer = tiny.TOKENIZERS[kind]()
     pair = tokenizer(question, context, return_offsets_mapping=True, split_special_tokens=True)
     specials = {*tokenizer.all_special_ids}  # which a Unigram model has among its pieces: in a text they are unknown

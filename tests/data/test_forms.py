@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from swep_ds.data.answers import find_answer, nested_value
+from swep_ds.data.answers import find_answer, nested_value, normalize_answer
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples, settle_repeated
 from tests.support import bad_input
@@ -211,6 +211,18 @@ def test_questions_need_no_answers(save):
         assert [example.answers for example in read_them] == answers
 
 
+def test_normalize_answer():
+    for text, normalized in {
+        "  an   apple\tand\nthe theatre ": "apple and theatre",  # articles only as whole words
+        "the-cat": "thecat",  # punctuation goes first, so no article is left
+        "cat\u2013the\u2013dog": "cat\u2013 \u2013dog",  # not ASCII punctuation; an article leaves a space behind
+        "STRASSE stra\u00dfe": "strasse stra\u00dfe",  # lower(), not casefold()
+        "th\u00e9 the\u0301": "th\u00e9 \u0301",  # \b sees a boundary before a combining accent
+        "10\u00a0km\u2003away": "10 km away",
+    }.items():
+        assert normalize_answer(text) == normalized
+
+
 @pytest.mark.parametrize(
     ("context", "text", "found"),
     [
@@ -241,7 +253,9 @@ def test_an_answer_is_found_only_where_it_occurs_once_as_whole_words(context, te
 
 def test_a_repeated_answer_gets_its_first_place_or_is_left_out(save):
     asked = {"question": "Who?", "context": "Annika met Ann, and Ann left."}
-    source = save([asked | {"answer": " Ann "}, asked | {"answer": "", "id": "none"}, asked | {"answer": "Annika"}])
+    source = save(
+        [asked | {"answers": [" Ann ", "met"]}, asked | {"answer": "", "id": "none"}, asked | {"answer": "Annika"}]
+    )
     [example, *others], count = settle_repeated(read(source, repeated=True), "first")
     assert (example.span, count) == ((11, 14), 1)
     assert [other.span for other in others] == [None, (0, 6)]

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import example as given_example
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from swep_ds.data.splits import (
     MIN_ARTICLES,
     MIN_RECURRING,
     clusters,
+    effective_clusters,
     halves,
     hold_out_articles,
     sample_id,
@@ -74,6 +76,7 @@ def split_apart(split, examples: list[Example], *fields: str) -> tuple[list[Exam
 
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=2).filter(lambda names: len(set(names)) > 1), st.floats(0.01, 0.99))
+@given_example(["a", *["b"] * 3, *["c"] * 12], 0.125)  # with "b" exactly twice the share
 def test_articles_are_held_out_and_halved_whole(articles, fraction):
     examples = questions(articles)
     kept, held = split_apart(partial(hold_out_articles, fraction=fraction), examples, "article")
@@ -152,4 +155,13 @@ def test_questions_that_recur_are_the_clusters(asked, texts, by):
     rows = [(f"question {i % asked}", f"text {i % texts}") for i in range(5 * MIN_ARTICLES)]
     examples = [Example(f"q{i}", question, text, ("a",), None, text) for i, (question, text) in enumerate(rows)]
     names = [getattr(example, by) for example in examples]
-    assert clusters(examples).tolist() == [list(dict.fromkeys(names)).index(name) for name in names]
+    expected = [list(dict.fromkeys(names)).index(name) for name in names]
+    assert clusters(examples).tolist() == expected
+    if by == "question":  # whatever articles the texts are in
+        titled = [replace(example, article=f"article {i // 2}") for i, example in enumerate(examples)]
+        assert clusters(titled).tolist() == expected
+
+
+def test_clusters_of_unequal_sizes_count_for_fewer():
+    assert effective_clusters(np.repeat([0, 1, 2], 3)) == 3
+    assert effective_clusters(np.array([0, 0, 0, 0, 1])) == pytest.approx(25 / 17)

@@ -110,7 +110,8 @@ def on_rank(monkeypatch):
     return become
 
 
-LOGITS = torch.randn(2, 200, generator=torch.Generator().manual_seed(0))  # of each token of the vocabulary
+# of each token of the vocabulary; they take gradients, as a model's weights do
+LOGITS = torch.randn(2, 200, generator=torch.Generator().manual_seed(0)).requires_grad_()
 SIZES = tiny.WindowSettings(max_length=32, doc_stride=8, max_query_length=8)
 
 
@@ -131,7 +132,8 @@ def test_ranks_share_the_questions_and_make_as_many_calls(world, on_rank, tmp_pa
     [alone, *others] = [SpanDecoder(examples, SpanSettings(), null=True) for _ in range(1 + world)]
     for row in range(len(windows)):  # by itself
         columns = evaluate.read_columns(windows.with_format("arrow"), np.array([row]))
-        alone.add(columns, *predict(Batch(torch.tensor([windows[row]["input_ids"]]), None)))
+        logits = predict(Batch(torch.tensor([windows[row]["input_ids"]]), None))
+        alone.add(columns, *(each.detach() for each in logits))
     answers, nulls = {}, {}
     for rank, decoder in enumerate(others):
         on_rank(rank, world, calls=20)
