@@ -189,7 +189,9 @@ def test_columns_are_padded_as_the_tokenizer_says(tokenizer, token, types):
     (alone,) = ranks(features, micro=1)
     assert alone[0].padding_mask is None
     (rounded,) = ranks(features, micro=1, pad_to_multiple_of=5)
-    assert all(rounded[n].padding_mask is not None for n in range(4) if min(rounded[n].lengths) < rounded.width(n))
+    padded = [rounded[n] for n in range(4) if rounded[n].lengths[0] < rounded.width(n)]
+    assert padded
+    assert all(each.padding_mask is each.attention_mask for each in padded)
 
 
 @pytest.mark.parametrize(("multiple", "most", "width"), [(1, 5, 5), (4, 30, 8), (4, 6, 6)])
