@@ -201,10 +201,10 @@ def training_span(
         number = float(start)
     except (TypeError, ValueError):
         number = math.nan
-    if not number.is_integer():
+    if not number.is_integer() or number < 0:
         raise InputError(f"answer_start is {excerpt(start)}; expected a whole number of characters, from 0")
     begin = int(number)
-    actual = context[max(begin, 0) : begin + len(text)]
+    actual = context[begin : begin + len(text)]
     if actual != text:
         raise _elsewhere(text, f"is not at answer_start {begin}", actual)
     return _bare(text, begin)
@@ -218,7 +218,7 @@ def mrqa_span(context: str, detected: list[dict[str, Any]]) -> tuple[int, int]:
         raise InputError("no detected_answers to train on; leave the question out")
     text = detected[0]["text"]
     start, last = detected[0]["char_spans"][0]
-    actual = context[start : last + 1]
+    actual = context[start : last + 1] if start >= 0 else ""  # a slice counts negative places from the end
     for form in (str.casefold, normalize_answer):  # the second makes nothing of some texts, such as "the" and "?!"
         bare = "".join(form(actual).split())
         if bare and bare == "".join(form(text).split()):

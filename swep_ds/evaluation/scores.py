@@ -95,7 +95,7 @@ class Scorer:
                 answers = [answer for answer in answers if self.normalize(answer)] or [""]
             right = self.exact_match(predictions[id_], answers)
             overlap = self.f1(predictions[id_], answers)
-            if is_v2 and (answers == [""] or not self.normalize(predictions[id_])):
+            if is_v2 and not self.normalize(predictions[id_]):
                 overlap = right
             scores[id_] = (right, overlap)
         return scores

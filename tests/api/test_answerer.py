@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering
@@ -17,7 +18,9 @@ from swep_ds.api import answerer
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.commands.answer import answer as answer_command
 from swep_ds.common.errors import InputError
+from swep_ds.data.example import Example
 from swep_ds.data.windows import WindowCutter, WindowSettings
+from swep_ds.evaluation.calibration import FEATURES, Calibrator, features
 from swep_ds.evaluation.spans import Answer
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
@@ -115,6 +118,36 @@ def test_the_threshold_is_the_models_own_and_it_withholds_what_it_is_not_sure_of
     assert QuestionAnswerer(other, null_threshold=1e6)(*ASKED[0])[0].text
 
 
+def test_a_calibrator_sees_five_answers_and_an_answer_is_withheld_below_the_confidence_only(model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other")
+    weights = {name: (30.0 if name.startswith("probability") else 0.1) for name in FEATURES}
+    calibrator = Calibrator(kind="features", intercept=-1.0, weights=weights, log_loss={}, questions=40)
+    change_json(other / "reading.json", calibrator=calibrator.model_dump(), null_threshold=1e6)
+    spans, null = by_hand(model, *ASKED[1])
+    total = math.exp(null) + sum(math.exp(score) for score, *_ in spans)
+    best = [Answer(text, start, end, score, math.exp(score) / total) for score, start, end, text in spans[:5]]
+    if null > best[-1].score:
+        best.append(Answer("", None, None, null, math.exp(null) / total))
+        best = best[:1] + sorted(best[1:], key=lambda answer: -answer.score)
+    example = Example("1", *ASKED[1], (), None, "")
+    asks = QuestionAnswerer(other)
+    [reply] = asks(*ASKED[1])
+    assert asks.calibrated
+    assert reply.text == best[0].text
+    expected = calibrator.confidence(np.array([features(example, best)])).item()
+    assert reply.confidence == pytest.approx(expected, rel=1e-4)
+    assert 0.1 < expected < 0.9
+    asks.min_confidence = reply.confidence
+    assert asks(*ASKED[1]) == [reply]
+    asks.min_confidence = math.nextafter(reply.confidence, 1)
+    [withheld] = asks(*ASKED[1])
+    assert (withheld.text, withheld.confidence) == ("", reply.confidence)
+    asks = QuestionAnswerer(other, null_threshold=1e5)  # at which it was not fitted
+    assert not asks.calibrated
+    [reply] = asks(*ASKED[1])
+    assert reply.confidence == reply.probability == pytest.approx(best[0].probability, rel=1e-4)
+
+
 def test_a_generative_model_gives_one_answer(tmp_path):
     prepare(tmp_path, architecture="t5")
     write_reading(tmp_path / "model")
@@ -128,7 +161,9 @@ def test_a_generative_model_gives_one_answer(tmp_path):
     assert single.score == pytest.approx(reply.score, rel=1e-6)  # other batch sizes round otherwise
     assert refused(asks, *ASKED[0], 3).startswith(f"n_best 3: {generative} generates one answer: set it to 1")
     assert QuestionAnswerer(generative, null_threshold=-1e6)(*ASKED[0])[0].text == ""
-    assert QuestionAnswerer(generative, null_threshold=1e6)(*ASKED[0])[0].start is None
+    [given] = QuestionAnswerer(generative, null_threshold=1e6)(*ASKED[0])
+    assert (given.text, given.odds) == (reply.text, None)
+    assert reply.text
 
 
 def test_what_cannot_be_asked(model, tmp_path, monkeypatch):

@@ -92,4 +92,5 @@ def test_a_decoder_trains_and_answers(tmp_path, monkeypatch):
     assert lines[-1]["kl_per_window"] > 0
     answers = read_predictions(run.path, "same")
     contexts = {example.id: example.context for example in read_examples(str(file), training=False)}
+    assert answers.keys() == contexts.keys()
     assert all(answer and answer in contexts[question] for question, answer in answers.items())

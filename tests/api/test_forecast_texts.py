@@ -5,13 +5,16 @@ import io
 import json
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import swep_ds as sd
+from swep_ds.analysis.labelled import estimate, read_labelled
 from swep_ds.api import answerer
 from swep_ds.commands.forecast import forecast as forecast_command
 from swep_ds.data.readers import read_examples
@@ -96,16 +99,24 @@ def test_a_forecast_is_printed_suggests_labels_and_is_corrected_by_them(base, co
     said = command(*runs, "--text", base / "truth.jsonl", "--labelled", labels)
     values = json.loads((folder / "truth.jsonl.json").read_text())
     assert values["runs"] == list(map(str, runs))
+    [made] = sd.forecast(runs, str(base / "truth.jsonl"), labelled=labels).values()
+    known = read_labelled(labels, list(truth.values()))
+    assert len(set(known.strata)) == 5
     for number, metric in enumerate(("exact_match", "f1")):
         by_run = []
+        by_label = []
         for file in (folder / "answers").glob("*.json"):
             given = {id_: text for id_, (text, _) in json.loads(file.read_text()).items()}
-            by_run.append(Scorer().score(given, {id_: example.answers for id_, example in truth.items()})[metric])
+            golds = {id_: example.answers for id_, example in truth.items()}
+            by_run.append(Scorer().score(given, golds)[metric])
+            by_label.append([100 * Scorer().by_question(given, golds)[row["id"]][number] for row in rows])
         assert len(by_run) == 2
         assert values["truth"][number] == pytest.approx(sum(by_run) / 2)
-        estimate = values["with_labels"][metric]
-        assert estimate["low"] <= values["truth"][number] <= estimate["high"]
-        assert f"{('EM', 'F1')[number]} {estimate['mean']:.1f} ({estimate['low']:.1f} to " in said
+        expected = estimate(np.mean(by_label, 0), made.by_question[:, number], known.rows, known.strata)
+        corrected = values["with_labels"][metric]
+        assert corrected == pytest.approx(asdict(expected))
+        assert corrected["low"] <= values["truth"][number] <= corrected["high"]
+        assert f"{('EM', 'F1')[number]} {corrected['mean']:.1f} ({corrected['low']:.1f} to " in said
     assert values["labelled"] == 30
     assert f"{values['with_labels']['f1']['more_labels']} more such labels would give F1 within" in said
     assert "its answers give: EM " in said
@@ -129,6 +140,11 @@ def test_one_run_from_python(base, tmp_path, capsys):
     (tmp_path / "partly.jsonl").write_text("\n".join(map(json.dumps, rows)))
     [other] = sd.forecast([run], str(tmp_path / "partly.jsonl")).values()
     assert other.truth is not None
+    assert len(list((run / "forecast" / "answers").iterdir())) == 1
+    rows[0]["context"] = "An abbot, " + rows[0]["context"]  # other questions are answered
+    (tmp_path / "partly.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sd.forecast([run], str(tmp_path / "partly.jsonl"))
+    assert len(list((run / "forecast" / "answers").iterdir())) == 2
     asked = read_examples(str(base / "there.jsonl"), training=False, labels=False)
     replies = sd.QuestionAnswerer(run / "model").answer_together(asked)
     assert made.by_question[:, 1] == pytest.approx([reply.probability for [reply] in replies], rel=1e-4)

@@ -115,6 +115,8 @@ def test_evaluation_is_in_the_precision_that_the_trainer_is_asked_for(tmp_path):
     layer.register_forward_hook(lambda *call: computed.append(call[-1].dtype))
     assert run.predict(rows("bert")[:3]).predictions[0].dtype == "float32"
     assert set(computed) == {torch.bfloat16}
+    run.train()  # once more, from update 0
+    assert run.robust.update == UPDATES
 
 
 def test_what_does_not_go_with_a_method_is_named(tmp_path):

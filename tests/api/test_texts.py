@@ -60,6 +60,11 @@ def test_passages_overlap_cover_the_text_and_are_ranked_by_bm25(short):
     contents = [TEXTS[name][begin:end] for name, begin, end in all_passages]
     assert contents[:2] == ["The old abbey was founded in ", "was founded in 1204 by an "]
     assert joined(all_passages) == [Passage(name, 0, len(TEXTS[name])) for name in ("abbey.txt", "college.md")]
+    first, _, third = all_passages[:3]  # which touches the first
+    assert (joined([third, first]), joined([first, all_passages[3]])) == (
+        [Passage("abbey.txt", 0, third.end)],
+        [first, all_passages[3]],
+    )
     scores = bm25("founded by abbot", contents)
     expected = sorted((n for n, score in enumerate(scores) if score), key=lambda n: -round(scores[n], 5))
     found = passages.best("FOUNDED by, abbot?", 100)
@@ -71,6 +76,13 @@ def test_passages_overlap_cover_the_text_and_are_ranked_by_bm25(short):
         Passage("a", 8, 9),
         Passage("b", 2, 9),
     ]
+
+
+def test_passages_have_a_hundred_words_and_begin_fifty_apart():
+    numbers = [str(number) for number in range(250)]
+    text = " ".join(numbers)
+    read = [text[begin:end].split() for _, begin, end in Passages({"a": text}).passages]
+    assert read == [numbers[first : first + 100] for first in (0, 50, 100, 150)]
 
 
 @pytest.mark.parametrize(

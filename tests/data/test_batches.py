@@ -1,11 +1,12 @@
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from swep_ds.common.errors import InputError
@@ -46,7 +47,10 @@ def real(micro_batches: list[Batch]) -> list[int]:
     return [int(row) for b in micro_batches for row, weight in zip(b.sample_id, b.weight, strict=True) if weight > 0]
 
 
-@settings(max_examples=40, deadline=None)
+UNSHRUNK = (Phase.explicit, Phase.generate)  # making a failing case smaller would take minutes
+
+
+@settings(max_examples=40, deadline=None, phases=UNSHRUNK)
 @given(
     n=st.integers(1, 60),
     seed=st.integers(0, 3),
@@ -90,7 +94,7 @@ def test_an_epoch_has_each_window_once_and_an_update_is_the_same_at_any_split(
     assert sorted(seen[:n]) == sorted(seen[n:]) == [*range(n)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, phases=UNSHRUNK)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=2, max_size=3),
     weights=st.lists(st.sampled_from([0.001, 0.3, 1, 7]), min_size=3, max_size=3),
@@ -161,6 +165,8 @@ def test_number_of_updates(n, epochs, max_updates, expected):
 def test_columns_are_padded_as_the_tokenizer_says(tokenizer, token, types):
     padding = Padding.of(tiny.TOKENIZERS[tokenizer]())
     assert padding == Padding(token, types)
+    xlnet = SimpleNamespace(model_input_names=["input_ids", "token_type_ids"], pad_token_id=5, pad_token_type_id=3)
+    assert Padding.of(xlnet) == Padding(5, 3)
     features = windows(4)
     (batches,) = ranks(features, micro=4)
     batches.padding = padding
@@ -178,6 +184,25 @@ def test_columns_are_padded_as_the_tokenizer_says(tokenizer, token, types):
     assert {t.dtype for t in integers} == {torch.int64}
     assert batch.weight.dtype == batch.token_weight.dtype == torch.float32
     assert batch.lengths == tuple(features[batch.sample_id.tolist()]["length"])
+    # attention is faster without a mask, but only the shortest window can say that there is no padding
+    assert batch.padding_mask is batch._replace(lengths=None).padding_mask is batch.attention_mask
+    (alone,) = ranks(features, micro=1)
+    assert alone[0].padding_mask is None
+    (rounded,) = ranks(features, micro=1, pad_to_multiple_of=5)
+    padded = [rounded[n] for n in range(4) if rounded[n].lengths[0] < rounded.width(n)]
+    assert padded
+    assert all(each.padding_mask is each.attention_mask for each in padded)
+
+
+@pytest.mark.parametrize(("multiple", "most", "width"), [(1, 5, 5), (4, 30, 8), (4, 6, 6)])
+def test_targets_are_padded_with_what_the_loss_ignores(multiple, most, width):
+    sizes = [3, 1, 5, 2]
+    features = windows(4).add_column("target_ids", [[7 + row] * size for row, size in enumerate(sizes)])
+    (batches,) = ranks(features, micro=4, pad_to_multiple_of=multiple, max_target_length=most)
+    batch = batches[0]
+    expected = [[7 + row] * sizes[row] + [-100] * (width - sizes[row]) for row in batch.sample_id.tolist()]
+    assert batch.target_ids.tolist() == expected
+    assert batch.start_position is batch.end_position is None
 
 
 @pytest.mark.parametrize("budget", [None, 2048, 8192])

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 
 from swep_ds.data.chunks import Chunks, digest
@@ -41,4 +42,8 @@ def test_other_settings_another_process_and_an_output_that_exists_are_refused(tm
 
 def test_the_digest_of_examples_changes_with_each_and_with_their_order():
     examples = [Example(str(number), "Who?", f"Ann {number}.", ("Ann",), (0, 3), "Names") for number in range(5)]
-    assert len({digest(examples), digest(examples[:4]), digest(examples[::-1]), digest(list(examples))}) == 3
+    changes = {"id": "x", "question": "x", "context": "x", "span": (4, 5), "article": "x"}
+    others = [[replace(examples[0], **{name: value}), *examples[1:]] for name, value in changes.items()]
+    others += [examples[:4], examples[::-1], examples]
+    assert len(set(map(digest, others))) == len(others)
+    assert digest([replace(example, answers=()) for example in examples]) == digest(examples)  # labels are no question

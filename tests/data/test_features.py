@@ -9,18 +9,19 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import example as given_example
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from swep_ds.data import features as features_module
 from swep_ds.data import windows as windows_module
-from swep_ds.data.features import build_features
+from swep_ds.data.features import Features, build_features
 from swep_ds.data.windows import WindowCutter, WindowSettings, context_windows
 from tests.support import bad_input, tiny
 from tests.support.tiny import CONTEXT, EXAMPLES, SMALL, build, with_marks
 
+UNSHRUNK = (Phase.explicit, Phase.generate)  # making a failing case smaller would take minutes
 words = st.sampled_from([word for sentence in tiny.SENTENCES for word in sentence.split(" ")])
 passages = st.lists(words | st.text(min_size=1, max_size=5), min_size=1, max_size=30).map(" ".join)
 
@@ -66,12 +67,13 @@ def test_context_windows_follow_the_rules(count, room, step):
 @given(question=passages, context=passages)
 @given_example(question="Who?", context="an cafe\u0301 abbot")
 @given_example(question="Who is [SEP]?", context="an [SEP] </s> <mask> abbot")
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=25, phases=UNSHRUNK)
 def test_a_pair_that_fits_is_encoded_as_by_the_tokenizer(kind, question, context):
     if not tokens(kind, context)[0]:
         return
     example = tiny.Example("q", question, context, ("x",), None, "a")
-    _, (row,) = build([example], kind, WindowSettings(2000, 500, 1000))
+    features, (row,) = build([example], kind, WindowSettings(2000, 500, len(tokens(kind, question)[0])))
+    assert features.questions_cut == 0
     tokenizer = tiny.TOKENIZERS[kind]()
     pair = tokenizer(question, context, return_offsets_mapping=True, split_special_tokens=True)
     specials = {*tokenizer.all_special_ids}  # which a Unigram model has among its pieces: in a text they are unknown
@@ -136,14 +138,14 @@ def test_no_answer_is_at_cls_wherever_the_tokenizer_puts_it(template, null, trai
     windows = build_features([unanswerable], tokenizer, SMALL, training=training, cache_dir=tmp_path).dataset
     assert len(windows) > 1
     for row in windows:
-        for name in {"start_position", "end_position", "null_position"} & row.keys():
+        for name in ("start_position", "end_position") if training else ("null_position",):
             token = tokenizer.convert_ids_to_tokens(row["input_ids"][row[name]])
             assert null == (token if row[name] else "the first token")
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)
 @given(data=st.data(), context=passages, max_length=st.integers(14, 60))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=25, phases=UNSHRUNK)
 def test_answer_tokens_are_those_that_overlap_the_answer(kind, data, context, max_length):
     ids, offsets = tokens(kind, context)
     if not ids:
@@ -174,6 +176,16 @@ def test_windows_without_the_answer_can_be_dropped():
     dropped, fewer = build(EXAMPLES, "wordpiece", SMALL, training=True, windows_without_answer="drop")
     assert fewer == [row for row in rows if row["has_answer"]]
     assert dropped.windows_without_answer == kept.windows_without_answer == len(rows) - len(fewer) > 0
+    # but for those of a question without an answer, which are what it teaches
+    unanswerable = dataclasses.replace(EXAMPLES[0], answers=(), span=None)
+    none, windows = build([unanswerable], "wordpiece", SMALL, training=True, windows_without_answer="drop")
+    assert len(windows) == none.windows_without_answer > 1
+    joined = Features.joined([dropped, none])
+    assert list(joined.dataset) == fewer + windows
+    assert (joined.examples, joined.questions_cut) == (len(EXAMPLES) + 1, dropped.questions_cut)
+    assert joined.windows_without_answer == dropped.windows_without_answer + none.windows_without_answer
+    assert len({dropped.fingerprint, none.fingerprint, joined.fingerprint}) == 3
+    assert Features.joined([none]) is none
 
 
 @pytest.mark.parametrize(
@@ -206,6 +218,9 @@ def test_a_prompt_is_the_plain_text(name):
     assert len(target) > 5
     assert features.targets_cut == 1
     assert row["target_ids"] == target[:4] + target[-1:]
+    unanswerable = dataclasses.replace(tiny.example("Who?", answer, answer), answers=(), span=None)
+    features, (row,) = build([unanswerable], name, GENERATIVE, training=True)
+    assert (row["target_ids"], features.targets_cut) == (tokenizer("").input_ids, 0)
 
 
 def test_only_prompts_with_the_answer_are_learned():
@@ -284,7 +299,14 @@ def test_cache_notices_changes(cached):
     changes = [{"training": False}, {"windows_without_answer": "drop"}, {"tokenizer": tiny.unigram()}]
     for field, value in {"max_length": 25, "doc_stride": 6, "max_query_length": 7}.items():
         changes.append({"settings": dataclasses.replace(SMALL, **{field: value})})
+    for target in (5, 6):
+        changes.append({"settings": dataclasses.replace(SMALL, task="generative", max_target_length=target)})
+    typeless = copy.deepcopy(tiny.wordpiece())
+    typeless.model_input_names = ["input_ids", "attention_mask"]
+    changes.append({"tokenizer": typeless})
     changes += [{"examples": EXAMPLES[:3]}, {"examples": EXAMPLES[::-1]}]
+    for context in (CONTEXT, EXAMPLES[1].context):  # both came before
+        changes.append({"examples": [*EXAMPLES, dataclasses.replace(EXAMPLES[3], context=context, span=(2, 5))]})
     for field, value in {"question": "where?", "context": CONTEXT + " ", "span": (0, 3)}.items():
         changes.append({"examples": [*EXAMPLES[:3], dataclasses.replace(EXAMPLES[3], **{field: value})]})
     for change in changes:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from swep_ds.data.answers import find_answer, nested_value
+from swep_ds.data.answers import find_answer, nested_value, normalize_answer
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples, settle_repeated
 from tests.support import bad_input
@@ -126,7 +126,11 @@ REPEATING = "Ann met Annika with it in 1852, said Ann."
         ({"answers": None}, (), None),
         ({"answers": {"text": [""], "answer_start": [-1]}}, (), None),
         ({"answers": [{"text": None, "answer_start": None}]}, (), None),
+        ({"answers": [], "answer": "it"}, ("it",), (20, 22)),
+        ({"answers": ["it"], "answer": "Annika"}, ("it",), (20, 22)),
         ({"is_impossible": True}, (), None),
+        ({"is_impossible": 1}, (), None),  # a column of numbers, and one with gaps
+        ({"is_impossible": 1.0}, (), None),
         # as in NewsQA; tokenizers that keep the space before a word would otherwise add the next word to the answer
         ({"answers": {"text": [" met "], "answer_start": [3]}}, (" met ",), (4, 7)),
     ],
@@ -146,9 +150,16 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
         ({"answer": "Ann", "answer_start": 36}, "is not at answer_start 36 of its context, which has ' An' there"),
         ({"answer": "Ann", "answer_start": "7.5"}, "answer_start is '7.5'; expected a whole number"),
         ({"answer": "Ann", "answer_start": "7th"}, "answer_start is '7th'"),
+        # counted from the end of the context, where Python's slices have the answer
+        (
+            {"answer": "Ann", "answer_start": "-40"},
+            "answer_start is '-40'; expected a whole number",
+        ),
+        ({"answers": {"text": ["Ann"], "answer_start": [-3]}}, "answer_start is -3; expected a whole number"),
         ({"answers": ["Ann", "Ann"], "answer_start": [37]}, "answer_start is [37]; give one whole number for each"),
         ({"answer": "Ann", "is_impossible": True}, "is_impossible is true, but it has answers: correct"),
         ({"answer": "", "is_impossible": False}, "is_impossible is false, but it has no answers: correct"),
+        ({"answer": "", "is_impossible": 0.0}, "is_impossible is false, but it has no answers: correct"),
         ({"answer": ""}, "has no answer; give it, or set data.unanswerable to drop such questions or to train"),
     ],
 )
@@ -161,7 +172,7 @@ def test_faults_of_rows(save, fields, said):
 @pytest.mark.parametrize("column", ["answer", "answers"])
 def test_an_answer_that_the_context_holds_letter_by_letter_is_a_text(save, column):
     for given in (ANSWERS["text"], ANSWERS, OBJECTS):
-        for answer in ("['Vera']", "[1]", "[note", "{x}"):
+        for answer in ("['Vera']", "[1]", "[note", "{x}", "3.0", "None"):
             frame = pd.DataFrame({"question": "Who?", "context": [CONTEXT, f"See {answer}."], column: [given, answer]})
             first, second = read_examples(save(frame.to_csv()), training=False)
             assert (first.answers, second.answers) == (("Vera Lind", "Lind"), (answer,))
@@ -200,6 +211,18 @@ def test_questions_need_no_answers(save):
         assert [example.answers for example in read_them] == answers
 
 
+def test_normalize_answer():
+    for text, normalized in {
+        "  an   apple\tand\nthe theatre ": "apple and theatre",  # articles only as whole words
+        "the-cat": "thecat",  # punctuation goes first, so no article is left
+        "cat\u2013the\u2013dog": "cat\u2013 \u2013dog",  # not ASCII punctuation; an article leaves a space behind
+        "STRASSE stra\u00dfe": "strasse stra\u00dfe",  # lower(), not casefold()
+        "th\u00e9 the\u0301": "th\u00e9 \u0301",  # \b sees a boundary before a combining accent
+        "10\u00a0km\u2003away": "10 km away",
+    }.items():
+        assert normalize_answer(text) == normalized
+
+
 @pytest.mark.parametrize(
     ("context", "text", "found"),
     [
@@ -211,9 +234,11 @@ def test_questions_need_no_answers(save):
         ("tea", " tea ", 0),
         ("un cafe\u0301 noir", "cafe\u0301", 3),  # a combining accent
         ("วันที่1998", "1998", 6),
+        ("\u30c6\u30ec\u30d3\u3092\u898b\u308b", "\u30c6\u30ec\u30d3", 0),  # kana
         ("tea or tea", "tea", "the answer 'tea' occurs 2 times in its context; give its answer_start"),
         ("parties", "art", "the answer 'art' does not occur in its context; correct it"),
         ("Tea", "tea", "does not occur"),
+        ("tea_pot", "tea", "does not occur"),
         ("aa aa aa", "aa aa", "occurs 2 times"),
         ("un cafe\u0301 noir", "cafe", "does not occur"),
         ("\u0915\u0930\u093e\u091a\u0940", "\u0915\u0930", "does not occur"),  # a vowel sign of Devanagari
@@ -227,12 +252,16 @@ def test_an_answer_is_found_only_where_it_occurs_once_as_whole_words(context, te
 
 
 def test_a_repeated_answer_gets_its_first_place_or_is_left_out(save):
-    source = save([{"question": "Who?", "context": "Annika met Ann, and Ann left.", "answer": " Ann "}])
-    [example], count = settle_repeated(read(source, repeated=True), "first")
+    asked = {"question": "Who?", "context": "Annika met Ann, and Ann left."}
+    source = save(
+        [asked | {"answers": [" Ann ", "met"]}, asked | {"answer": "", "id": "none"}, asked | {"answer": "Annika"}]
+    )
+    [example, *others], count = settle_repeated(read(source, repeated=True), "first")
     assert (example.span, count) == ((11, 14), 1)
-    assert settle_repeated(read(source, repeated=True), "drop") == ([], 1)
+    assert [other.span for other in others] == [None, (0, 6)]
+    assert settle_repeated(read(source, repeated=True), "drop") == (others, 1)
     assert "the answer 'Ann' occurs 2 times in its context; give its answer_start (in char" in refused(source)
-    assert len(read_examples(source, training=False)) == 1  # tests need no place
+    assert len(read_examples(source, training=False, unanswerable=True)) == 3  # tests need no place
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

@@ -91,6 +91,7 @@ def test_training_pretraining_and_tests_share_no_name_and_pretraining_holds_no_q
     world = World(random.Random(2), "pretrain")
     templates = [template for domain in DOMAINS for kind in load_kinds(domain) for _, template in kind.templates]
     openings = tuple(t.split("{")[0] for t in templates if len(t.split("{")[0]) > 12)
+    assert openings
     digest = hashlib.sha256()
     for number in range(500):
         pair = pretraining.write_pair(world, 0.3, brief=number % 2 == 0)

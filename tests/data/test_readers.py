@@ -96,6 +96,8 @@ def test_mrqa_markers_become_blanks_and_offsets_hold(save):
     assert example.context[slice(*example.span)] == "Green  tea"  # the last offset of MRQA is part of the answer
     (example,) = read_examples(save(mrqa(detected_answers=[])), training=False)
     assert example.span is None
+    (example,) = read_examples(save(squad(WHEN, context=f"{CONTEXT} [SEP]")), training=True)
+    assert example.context == f"{CONTEXT} [SEP]"  # in other files it is text
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,9 @@ def test_articles_punctuation_case_and_white_space_make_no_other_answer(written,
     context = f"It is {written} and more"
     detected = [{"text": text, "char_spans": [[6, 5 + len(written)]]}]
     assert context[slice(*mrqa_span(context, detected))] == written  # as the file has it
+    from_the_end = [place - len(context) for place in (6, 5 + len(written))]
+    said = bad_input.refused(mrqa_span, context, [detected[0] | {"char_spans": [from_the_end]}])
+    assert f"is not at char_spans {from_the_end} of its context, which has '' there" in said
     for other in ("", "!", "another text", text + "s"):
         said = bad_input.refused(mrqa_span, context, [detected[0] | {"text": other}])
         assert f"is not at char_spans [6, {5 + len(written)}] of its context" in said
@@ -202,6 +207,7 @@ def test_tables_of_many_rows(save):
         (squad({"question": "When?"}), "question 'data-0.0.0': field 'answers' is missing"),
         (squad(WHEN | {"question": "\u200b \t"}), "question 'q1': question is empty"),
         (squad(WHEN | {"answers": [{"answer_start": 5}]}), "question 'q1': field 'text' is missing"),
+        ([{"question": "Is it?", "context": "True", "answer": True}], "the answer True is not text; give a string"),
         ({"data": None}, "field 'data' is None; expected a list"),
         ({"data": [{"paragraphs": {}}]}, "data[0]: field 'paragraphs' is {}; expected a list"),
         ({"data": [{"paragraphs": [None]}]}, "data[0].paragraphs[0]: expected an object with the field 'context'"),

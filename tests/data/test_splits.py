@@ -2,7 +2,9 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
+from hypothesis import example as given_example
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +13,7 @@ from swep_ds.data.splits import (
     MIN_ARTICLES,
     MIN_RECURRING,
     clusters,
+    effective_clusters,
     halves,
     hold_out_articles,
     sample_id,
@@ -43,6 +46,7 @@ def test_samples_are_those_of_the_subset_only():
     samples = [replace(e, id=sample_id(e.id, k), question=f"{k}?") for e in examples for k in range(3)]
     chosen = subset(examples, 0.4, None, 1)
     assert ids(samples_of(chosen, samples)) == [f"{e.id}-ssmba{k}" for e in chosen for k in (0, 1, 2)]
+    assert len({tuple(ids(subset(examples, 0.4, None, seed))) for seed in range(5)}) == 5
 
 
 def test_samples_of_other_data_are_refused():
@@ -72,6 +76,7 @@ def split_apart(split, examples: list[Example], *fields: str) -> tuple[list[Exam
 
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=2).filter(lambda names: len(set(names)) > 1), st.floats(0.01, 0.99))
+@given_example(["a", *["b"] * 3, *["c"] * 12], 0.125)  # with "b" exactly twice the share
 def test_articles_are_held_out_and_halved_whole(articles, fraction):
     examples = questions(articles)
     kept, held = split_apart(partial(hold_out_articles, fraction=fraction), examples, "article")
@@ -82,6 +87,13 @@ def test_articles_are_held_out_and_halved_whole(articles, fraction):
     assert len(held) - max(counts[e.article] for e in held) < aim
     first, second = split_apart(halves, examples, "article")
     assert abs(len(first) - len(second)) <= max(counts.values())
+
+
+def test_articles_are_drawn_in_one_random_order_that_no_release_changes():
+    names = [f"{number:02}" for number in range(40)]
+    drawn = [names[number] for number in np.random.default_rng(0).permutation(40)]
+    assert {e.article for e in hold_out_articles(questions(names), 0.1)[1]} == set(drawn[:4])
+    assert {e.article for e in halves(questions(names))[0]} == set(drawn[::2])
 
 
 def test_an_article_that_is_much_too_large_is_kept():
@@ -143,4 +155,13 @@ def test_questions_that_recur_are_the_clusters(asked, texts, by):
     rows = [(f"question {i % asked}", f"text {i % texts}") for i in range(5 * MIN_ARTICLES)]
     examples = [Example(f"q{i}", question, text, ("a",), None, text) for i, (question, text) in enumerate(rows)]
     names = [getattr(example, by) for example in examples]
-    assert clusters(examples).tolist() == [list(dict.fromkeys(names)).index(name) for name in names]
+    expected = [list(dict.fromkeys(names)).index(name) for name in names]
+    assert clusters(examples).tolist() == expected
+    if by == "question":  # whatever articles the texts are in
+        titled = [replace(example, article=f"article {i // 2}") for i, example in enumerate(examples)]
+        assert clusters(titled).tolist() == expected
+
+
+def test_clusters_of_unequal_sizes_count_for_fewer():
+    assert effective_clusters(np.repeat([0, 1, 2], 3)) == 3
+    assert effective_clusters(np.array([0, 0, 0, 0, 1])) == pytest.approx(25 / 17)

@@ -85,11 +85,16 @@ def test_intervals_of_what_a_calibrator_changes_by_loops():
         assert bounds == pytest.approx(np.percentile(values, [2.5, 97.5]).tolist())
 
 
-def test_questions_about_few_texts_have_no_interval():
-    for texts in (9, 10):
-        confidence, right = np.random.default_rng(0).random((2, 2 * texts)), [0, 1] * texts
-        scores = calibrated_scores(*confidence, right, np.repeat(np.arange(texts), 2))
-        assert (list(scores) == list(CALIBRATED)) == (texts < 10)
+@pytest.mark.parametrize(("sizes", "enough"), [([2] * 9, False), ([2] * 10, True), ([11] + [1] * 9, False)])
+def test_questions_about_few_texts_or_mostly_about_one_have_no_interval(sizes, enough):
+    total = sum(sizes)
+    confidence = np.random.default_rng(0).random((2, total))
+    scores = calibrated_scores(*confidence, [0, 1] * (total // 2), np.repeat(np.arange(len(sizes)), sizes))
+    assert (list(scores) != list(CALIBRATED)) == enough
+
+
+def test_coverage_is_not_lost_to_rounding():
+    assert calibration([0.5] * 10, [1] * 8 + [0] * 2)["coverage_at_80"] == 100  # 0.8 ten times is 7.999999999999999
 
 
 # Calibrators
@@ -172,8 +177,15 @@ def test_the_temperature_is_the_best_of_a_grid_and_its_log_loss_is_of_texts_that
     assert weight == pytest.approx(best, abs=1e-3)
 
 
+def test_folds_have_equally_many_questions_where_texts_have_not():
+    """As near as whole texts allow: the fold with the most has no text more than the one with the fewest."""
+    clusters = np.repeat(np.arange(60), [12 if number % 6 == 0 else 1 for number in range(60)])
+    assert np.ptp(np.bincount(_folds(clusters.tolist()), minlength=5)) <= 12
+
+
 def test_too_few_answers_or_texts_give_no_calibrator():
     rows, right, clusters = sample(0)
     rare = (np.arange(600) < 19).astype(float)
     assert "19 right and 581 wrong answers about 150 texts are too few" in fit(rows, rare, clusters)
     assert "about 4 texts are too few" in fit(rows, right, clusters % 4)
+    assert fit(rows, np.arange(600) >= 580, clusters % 5).questions == 600

@@ -2,14 +2,27 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
+import torch
 
-from swep_ds.evaluation.calibration import calibration
+from swep_ds.data.batches import Batch, Padding
+from swep_ds.data.example import Example
+from swep_ds.data.features import build_features
+from swep_ds.data.formats import document_items, read_items
+from swep_ds.data.splits import clusters
+from swep_ds.evaluation import evaluate
+from swep_ds.evaluation.calibration import FEATURES, Calibrator, calibrated_scores, calibration, features
+from swep_ds.evaluation.evaluate import Evaluation, decode
 from swep_ds.evaluation.results import out_of_domain_mean, print_scores, write_predictions
 from swep_ds.evaluation.scores import Scorer
-from tests.support import fake_runs
+from swep_ds.evaluation.spans import SpanDecoder, SpanSettings, with_null
+from swep_ds.ranks import group
+from tests.support import fake_runs, tiny
 from tests.support.tiny_run import ds_config, make_runs, prepare, squad
 
 SETS = {"source": 7, "single": 1, "shifted": 12}  # questions; on 2 ranks of 2 windows each none divides evenly
@@ -83,6 +96,100 @@ def test_results_have_their_fixed_layout_and_scores_in_percent_of_all_questions(
 
 
 # Without a run
+
+
+@pytest.fixture
+def on_rank(monkeypatch):
+    """Makes this process rank `rank` of `world` for what it computes; each rank has `calls` batches at most."""
+
+    def become(rank: int, world: int, calls: int = 0) -> None:
+        monkeypatch.setattr(group, "rank", lambda: rank)
+        monkeypatch.setattr(group, "world_size", lambda: world)
+        monkeypatch.setattr(group, "gather", lambda value: [value, calls] if calls else [value])
+
+    return become
+
+
+# of each token of the vocabulary; they take gradients, as a model's weights do
+LOGITS = torch.randn(2, 200, generator=torch.Generator().manual_seed(0)).requires_grad_()
+SIZES = tiny.WindowSettings(max_length=32, doc_stride=8, max_query_length=8)
+
+
+def predict(batch: Batch) -> tuple[torch.Tensor, ...]:
+    return LOGITS[:, batch.input_ids].unbind()
+
+
+def examples_of(count: int, seed: int) -> list[Example]:
+    wanted = {"training": False, "unanswerable": False, "repeated": False, "labels": True}
+    return [*read_items("squad", document_items(squad(count, seed)), **wanted)]
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_ranks_share_the_questions_and_make_as_many_calls(world, on_rank, tmp_path):
+    examples = examples_of(11, 0)
+    windows = build_features(examples, tiny.wordpiece(), SIZES, training=False, cache_dir=tmp_path).dataset
+    assert len(windows) > len(examples)
+    [alone, *others] = [SpanDecoder(examples, SpanSettings(), null=True) for _ in range(1 + world)]
+    for row in range(len(windows)):  # by itself
+        columns = evaluate.read_columns(windows.with_format("arrow"), np.array([row]))
+        logits = predict(Batch(torch.tensor([windows[row]["input_ids"]]), None))
+        alone.add(columns, *(each.detach() for each in logits))
+    answers, nulls = {}, {}
+    for rank, decoder in enumerate(others):
+        on_rank(rank, world, calls=20)
+        model = mock.Mock(side_effect=predict)
+        decode(model, decoder, windows, Padding(0, 0), batch_size=2)
+        assert model.call_count == 20
+        own = np.array(windows["example"]) % world == rank
+        longest = [max(call.args[0].lengths) for call in model.call_args_list[: -(-own.sum() // 2)]]
+        assert longest == sorted(longest, reverse=True)  # memory peaks at once
+        assert list(decoder.n_best(1)) == [example.id for example in examples[rank::world]]
+        answers |= decoder.n_best(5)
+        nulls |= decoder.nulls()
+    assert answers == alone.n_best(5)
+    assert nulls == alone.nulls()
+
+
+def test_scores_and_files_are_of_the_answers_that_are_given(on_rank, tmp_path, monkeypatch):
+    on_rank(0, 1)
+    monkeypatch.setattr(evaluate, "CACHE", tmp_path / "cache")
+    weights = {name: 0.1 * (1 + number) for number, name in enumerate(FEATURES)}
+    calibrator = Calibrator(kind="features", intercept=-3.0, weights=weights, log_loss={}, questions=40)
+    tests = {"some have none": examples_of(40, 1), "German": examples_of(9, 2)}
+    for row in range(0, 40, 3):
+        tests["some have none"][row] = replace(tests["some have none"][row], answers=())
+    threshold = -4.0
+    evaluation = Evaluation(tiny.wordpiece(), SIZES, SpanSettings(), 4, threshold, calibrator)
+    sets = evaluation.prepare(tests, {"German": "de"}.get)
+    assert [test.scorer for test in sets] == [Scorer(), Scorer("de")]
+    scores = evaluation.run(predict, sets, tmp_path, lambda _: None)
+    assert list(scores) == list(tests)
+    for test in sets:
+        predictions = evaluation.predict(predict, test)
+        assert list(predictions.n_best) == [example.id for example in test.examples]
+        nulls = predictions.nulls
+        given = {id_: with_null(best, nulls[id_], threshold)[:5] for id_, best in predictions.n_best.items()}
+        texts = {id_: best[0].text for id_, best in given.items()}
+        assert 0 < list(texts.values()).count("") < len(texts)
+        softmax = {id_: best[0].probability for id_, best in given.items()}
+        seen = np.array([features(example, given[example.id]) for example in test.examples])
+        sure = dict(zip(given, calibrator.confidence(seen).tolist(), strict=True))
+        odds = {id_: answer.odds for id_, answer in nulls.items()}
+        files = {"predictions": texts, "confidence": softmax, "calibrated": sure, "null_odds": odds}
+        assert {name: read(tmp_path / name / f"{test.name}.json") for name in files} == files
+        for id_, answers in read(tmp_path / "n_best" / f"{test.name}.json").items():
+            assert [(a["text"], a["probability"], a["score"], a.get("start"), a.get("end")) for a in answers] == [
+                (a.text, a.probability, a.score, a.start, a.end) for a in given[id_]
+            ]
+        golds = {example.id: example.answers for example in test.examples}
+        right = [em for em, _ in test.scorer.by_question(texts, golds).values()]
+        expected = test.scorer.score(texts, golds) | calibration([*softmax.values()], right)
+        expected |= calibrated_scores([*softmax.values()], [*sure.values()], right, clusters(test.examples))
+        if test.name == "some have none":
+            best = {id_: answers[0].text for id_, answers in predictions.n_best.items()}
+            expected |= test.scorer.best_thresholds(best, golds, odds)
+        assert scores[test.name] == expected
+
 
 SCORES = {
     "wiki": {"exact_match": 80.0, "f1": 90.0, "total": 10},

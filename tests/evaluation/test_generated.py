@@ -37,6 +37,8 @@ def test_the_most_probable_window_wins_whatever_the_order():
         decoder = decode(*order)
         assert best_texts(decoder) == {"a": "an abbot", "b": "the bridge"}
         assert best_probabilities(decoder) == pytest.approx(expected)
+    equal = [(0, written(text), -0.1) for text in ("the river", "an abbot")]
+    assert best_texts(decode(*equal)) == best_texts(decode(*equal[::-1])) == {"a": "an abbot"}
 
 
 def test_a_window_that_writes_nothing_does_not_silence_another():
@@ -68,7 +70,8 @@ def test_a_window_whose_probability_is_not_a_number_never_wins(broken):
 
 
 def test_the_window_that_finds_most_decides_whether_there_is_an_answer():
-    null = decode(*((0, written("an abbot"), -0.3, math.log(p)) for p in (0.9, 0.25))).nulls()["a"]
-    assert (null.text, null.start) == ("", None)
-    assert (null.score, null.probability, null.odds) == pytest.approx((math.log(0.25), 0.25, math.log(1 / 3)))
+    for order in ((0.9, 0.25), (0.25, 0.9)):
+        null = decode(*((0, written("an abbot"), -0.3, math.log(p)) for p in order)).nulls()["a"]
+        assert (null.text, null.start) == ("", None)
+        assert (null.score, null.probability, null.odds) == pytest.approx((math.log(0.25), 0.25, math.log(1 / 3)))
     assert math.isfinite(decode((0, written("an abbot"), -0.3, 0.0)).nulls()["a"].odds)

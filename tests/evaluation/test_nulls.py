@@ -3,11 +3,13 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from swep_ds.data.example import Example
 from swep_ds.data.windows import empty_answer
+from swep_ds.evaluation.calibration import features, fit
 from swep_ds.evaluation.evaluate import EvalSet, Evaluation, Predictions
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import Answer, with_null
@@ -90,6 +92,38 @@ def test_the_threshold_with_the_best_f1_is_chosen_even_if_it_declines_all():
     assert predictions.declining(threshold).texts == dict.fromkeys(odds, "")
     official = half.best_thresholds(predictions)
     assert (official["best_f1"], official["best_f1_threshold"]) == (pytest.approx(200 / 3), 0.0)
+    # with equal odds the official best is between two of them, where no threshold is
+    predictions = predicted(dict.fromkeys("abc", "tea"), dict.fromkeys("abc", 1.0))
+    assert half.best_thresholds(predictions)["best_f1"] == 100
+    assert half.score(predictions) == {"exact_match": pytest.approx(200 / 3), "f1": pytest.approx(200 / 3), "total": 3}
+    assert evaluation.with_threshold(predictions, half)[0].null_threshold < 1.0
+
+
+def test_a_calibrator_is_fitted_to_the_answers_that_are_given():
+    """Which are none where the model declines."""
+    rng = np.random.default_rng(0)
+    examples, n_best, nulls, rows, right = [], {}, {}, [], []
+    for number in range(120):
+        golds = ("tea",) if number % 3 else ()
+        example = Example(f"q{number}", "Who?", f"a text {number}", golds, None, f"article {number // 4}")
+        best = Answer("tea" if rng.random() < 0.5 else "coffee", 0, 1, -1.0, rng.random())
+        none = null(-2.0, rng.random(), rng.normal())
+        declined = none.odds > 0
+        rows.append(features(example, [none, best] if declined else [best, none]))
+        right.append(not golds if declined else (best.text,) == golds)
+        examples.append(example)
+        n_best[example.id] = [best]
+        nulls[example.id] = none
+    predictions = Predictions(n_best, nulls)
+    evaluation = Evaluation(None, None, None, 1, null_threshold=0.0)
+    chosen, said = evaluation.with_calibrator(predictions, EvalSet("half", examples, None, Scorer()))
+    expected = fit(np.array(rows), right, [number // 4 for number in range(120)])
+    assert expected.questions == 120
+    assert chosen == replace(evaluation, calibrator=expected)
+    assert said == str(expected)
+    none, said = chosen.with_calibrator(predictions, EvalSet("half", examples[:30], None, Scorer()))
+    assert none.calibrator is None
+    assert "are too few to calibrate them" in said
 
 
 @pytest.mark.parametrize("architecture", ["t5", "bart"])
