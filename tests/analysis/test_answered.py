@@ -8,7 +8,7 @@ import pytest
 
 from swep_ds.analysis.answered import KINDS, Answered, by_kind
 from swep_ds.analysis.charts import OTHERS, confidence
-from swep_ds.analysis.domains import MEAN, changes, domains
+from swep_ds.analysis.domains import MEAN, changes, domains, resampled
 from swep_ds.analysis.pages import template
 from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import calibration
@@ -34,6 +34,7 @@ def item(predicted: str, *accepted: str, text: str = TEXT) -> Answered:
         ("Narva was fought in 1700", ("battle of Narva", "1700"), "boundary"),
         ("battle of Narva", ("battle of Lund",), "other"),  # shared words, another place
         ("1676", ("1700",), "other"),
+        ("00", ("17",), "other"),  # they touch
         (" ", ("1700",), "none"),
         ("the monarch of Sweden", ("king of Sweden",), "boundary"),  # generated: not in the text, but shared words
         ("a monarch", ("king of Sweden",), "other"),
@@ -126,8 +127,8 @@ def test_runs_without_confidences_or_a_calibrator():
 
 
 def asked(right: list[int]) -> list[Answered]:
-    """A question on a text of its own for each number, answered right (1) or wrong (0)."""
-    return [item("Ada" if value else "text", "Ada", text=f"text {n} by Ada") for n, value in enumerate(right)]
+    """A question on a text of its own for each number, answered right (1) or wrong (0), with a third of the error in F1."""
+    return [item("Ada" if value else "by Ada", "Ada", text=f"text {n} by Ada") for n, value in enumerate(right)]
 
 
 def results(answered: dict[str, list[Answered]]) -> Results:
@@ -166,9 +167,10 @@ def test_the_finding_and_its_interval():
     by_name = {row.name: row for row in found["rows"]}
     assert by_name["wiki"].gap is None
     assert by_name[MEAN].total is None
-    assert by_name[MEAN].gap.value == pytest.approx(-40)
-    gaps = np.percentile(drawn[:, 2] - drawn[:, 0], [2.5, 97.5])
-    assert by_name["forum"].gap[1:] == pytest.approx(gaps, abs=1.6)
+    assert by_name[MEAN].gap.value == pytest.approx(-40 / 3)  # F1 is 2/3 where EM is 0
+    gaps = np.percentile(drawn[:, 2] - drawn[:, 0], [2.5, 97.5]) / 3
+    assert by_name["forum"].gap[1:] == pytest.approx(gaps, abs=0.6)
+    assert by_name["forum"].f1.value == pytest.approx(20 + 80 * 2 / 3)
     assert by_name["news"].exact_match[1:] == pytest.approx(np.percentile(drawn[:, 1], [2.5, 97.5]), abs=1.6)
 
 
@@ -200,6 +202,10 @@ def test_what_makes_intervals_missing_or_too_narrow_is_noted():
     answered = {name: asked([1, 0] * 10) for name in ("wiki", "news", "forum")}
     [note] = domains(results(answered), answered)["notes"]
     assert note.startswith("news, forum share question ids.")
+    # a set about 10 texts, on one of which are most questions, is worth two
+    items = [item("Ada", "Ada", text=f"text {max(0, n - 30)} by Ada") for n in range(40)]
+    assert np.isnan(resampled([100], np.full((40, 1), 100.0), items, "news")[1:]).all()
+    assert (resampled([100], np.full((10, 1), 100.0), items[30:], "news") == 100).all()
 
 
 def test_changes_are_paired_by_question():
@@ -209,9 +215,10 @@ def test_changes_are_paired_by_question():
     rows = {row.name: row for row in changes(answered, list(answered))}
     assert (rows["news"].gained, rows["news"].lost) == (10, 20)
     assert (rows[MEAN].gained, rows[MEAN].lost) == (20, 40)
-    assert rows["news"].f1.value == rows[MEAN].exact_match.value == pytest.approx(-10)
+    assert (rows["news"].f1.value, rows[MEAN].exact_match.value) == pytest.approx((-10 / 3, -10))
     [spread] = np.percentile(bootstrap([a - b for a, b in zip(right, other, strict=True)]), [2.5, 97.5], axis=0).T
-    assert rows["news"].f1[1:] == pytest.approx(spread, abs=1.6)
+    assert rows["news"].exact_match[1:] == pytest.approx(spread, abs=1.6)
+    assert rows["news"].f1[1:] == pytest.approx(spread / 3, abs=0.6)
     answered["news"][0] = asked([1])[0]  # which the other run did not answer
     assert [row.name for row in changes(answered, list(answered))] == ["wiki", "forum"]
 

@@ -81,7 +81,13 @@ def test_answers_are_read_with_another_runs_and_the_places_that_the_run_pointed_
     best = {"r2": [{"text": "an abbot", "start": start, "end": start + 8}], "w1": [{"text": ""}], "w3": []}
     best["r1"] = [{"text": "1204", "start": 0, "end": 4}]  # where the text is another one
     (run / "n_best" / "squad.json").write_text(json.dumps(best))
+    for kind, sure in (("confidence", 0.25), ("calibrated", 0.75)):
+        (run / kind).mkdir(exist_ok=True)
+        (run / kind / "squad.json").write_text(json.dumps({"r1": sure}))
     answered = read_answered(run, Recipe.load(str(run / "recipe.yaml")), "squad", home / "other")
+    [first] = [item for item in answered if item.example.id == "r1"]
+    assert (first.confidence, first.calibrated) == (0.25, 0.75)
+    assert {(item.confidence, item.calibrated) for item in answered if item is not first} == {(None, None)}
     places = dict.fromkeys(QUESTIONS) | {"r2": range(start, start + 8)}
     assert {item.example.id: item.place for item in answered} == places
     gained, lost = ({item.example.id: item.gain for item in items} for items in most_changed(answered, 9))

@@ -13,26 +13,29 @@ from swep_ds.analysis.crossed import estimate
 from swep_ds.analysis.runs import find_runs, read_runs
 from swep_ds.analysis.significance import QuestionScores, note_on_shared_ids
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN
-from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.examples import reported_examples
+from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 from tests.support import fake_runs
 from tests.support.bad_input import change_json
 
 
 def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
-    values = np.random.default_rng(1).normal([2, -1, 0], [30, 10, 0], (57, 3))
+    values = np.random.default_rng(1).normal([60, -40, 0, 70], [30, 10, 0, 0], (57, 4))
     values[:, 2] = 3 * values[:, 1]
     monkeypatch.setattr(significance, "ELEMENTS", 57 * 1000)  # in several parts
     _, clusters = np.unique(np.random.default_rng(3).integers(20, size=57), return_inverse=True)
     samples = significance.resampled_means(values, clusters, "squad")
-    assert samples.shape == (10_000, 3)
-    low, high = significance.interval(samples)
+    assert samples.shape == (10_000, 4)
+    assert samples[:, 3] == pytest.approx(70)  # however many questions the drawn clusters have
+    low, high = significance.interval(samples[:, :3])
     number = clusters.max() + 1
     loop = []
     for chosen in np.random.default_rng(2).integers(number, size=(4000, number)):
-        loop.append(np.concatenate([values[clusters == c] for c in chosen]).mean(axis=0))
+        loop.append(np.concatenate([values[clusters == c, :3] for c in chosen]).mean(axis=0))
     error = np.array([30, 10, 30]) / 57**0.5
     assert (np.abs([low, high] - np.quantile(loop, [0.025, 0.975], axis=0)) < 0.12 * error).all()
     assert (significance.resampled_means(values, clusters, "squad") == samples).all()  # seeded
+    assert (significance.resampled_means(values, clusters, "nyt")[:, 0] != samples[:, 0]).any()  # by the data set
     assert samples[:, 2] == pytest.approx(3 * samples[:, 1])  # columns share their draws
 
 
@@ -92,13 +95,16 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
         assert (entry["difference"], entry["difference_p"]) == pytest.approx((expected.mean, expected.p()))
 
 
-def test_few_texts_have_no_interval(runs, tmp_path):
+def test_few_texts_have_no_interval(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(significance, "RESAMPLES", 100)
     for texts in (4, 5, 9, 10):
         fake_runs.data_set(tmp_path, "few", texts)
         rows = {name: [asked_on(run, tmp_path / "few.json", 2) for run in runs[name]] for name in ("MLE", "SWEP")}
-        entry = significance.compare(rows, "MLE", QuestionScores())["SWEP", "nyt", "f1"]
-        assert ("difference_low" in entry) == (texts >= 5)
-        assert ("difference_bootstrap_low" in entry) == (texts >= 10)
+        compared = significance.compare(rows, "MLE", QuestionScores())
+        for data_set in ("nyt", OUT_OF_DOMAIN):  # few texts in one set are too few for the mean
+            entry = compared["SWEP", data_set, "f1"]
+            assert ("difference_low" in entry) == (texts >= 5)
+            assert ("difference_bootstrap_low" in entry) == (texts >= 10)
 
 
 def asked_on(run, nyt: Path, right: int):
@@ -107,6 +113,28 @@ def asked_on(run, nyt: Path, right: int):
     fake_runs.finish(run.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
     [[again], _] = read_runs(find_runs([run.folder]))
     return again
+
+
+def test_questions_are_read_again_where_a_setting_makes_them_others(tmp_path):
+    rows = []
+    for n in range(60):
+        text = f"Ann met {'Ann' if n % 4 == 1 else 'Bob'} {n}"
+        rows.append({"id": f"q{n}", "question": "Who?", "context": text, "answer": "Ann" if n % 3 else ""})
+    for name, asked in (("home", rows), ("news", rows[:30]), ("other", rows[10:50])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(asked))
+    plain = ["model.name=m", "data.unanswerable=train", "data.repeated_answers=first", "data.holdout_fraction=0.3"]
+    plain += [f"data.train={tmp_path / 'home.json'}", f"data.eval={{news: {tmp_path / 'news.json'}}}"]
+    drops = ["data.unanswerable=drop", "data.repeated_answers=drop"]
+    scores = QuestionScores()
+    for data_set, changes in (
+        ("news", ["eval.select_on=news", "data.max_eval_examples=3", f"data.eval.news={tmp_path / 'other.json'}"]),
+        (HOLDOUT, ["data.holdout_fraction=0.6", "data.max_eval_examples=3", drops[1]]),
+    ):
+        recipes = [Recipe.load("quickstart", [*plain, *change]) for change in ([], [drops[0]], *([c] for c in changes))]
+        expected = [reported_examples(recipe, data_set) for recipe in recipes]
+        assert [scores.examples(recipe, data_set) for recipe in recipes] == expected
+        assert len({tuple(example.id for example in examples) for examples in expected}) == len(recipes)
+    assert scores.notes == []
 
 
 def test_a_mean_over_translations_is_questioned(runs, tmp_path):
