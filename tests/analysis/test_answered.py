@@ -127,7 +127,7 @@ def test_runs_without_confidences_or_a_calibrator():
 
 
 def asked(right: list[int]) -> list[Answered]:
-    """A question on a text of its own for each number, answered right (1) or wrong (0), with a third of the error in F1."""
+    """A question on a text of its own for each number, answered right (1) or wrong (0), which gives an F1 of 2 / 3."""
     return [item("Ada" if value else "by Ada", "Ada", text=f"text {n} by Ada") for n, value in enumerate(right)]
 
 

@@ -1,6 +1,7 @@
 """The question bootstrap against a plain loop and the binomial distribution; what rows are compared over."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from unittest import mock
@@ -12,7 +13,7 @@ from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import estimate
 from swep_ds.analysis.runs import find_runs, read_runs
 from swep_ds.analysis.significance import QuestionScores, note_on_shared_ids
-from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN
+from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, RESULTS, read_results
 from swep_ds.pipeline.examples import reported_examples
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 from tests.support import fake_runs
@@ -93,6 +94,8 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
         entry, expected = of_three["SWEP", name, metric], estimate(sets[name])
         assert bounds(entry, "") == pytest.approx(expected.interval())
         assert (entry["difference"], entry["difference_p"]) == pytest.approx((expected.mean, expected.p()))
+        by_seed = np.mean([won.mean(1) for won, _ in sets[name]], axis=0)
+        assert (entry["difference_n"], entry["difference_std"]) == (3, pytest.approx(by_seed.std(ddof=1)))
 
 
 def test_few_texts_have_no_interval(runs, tmp_path, monkeypatch):
@@ -109,10 +112,11 @@ def test_few_texts_have_no_interval(runs, tmp_path, monkeypatch):
 
 def asked_on(run, nyt: Path, right: int):
     """The run, tested again on another file as nyt."""
-    recipe = Recipe.load(str(run.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
+    data = run.recipe.data
+    data = data.model_copy(update={"eval": data.eval | {"nyt": str(nyt)}})
+    recipe = run.recipe.model_copy(update={"data": data})
     fake_runs.finish(run.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
-    [[again], _] = read_runs(find_runs([run.folder]))
-    return again
+    return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
 
 
 def test_questions_are_read_again_where_a_setting_makes_them_others(tmp_path):
