@@ -145,11 +145,14 @@ def test_answers_do_not_change_a_forecast_and_known_text_is_not_corrected(case, 
     of_c = stats.t.ppf(0.975, MEASURED.sets - 1) * MEASURED.spread * (1 + 1 / MEASURED.sets) ** 0.5 * MEASURED.nearest
     low, high = (NORMAL.inv_cdf(bound / 100) for bound in near.f1[1:])
     assert (high - low) / 2 == pytest.approx(np.hypot(of_c, NORMAL.inv_cdf(0.975) * near.error[1]))
-    # answers that always agree move no score, whatever the sizes of the sets
-    agreed = [[text or "green" for text in case.home_texts[0]]] * 2
-    certain = case.home._replace(runs=[answered(examples("h", 200, 1), texts) for texts in agreed])
-    same = forecast(certain, "there", [answered(examples("t", 120, 1), ["red"] * 120)] * 2)
-    assert same.uncorrected == pytest.approx(same.at_home)
+    # where all answers agree at home, half a question of the smaller set does not
+    for count in (200, 60):
+        texts = [text or "green" for text in case.home_texts[0][:count]]
+        certain = case.home._replace(runs=[answered(examples("h", count, 1), texts)] * 3)
+        runs = [answered(examples("t", 120, 1), of_run) for of_run in case.there_texts]
+        z = NORMAL.inv_cdf(np.mean([text == "red" for text in texts])) + NORMAL.inv_cdf(near.signal_there[1] / 100)
+        z -= NORMAL.inv_cdf(1 - 0.5 / min(count, 120))
+        assert forecast(certain, "there", runs).uncorrected[1] == pytest.approx(100 * NORMAL.cdf(z))
     few = there(examples("t", 5, 0))
     assert few.f1 == Interval(few.f1.value)
     assert few.remarks == ["No interval: these questions, or those at home, are about fewer than 10 texts."]
@@ -221,9 +224,10 @@ def test_runs_are_read_from_their_folders(tmp_path):
     [made] = sd.forecast(folders).values()  # of the set that they were tested on next
     assert made.truth == pytest.approx([100 * 2 / 4] * 2) or made.truth
     assert json.loads((folders[0] / "forecast" / "far.json").read_text())["f1"][0] == made.f1.value
-    answers = json.loads((folders[1] / "predictions" / "squad.json").read_text())
-    del answers["squad0"]
-    (folders[1] / "predictions" / "squad.json").write_text(json.dumps(answers))
+    for number, folder in enumerate(folders):  # as many questions, but others
+        answers = json.loads((folder / "predictions" / "squad.json").read_text())
+        del answers[f"squad{number}"]
+        (folder / "predictions" / "squad.json").write_text(json.dumps(answers))
     with pytest.raises(InputError, match="squad: the runs have answered different questions: name runs"):
         read_runs(folders, "squad")
     recipe = cells[1].recipe
