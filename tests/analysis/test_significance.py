@@ -66,7 +66,8 @@ def bounds(entry: dict, kind: str = "bootstrap_") -> tuple[float, float]:
     return entry[f"difference_{kind}low"], entry[f"difference_{kind}high"]
 
 
-def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(runs, monkeypatch):
+def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(runs, tmp_path, monkeypatch):
+    fake_runs.data_set(tmp_path, "amazon", SIZES["amazon"], of_text=2)
     read_them = mock.Mock(wraps=significance.reported_examples)
     monkeypatch.setattr(significance, "reported_examples", read_them)
     scores = QuestionScores()
@@ -85,8 +86,9 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
         won = np.zeros((3, questions))
         for seed in range(3):
             won[seed, 5 + seed : 5 + 2 + 3 * seed] = 100
-        samples[name] = significance.resampled_means(won[1:].mean(axis=0)[:, None], np.arange(questions), name)
-        sets[name] = [(won, np.arange(questions))]
+        texts = np.arange(questions) // (1 + (name == "amazon"))
+        samples[name] = significance.resampled_means(won[1:].mean(axis=0)[:, None], texts, name)
+        sets[name] = [(won, texts)]
     samples[OUT_OF_DOMAIN] = (samples["nyt"] + samples["amazon"]) / 2
     sets[OUT_OF_DOMAIN] = sets["nyt"] + sets["amazon"]
     for (name, drawn), metric in product(samples.items(), METRICS):
