@@ -170,7 +170,7 @@ def test_a_head_of_its_own_is_counted(capsys, tmp_path):
 
 def test_a_sweep_takes_its_runs_times_updates_times_passes(capsys, folder, monkeypatch):
     monkeypatch.setattr("swep_ds.cost.plan.PASS_MS", 60_000)  # a minute
-    first = {"pretrain.train": str(folder / "train.json"), "pretrain.max_updates": 3}
+    first = {"pretrain.train": str(folder / "train.json"), "pretrain.max_updates": 3, "pretrain.micro_batch_size": 4}
     variants = {"MLE": {"method.name": "mle"}, "SWEP": {}, "two stages": {"method.name": "mle", **first}}
     variants["hidden"] = {"method.separate_hidden_pass": True}  # a forward more, which a backward takes twice
     path = write(
