@@ -185,7 +185,7 @@ def forecast(home: Home, name: str, runs: Sequence[Sequence[Answered]]) -> Forec
         signal_there=_percent(there_D2[0]),
         unknown_words=_percent(unknown),
         distance=distance,
-        uncorrected=_percent(ndtr(line_D2[0]) + declined_2),
+        uncorrected=_percent(np.minimum(ndtr(line_D2[0]) + declined_2, 1)),
         error=tuple(error_2.tolist()),
         by_question=there_Q2,
         truth=truth,

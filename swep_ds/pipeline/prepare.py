@@ -255,7 +255,7 @@ def resolve_ds_config(source: str, recipe: Recipe, **setup: Any) -> dict[str, An
 def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a run must share with the checkpoint it resumes from, and how DeepSpeed spreads its state over the ranks."""
     config = dict(prepared.config)
-    # whether DeepSpeed or `check_finite` notices an overflow changes no number
+    # whether DeepSpeed or instruments.py notices an overflow changes no number
     config["bf16"] = {key: value for key, value in config["bf16"].items() if key != "check_grad_overflow"}
     setup = resume_fingerprint(recipe) | architecture(prepared.objective)
     setup |= {f"ds_config {name}": value for name, value in config.items() if name not in (*REPORTS, *SPREAD)}

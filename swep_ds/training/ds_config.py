@@ -183,7 +183,7 @@ def _fill(config: dict[str, Any], given: dict[str, tuple[Any, str]], hidden_size
     """Puts in what the recipe decides and the sizes of ZeRO's "auto" buckets; drops offload to nowhere."""
     for field, (value, _) in given.items():
         _set(config, field, value)
-    if config["bf16"]["enabled"]:  # 13 operations a gradient; `metrics.check_finite` looks at the norm instead
+    if config["bf16"]["enabled"]:  # 13 operations a gradient; instruments.py looks at the norm instead
         config["bf16"].setdefault("check_grad_overflow", False)
     zero = config.setdefault("zero_optimization", {})
     sizes = {

@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swep_ds.analysis.answered import KINDS, Answered, by_kind
+from swep_ds.analysis import charts
+from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order
 from swep_ds.analysis.charts import OTHERS, confidence
-from swep_ds.analysis.domains import MEAN, changes, domains
+from swep_ds.analysis.domains import MEAN, changes, domains, resampled
 from swep_ds.analysis.pages import template
+from swep_ds.analysis.significance import resampled_means
 from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import calibration
 from swep_ds.evaluation.results import Results
@@ -34,6 +36,7 @@ def item(predicted: str, *accepted: str, text: str = TEXT) -> Answered:
         ("Narva was fought in 1700", ("battle of Narva", "1700"), "boundary"),
         ("battle of Narva", ("battle of Lund",), "other"),  # shared words, another place
         ("1676", ("1700",), "other"),
+        ("00", ("17",), "other"),  # they touch
         (" ", ("1700",), "none"),
         ("the monarch of Sweden", ("king of Sweden",), "boundary"),  # generated: not in the text, but shared words
         ("a monarch", ("king of Sweden",), "other"),
@@ -91,7 +94,8 @@ def answers(seed: int, calibrated: bool = False) -> list[Answered]:
     return items
 
 
-def test_curves_and_rows_with_and_without_a_calibrator():
+def test_curves_and_rows_with_and_without_a_calibrator(monkeypatch):
+    monkeypatch.setattr(charts, "RISK_POINTS", 25)
     answered = {name: answers(seed, calibrated=True) for seed, name in enumerate(("wiki", "news", "forum"))}
     told = confidence(answered)
     reliability, risk = told["charts"]
@@ -126,8 +130,8 @@ def test_runs_without_confidences_or_a_calibrator():
 
 
 def asked(right: list[int]) -> list[Answered]:
-    """A question on a text of its own for each number, answered right (1) or wrong (0)."""
-    return [item("Ada" if value else "text", "Ada", text=f"text {n} by Ada") for n, value in enumerate(right)]
+    """A question on a text of its own for each number, answered right (1) or wrong (0), which gives an F1 of 2 / 3."""
+    return [item("Ada" if value else "by Ada", "Ada", text=f"text {n} by Ada") for n, value in enumerate(right)]
 
 
 def results(answered: dict[str, list[Answered]]) -> Results:
@@ -166,9 +170,10 @@ def test_the_finding_and_its_interval():
     by_name = {row.name: row for row in found["rows"]}
     assert by_name["wiki"].gap is None
     assert by_name[MEAN].total is None
-    assert by_name[MEAN].gap.value == pytest.approx(-40)
-    gaps = np.percentile(drawn[:, 2] - drawn[:, 0], [2.5, 97.5])
-    assert by_name["forum"].gap[1:] == pytest.approx(gaps, abs=1.6)
+    assert by_name[MEAN].gap.value == pytest.approx(-40 / 3)  # F1 is 2/3 where EM is 0
+    gaps = np.percentile(drawn[:, 2] - drawn[:, 0], [2.5, 97.5]) / 3
+    assert by_name["forum"].gap[1:] == pytest.approx(gaps, abs=0.6)
+    assert by_name["forum"].f1.value == pytest.approx(20 + 80 * 2 / 3)
     assert by_name["news"].exact_match[1:] == pytest.approx(np.percentile(drawn[:, 1], [2.5, 97.5]), abs=1.6)
 
 
@@ -200,18 +205,37 @@ def test_what_makes_intervals_missing_or_too_narrow_is_noted():
     answered = {name: asked([1, 0] * 10) for name in ("wiki", "news", "forum")}
     [note] = domains(results(answered), answered)["notes"]
     assert note.startswith("news, forum share question ids.")
+    # a set about 10 texts, on one of which are most questions, is worth two
+    items = [item("Ada", "Ada", text=f"text {max(0, n - 30)} by Ada") for n in range(40)]
+    assert np.isnan(resampled([100], np.full((40, 1), 100.0), items, "news")[1:]).all()
+    assert (resampled([100], np.full((10, 1), 100.0), items[30:], "news") == 100).all()
+    # two questions of a text are drawn together
+    items = [item("Ada", "Ada", text=f"text {n // 2} by Ada") for n in range(40)]
+    values = np.arange(40.0)[:, None]
+    assert (resampled([19.5], values, items, "news")[1:] == resampled_means(values, np.arange(40) // 2, "news")).all()
+
+
+def test_the_same_questions_come_first_in_every_report():
+    items = asked([1, 0] * 10)
+    assert in_fixed_order(items) == in_fixed_order(items[::-1]) != items
+    assert set(map(id, in_fixed_order(items))) == set(map(id, items))
 
 
 def test_changes_are_paired_by_question():
     right, other = [1] * 50 + [0] * 50, [1] * 40 + [0] * 40 + [1] * 20
     items = [replace(here, other=there) for here, there in zip(asked(right), asked(other), strict=True)]
+    items[60] = replace(items[60], other=replace(items[60].other, f1=0.0))  # better in F1, and wrong as before
     answered = {name: items.copy() for name in ("wiki", "news", "forum")}
     rows = {row.name: row for row in changes(answered, list(answered))}
     assert (rows["news"].gained, rows["news"].lost) == (10, 20)
     assert (rows[MEAN].gained, rows[MEAN].lost) == (20, 40)
-    assert rows["news"].f1.value == rows[MEAN].exact_match.value == pytest.approx(-10)
-    [spread] = np.percentile(bootstrap([a - b for a, b in zip(right, other, strict=True)]), [2.5, 97.5], axis=0).T
-    assert rows["news"].f1[1:] == pytest.approx(spread, abs=1.6)
+    assert (rows["news"].f1.value, rows[MEAN].exact_match.value) == pytest.approx((-10 / 3 + 2 / 3, -10))
+    exact = [a - b for a, b in zip(right, other, strict=True)]
+    overlap = [change / 3 for change in exact]
+    overlap[60] = 2 / 3
+    of_em, of_f1 = np.percentile(bootstrap(exact, overlap), [2.5, 97.5], axis=0).T
+    assert rows["news"].exact_match[1:] == pytest.approx(of_em, abs=1.6)
+    assert rows["news"].f1[1:] == pytest.approx(of_f1, abs=0.6)
     answered["news"][0] = asked([1])[0]  # which the other run did not answer
     assert [row.name for row in changes(answered, list(answered))] == ["wiki", "forum"]
 

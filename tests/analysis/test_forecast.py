@@ -27,6 +27,8 @@ from swep_ds.analysis.forecast import (
     forecast,
     read_home,
     read_runs,
+    unknown_share,
+    words,
 )
 from swep_ds.analysis.forecast import line as probit_line
 from swep_ds.common.errors import InputError
@@ -78,6 +80,14 @@ def test_agreement_is_the_mean_over_pairs_of_runs():
     assert agreed[0] == pytest.approx([1 / 3, (1 + 2 / 3 + 2 / 3) / 3])  # articles do not count
     assert agreed[1] == pytest.approx([0, 0])  # two that decline have given no answer
     assert agreed[2] == pytest.approx([0, (0 + 0 + 2 / 3) / 3])
+    assert agreement([["the"], ["a"]], Scorer()) == pytest.approx(np.ones((1, 2)))  # the same, if without a word
+
+
+def test_unknown_words_are_counted_in_different_contexts_and_in_any_case():
+    texts = ("Known NEW", "Known NEW", "new new known")
+    asked = [Example(f"u{n}", "What?", text, (), None, "u") for n, text in enumerate(texts)]
+    assert unknown_share(asked, {"known"}) == pytest.approx((1 + 2 + 0.5) / (2 + 3 + 1))
+    assert words(asked) == {"known", "new", "what"}
 
 
 def test_the_forecast_is_the_line_less_the_correction(case, monkeypatch):
@@ -133,7 +143,19 @@ def test_answers_do_not_change_a_forecast_and_known_text_is_not_corrected(case, 
     near = there(examples("t", 120, 0))
     assert near.distance < 0
     assert near.f1.value == pytest.approx(near.uncorrected[1])
-    assert near.f1.high - near.f1.low > 2 * 100 * 0.3 * MEASURED.spread * MEASURED.nearest
+    assert near.remarks == []
+    # its c is as uncertain as that of the nearest set that was measured
+    of_c = stats.t.ppf(0.975, MEASURED.sets - 1) * MEASURED.spread * (1 + 1 / MEASURED.sets) ** 0.5 * MEASURED.nearest
+    low, high = (NORMAL.inv_cdf(bound / 100) for bound in near.f1[1:])
+    assert (high - low) / 2 == pytest.approx(np.hypot(of_c, NORMAL.inv_cdf(0.975) * near.error[1]))
+    # where all answers agree at home, half a question of the smaller set does not
+    for count in (200, 60):
+        texts = [text or "green" for text in case.home_texts[0][:count]]
+        certain = case.home._replace(runs=[answered(examples("h", count, 1), texts)] * 3)
+        runs = [answered(examples("t", 120, 1), of_run) for of_run in case.there_texts]
+        z = NORMAL.inv_cdf(np.mean([text == "red" for text in texts])) + NORMAL.inv_cdf(near.signal_there[1] / 100)
+        z -= NORMAL.inv_cdf(1 - 0.5 / min(count, 120))
+        assert forecast(certain, "there", runs).uncorrected[1] == pytest.approx(100 * NORMAL.cdf(z))
     few = there(examples("t", 5, 0))
     assert few.f1 == Interval(few.f1.value)
     assert few.remarks == ["No interval: these questions, or those at home, are about fewer than 10 texts."]
@@ -177,6 +199,8 @@ def test_questions_declined_rightly_are_as_many_as_at_home(monkeypatch):
     given = [float(number) for number in re.findall(r"\d+\.\d", made.remarks[0])]
     assert given == pytest.approx([bound - 100 * 9.5 / 40 for bound in made.f1], abs=0.06)
     assert made.remarks[0].startswith("As at home, 24 % of all questions are taken to be declined rightly. If all of")
+    certain = forecast(home, "there", [answered(examples("s", 40, 1, gold=False), ["red"] * 40)] * 2)
+    assert [*certain.f1, certain.uncorrected[1]] == [100] * 4  # 98.75 and 23.75 are more
 
 
 def test_runs_are_read_from_their_folders(tmp_path):
@@ -203,9 +227,10 @@ def test_runs_are_read_from_their_folders(tmp_path):
     [made] = sd.forecast(folders).values()  # of the set that they were tested on next
     assert made.truth == pytest.approx([100, 100])  # both runs have all four right
     assert json.loads((folders[0] / "forecast" / "far.json").read_text())["f1"][0] == made.f1.value
-    answers = json.loads((folders[1] / "predictions" / "squad.json").read_text())
-    del answers["squad0"]
-    (folders[1] / "predictions" / "squad.json").write_text(json.dumps(answers))
+    for number, folder in enumerate(folders):  # as many questions, but others
+        answers = json.loads((folder / "predictions" / "squad.json").read_text())
+        del answers[f"squad{number}"]
+        (folder / "predictions" / "squad.json").write_text(json.dumps(answers))
     with pytest.raises(InputError, match="squad: the runs have answered different questions: name runs"):
         read_runs(folders, "squad")
     recipe = cells[1].recipe

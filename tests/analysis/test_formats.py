@@ -234,18 +234,18 @@ def test_a_curve_per_axis_of_numbers_and_model(tmp_path, monkeypatch):
 def test_points_bands_and_axes_are_the_tables():
     blocks = [
         block("A", {"share of questions": share}, f1, std)
-        for share, f1, std in (("10 %", 40, 2), ("50 %", None, None), ("8e1%", 60, None))
+        for share, f1, std in (("8e1%", 60, None), ("50 %", None, None), ("9 %", 40, 2))
     ]
     figure = plotted(blocks, "share of questions")
     panels = figure.axes
     assert [panel.get_title() for panel in panels] == ["squad", "nyt", "out-of-domain mean"]
     [line] = panels[0].lines  # of SWEP there is no run
-    assert line.get_xydata().tolist() == [[10, 40], [80, 60]]
+    assert line.get_xydata().tolist() == [[9, 40], [80, 60]]
     [band] = panels[0].collections
-    assert {(10, 38), (10, 42)} <= set(map(tuple, band.get_paths()[0].vertices))
+    assert {(9, 38), (9, 42)} <= set(map(tuple, band.get_paths()[0].vertices))
     assert (panels[0].get_xlabel(), panels[0].get_ylabel()) == ("share of questions (%)", "F1 (%)")
     assert panels[0].get_xscale() == "linear"
-    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["10", "8e1"]
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["9", "8e1"]
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["MLE"]
     figure.draw_without_rendering()

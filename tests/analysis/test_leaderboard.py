@@ -7,6 +7,8 @@ import pytest
 from swep_ds.analysis import leaderboard
 from swep_ds.analysis.runs import find_runs
 from swep_ds.commands import table as table_command
+from swep_ds.evaluation.results import Results
+from swep_ds.pipeline.recipe import Recipe
 from tests.support import fake_runs
 from tests.support.bad_input import change_json, refused
 
@@ -17,6 +19,7 @@ RIGHT = {  # of 30 and 20 shifted questions, by source, method and seed
     ("second", "MLE"): [(20, 4)],
 }
 SECONDS = {"first": 10.0, "second": 7.0}
+GPU = "1 x NVIDIA H200, 139 GiB each"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,8 @@ def found(tmp_path_factory):
                 right = {"squad": 30} | dict(zip(("nyt", "bio"), of_row[cell.seed], strict=True))
                 fake_runs.finish(cell.folder, cell.recipe, right, world_size=2, threads=3)
                 change_json(cell.folder / "results.json", "train", seconds=SECONDS[source] + cell.seed, updates=50)
+                if cell.name == "swep-seed2":
+                    change_json(cell.folder / "results.json", provenance={"machine": GPU})
     return [folder / source / "runs" for source in ("first", "second")]
 
 
@@ -55,6 +60,23 @@ def test_means_differences_and_costs(found):
     assert entries.loc[("second", "MLE"), "core-seconds"] == pytest.approx(2 * 3 * 7)
     assert entries["updates"].tolist() == [50, 50, 50]
     assert entries["GPU-seconds"].isna().all()
+    assert pd.isna(entries.loc[("first", "SWEP"), "core-seconds"])  # one of its runs had a GPU
+    assert f"Machines: not known; {GPU}." in board.notes
+
+
+def test_costs_have_the_unit_of_what_computed_and_count_a_first_stage():
+    recipe = Recipe.model_validate(fake_runs.RECIPE | {"data": {"train": "t", "eval": {}}})
+
+    def cost(**run) -> dict[str, float]:
+        whole = fake_runs.results(recipe, {}) | {"train": {"updates": 50, "seconds": 10.0}} | run
+        return leaderboard._cost(Results.model_validate(whole))
+
+    assert cost(world_size=2, threads=8, provenance={"machine": GPU}) == {"updates": 50, "GPU-seconds": 20}
+    cpu = {"machine": "CPU x86_64, 8 cores, 9 GiB"}
+    assert cost(world_size=2, threads=3, provenance=cpu) == {"updates": 50, "core-seconds": 60}
+    assert cost(world_size=2, provenance=cpu) == {"updates": 50, "process-seconds": 20}
+    first = {"data": "x", "updates": 7, "seconds": 1.5}
+    assert cost(threads=2, pretraining=first) == {"updates": 57, "core-seconds": 23}
 
 
 def test_the_command_prints_and_writes_it(found, tmp_path, monkeypatch, capsys):

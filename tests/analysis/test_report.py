@@ -75,17 +75,41 @@ def test_all_parts_are_there(against, home):
     assert {row[1] for row in rows} == {QUESTIONS[name][0] for name in ("w1", "w2", "w3")}
 
 
+def test_ranks_that_wait_are_slow_or_not_finite_are_named():
+    def line(update: int, ranks: int = 4, **more) -> dict:
+        seconds = {"step_seconds": [2.0, 2.0, 2.0, 2.0], "data_seconds": [0.2, 0.1, 0.3, 0.1]}
+        seconds |= {"forward_seconds": [1.0, 1.0, 1.0, 1.7], "memory_mib": [5.0, 5.0, 5.0, 5.0]}
+        return {"update": update, "not_finite": []} | {name: of[:ranks] for name, of in seconds.items()} | more
+
+    health = [line(1, 2, not_finite=[0]), line(2, not_finite=[1])]  # the first before it resumed on other ranks
+    health += [line(3, memory_mib=[5.0, 5.0, 5.0, 7.0], not_finite=[1]), line(4)]
+    rows = report.ranks_of(health, local_forward=True)
+    notes = ["", "not finite at 2 updates, first at 2", "waits for data", "slow forward passes"]
+    assert [(row["rank"], row["notes"]) for row in rows] == [*enumerate(notes)]
+    assert (rows[0]["seconds"], rows[3]["memory_mib"]) == ((2.0, 0.2, 1.0), 7.0)
+    rows = report.ranks_of(health, local_forward=False)  # whose passes wait for each other
+    assert [row["notes"] for row in rows] == [*notes[:3], ""]
+    assert report.ranks_of([line(1, 1)], local_forward=True) == report.ranks_of([], local_forward=True) == []
+
+
 def test_answers_are_read_with_another_runs_and_the_places_that_the_run_pointed_at(run, home):
     (run / "n_best").mkdir()
     start = CONTEXT.index("an abbot")
     best = {"r2": [{"text": "an abbot", "start": start, "end": start + 8}], "w1": [{"text": ""}], "w3": []}
     best["r1"] = [{"text": "1204", "start": 0, "end": 4}]  # where the text is another one
     (run / "n_best" / "squad.json").write_text(json.dumps(best))
+    for kind, sure in (("confidence", 0.25), ("calibrated", 0.75)):
+        (run / kind).mkdir(exist_ok=True)
+        (run / kind / "squad.json").write_text(json.dumps({"r1": sure}))
     answered = read_answered(run, Recipe.load(str(run / "recipe.yaml")), "squad", home / "other")
+    [first] = [item for item in answered if item.example.id == "r1"]
+    assert (first.confidence, first.calibrated) == (0.25, 0.75)
+    assert {(item.confidence, item.calibrated) for item in answered if item is not first} == {(None, None)}
     places = dict.fromkeys(QUESTIONS) | {"r2": range(start, start + 8)}
     assert {item.example.id: item.place for item in answered} == places
     gained, lost = ({item.example.id: item.gain for item in items} for items in most_changed(answered, 9))
     assert gained == {"r1": 100.0, "r2": 100.0, "r3": pytest.approx(100 / 3)}
+    assert [*gained][2:] == ["r3"]  # the largest first
     assert lost == {"w1": -100.0, "w2": -100.0, "w3": pytest.approx(40 - 200 / 3)}
     assert [*lost][2:] == ["w3"]
 

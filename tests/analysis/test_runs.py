@@ -74,6 +74,13 @@ def test_runs_tested_or_trained_differently_are_left_out(cells, tmp_path):
     assert reasons(tmp_path) == {name: f"made differently from the others ({said})" for name, said in differing.items()}
 
 
+def test_rows_that_are_decoded_in_two_ways_are_not_compared(cells, tmp_path):
+    for cell in cells[1::2]:  # all of SWEP
+        fake_runs.finish(cell.folder, Recipe.make(cell.recipe, eval={"max_answer_tokens": 9}), {"squad": 3, "nyt": 3})
+    reason = "made differently from the others (eval.max_answer_tokens 9 there, 30 here)"
+    assert reasons(tmp_path) == {f"swep-seed{seed}": reason for seed in range(3)}
+
+
 def test_runs_that_read_other_files_are_left_out_and_different_versions_named(cells, tmp_path):
     change_json(cells[1].folder / "results.json", "versions", torch="2.9")
     notes = table.make(runs.find_runs([tmp_path / "runs"])).notes

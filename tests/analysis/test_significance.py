@@ -1,6 +1,7 @@
 """The question bootstrap against a plain loop and the binomial distribution; what rows are compared over."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from unittest import mock
@@ -12,27 +13,30 @@ from swep_ds.analysis import significance
 from swep_ds.analysis.crossed import estimate
 from swep_ds.analysis.runs import find_runs, read_runs
 from swep_ds.analysis.significance import QuestionScores, note_on_shared_ids
-from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN
-from swep_ds.pipeline.recipe import Recipe
+from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, RESULTS, read_results
+from swep_ds.pipeline.examples import reported_examples
+from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 from tests.support import fake_runs
 from tests.support.bad_input import change_json
 
 
 def test_the_interval_is_that_of_a_plain_loop(monkeypatch):
-    values = np.random.default_rng(1).normal([2, -1, 0], [30, 10, 0], (57, 3))
+    values = np.random.default_rng(1).normal([60, -40, 0, 70], [30, 10, 0, 0], (57, 4))
     values[:, 2] = 3 * values[:, 1]
     monkeypatch.setattr(significance, "ELEMENTS", 57 * 1000)  # in several parts
     _, clusters = np.unique(np.random.default_rng(3).integers(20, size=57), return_inverse=True)
     samples = significance.resampled_means(values, clusters, "squad")
-    assert samples.shape == (10_000, 3)
-    low, high = significance.interval(samples)
+    assert samples.shape == (10_000, 4)
+    assert samples[:, 3] == pytest.approx(70)  # however many questions the drawn clusters have
+    low, high = significance.interval(samples[:, :3])
     number = clusters.max() + 1
     loop = []
     for chosen in np.random.default_rng(2).integers(number, size=(4000, number)):
-        loop.append(np.concatenate([values[clusters == c] for c in chosen]).mean(axis=0))
+        loop.append(np.concatenate([values[clusters == c, :3] for c in chosen]).mean(axis=0))
     error = np.array([30, 10, 30]) / 57**0.5
     assert (np.abs([low, high] - np.quantile(loop, [0.025, 0.975], axis=0)) < 0.12 * error).all()
     assert (significance.resampled_means(values, clusters, "squad") == samples).all()  # seeded
+    assert (significance.resampled_means(values, clusters, "nyt")[:, 0] != samples[:, 0]).any()  # by the data set
     assert samples[:, 2] == pytest.approx(3 * samples[:, 1])  # columns share their draws
 
 
@@ -62,7 +66,8 @@ def bounds(entry: dict, kind: str = "bootstrap_") -> tuple[float, float]:
     return entry[f"difference_{kind}low"], entry[f"difference_{kind}high"]
 
 
-def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(runs, monkeypatch):
+def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(runs, tmp_path, monkeypatch):
+    fake_runs.data_set(tmp_path, "amazon", SIZES["amazon"], of_text=2)
     read_them = mock.Mock(wraps=significance.reported_examples)
     monkeypatch.setattr(significance, "reported_examples", read_them)
     scores = QuestionScores()
@@ -81,8 +86,9 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
         won = np.zeros((3, questions))
         for seed in range(3):
             won[seed, 5 + seed : 5 + 2 + 3 * seed] = 100
-        samples[name] = significance.resampled_means(won[1:].mean(axis=0)[:, None], np.arange(questions), name)
-        sets[name] = [(won, np.arange(questions))]
+        texts = np.arange(questions) // (1 + (name == "amazon"))
+        samples[name] = significance.resampled_means(won[1:].mean(axis=0)[:, None], texts, name)
+        sets[name] = [(won, texts)]
     samples[OUT_OF_DOMAIN] = (samples["nyt"] + samples["amazon"]) / 2
     sets[OUT_OF_DOMAIN] = sets["nyt"] + sets["amazon"]
     for (name, drawn), metric in product(samples.items(), METRICS):
@@ -90,23 +96,51 @@ def test_differences_are_of_the_seeds_in_common_and_of_the_mean_over_data_sets(r
         entry, expected = of_three["SWEP", name, metric], estimate(sets[name])
         assert bounds(entry, "") == pytest.approx(expected.interval())
         assert (entry["difference"], entry["difference_p"]) == pytest.approx((expected.mean, expected.p()))
+        by_seed = np.mean([won.mean(1) for won, _ in sets[name]], axis=0)
+        assert (entry["difference_n"], entry["difference_std"]) == (3, pytest.approx(by_seed.std(ddof=1)))
 
 
-def test_few_texts_have_no_interval(runs, tmp_path):
+def test_few_texts_have_no_interval(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(significance, "RESAMPLES", 100)
     for texts in (4, 5, 9, 10):
         fake_runs.data_set(tmp_path, "few", texts)
         rows = {name: [asked_on(run, tmp_path / "few.json", 2) for run in runs[name]] for name in ("MLE", "SWEP")}
-        entry = significance.compare(rows, "MLE", QuestionScores())["SWEP", "nyt", "f1"]
-        assert ("difference_low" in entry) == (texts >= 5)
-        assert ("difference_bootstrap_low" in entry) == (texts >= 10)
+        compared = significance.compare(rows, "MLE", QuestionScores())
+        for data_set in ("nyt", OUT_OF_DOMAIN):  # few texts in one set are too few for the mean
+            entry = compared["SWEP", data_set, "f1"]
+            assert ("difference_low" in entry) == (texts >= 5)
+            assert ("difference_bootstrap_low" in entry) == (texts >= 10)
 
 
 def asked_on(run, nyt: Path, right: int):
     """The run, tested again on another file as nyt."""
-    recipe = Recipe.load(str(run.folder / "recipe.yaml"), [f"data.eval.nyt={nyt}"])
+    data = run.recipe.data
+    data = data.model_copy(update={"eval": data.eval | {"nyt": str(nyt)}})
+    recipe = run.recipe.model_copy(update={"data": data})
     fake_runs.finish(run.folder, recipe, {"squad": 7, "nyt": right, "amazon": 7})
-    [[again], _] = read_runs(find_runs([run.folder]))
-    return again
+    return replace(run, recipe=recipe, results=read_results(run.folder / RESULTS))
+
+
+def test_questions_are_read_again_where_a_setting_makes_them_others(tmp_path):
+    rows = []
+    for n in range(60):
+        text = f"Ann met {'Ann' if n % 4 == 1 else 'Bob'} {n}"
+        rows.append({"id": f"q{n}", "question": "Who?", "context": text, "answer": "Ann" if n % 3 else ""})
+    for name, asked in (("home", rows), ("news", rows[:30]), ("other", rows[10:50])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(asked))
+    plain = ["model.name=m", "data.unanswerable=train", "data.repeated_answers=first", "data.holdout_fraction=0.3"]
+    plain += [f"data.train={tmp_path / 'home.json'}", f"data.eval={{news: {tmp_path / 'news.json'}}}"]
+    drops = ["data.unanswerable=drop", "data.repeated_answers=drop"]
+    scores = QuestionScores()
+    for data_set, changes in (
+        ("news", ["eval.select_on=news", "data.max_eval_examples=3", f"data.eval.news={tmp_path / 'other.json'}"]),
+        (HOLDOUT, ["data.holdout_fraction=0.6", "data.max_eval_examples=3", drops[1]]),
+    ):
+        recipes = [Recipe.load("quickstart", [*plain, *change]) for change in ([], [drops[0]], *([c] for c in changes))]
+        expected = [reported_examples(recipe, data_set) for recipe in recipes]
+        assert [scores.examples(recipe, data_set) for recipe in recipes] == expected
+        assert len({tuple(example.id for example in examples) for examples in expected}) == len(recipes)
+    assert scores.notes == []
 
 
 def test_a_mean_over_translations_is_questioned(runs, tmp_path):

@@ -164,8 +164,9 @@ def test_p_is_adjusted_for_the_number_of_differences_but_not_that_of_a_primary_c
 def test_calibration_is_shown_where_all_runs_of_a_row_have_it():
     new = {"ece": 5.0, "aurc": 20.0, "coverage_at_80": 60.0}
     with_all = [{name: score | new for name, score in run.items()} for run in RUNS["MLE"]]
-    cells = pd.DataFrame(cells_of({"old": [RUNS["MLE"][0], with_all[1]], "new": with_all}))
-    assert set(cells[cells["method"] == "old"]["metric"]) == {"exact_match", "f1"}
+    mixed = {"old": [RUNS["MLE"][0], with_all[1]], "older": [with_all[0], RUNS["MLE"][1]]}
+    cells = pd.DataFrame(cells_of(mixed | {"new": with_all}))
+    assert set(cells[cells["method"].isin(mixed)]["metric"]) == {"exact_match", "f1"}
     assert lines(cells, "aurc", method="new").loc["out-of-domain mean", ["mean", "std"]].tolist() == [20.0, 0.0]
 
 
@@ -268,6 +269,18 @@ def test_what_the_papers_training_data_is_called():
         assert was_trained_on(name), name
     for name in ("train-v2.0.json", "squad_v2", "squadshifts:nyt", "data/new_wiki_v1.0.json"):
         assert not was_trained_on(name), name
+
+
+def test_the_papers_effects_are_of_runs_that_all_trained_on_squad():
+    for trains, shown in ((["squad.json", "squad.json"], True), (["squad.json", "other.json"], False)):
+        runs = []
+        for train in trains:
+            recipe = Recipe.model_validate(fake_runs.RECIPE | {"data": {"train": train, "eval": {}}})
+            results = Results.model_validate(fake_runs.results(recipe, {}))
+            runs.append(Run(Path("none"), "SWEP", len(runs), "Mine", recipe=recipe, results=results))
+        difference = {"method": "SWEP", "against": "Prior-Aug", "data_set": "new_wiki", "metric": "f1"}
+        table._add_paper([], [difference], "Mine", {"SWEP": runs})
+        assert bool(difference.get("difference_paper")) == shown
 
 
 def test_the_papers_effects_are_beside_differences_and_inside_or_outside(tmp_path):

@@ -52,6 +52,8 @@ def test_every_perturbation_is_keyed_by_the_question(tmp_path, method):
         first, second = (draw.embeddings for draw in run.perturb(run.batch(windows), 2)[1])
         assert torch.equal(first, together.embeddings)
         assert not torch.equal(first, second)
+        other = replace(run, recipe=run.recipe.model_copy(update={"seed": 7}))
+        assert not torch.equal(next(other.perturb(run.batch(windows))[1]).embeddings, first)
 
 
 def test_a_folder_without_a_finished_run_or_with_another_ones_noise_is_refused(tmp_path):

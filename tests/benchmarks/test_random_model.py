@@ -48,4 +48,8 @@ def test_the_tokenizer_gives_what_the_model_takes(tmp_path, monkeypatch):
     folder = tmp_path / "model"
     monkeypatch.setattr("sys.argv", ["random_model.py", str(tmp_path / "config.json"), str(folder)])
     random_model.write()
-    fit_tokenizer(load_tokenizer(str(folder)), tiny_models.load(folder).model, "model x")
+    tokenizer, model = load_tokenizer(str(folder)), tiny_models.load(folder).model
+    fit_tokenizer(tokenizer, model, "model x")
+    inputs = tokenizer("Who built it?", "The abbot did.", return_tensors="pt")
+    assert "token_type_ids" not in inputs
+    assert model(**inputs).start_logits.shape == inputs["input_ids"].shape

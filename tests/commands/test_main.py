@@ -1,5 +1,6 @@
 """The command `swep-ds`: its sub-commands, help and mistakes."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from swep_ds import __main__ as command
+from swep_ds.commands import cli
 from swep_ds.common.files import PACKAGE
 from tests.support.fork_server import ROOT
 
@@ -66,6 +68,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(swep_ds):
         code, _, err = swep_ds(*words)
         assert (code, len(err.splitlines())) == (2, 1)
         assert said in err
+
+
+def test_the_least_value_of_an_option_is_taken():
+    assert [cli.at_least(2)(text) for text in ("2", "3")] == [2, 3]
+    with pytest.raises(argparse.ArgumentTypeError, match="1 must be at least 2"):
+        cli.at_least(2)("1")
 
 
 def test_a_folder_that_the_system_closes_is_one_line_and_exit_code_2(swep_ds, monkeypatch):

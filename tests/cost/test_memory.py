@@ -86,6 +86,8 @@ def test_a_peak_is_the_worst_of_an_update_a_step_and_an_evaluation():
     assert state.peak(0) == 12 * N + state.step
     assert state.peak(10**6) == 16 * N + 10**6
     state = states(2)
+    all_but_step = state.parameters + state.optimizer + state.gradients + state.transient
+    assert state.peak(10**6) == all_but_step + 10**6 > all_but_step + state.step
     assert state.peak(0, 100) == state.peak(0)
     assert state.peak(0, 10**6) == state.parameters + state.optimizer + 10**6
     part = 500 + 50 + 5

@@ -18,13 +18,15 @@ from benchmarks import random_model
 from swep_ds.commands.train import train
 from swep_ds.common.files import check_hub
 from swep_ds.cost.memory import States
-from swep_ds.cost.plan import GIB, Devices, _row, plan
+from swep_ds.cost.plan import GIB, Devices, _row, plan, plan_sweep
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.prepare import resolve_ds_config, training_batches, training_features
 from swep_ds.pipeline.recipe import RECIPES, Recipe
+from swep_ds.sweeps.sweep import read_sweep
 from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, free_port
+from tests.support.sweep_files import finish, write
 from tests.support.tiny_run import prepare
 
 SIZES = {"world_size": 2, "micro_steps": 2, "hidden_size": 64, "on_cpu": False}
@@ -164,6 +166,26 @@ def test_a_head_of_its_own_is_counted(capsys, tmp_path):
         text = printed(capsys, tmp_path, LARGE)
         counts.append(int(re.search(r"parameters: ([\d,]+) of the model", text)[1].replace(",", "")))
     assert counts[1] - counts[0] == config["vocab_size"] * config["d_model"]
+
+
+def test_a_sweep_takes_its_runs_times_updates_times_passes(capsys, folder, monkeypatch):
+    monkeypatch.setattr("swep_ds.cost.plan.PASS_MS", 60_000)  # a minute
+    first = {"pretrain.train": str(folder / "train.json"), "pretrain.max_updates": 3, "pretrain.micro_batch_size": 4}
+    variants = {"MLE": {"method.name": "mle"}, "SWEP": {}, "two stages": {"method.name": "mle", **first}}
+    variants["hidden"] = {"method.separate_hidden_pass": True}  # a forward more, which a backward takes twice
+    path = write(
+        folder, recipe=str(folder / "recipe.yaml"), set={"train.max_updates": 7}, variants=variants, seeds=[0, 1]
+    )
+    _, cells = read_sweep(path, folder / "runs")
+    finish(cells[0])
+    plan_sweep(cells, 2)
+    lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    rows = {name.strip(): [number.strip() for number in numbers] for name, *numbers in lines}
+    assert rows["MLE"] == ["2", "1", "7", "1", "14.0"]  # of all runs, done or not
+    assert rows["SWEP"] == ["2", "0", "7", "2", "28.0"]
+    assert rows["two stages"] == ["2", "0", "10", "1", "20.0"]
+    assert rows["hidden"] == ["2", "0", "7", "2.33", f"{14 * 7 / 3:.1f}"]
+    assert rows["all"] == ["8", "", "", "", f"{14 + 28 + 20 + 14 * 7 / 3:.0f}"]
 
 
 def test_devices_are_read_and_hold_what_fits_their_memory_and_the_host_s():

@@ -13,7 +13,7 @@ import pytest
 from swep_ds.analysis.answered import read_answered
 from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.data.example import Example
-from swep_ds.data.splits import halves
+from swep_ds.data.splits import halves, subset
 from swep_ds.models.hub import model_checksum
 from swep_ds.pipeline.examples import (
     check_unchanged,
@@ -66,6 +66,10 @@ def test_one_set_is_read_as_among_all_of_them(folder):
     selecting = Recipe.make(recipe(folder, holdout_fraction=0.3, max_eval_examples=15), eval={"select_on": "held_out"})
     _, whole = load_examples(selecting)
     assert list(whole) == [HOLDOUT, "news", "forum"]
+    # a random choice, the same for every seed of a run
+    every = load_examples(recipe(folder))[1]["news"]
+    assert whole["news"] == subset(every, 1.0, 15, seed=0) != every[:15]
+    assert reported_examples(Recipe.make(selecting, seed=9), "news") == whole["news"]
     # what cannot be read does not take the others along
     lacking = Recipe.make(selecting, data={"eval": selecting.data.eval | {"lost": GONE}})
     assert reported_examples(lacking, HOLDOUT) == halves(whole[HOLDOUT])[1]

@@ -108,7 +108,8 @@ def test_a_recipe_that_extends_another_holds_what_it_changes(path, tmp_path):
     mine = write(tmp_path / "changed.yaml", changes | {"method": {"beta": 0.5}})
     expected = Recipe.load(str(path), ["seed=7", "data.eval.more=z", "data.max_length=100", "method.beta=0.5"])
     assert Recipe.load(str(mine)) == expected
-    assert list(expected.data.eval) == ["x", "more"]
+    assert list(expected.data.eval) == expected.test_sets == ["x", "more"]
+    assert Recipe.make(expected, data={"holdout_fraction": 0.1}).test_sets == ["held_out", "x", "more"]
     assert "extends" not in expected.dump()
     assert Recipe.make(mine) == expected  # a path is as good as its text
     above = write(tmp_path / "again.yaml", {"extends": str(mine), "seed": 8, "train": {"epochs": 1}})
@@ -236,7 +237,7 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
 def test_what_is_wrong_is_said_with_the_field_and_the_fix(path, overrides, said):
     overrides = [overrides] if "{" in overrides else overrides.split()
     assert said in (line := message(path, *overrides))
-    assert str(path) in line or "--set" in line
+    assert line.startswith((f"{path}: ", f"--set {overrides[0]}: "))
 
 
 def test_a_text_that_is_not_yaml_has_a_place(tmp_path):
@@ -324,6 +325,14 @@ def test_the_resolved_copy_loads_to_an_equal_recipe(tmp_path_factory, rate, text
     assert again == recipe
     assert list(again.data.eval) == ["source", "b", "a"]
     assert set(yaml.safe_load(recipe.dump())["train"]) == set(type(recipe.train).model_fields)  # every setting
+
+
+def test_a_mix_has_shares_by_weight_and_a_home():
+    mix = [{"source": "a.json", "weight": 3}, {"source": "b.json", "weight": 1}]
+    recipe = Recipe.make("quickstart", data={"train": mix, "eval": {}})
+    assert recipe.data.shares == {"a.json": 0.75, "b.json": 0.25}
+    assert recipe.data.home_field == "data.train.0.source"
+    assert Recipe.make(recipe, data={"home": "b.json"}).data.home_field == "data.train.1.source"
 
 
 def test_what_does_not_fit_a_mix_is_said(path, caplog):

@@ -32,8 +32,13 @@ def job(folder: Path, *settings: str) -> Prepared:
 
 
 def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questions(folder):
-    jobs = [job(folder, f"seed={seed}", "data.train_fraction=0.5") for seed in (0, 1, 1)]
+    settings = ["data.train_fraction=0.5", "data.unanswerable=train"]
+    jobs = [job(folder, f"seed={seed}", *settings) for seed in (0, 1, 1)]
     assert [job.objective.seed for job in jobs] == [0, 1, 1]
+    assert [job.evaluation.null_threshold for job in jobs] == [None] * 3  # all of its questions have an answer
+    with process_group():
+        read = [resume_setup(Recipe.load("quickstart"), job)[0]["training data"] for job in jobs]
+    assert read[0] != read[1] == read[2]  # as many questions, but others
     weights = [[parameter.tolist() for parameter in job.objective.method.parameters()] for job in jobs]
     order = [[job.batches.windows(update).tolist() for update in range(job.batches.updates)] for job in jobs]
     questions = [job.features.dataset["input_ids"][:] for job in jobs]

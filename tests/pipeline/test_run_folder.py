@@ -190,6 +190,7 @@ def test_the_global_batch_is_kept_on_other_ranks():
         ((32, 8, 1), 2, recipe_of(8, 2)),
         ((32, 8, 1), 32, recipe_of(1, 1)),
         ((24, 3, 4), 3, recipe_of(2, 4)),  # 8 windows per rank, which 3 do not divide
+        ((36, 4, 9), 4, recipe_of(3, 3)),  # 9, which 4 do not divide
         ((8, 8, 2), 4, recipe_of(8, 2, max_tokens=4096)),
         ((8, 8, 2), 1, recipe_of(8, 8, max_tokens=4096)),
     ):
@@ -216,6 +217,8 @@ def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path)
     change_json(other / "complete.json", batch=of_checkpoint)
     assert RunFolder(used).read_batch([]) == RunFolder(used).read_batch([other]) == BATCH
     assert RunFolder(tmp_path / "new").read_batch([other]) == GlobalBatch(**of_checkpoint)
+    assert RunFolder(tmp_path / "new").global_batch(recipe_of(4, 2), 3) == 24  # what it would begin with
+    assert RunFolder(used).global_batch(recipe_of(4, 2), 3) == 8
 
 
 def test_results_stay_until_there_are_new_ones_unless_settings_change_or_more_is_trained(tmp_path):

@@ -12,6 +12,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForQuestionAnswering
 
+from swep_ds.evaluation.calibration import KINDS
 from swep_ds.evaluation.results import PACKAGES, RESULTS
 from swep_ds.pipeline.saved import ReadingSettings
 from swep_ds.pipeline.soup import make_soup
@@ -70,8 +71,12 @@ def test_a_soup_is_the_mean_of_its_runs_and_is_tested_like_any_model(runs, tmp_p
 def test_a_soup_declines_at_the_mean_of_the_thresholds(runs, tmp_path):
     for run, threshold in zip(runs, (-1.0, 0.5, 2.0), strict=True):
         change_json(run / READING, null_threshold=threshold)
+    fitted = {"kind": KINDS[0], "intercept": 0.0, "weights": {}, "log_loss": {}, "questions": 9}
+    change_json(runs[0] / READING, calibrator=fitted)
     make_soup(runs, tmp_path / "soup")
-    assert ReadingSettings.load(tmp_path / "soup" / "reading.json").null_threshold == pytest.approx(0.5)
+    reading = ReadingSettings.load(tmp_path / "soup" / "reading.json")
+    assert reading.null_threshold == pytest.approx(0.5)
+    assert reading.calibrator is None  # it was fitted to one run's answers
     change_json(runs[1] / READING, null_threshold=None)
     assert "null_threshold, whether there is one" in refused(make_soup, runs, tmp_path / "other")
 

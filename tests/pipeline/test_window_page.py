@@ -1,10 +1,16 @@
-"""docs/window.md tells the life of a window by functions: they exist, and a run calls them in the page's order."""
+"""docs/window.md tells the life of a window by functions: they exist, and a run calls them in the page's order. What
+CONTRIBUTING names exists as well."""
 
+import ast
+import functools
 import re
 import sys
 import threading
 from pathlib import Path
 
+import pytest
+
+from swep_ds.common.settings import flatten
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.ranks.group import process_group
@@ -43,8 +49,43 @@ def test_a_run_goes_the_way_of_the_page(tmp_path):
     assert [step for step in STEPS if step not in rest] == []  # `in` goes on where the step before was found
 
 
-def test_the_functions_that_the_text_names_exist():
-    text = PAGE.split("|")[-1] + "".join(line for line in PAGE.splitlines() if not line.startswith("|"))
-    names = {name.split(".")[-1] for name in re.findall(r"`([A-Za-z_]+(?:\.[a-z_]+)?)`", text)} - {"cls", "noise"}
-    source = "".join(file.read_text() for room in ("swep_ds", "kernels") for file in Path(ROOT, room).rglob("*.py"))
-    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", source)] == []
+@functools.cache
+def defined(file: Path) -> set[str]:
+    """What a module and its classes define, the latter also as CLASS.NAME, what it imports, and names of arguments."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    defined = {file.stem}
+    for place in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
+        prefixes = ["", f"{place.name}."] if place is not tree else [""]
+        for node in place.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = [getattr(node, "name", None), *(getattr(target, "id", None) for target in targets)]
+            defined.update(prefix + name for name in names if name for prefix in prefixes)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg | ast.keyword) and node.arg:
+            defined.add(node.arg)
+        elif isinstance(node, ast.ImportFrom):
+            defined.update(alias.name for alias in node.names)
+    return defined
+
+
+IN_CODE = r"`([A-Za-z]\w*\.\w+|[A-Za-z]*_\w*|[A-Z]\w+)`"  # a plain word may be anything
+PLACED = IN_CODE.replace("|[A-Z]", r"|\w+|[A-Z]") + r"(?: of| in)?\s+(?:\[[^]]+\]\(|`)?([\w./]+/\w+\.py)"
+
+
+@pytest.mark.parametrize("page", ["docs/window.md", "CONTRIBUTING.md"])
+def test_what_the_text_names_exists(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    files = [file for room in ("swep_ds", "kernels", "tests/support") for file in (ROOT / room).rglob("*.py")]
+    known = {name for file in files for name in defined(file)}
+    known |= flatten(Recipe.load("quickstart").model_dump()).keys()
+    known |= {file.name for file in (*files, *ROOT.iterdir())}
+    known |= {f"swep_ds.{file.stem}" for file in (ROOT / "swep_ds").iterdir()}
+    names = set(re.findall(IN_CODE, text))
+    assert len(names) > 20
+    assert sorted(names - known) == []
+    places = re.findall(PLACED, text)  # the name, and the module that the text says it is in
+    assert len(places) > 5
+    for name, module in places:
+        below = ((ROOT / page).parent, ROOT, ROOT / "swep_ds")
+        [file] = {(folder / module).resolve() for folder in below if (folder / module).is_file()}
+        assert name in defined(file), module

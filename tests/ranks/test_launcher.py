@@ -39,6 +39,7 @@ def test_each_job_has_its_own_devices_unless_runs_share_them(gpus, monkeypatch):
     assert devices(5, 1, sharing=2) == ["0", "1", "2", "3", "0"]
     assert devices(4, 2, sharing=2) == ["0,1", "2,3"] * 2
     assert {job["OMP_NUM_THREADS"] for job in environments(5, 1, sharing=2)} == {"3"}
+    assert {job["OMP_NUM_THREADS"] for job in environments(2, 2, sharing=2)} == {"4"}  # of each rank
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a,GPU-2b,GPU-3c,GPU-4d")
     assert devices(2, 1) == ["GPU-1a", "GPU-2b"]
 
@@ -117,3 +118,7 @@ def test_a_fault_is_printed_by_the_first_rank_of_a_node_but_a_wrong_start_by_eve
     report(InputError("seen by all"))
     report(LaunchError("seen by this one"))
     assert capsys.readouterr().err == "error: seen by this one\n"
+    monkeypatch.setenv("LOCAL_RANK", "0")  # rank 2 is the first one of another node
+    assert is_first_on_node()
+    report(InputError("seen by all"))
+    assert capsys.readouterr().err == "error: seen by all\n"

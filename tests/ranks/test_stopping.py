@@ -11,6 +11,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from swep_ds.common.errors import EXIT_LOST, Stopped
 from swep_ds.ranks import stopping
@@ -118,9 +120,12 @@ def test_ctrl_c_ends_a_script_with_one_line():
 def request_(monkeypatch):
     request = StopRequest()
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    variables = set(os.environ)
     monkeypatch.setattr(stopping, "request", request)
     with process_group():
+        assert os.environ["RANK"] == "0"
         yield request
+    assert set(os.environ) == variables  # nothing of the group is left for another one
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -151,6 +156,23 @@ def test_signals_are_requests_in_the_training_loop_of_a_script_only_and_what_a_s
     assert not request_.number
 
 
+def test_ranks_that_get_different_signals_agree_on_one_of_them(request_, monkeypatch):
+    """The other one of two ranks has had SIGUSR1."""
+    combine = {dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.SUM: torch.add}
+
+    def all_reduce(vote, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        other = torch.tensor(request_.number and signal.SIGUSR1, dtype=torch.int32)
+        vote.copy_(combine[op](vote, other))
+        return Mock()
+
+    monkeypatch.setattr(stopping.ranks, "world_size", lambda: 2, raising=False)
+    monkeypatch.setattr(stopping.ranks, "on_all_ranks", lambda step: Mock(), raising=False)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    vote = StopVote()
+    request_.number = signal.SIGTERM
+    assert [vote.asked() for _ in range(3)] == [0, signal.SIGTERM, signal.SIGTERM]  # after the update that it came in
+
+
 def test_a_second_signal_counts_after_a_while(request_, monkeypatch):
     request_.allowed = True
     with pytest.raises(Stopped):  # the deepspeed command forwards a signal that the ranks have had
@@ -159,6 +181,8 @@ def test_a_second_signal_counts_after_a_while(request_, monkeypatch):
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", 0.0)
     raised = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
+    os.kill(os.getpid(), signal.SIGUSR1)  # Slurm's, which sends it again while the run saves
+    assert raised == []
     os.kill(os.getpid(), signal.SIGTERM)
     assert raised == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -18,12 +18,13 @@ TRAIN = {"examples": 9, "features": 9, "updates": 2, "seconds": 1.0, "samples_pe
 TRAIN |= {"tokens_per_second": 90.0, "peak_memory_bytes": 2**20}
 
 
-def data_set(folder: Path, name: str, questions: int) -> None:
-    """Writes a SQuAD file `<name>.json` whose answers are all "b", in paragraphs "a b c 0" and so on."""
+def data_set(folder: Path, name: str, questions: int, of_text: int = 1) -> None:
+    """Writes a SQuAD file `<name>.json` whose answers are all "b", in paragraphs "a b c 0" and so on, each of which
+    stands there `of_text` times."""
     paragraphs = []
     for i in range(questions):
         qa = {"id": f"{name}{i}", "question": "which?", "answers": [{"text": "b", "answer_start": 2}]}
-        paragraphs.append({"context": f"a b c {i}", "qas": [qa]})
+        paragraphs.append({"context": f"a b c {i // of_text}", "qas": [qa]})
     (folder / f"{name}.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
 
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_cells_are_variants_times_seeds_with_settings_in_order(tmp_path):
     }
     both = {"train.epochs": 0.3, "train.adam_betas": [0.8, 0.98], "data.eval": {"only": "a b.json"}}
     path = write(tmp_path, recipe="quickstart", set=both, variants=variants, seeds=[3, 5])
-    sweep, cells = read_sweep(path, tmp_path / "runs", ["train.max_updates=7"])
+    sweep, cells = read_sweep(path, tmp_path / "runs", ["train.max_updates=7", "train.adam_betas=[0.7, 0.98]"])
     assert sweep.ds_config is None
     assert [(c.variant, c.recipe.seed) for c in cells] == [(name, seed) for seed in (3, 5) for name in variants]
     assert [cell.recipe.train.epochs for cell in cells[:3]] == [0.3, 0.5, 0.3]
@@ -51,7 +52,7 @@ def test_cells_are_variants_times_seeds_with_settings_in_order(tmp_path):
     assert cells[4].folder == tmp_path / "runs" / "swep-beta-1-seed5"
     assert cells[4].log == tmp_path / "runs" / "swep-beta-1-seed5.log"
     for cell in cells:
-        assert cell.recipe.train.adam_betas == (0.8, 0.98)
+        assert cell.recipe.train.adam_betas == (0.7, 0.98)
         assert cell.recipe.train.max_updates == 7
         assert cell.recipe.data.eval == {"only": "a b.json"}
         options = cell.options()  # from which the cell's process makes the same recipe
@@ -204,10 +205,16 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
     _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "eval.batch_size=7"])
     assert other.results() is None
+    order = {"eval": dict(reversed(cell.recipe.data.eval.items()))}  # another source domain
+    reordered = cell.recipe.model_copy(update={"data": cell.recipe.data.model_copy(update=order)})
+    assert (reordered == cell.recipe, replace(cell, recipe=reordered).results()) == (True, None)
     differing = rf"train.epochs {cell.recipe.train.epochs} .*3\.0 .*; eval.batch_size \d+ .*7 "
     assert re.match(rf"holds a run with other settings \({differing}", other.fault())
     cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
     assert other.fault() == "exit code 2: error: no room"
+    with cell.log.open("a") as log:  # the fault of the last attempt counts
+        log.write("\n$ python train.py\nworking\n# exit code 137\n")
+    assert other.fault() == "exit code 137: working"
     (cell.folder / "recipe.yaml").write_text("{")
     cell.log.unlink()
     assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
@@ -245,6 +252,7 @@ def test_conditions_are_what_the_recipe_does_not_decide():
 
 
 def test_bad_sweeps_are_one_line(tmp_path):
+    two, back = {"a": "a.json", "b": "b.json"}, {"b": "b.json", "a": "a.json"}  # another source domain
     for fields, said in (
         ({**MINIMAL, "sedes": [0]}, "sedes is not a field; did you mean 'seeds'?"),
         ({"seeds": [0]}, "variants: {}: dictionary should have at least 1 item"),
@@ -253,6 +261,7 @@ def test_bad_sweeps_are_one_line(tmp_path):
         ({**MINIMAL, "set": {"train": {"epochs": 1}}}, "set: train would replace the whole section: write train.field"),
         ({**MINIMAL, "recipe": "quickstrat"}, "variants.MLE: recipe quickstrat: no such recipe; did you mean 'quickst"),
         ({"variants": {"A": {}, "B": {"data.eval.x": "a.json"}}}, "variants.B is tested differently from A, but"),
+        ({"variants": {"A": {"data.eval": two}, "B": {"data.eval": back}}}, "variants.B is tested differently from A"),
         ({**MINIMAL, "across": {"x": {"a": {"method.name": "swep"}}}}, "variants and x both set method.name: "),
         ({**MINIMAL, "set": {"method.beta": 0.5}}, "method.beta is not a field of mle, but of swep"),
         ({**MINIMAL, "across": {"x": {"a": {"train.epocs": 1}}}}, "variants.MLE, across.x.a: .*did you mean"),

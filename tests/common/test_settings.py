@@ -1,0 +1,80 @@
+"""Settings: what differs, what is left out, which of two layers counts, and what a field's comments say."""
+
+from typing import ClassVar, Literal
+
+import pytest
+from pydantic import Field
+
+from swep_ds.common.schema import meanings
+from swep_ds.common.settings import Section, change, differences, flatten, load, sections_of, suggest, without
+from tests.support.bad_input import refused
+
+
+class Plain(Section):
+    name: Literal["plain"] = "plain"
+    rate: float = 1.0  # of learning
+
+
+class Kind(Section):
+    name: Literal["kind"] = "kind"
+    size: int = 2
+
+
+class Base(Section):
+    # how many,
+    count: int = 1  # at least
+    limit: int | None = None  # of the base
+
+
+class Recipe(Base):
+    kinds: ClassVar = {"method": {"plain": Plain, "kind": Kind}}
+    limit: float | None = None  # of the recipe
+    method: Plain | Kind = Plain()
+    names: dict[str, str] = Field({})
+
+
+def test_both_sides_of_a_difference_count_and_the_most_that_is_said():
+    there, here = {"a": 1, "gone": 2, "same": None}, {"a": 3, "new": 4}
+    assert differences(there, here) == "a 1 there, 3 here; new None there, 4 here; gone 2 there, None here"
+    assert differences(there, here, most=1) == "a 1 there, 3 here; and 2 more"
+    assert differences(there, dict(there)) == differences({}, {"none": None}) == ""
+
+
+def test_sections_are_flattened_and_left_out_by_whole_names():
+    tree = {"train": {"max": 1, "max_norm": 2}, "mix": [{"weight": 3}, {"weight": 4}], "eval": {}, "list": [5]}
+    flat = {"train.max": 1, "train.max_norm": 2, "mix.0.weight": 3, "mix.1.weight": 4, "list": [5]}
+    assert flatten(tree) == flat
+    assert without(flat, ["train.max", "mix.1", "li"]) == {"train.max_norm": 2, "mix.0.weight": 3, "list": [5]}
+    assert list(without(flat, ["train", "mix"])) == ["list"]
+
+
+def test_the_file_that_extends_counts_and_another_kind_drops_the_settings_of_the_former(tmp_path):
+    (tmp_path / "base.yaml").write_text("count: 2\nlimit: 5\nmethod: {name: plain, rate: 0.5}\nnames: {a: x, b: y}\n")
+    above = tmp_path / "above.yaml"
+    above.write_text("extends: base.yaml\ncount: 3\nnames: {b: z}\n")
+    loaded = load(Recipe, str(above), tmp_path, "--file")
+    assert (loaded.count, loaded.limit, loaded.names) == (3, 5, {"a": "x", "b": "z"})
+    assert load(Recipe, "above", tmp_path, "--file", ["count=4", "names={c: w}"]).names == {"c": "w"}
+    for method in (Plain(rate=0.5), Kind()):
+        above.write_text(f"extends: base.yaml\nmethod: {{name: {method.name}}}\n")
+        assert load(Recipe, str(above), tmp_path, "--file").method == method
+    tree = {"method": {"name": "plain", "rate": 0.5}}
+    assert change(Recipe, tree, [(["method", "rate"], 0.25), (["count"], 7)], "x").method.rate == 0.25
+    assert tree == {"method": {"name": "plain", "rate": 0.5}}  # it may be used again
+
+
+def test_yes_and_nan_are_no_numbers(tmp_path):
+    for text in ("count: yes", "limit: no", "method: {rate: on}", "limit: .nan", "method: {rate: .inf}"):
+        (tmp_path / "r.yaml").write_text(text)
+        assert "must be a" in refused(load, Recipe, str(tmp_path / "r.yaml"), tmp_path, "--file")
+
+
+def test_the_comments_above_and_beside_a_field_are_its_meaning_and_the_last_class_counts():
+    assert meanings(Recipe)["count"] == "how many, at least"
+    assert meanings(Recipe)["limit"] == "of the recipe"
+    assert sections_of(Recipe, "method") == [Plain, Kind]
+
+
+@pytest.mark.parametrize(("name", "said"), [("cuont", "; did you mean 'count'?"), ("zzz", "; known are count, limit")])
+def test_the_nearest_name_is_suggested(name, said):
+    assert suggest(name, ["limit", "count"]) == said
