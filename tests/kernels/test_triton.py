@@ -193,13 +193,13 @@ def test_offsets_beyond_32_bits(tmp_path):
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="after hundreds of tests in one process PyTorch's check ends in a fault")
-@pytest.mark.parametrize("mode", ["learned", "prior"])
-def test_the_operators_pass_pytorchs_check(mode):
+@pytest.mark.parametrize(("mode", "dtype"), [("learned", torch.float32), ("prior", torch.bfloat16)])
+def test_the_operators_pass_pytorchs_check(mode, dtype):
     """What torch.compile makes of them is in test_op.py."""
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     implementation.cache_clear()
     torch.set_deterministic_debug_mode("default")
-    (embeddings, params, mask, ids), (g, _) = batch(3, 7, 16)
+    (embeddings, params, mask, ids), (g, _) = batch(3, 7, 16, dtype)
     params = params if MODES[mode].needs_params else None
     key = (torch.tensor(5), torch.tensor(6), ALPHA, mode)
     leaves = [x if x is None else x.clone().requires_grad_() for x in (embeddings, params)]
