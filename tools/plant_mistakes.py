@@ -207,6 +207,8 @@ class _Run:
         result = self.folder.with_suffix(".json")
         if hangs:
             return Ran([], None, seconds)
+        if self.process.exitcode < 0:  # a mistake may write where it must not
+            return Ran([f"signal {-self.process.exitcode}"], self.process.exitcode, seconds)
         failed, code = json.loads(result.read_text()) if result.exists() else ([], self.process.exitcode)
         result.unlink(missing_ok=True)
         if code not in (0, 1, 2) or (code and not failed):
