@@ -149,6 +149,7 @@ def test_the_noise_of_embeddings_in_half_precision_is_float32():
     half = replace(exact, embeddings=exact.embeddings.bfloat16())
     for draw in (gaussian, uniform):
         torch.testing.assert_close(draw(half).double(), draw(exact).double(), rtol=0, atol=1e-5)
+    assert (gaussian(exact)[batch.attention_mask == 0] == 0).all()
 
 
 DRAWS = [  # of update 4

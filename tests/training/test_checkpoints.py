@@ -110,6 +110,7 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
     assert again.scores == dict(enumerate(scores[:from_update], 1))
     for update in range(from_update + 1, len(scores) + 1):
         again.save(engine, TrainState(update), scores[update - 1])
+        assert complete(run)[-1] == update  # the branch that it left is gone
     assert again.best() == best_of(scores)
 
 

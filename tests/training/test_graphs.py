@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swep_ds.methods.base import MicroStep
+from swep_ds.methods.base import MicroStep, Pass
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from swep_ds.training.engine import build_engine
@@ -92,8 +92,8 @@ def test_what_cannot_be_captured_or_is_one_too_many_trains_without_a_graph(monke
         assert "(RuntimeError: operation not permitted when stream is capturing; capture, line " in said[0]
 
 
-def test_windows_without_padding_have_a_graph_of_their_own():
-    """They read no mask, so that their graph would let tokens attend to the padding of others."""
+def test_windows_without_padding_and_passes_of_another_weight_have_a_graph_of_their_own():
+    """A graph of windows without padding reads no mask: tokens would attend to the padding of others."""
     recorded = []
 
     def record_names(body):
@@ -107,7 +107,12 @@ def test_windows_without_padding_have_a_graph_of_their_own():
         for lengths in ((9, 9), (9, 7), (9, 9), (9, 5)):
             flat.begun = False
             assert graphs.run(batch(lengths)._replace(lengths=lengths), MicroStep(0))
-    assert len(recorded) == 2
+        assert len(recorded) == 2
+        engine.module.method.passes = lambda progress: [Pass("clean", 1 - progress)]
+        for progress in (0.0, 0.5, 0.5):
+            flat.begun = False
+            assert graphs.run(batch((9, 5))._replace(lengths=(9, 5)), MicroStep(0, progress))
+    assert len(recorded) == 3
 
 
 def test_what_the_host_decides_anew_in_every_update_is_never_frozen():
