@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,7 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.pipeline.saved import load_saved
 from swep_ds.ranks.group import process_group
-from swep_ds.training.average import WeightAverage, newest_share
+from swep_ds.training.average import WeightAverage
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.settings import TrainSection
@@ -40,19 +39,6 @@ def plain_mean(kind: str, weights: list[torch.Tensor]) -> torch.Tensor:
         return stacked[-round(LAST * UPDATES) :].mean(0)
     shares = torch.tensor([DECAY ** (len(weights) - i) for i in range(1, len(weights) + 1)], dtype=torch.float64)
     return torch.einsum("u,u...->...", shares / shares.sum(), stacked)
-
-
-@pytest.mark.parametrize(("updates", "last"), [(9, 0.3), (7, 0.5), (40, 0.25), (6, 1.0)])
-def test_the_shares_of_the_newest_make_the_mean(updates, last):
-    weights = np.random.default_rng(0).normal(size=updates)
-    powers = DECAY ** np.arange(updates)[::-1]
-    means = {"last_k": weights[-round(last * updates) :].mean(), "ema": powers @ weights / powers.sum()}
-    for kind, expected in means.items():
-        changed = {"average_last": last} if kind == "last_k" else {"average_decay": DECAY}
-        train, mean = TrainSection(average=kind, **changed), 0.0
-        for update, weight in enumerate(weights, 1):
-            mean += newest_share(train, updates, update) * (weight - mean)
-        assert mean == pytest.approx(expected)
 
 
 def test_a_mean_of_one_update_is_refused():
