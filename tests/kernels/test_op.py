@@ -1,8 +1,5 @@
 import importlib.util
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -111,14 +108,3 @@ def test_a_choice_that_cannot_be_met_is_refused(fresh, monkeypatch, choice, devi
     monkeypatch.setenv(VARIABLE, choice)
     with pytest.raises((ValueError, RuntimeError), match=message):
         implementation(device, dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="test_triton.py runs on the GPU itself")
-def test_the_triton_kernels_run_in_their_interpreter():
-    """Triton decides at import whether it interprets: a process of its own."""
-    pytest.importorskip("triton")
-    file = Path(__file__).with_name("test_triton.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(file)]
-    result = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

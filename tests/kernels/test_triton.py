@@ -1,7 +1,9 @@
-"""The Triton kernels: on a GPU if there is one, else in Triton's interpreter, which `test_op.py` starts."""
+"""The Triton kernels: on a GPU if there is one, else in Triton's interpreter."""
 
-import os
+import importlib
+import sys
 from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,13 +11,28 @@ import torch
 from tests.support import perturb_reference as reference
 
 pytest.importorskip("triton")
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1 from the start of the process", allow_module_level=True)
 
+from swep_ds import kernels
 from swep_ds.kernels import MODES, torch_impl, triton_impl
 from swep_ds.kernels.op import implementation, perturb_backward_op, perturb_op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def interpreted() -> ModuleType:
+    """The module with the interpreter below it. Triton decides at import: both are imported anew, beside the usual."""
+    usual = [name for name in sys.modules if f"{name}.".startswith(("triton.", "swep_ds.kernels.triton_"))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        patch.setattr(kernels, "triton_impl", None)  # is put back
+        for name in usual:
+            if not name.startswith("triton._C"):  # a binary is loaded once
+                patch.delitem(sys.modules, name)
+        return importlib.import_module("swep_ds.kernels.triton_impl")
+
+
+if DEVICE == "cpu":
+    triton_impl = interpreted()
 ALPHA, SEED, DRAW = 0.1, 2**63 + 12345, 2**31 + 9
 SIGNED_SEED = SEED - 2**64
 
@@ -23,9 +40,9 @@ SIGNED_SEED = SEED - 2**64
 @pytest.fixture(autouse=True)
 def poisoned_memory():
     """PyTorch fills what `torch.empty` returns with NaN, so that an element that is never written shows."""
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def batch(n=2, t=5, d=32, dtype=torch.float32):
@@ -114,6 +131,7 @@ def with_nan_at_padding():
 CASES = [(batch, mode) for mode in MODES]
 CASES += [(partial(batch, dtype=torch.bfloat16), "learned"), (partial(batch, dtype=torch.float16), "prior")]
 CASES += [(partial(batch, *shape), "learned") for shape in ((1, 1, 4), (2, 3, 100), (1, 2, 768), (0, 5), (4, 0))]
+CASES.append((partial(batch, 1, 2, 12), "fixed_sigma"))  # its KL at the ends of a row is not 0
 CASES += [(make, "learned") for make in (without_a_mask, under_autocast, strided, with_expanded_gradients)]
 CASES += [(with_nan_at_padding, mode) for mode in ("learned", "additive", "prior")]
 
@@ -130,7 +148,7 @@ def test_they_match_float64_and_masked_rows_are_neither_read_nor_written(make, m
 
 
 def test_noise_does_not_depend_on_the_tile():
-    inputs, grads = batch(d=48)
+    inputs, grads = batch(1, 3, d=48)
     usual = run(triton_impl, inputs, grads)
     # ragged ends of rows and of columns, and loops
     other = run(triton_impl, inputs, grads, BLOCK_ROWS=2, BLOCK_COLS=8, num_warps=1)
@@ -175,13 +193,13 @@ def test_offsets_beyond_32_bits(tmp_path):
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="after hundreds of tests in one process PyTorch's check ends in a fault")
-@pytest.mark.parametrize("mode", ["learned", "prior"])
-def test_the_operators_pass_pytorchs_check(mode):
+@pytest.mark.parametrize(("mode", "dtype"), [("learned", torch.float32), ("prior", torch.bfloat16)])
+def test_the_operators_pass_pytorchs_check(mode, dtype):
     """What torch.compile makes of them is in test_op.py."""
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     implementation.cache_clear()
-    torch.use_deterministic_algorithms(False)
-    (embeddings, params, mask, ids), (g, _) = batch(3, 7, 16)
+    torch.set_deterministic_debug_mode("default")
+    (embeddings, params, mask, ids), (g, _) = batch(3, 7, 16, dtype)
     params = params if MODES[mode].needs_params else None
     key = (torch.tensor(5), torch.tensor(6), ALPHA, mode)
     leaves = [x if x is None else x.clone().requires_grad_() for x in (embeddings, params)]

@@ -1,12 +1,14 @@
 """Every method, around spans and generated answers: executions, weights, widths, precisions, the keys of the noise."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity, pad
+from torch.nn.functional import cosine_similarity, cross_entropy, pad
 
 from swep_ds.data.batches import Batch
 from swep_ds.methods import METHODS, build
-from swep_ds.methods.base import MicroStep, Pass
+from swep_ds.methods.base import MicroStep, Pass, gaussian, uniform
 from tests.support import tiny_batches, tiny_models, tiny_objective
 from tests.support.bad_input import refused
 from tests.support.tiny_objective import JOINT, MEASURED, away_from_the_prior, inputs, objective, split, windows
@@ -120,6 +122,34 @@ def test_loss_and_noise_depend_on_no_other_window_and_no_padding(method):
     rounded, _, measured = module(tiny_batches.rounded(batch), MEASURED)
     assert rounded.item() == pytest.approx(loss.item(), rel=1e-9)
     assert measured == {name: pytest.approx(value.item(), rel=1e-6) for name, value in expected.items()}
+
+
+@pytest.mark.parametrize("columns", [0, 4])
+@pytest.mark.parametrize("architecture", ["bert", "t5"])
+def test_smoothed_targets_are_uniform_over_a_windows_tokens_or_the_vocabulary(architecture, columns):
+    module, batch = objective("mle", architecture), tiny_batches.rounded(windows(architecture), columns)
+    module.label_smoothing = share = 0.2
+    output = module.qa(module.qa.embed(batch), batch)
+    loss, _, statistics = module(batch, JOINT)
+    expected = []
+    for row, logits in enumerate(output.logits):
+        if architecture == "t5":
+            expected.append(cross_entropy(logits, batch.target_ids[row], label_smoothing=share))
+            continue
+        for log_p, place in zip(logits.log_softmax(-1), (batch.start_position, batch.end_position), strict=True):
+            mean = log_p[: batch.attention_mask[row].sum()].mean()
+            expected.append(-(1 - share) * log_p[place[row]] - share * mean)
+    torch.testing.assert_close(loss, torch.stack(expected).mean())
+    torch.testing.assert_close(statistics["nll_clean"], output.nll.mean().detach())
+
+
+def test_the_noise_of_embeddings_in_half_precision_is_float32():
+    module, batch = objective("lnsr"), tiny_batches.batch()
+    exact = inputs(module, batch, 3)
+    half = replace(exact, embeddings=exact.embeddings.bfloat16())
+    for draw in (gaussian, uniform):
+        torch.testing.assert_close(draw(half).double(), draw(exact).double(), rtol=0, atol=1e-5)
+    assert (gaussian(exact)[batch.attention_mask == 0] == 0).all()
 
 
 DRAWS = [  # of update 4

@@ -69,6 +69,7 @@ def test_a_target_out_of_reach_and_kls_of_rounding_or_overflow_leave_beta_finite
         for value in [kl] * 400 + [0.0]:
             control.observe(torch.tensor(value))
         assert 0 < control.beta.item() < math.inf
+        assert abs(control.state()["theta"] - math.log(1e-4)) <= math.log(1e6) + 1e-9
     for kl in (math.inf, math.nan):
         control = KLController(20.0, 1e-4)
         control.observe(torch.tensor(20.0))

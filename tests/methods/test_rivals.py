@@ -51,12 +51,14 @@ def test_an_ascent_runs_without_dropout_and_touches_no_gradient(method):
     for parameter in module.parameters():
         parameter.grad = torch.full_like(parameter, 7.0)
     forwards, computed = [], []
+    module.qa.model.bert.embeddings.eval()  # as a user may freeze a part
     module.qa.register_forward_hook(lambda *_: forwards.append((module.qa.training, torch.is_grad_enabled())))
     for parameter in module.qa.parameters():
         parameter.register_hook(lambda gradient: computed.append(gradient))
     module.method.passes(0.0)[1].perturb(running_inputs(module, batch))
     assert forwards == [(False, with_gradient) for with_gradient in ASCENTS[method]]
     assert module.qa.training
+    assert not module.qa.model.bert.embeddings.training
     assert not computed  # no gradient of a parameter was ever made
     assert all((parameter.grad == 7.0).all() for parameter in module.parameters())
 

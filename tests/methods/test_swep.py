@@ -21,11 +21,13 @@ def test_the_generator_starts_at_the_prior_or_as_pytorch_does_with_the_papers_nu
     hidden = torch.randn(5, 7, 24)
     assert NoiseGenerator(SwepSettings(), 24, 16)(hidden).abs().max() < 0.02
     torch.manual_seed(0)
-    module = NoiseGenerator(SwepSettings(initialisation="default", prior_variance=0.3), 24, 16, mean)
-    torch.manual_seed(0)
-    pytorchs = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 32))
+    settings = SwepSettings(initialisation="default", prior_variance=0.3, noise_dropout=0.4)
+    module = NoiseGenerator(settings, 24, 16, mean)
     mu, log_variance = module(hidden).chunk(2, -1)
-    torch.testing.assert_close(torch.cat([mean + mu, math.log(0.3) + log_variance], -1), pytorchs(hidden))
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Dropout(0.4), torch.nn.Linear(16, 32))
+    expected = torch.nn.Sequential(*layers)(hidden)
+    torch.testing.assert_close(torch.cat([mean + mu, math.log(0.3) + log_variance], -1), expected)
     square = NoiseGenerator(SwepSettings(), 48, 48)
     assert sum(p.numel() for p in square.parameters()) == 3 * 48**2 + 3 * 48
 
@@ -79,6 +81,8 @@ def test_the_log_says_where_the_kl_of_a_window_names_no_span():
     held = Swep(SwepSettings(kl_target=20.0), 16, 16)
     for kl, silent in ((5.1, True), (4.9, False)):  # it swings around its target
         assert (held.remark(below | {"kl_per_window": kl}, 0.5) is None) is silent
+    per_token = Swep(SwepSettings(kl_target=20.0, kl_reduction="mean"), 16, 16)
+    assert per_token.remark(below | {"kl_per_window": 8.0, "kl_per_token": 0.05}, 0.5)
 
 
 @pytest.mark.parametrize("kl", [0.01, None])

@@ -13,7 +13,7 @@ from transformers.utils import import_utils
 
 from swep_ds.methods.ssmba_samples.augment import AugmentSettings, Reconstructor
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.folders import load_config
+from swep_ds.models.folders import load_config, weight_files
 from swep_ds.models.hub import load_tokenizer, model_checksum, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
@@ -99,13 +99,32 @@ def test_a_checksum_changes_with_what_decides_the_models_numbers(folder):
     (folder / "README.md").write_text("about it")
     assert model_checksum(str(folder)) == before
     sums = {before}
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+    (folder / "spiece.model").write_bytes(bytes(2**20 + 1))
+    for name in ("generation_config.json", "vocab.txt", "reading.json"):
+        (folder / name).write_text("{}")
+    sums.add(model_checksum(str(folder)))
+    names = ["model.safetensors", "config.json", "tokenizer.json", "spiece.model"]
+    for name in (*names, "generation_config.json", "vocab.txt", "reading.json"):
         file = folder / name
         content = file.read_bytes()
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         sums.add(model_checksum(str(folder)))
         file.write_bytes(content)
-    assert len(sums) == 4
+    assert len(sums) == 9
+
+
+def test_a_checksum_is_of_the_weights_that_are_loaded_all_shards_of_them(folder):
+    """transformers prefers safetensors, whole or in shards, to pickled weights."""
+    (folder / "pytorch_model.bin").write_bytes(b"not loaded")
+    assert weight_files(folder) == [folder / "model.safetensors"]
+    (folder / "model.safetensors").unlink()
+    tiny_models.model("bert", vocab_size=200).save_pretrained(folder, max_shard_size="8KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    assert weight_files(folder) == shards
+    before = model_checksum(str(folder))
+    shards[-1].write_bytes(shards[-1].read_bytes() + b"x")
+    assert model_checksum(str(folder)) != before
 
 
 def test_no_code_of_a_models_own_is_run(tmp_path, monkeypatch):

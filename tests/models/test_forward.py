@@ -1,5 +1,6 @@
 """Every model: loss, h and states are those of the plain model from token ids; the process's switches are put back."""
 
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch.backends.cuda import cudnn_sdp_enabled
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASK_FUNCTIONS
 
-from swep_ds.models.backends import WITHOUT_SYNC
+from swep_ds.models.backends import WITHOUT_SYNC, float32_products, tf32_products
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from tests.support import tiny_models
@@ -18,6 +19,9 @@ from tests.support.tiny_objective import windows
 def test_from_embeddings_equals_the_plain_model(architecture):
     plain, batch = tiny_models.model(architecture).eval(), windows(architecture)
     given = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    if "token_type_ids" in inspect.signature(plain.forward).parameters:
+        given["token_type_ids"] = (torch.arange(12) >= 4).long().expand(3, 12)
+        batch = batch._replace(token_type_ids=given["token_type_ids"])
     if architecture in tiny_models.SEQ2SEQ:
         qa, encoder, answers = GenerativeQA(plain), plain.get_encoder(), {"labels": batch.target_ids}
     else:
@@ -61,3 +65,16 @@ def test_threads_predict_without_cudnn_attention_and_with_the_masks_that_they_ar
         assert all(torch.equal(answers, predict(0)) for answers in pool.map(predict, range(calls)))
     assert all(state == (False, WITHOUT_SYNC) for state in seen)
     assert (cudnn_sdp_enabled(), masks()) == (True, before)
+
+
+def test_products_in_tf32_and_in_float32_are_chosen_for_a_block():
+    """ "high" is TF32; "medium" would be bfloat16."""
+    precision = torch.get_float32_matmul_precision
+    before = precision()
+    with tf32_products():
+        with tf32_products():
+            assert precision() == "high"
+        assert precision() == "high"
+        with float32_products():
+            assert precision() == "highest"
+    assert precision() == before

@@ -4,13 +4,15 @@ import copy
 import io
 import json
 import re
+from functools import partial
 
 import pytest
+import torch
 from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer
+from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
 
@@ -56,6 +58,23 @@ def test_a_folder_without_words_for_a_tokenizer(architecture, tmp_path):
     if architecture == "bert":
         (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
         assert "knows no words" in refused(load_tokenizer, str(tmp_path))
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "deberta-v2", "distilbert", "bart", "xlnet", "t5"])
+def test_the_longest_window_is_what_the_model_takes(architecture):
+    model, tokenizer = tiny_models.model(architecture).eval(), copy.deepcopy(tiny.wordpiece())
+    tokenizer.model_max_length = 10**30  # as in a tokenizer that does not say
+    longest = longest_window(tokenizer, model)
+    if architecture in ("xlnet", "t5"):  # without a limit
+        assert longest == 10**30
+    else:
+        assert longest == 64
+        run = partial(model, use_cache=False) if architecture == "bart" else model
+        run(torch.full((1, longest), 7))
+        with pytest.raises((IndexError, RuntimeError)):
+            run(torch.full((1, longest + 1), 7))
+    tokenizer.model_max_length = 48
+    assert longest_window(tokenizer, model) == 48
 
 
 @pytest.mark.parametrize("kind", tiny.TOKENIZERS)

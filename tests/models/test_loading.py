@@ -244,8 +244,11 @@ def test_only_the_head_may_be_new(architecture, tmp_path):
     backbone = tiny_models.model(architecture).base_model
     backbone.save_pretrained(tmp_path)
     for mapped in (False, True):
-        loaded = load(tmp_path, mapped=mapped).model.base_model
-        assert all(torch.equal(loaded.get_parameter(name), value) for name, value in backbone.named_parameters())
+        loaded = load(tmp_path, mapped=mapped).model
+        base = loaded.base_model
+        assert all(torch.equal(base.get_parameter(name), value) for name, value in backbone.named_parameters())
+        new = {id(parameter) for parameter in loaded.parameters()} - {id(parameter) for parameter in base.parameters()}
+        assert {id(loaded.get_parameter(name)) for name in loaded.new_weights} == new
     tiny.wordpiece().save_pretrained(tmp_path)
     assert "has no weights for" in refused(load_saved, str(tmp_path))  # no head to answer with
 

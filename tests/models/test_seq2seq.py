@@ -54,6 +54,26 @@ def test_answers_are_transformers_beam_search_and_are_scored_from_ids(architectu
             torch.testing.assert_close(log_probability[row], by_hand)
 
 
+def test_where_answers_may_be_empty_none_is_and_the_empty_ones_log_probability_is_a_sum():
+    """It begins with token 9, so that an answer ends with its third token at the earliest."""
+    qa = GenerativeQA(tiny_models.model("t5", seed=3).eval(), beams=1, max_answer_tokens=6)
+    batch = tiny_batches.generative()
+    qa.empty_answer = [9, 1]
+    likely = torch.nn.functional.one_hot(torch.tensor(1), 64) * 9.0  # the end of sequence, wherever it may be
+    qa.model.lm_head.register_forward_hook(lambda _, inputs, logits: logits + likely)
+    with torch.no_grad():
+        answers, _, null = qa.predict(batch)
+        assert answers[:, 2].tolist() == [1, 1, 1]
+        qa.empty_answer = None
+        for row, length in enumerate((12, 7, 9)):
+            ids = batch.input_ids[row : row + 1, :length]
+            expected = qa.model.generate(ids, num_beams=1, max_new_tokens=6, min_new_tokens=2, do_sample=False)[0, 1:]
+            kept = answers[row][answers[row] != IGNORED]
+            assert kept.tolist() == expected[: len(kept)].tolist()
+            log_p = qa.model(ids, decoder_input_ids=torch.tensor([[0, 9]])).logits[0].log_softmax(-1)
+            torch.testing.assert_close(null[row], log_p[0, 9] + log_p[1, 1])
+
+
 def test_the_models_own_generation_settings_do_not_count(tmp_path):
     """Neither in predictions nor in those of the exported model."""
     batch, answers = tiny_batches.generative(), []

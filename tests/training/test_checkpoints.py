@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swep_ds.common.errors import WriteFailed
 from swep_ds.ranks.group import process_group
 from swep_ds.training import checkpoints
-from swep_ds.training.checkpoint_files import FIX, find_checkpoints, read_manifest
+from swep_ds.training.checkpoint_files import FIX, find_checkpoints, list_updates, read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.zero.files import Writer
 from tests.support.bad_input import change_json, refused
@@ -82,6 +82,19 @@ def test_only_what_a_killed_start_left_is_deleted_and_nothing_foreign(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_checkpoint_that_was_deleted_in_part_is_not_complete(tmp_path, monkeypatch):
+    mine, engine = open_in(tmp_path, 1), Engine()
+    mine.save(engine, TrainState(1))
+
+    def fail(folder: Path) -> None:
+        raise OSError(5, "Input/output error", str(folder))
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(WriteFailed, match="Input/output error"):
+        mine.save(engine, TrainState(2))
+    assert list_updates(tmp_path) == [2]
+
+
 few = st.integers(0, 3).map(float)  # so that there are ties
 
 
@@ -102,6 +115,7 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
     assert again.scores == dict(enumerate(scores[:from_update], 1))
     for update in range(from_update + 1, len(scores) + 1):
         again.save(engine, TrainState(update), scores[update - 1])
+        assert complete(run)[-1] == update  # the branch that it left is gone
     assert again.best() == best_of(scores)
 
 

@@ -1,15 +1,16 @@
 """What a CUDA graph replays trains what updates without graphs do; `tests/support/graph_stand_in.py` is the GPU."""
 
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from swep_ds.methods.base import MicroStep
+from swep_ds.methods.base import MicroStep, Pass
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from swep_ds.training.engine import build_engine
-from swep_ds.training.graphs import PATIENCE, can_replay
+from swep_ds.training.graphs import PATIENCE, Graphs, can_replay
 from swep_ds.training.loop import observe, run_update, seed_dropout
 from tests.support.engine_memory import make_config, make_objective
 from tests.support.graph_stand_in import record, stand_in_graphs
@@ -18,7 +19,7 @@ from tests.support.tiny_objective import objective
 
 UPDATES = 16  # of two shapes, each with two kinds of measurements, so that each is captured once and replayed twice
 METHODS_AND_SETTINGS = {
-    "mle": (),
+    "symnoise": (),
     "swep": ("method.beta_schedule=linear_to_zero", "method.initialisation=default", "train.precision=bf16"),
     "swep, held": ("method.kl_target=30", "method.adversarial=true", "train.execution=joint"),
     "fgm": (),
@@ -89,6 +90,29 @@ def test_what_cannot_be_captured_or_is_one_too_many_trains_without_a_graph(monke
         said = [record.getMessage() for record in caplog.records if "cannot be captured" in record.getMessage()]
         assert len(said) == 3  # each kind of update is tried once
         assert "(RuntimeError: operation not permitted when stream is capturing; capture, line " in said[0]
+
+
+def test_windows_without_padding_and_passes_of_another_weight_have_a_graph_of_their_own():
+    """A graph of windows without padding reads no mask: tokens would attend to the padding of others."""
+    recorded = []
+
+    def record_names(body):
+        recorded.append(body)
+        return lambda: None, body()
+
+    flat = SimpleNamespace(begun=False, groups=[])
+    engine = SimpleNamespace(module=objective("mle"), flat=flat, run_passes=lambda *_: {"loss": torch.zeros(())})
+    with process_group():
+        graphs = Graphs(engine, record_names, patience=1)
+        for lengths in ((9, 9), (9, 7), (9, 9), (9, 5)):
+            flat.begun = False
+            assert graphs.run(batch(lengths)._replace(lengths=lengths), MicroStep(0))
+        assert len(recorded) == 2
+        engine.module.method.passes = lambda progress: [Pass("clean", 1 - progress)]
+        for progress in (0.0, 0.5, 0.5):
+            flat.begun = False
+            assert graphs.run(batch((9, 5))._replace(lengths=(9, 5)), MicroStep(0, progress))
+    assert len(recorded) == 3
 
 
 def test_what_the_host_decides_anew_in_every_update_is_never_frozen():

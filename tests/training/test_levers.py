@@ -9,15 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from swep_ds.data.batches import IGNORED, Batch
+from swep_ds.data.batches import Batch
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.folder import UNAVERAGED
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.ranks.group import process_group
-from tests.support import tiny, tiny_batches, tiny_models, tiny_objective, tiny_run
+from tests.support import tiny, tiny_models, tiny_run
 
 UPDATES, EVERY, RATE, DECAY, CLIP, SMOOTHING, SHARE = 7, 2, 1e-2, 0.1, 0.5, 0.2, 0.3
 TRAIN = {"max_updates": UPDATES, "checkpoint_every": EVERY, "keep_checkpoints": 9}
@@ -101,24 +100,3 @@ def test_a_run_with_both_is_a_plain_loop_whatever_the_stage_that_it_resumes_from
             assert torch.equal(averaged[key], value)
         else:
             torch.testing.assert_close(averaged[key], SHARE * start[key] + (1 - SHARE) * value, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("columns", [0, 4])
-@pytest.mark.parametrize("architecture", ["bert", "t5"])
-def test_smoothed_targets_are_uniform_over_a_windows_tokens_or_the_vocabulary(architecture, columns):
-    module = tiny_objective.objective("mle", architecture)
-    batch = tiny_batches.rounded(tiny_objective.windows(architecture), columns)
-    module.label_smoothing = SMOOTHING
-    output = module.qa(module.qa.embed(batch), batch)
-    loss, _, statistics = module(batch, tiny_objective.JOINT)
-    if architecture == "t5":
-        rows = [
-            cross_entropy(logits, targets, ignore_index=IGNORED, label_smoothing=SMOOTHING)
-            for logits, targets in zip(output.logits, batch.target_ids, strict=True)
-        ]
-        expected = torch.stack(rows).mean()
-    else:
-        positions = (batch.start_position, batch.end_position)
-        expected = sum(smoothed(output.logits[:, k], positions[k], batch) for k in (0, 1)) / 2
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(statistics["nll_clean"], output.nll.mean().detach())

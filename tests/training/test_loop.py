@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from swep_ds import ranks
 from swep_ds.common.errors import TrainingDiverged
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
+from swep_ds.training import loop
 from swep_ds.training.checkpoint_files import TrainState
 from swep_ds.training.instruments import Instruments
 from swep_ds.training.loop import AHEAD, prefetch, seed_dropout
@@ -79,13 +81,71 @@ def test_dropout_differs_by_seed_update_and_rank_and_repeats(monkeypatch):
     assert drawn[:8] == drawn[8:]
 
 
-def test_what_the_noise_does_is_measured_at_every_20th_update_from_the_first_on(tmp_path):
-    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), ["train.max_updates=41", "train.micro_batch_size=2"])
+def test_an_update_has_its_place_in_the_run_whatever_the_update_that_a_start_resumes_from(monkeypatch):
+    """The loop around stand-ins, from the third of ten updates on; an update is two micro-batches of one window."""
+    [batches] = test_batches.ranks(test_batches.windows(19), micro=1, accumulation=2, seed=5)
+    before = TrainState(updates=2, windows=4, tokens=30, method={"theta": 1.0})
+    ran, averaged, saved, loaded = [], [], [], []
+
+    def run_update(engine, micro_batches, accumulation, step, phase) -> list:
+        rows = [int(row) for _ in range(accumulation) for row in windows_of(next(micro_batches))]
+        ran.append((step, rows, torch.initial_seed()))
+        return []
+
+    def windows_of(batch) -> Tensor:
+        return batch.sample_id[batch.weight > 0]
+
+    def report(state, saves, validate):
+        return state, validate and validate()
+
+    watch = SimpleNamespace(phase=lambda name: nullcontext())
+    instruments = SimpleNamespace(begin=lambda number: None, add=lambda statistics: None, report=report, watch=watch)
+    monkeypatch.setattr(loop, "Instruments", lambda *_: instruments)
+    monkeypatch.setattr(loop, "run_update", run_update)
+    monkeypatch.setattr(loop, "note_checkpoint", lambda number: None)
+    method = SimpleNamespace(load=loaded.append, state=lambda: {"theta": 2.0}, watches=None)
+    engine = SimpleNamespace(train=lambda: None, module=SimpleNamespace(method=method), deepspeed=None)
+    checkpoints = SimpleNamespace(average=SimpleNamespace(add=averaged.append))
+    checkpoints.save = lambda engine, done, score: saved.append((done.updates, done.method, score))
+    section = TrainSection(checkpoint_every=4, log_every=3)
+    left, seeds = range(2, 10), []
+    with process_group():
+        done = loop.train(engine, batches, section, checkpoints, None, before, lambda: "score")
+        for update in left:
+            seed_dropout(5, update)
+            seeds.append(torch.initial_seed())
+    assert loaded == [before.method]
+    assert [(step.update, step.progress) for step, _, _ in ran] == [(update, update / 10) for update in left]
+    assert [step.update + 1 for step, _, _ in ran if step.measure] == [3, 4, 6, 8, 9, 10]
+    assert [sorted(rows) for _, rows, _ in ran] == [sorted(batches.windows(update)) for update in left]
+    assert [seed for *_, seed in ran] == seeds
+    assert averaged == list(range(3, 11))
+    assert saved == [(update, {"theta": 2.0}, "score") for update in (4, 8, 10)]
+    rows = [row for _, rows, _ in ran for row in rows]
+    assert (done.updates, done.windows, done.tokens) == (10, 4 + len(rows), 30 + batches.lengths[rows].sum())
+
+
+def test_a_method_gets_the_mean_over_ranks_and_micro_batches(monkeypatch):
+    seen = []
+    method = SimpleNamespace(watches="kl", observe=lambda mean: seen.append(mean.item()))
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda mean: mean.add_(10))  # the other rank's
+    loop.observe(method, [{"kl": torch.tensor(1.0)}, {"kl": torch.tensor(3.0)}])
+    assert seen == [6.0]
+
+
+def test_what_the_noise_does_is_measured_at_every_20th_update_and_a_run_shows_its_schedules(tmp_path):
+    settings = ["train.max_updates=41", "train.micro_batch_size=2", "train.warmup_fraction=0.11"]
+    settings += ["method.beta_schedule=linear_to_zero", "method.noise_learning_rate=5e-3"]
+    recipe = Recipe.load(str(tiny_run.prepare(tmp_path)), settings)
     with process_group():
         train_here(recipe, tiny_run.ds_config(tmp_path, 0), tmp_path, Saves())
     lines = tiny_run.metrics(tmp_path)
     assert len(lines) == 41
     assert [line["update"] for line in lines if "gold_nll_learned" in line] == [1, 21, 41]
+    assert [line["beta"] for line in lines] == pytest.approx([1e-3 * (1 - update / 41) for update in range(41)])
+    rates = [1e-3 * min(update / 5, (41 - update) / 36) for update in range(41)]  # 4.51 updates of warm-up are 5
+    assert [line["learning_rate"] for line in lines] == pytest.approx(rates)
 
 
 def diverged(folder, stage: int, said: str, *settings: str, inside=nullcontext) -> list[int]:
@@ -132,6 +192,24 @@ def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
     assert len(waits) == 1
 
 
+def test_a_watch_counts_earlier_starts_and_means_over_updates(monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr("swep_ds.training.metrics.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    watch = Stopwatch(100.0)
+    for update, seconds in ((1, 1.0), (2, 3.0)):
+        watch.next_update(update)
+        for phase, share in (("data", 0.25), ("forward", 0.5), ("step", 0.25)):
+            with watch.phase(phase):
+                now[0] += share * seconds
+    step, data, forward, memory = watch.read()
+    assert (step, data, forward) == (2.0, 0.5, 1.5)  # the forward is of the last update
+    assert watch.seconds == 104.0
+    assert memory * 2**20 > psutil.Process().memory_info().rss / 2  # it is the peak, which lags a little
+    watch.next_update(3)
+    now[0] += 7.0
+    assert watch.read()[:2] == [7.0, 0.0]
+
+
 @pytest.fixture
 def instruments(monkeypatch):
     """Of rank 0 of four; the other ranks' numbers differ from its own by `others`."""
@@ -174,12 +252,36 @@ def test_a_line_has_the_means_over_ranks_and_updates_since_the_line_before(instr
     instruments.others[0] = {"loss": 6.0, "mu": 9.0, "data_seconds": 0.3}
     instruments.begin(1)
     instruments.add([{"loss": torch.tensor(1.0)}])
-    line = update(instruments, 2, 2.0, mu=5.0)
-    assert line == {"loss": (3 * 3 + 6) / 4 / 2, "mu": (3 * 5 + 9) / 4, "learning_rate": 0.5, "grad_norm": 3.0}
+    line = update(instruments, 2, 2.0, mu=5.0, mu_spread=9.0)
+    means = {"loss": (3 * 3 + 6) / 4 / 2, "mu": (3 * 5 + 9) / 4, "mu_spread": 3.0}  # the root of the mean square
+    assert line == means | {"learning_rate": 0.5, "grad_norm": 3.0}
     health = {"step_seconds": [1.0] * 4, "data_seconds": [0.1, 0.3, 0.1, 0.1], "forward_seconds": [0.2] * 4}
     assert instruments.tracker.health == [health | {"memory_mib": [500.1] * 4, "not_finite": []}]
     instruments.others[0] = {}
     assert update(instruments, 3, 4.0, 2.0)["loss"] == 3.0
+
+
+def test_a_line_has_the_rate_of_its_update_and_a_run_no_seconds_of_validation(instruments, monkeypatch):
+    now = [instruments.watch.started]
+    monkeypatch.setattr("swep_ds.training.metrics.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    remarks = []
+    instruments.engine.module.method.remark = lambda means, progress: remarks.append(progress)
+
+    def validate() -> dict:
+        now[0] += 1000.0
+        return {"exact_match": 40.0, "f1": 50.0, "total": 3}
+
+    for number in (3, 6):
+        instruments.begin(number)
+        instruments.engine.learning_rate = 0.1 * number  # the engine's step moves on
+        instruments.add([{"loss": torch.tensor(1.0)}])
+        now[0] += 5.0
+        state, score = instruments.report(TrainState(number), True, validate)
+    assert (state.seconds, score["f1"]) == (10.0, 50.0)
+    first, second = instruments.tracker.lines
+    assert (first["learning_rate"], second["learning_rate"]) == (0.5, pytest.approx(0.3))
+    assert (second["validation_exact_match"], second["validation_f1"]) == (40.0, 50.0)
+    assert remarks == [3 / 9, 6 / 9]
 
 
 def test_what_is_not_finite_names_its_rank_and_its_update(instruments):

@@ -90,6 +90,7 @@ def test_wandb_gets_the_group_the_method_and_all_results_of_a_run(tmp_path, wand
     assert start["dir"] == str(tmp_path)
     (_, [line], step), (_, [summary], _), (_, [shown], _), (_, _, end) = wandb.run.method_calls
     assert (line["loss"], step) == (1.0, {"step": 1})
+    assert (line["samples_per_second"], line["tokens_per_second"], line["seconds"]) == (4.0, 40.0, 2.0)
     assert summary == {"test/exact_match": 50.0, "test/f1": 60.0, "test/total": 2}
     rows = [["test", 60.0, 9], ["out-of-domain mean", 50.0, None]]  # None for a blank
     assert shown == {"scores": (TABLES["scores"][0], rows), "report": "<p>report</p>"}

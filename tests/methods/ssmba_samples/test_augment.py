@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM, BertModel, MobileBertConfig
 
 from swep_ds.commands import augment as command
 from swep_ds.common.console import Console
+from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.methods.ssmba_samples import augment as module
@@ -189,6 +190,16 @@ def test_every_token_is_predicted_at_its_own_place(models, kind, given_as_they_a
         assert [sample.question, sample.context] == expected
 
 
+def test_every_selected_token_has_a_window_of_its_own_also_beside_a_question_that_is_cut(models):
+    made = reconstructor(models, share=1.0, samples=1)
+    long = tiny.example(" ".join(tiny.SENTENCES), LONG, "not too big", "f", "third")
+    for sample in made._corrupted([*EXAMPLES, long]):
+        rows = list(made._rows(sample))
+        assert sorted(np.concatenate([row.owned for row in rows])) == list(range(len(sample.selected)))
+        for row in rows:
+            assert row.ids[row.positions].tolist() == sample.ids[sample.selected[row.owned]].tolist()
+
+
 def test_samples_that_came_back_as_the_original_or_as_another_sample_are_dropped(models, given_as_they_are):
     size = len(tiny.wordpiece())
     echo = reconstructor(models, table=1e4 * torch.eye(size), share=1.0)
@@ -250,6 +261,33 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path):
         said = bad_input.refused(augment, str(tmp_path / "train.json"), "nowhere", tmp_path / "o", AugmentSettings())
     assert said.startswith("--model nowhere: no tokenizer to load there")
     assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
+
+
+def test_all_that_decides_the_samples_is_noted_with_them(models, tmp_path, monkeypatch):
+    """A start that finds another note is refused: tests/data/test_chunks.py."""
+    noted, data = [], tmp_path / "train.json"
+
+    def take(self, setup: dict) -> None:
+        noted.append(json.dumps(setup))
+        raise InputError("--output o: noted")
+
+    monkeypatch.setattr(module.Chunks, "take", take)
+    monkeypatch.setattr(module, "Reconstructor", lambda *_: None)
+    folder = shutil.copytree(models["wordpiece"], tmp_path / "model")
+
+    def start(questions: int = 3, **settings) -> None:
+        data.write_text(json.dumps(squad(questions)))
+        bad_input.refused(augment, str(data), str(folder), tmp_path / "o", AugmentSettings(**settings))
+
+    with process_group():
+        for changed in ({}, {}, {"questions": 4}, {"seed": 1}, {"share": 0.5}, {"samples": 2}, {"batch_size": 3}):
+            start(**changed)
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+        start()
+    first, again, *others = noted
+    assert again == first
+    assert len({first, *others}) == len(others) + 1
 
 
 # Runs `swep-ds augment` and kills it when it has written two chunks.
