@@ -12,6 +12,9 @@ LOWEST ?= .venv-lowest
 PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py tests/pipeline/test_stages.py \
 	$(addprefix tests/training/,test_engine.py test_gradients.py test_resume.py)
 
+# Byte code is written at the first import. Without it every process would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test test-lowest install
 quickstart: install
 	DS_ACCELERATOR=cpu $(BIN)/deepspeed --quiet scripts/train.py --ds_config ds_configs/zero1.json
@@ -24,13 +27,12 @@ test-lowest: $(LOWEST)/.installed
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: requirements/cpu.txt pyproject.toml setup.py
+$(VENV)/.installed: requirements/lock.txt pyproject.toml setup.py tools/install.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/cpu.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python tools/install.py $<
 	touch $@
 
-$(LOWEST)/.installed: requirements/lowest.txt
+$(LOWEST)/.installed: requirements/lowest.txt pyproject.toml setup.py tools/install.py
 	$(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/lowest.txt
+	$(LOWEST)/bin/python tools/install.py $<
 	touch $@
