@@ -144,11 +144,13 @@ def test_where_uv_fails_pip_installs_the_same_versions_and_a_line_says_so(comman
 
     def run(command, **options):
         record(command, **options)
-        if "uv" in command:  # it cannot be had
+        if install.UV in command:  # it cannot be had
             raise subprocess.CalledProcessError(1, command)
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(install.subprocess, "run", run)
-    install.main()
+    with pytest.raises(SystemExit, match="^0$"):
+        install.main()
+    assert commands[-1][0][: len(install.PIP)] == install.PIP
     assert [*map(str, commands[-1][0][-4:])] == ["--requirement", "requirements/lock.txt", "--editable", str(ROOT)]
-    assert "uv" not in commands[-1][0]
     assert capsys.readouterr().err == "uv failed: pip installs the same versions, which takes some minutes\n"

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+UV = "uv==0.13.9"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 # pip's setting, the variable that tells uv, and what separates several values there (pip: white space)
@@ -54,7 +55,7 @@ def uv_variables(settings: dict[str, str]) -> dict[str, str]:
 
 def install_with_uv(requirements: str) -> None:
     """Raises CalledProcessError: uv cannot be had, or fails. It has written the reason to stderr."""
-    subprocess.run([*PIP, "install", "--quiet", "--constraint", requirements, "uv"], check=True)
+    subprocess.run([*PIP, "install", "--quiet", UV], check=True)
     listing = subprocess.run([*PIP, "config", "list"], check=True, stdout=subprocess.PIPE, text=True).stdout
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
     settings = pip_settings(listing)
@@ -70,7 +71,8 @@ def main() -> None:
         install_with_uv(requirements)
     except subprocess.CalledProcessError:
         print("uv failed: pip installs the same versions, which takes some minutes", file=sys.stderr)
-        subprocess.run([*PIP, "install", "--quiet", "--requirement", requirements, "--editable", ROOT], check=True)
+        pip = [*PIP, "install", "--quiet", "--requirement", requirements, "--editable", ROOT]
+        sys.exit(subprocess.run(pip, check=False).returncode)
 
 
 if __name__ == "__main__":
