@@ -1,7 +1,9 @@
-"""Installs a file of `requirements/` and this checkout into the environment that runs it: `python tools/install.py FILE`.
+"""Installs a file of `requirements/` and this checkout into the environment of the interpreter that runs it.
 
-uv does it in a fifth of pip's time, but reads none of pip's settings: those that say where packages come from are handed
-on. Where uv cannot be had or fails, pip installs the same versions.
+    .venv/bin/python tools/install.py requirements/lock.txt
+
+uv takes a fifth of pip's time, but reads none of pip's settings. Those that say where packages come from are handed on.
+Where uv cannot be had or fails, pip installs the same versions.
 """
 
 import ast
