@@ -1,5 +1,6 @@
 """The bounds of pyproject.toml, the two files that are compiled from them, and how they are installed."""
 
+import os
 import re
 import subprocess
 import sys
@@ -106,13 +107,13 @@ def commands(monkeypatch, tmp_path):
         if command[-2:] == ["config", "list"]:
             return run(command, **options)
 
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
     (tmp_path / "pip.conf").write_text(SETTINGS_OF_INSTALL)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_FIND_LINKS", "/wheels https://third.example/wheels")
     monkeypatch.setenv("PIP_TRUSTED_HOST", "first.example third.example")
     monkeypatch.setenv("PIP_PROXY", "proxy.example:3128")
-    monkeypatch.delenv("PIP_CERT", raising=False)
-    monkeypatch.delenv("PIP_DEFAULT_TIMEOUT", raising=False)
     monkeypatch.setattr(install.subprocess, "run", record)
     monkeypatch.setattr(sys, "argv", ["install.py", "requirements/lock.txt"])
     return ran
