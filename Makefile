@@ -9,8 +9,9 @@ VENV ?= .venv
 JOBS ?= 3
 BIN := $(VENV)/bin
 LOWEST ?= .venv-lowest
-PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py tests/pipeline/test_stages.py \
-	$(addprefix tests/training/,test_engine.py test_gradients.py test_resume.py)
+PROVEN := $(addprefix tests/,kernels methods models analysis/test_report.py analysis/test_tsne.py api/test_texts.py \
+	data/test_readers.py pipeline/test_run_folder.py pipeline/test_stages.py training/test_engine.py \
+	training/test_gradients.py training/test_resume.py training/test_tracking.py)
 
 # Byte code is written at the first import. Without it every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
