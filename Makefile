@@ -9,8 +9,12 @@ VENV ?= .venv
 JOBS ?= 3
 BIN := $(VENV)/bin
 LOWEST ?= .venv-lowest
-PROVEN := tests/kernels tests/methods tests/models tests/analysis/test_tsne.py tests/pipeline/test_stages.py \
-	$(addprefix tests/training/,test_engine.py test_gradients.py test_resume.py)
+PROVEN := $(addprefix tests/,kernels methods models analysis/test_report.py analysis/test_tsne.py api/test_texts.py \
+	data/test_readers.py pipeline/test_run_folder.py pipeline/test_stages.py training/test_engine.py \
+	training/test_gradients.py training/test_resume.py training/test_tracking.py)
+
+# Byte code is written at the first import. Without it every process would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-lowest install
 quickstart: install
@@ -24,13 +28,12 @@ test-lowest: $(LOWEST)/.installed
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: requirements/cpu.txt pyproject.toml setup.py
+$(VENV)/.installed: requirements/lock.txt pyproject.toml setup.py tools/install.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/cpu.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python tools/install.py $<
 	touch $@
 
-$(LOWEST)/.installed: requirements/lowest.txt
+$(LOWEST)/.installed: requirements/lowest.txt pyproject.toml setup.py tools/install.py
 	$(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/lowest.txt
+	$(LOWEST)/bin/python tools/install.py $<
 	touch $@
