@@ -161,7 +161,8 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("conversion")
     for kind in ("bert", "t5"):
         (folder / f"model-{kind}").mkdir()
-        prepare(folder / f"model-{kind}", architecture=kind)
+        layers = {"num_layers" if kind == "t5" else "num_hidden_layers": 1}
+        prepare(folder / f"model-{kind}", architecture=kind, **layers)
     (folder / "model-bert" / "more.json").write_text(json.dumps(squad(5, seed=2)))
     launches = [[start(folder, name, 2, output=f"whole-{name}") for name in ("bert", "t5", "bf16")], [], []]
     # the last checkpoint, converted for one rank at ZeRO-3, and back for two
