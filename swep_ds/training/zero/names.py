@@ -94,19 +94,19 @@ PRIVATE = list(_read(TABLE))
 
 
 def check_version() -> None:
-    """Raises InputError: this DeepSpeed is too old, or lacks a class that is imported from it."""
+    """Raises InputError: this DeepSpeed is too old."""
     installed = tuple(map(int, re.findall(r"\d+", deepspeed.__version__)[:3]))
     if installed < tuple(map(int, OLDEST.split("."))):  # pip did not check one that is part of an image
         raise InputError(
             f"DeepSpeed {deepspeed.__version__}: versions before {OLDEST} can silently lose gradients: "
             f"pip install 'deepspeed>={OLDEST}'"
         )
-    check({"": deepspeed})
 
 
 def check_engine(engine) -> None:
-    """Raises InputError: DeepSpeed's `engine`, its optimizer or its parameters differ from what is replaced in them."""
-    holders = {"engine": engine, "optimizer": engine.optimizer, "parameter": next(engine.module.parameters())}
+    """Raises InputError: DeepSpeed's `engine`, or what belongs to it, differs from what is replaced and read there."""
+    holders = {"": deepspeed, "engine": engine, "optimizer": engine.optimizer}
+    holders["parameter"] = next(engine.module.parameters())
     if getattr(engine.optimizer, "contiguous_gradients", False):
         holders["bucket"] = engine.optimizer
     if get_accelerator().device_name() == "cpu":  # elsewhere DeepSpeed would call compilers to list them
@@ -114,11 +114,11 @@ def check_engine(engine) -> None:
     check(holders, str(engine.zero_optimization_stage()))
 
 
-def check(holders: Mapping[str, Any], stages: str = "0123") -> None:
-    """Raises InputError: these holders lack names of these ZeRO stages, or a method has other parameters."""
+def check(holders: Mapping[str, Any], stage: str) -> None:
+    """Raises InputError: these holders lack names of a ZeRO stage, or a method has other parameters."""
     faults = []
     for private in PRIVATE:
-        if private.holder in holders and set(stages) & set(private.stages):
+        if private.holder in holders and stage in private.stages:
             faults += _faults(private, holders[private.holder])
     if faults:
         raise InputError(
