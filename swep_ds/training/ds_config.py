@@ -58,7 +58,7 @@ def complete_ds_config(
     get their sizes, as in transformers.
 
     Raises InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
-    that DeepSpeed refuses, or this DeepSpeed does not fit (`check_version`); or the recipe's precision needs a GPU.
+    that DeepSpeed refuses, or this DeepSpeed is too old; or the recipe's precision needs a GPU.
     """
     check_version()
     if on_cpu and (fix := NEEDS_GPU.get(train.precision)):

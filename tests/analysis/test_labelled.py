@@ -139,6 +139,9 @@ def test_suggested_questions_are_drawn_at_random_with_more_where_scores_vary_mor
     expected = counts[[0, 1, 2, 3, 4]].repeat(200) * 300 / 200
     assert stats.chisquare(drawn, expected).pvalue > 0.001
     assert not (np.diff(strata) >= 0).all()  # whoever stops early has labelled some of each stratum
+    rows, strata = suggest(predicted[::25], 40)  # all of them
+    assert sorted(rows) == [*range(40)]
+    assert np.bincount(strata).tolist() == [8] * 5
 
 
 def test_labels_of_suggested_questions_estimate_without_bias_where_predictions_tie():
@@ -200,6 +203,8 @@ def test_what_is_suggested_is_labelled_in_a_spreadsheet_and_read_back(asked, tmp
     accepted = [("1852",), (), ("łukasz",), ("the  red House",), None, ("1852", "Luk")] * 7
     assert [example.answers for example in examples] == [accepted[n] for n in given]
     assert read_strata.tolist() == strata[given].tolist()
+    with pytest.raises(InputError, match=r"the stratum '\d of 5 \(200 questions\)' is none of this text"):
+        read_labelled(file, [*asked, replace(asked[0], id="q200")])  # of another size, whose strata are others
     # a second round keeps the answers
     more, strata = suggest(np.arange(200) / 2, 90)
     write_suggested(file, asked, more, strata, examples)

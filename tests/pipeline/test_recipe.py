@@ -109,7 +109,8 @@ def test_a_recipe_that_extends_another_holds_what_it_changes(path, tmp_path):
     expected = Recipe.load(str(path), ["seed=7", "data.eval.more=z", "data.max_length=100", "method.beta=0.5"])
     assert Recipe.load(str(mine)) == expected
     assert list(expected.data.eval) == expected.test_sets == ["x", "more"]
-    assert Recipe.make(expected, data={"holdout_fraction": 0.1}).test_sets == ["held_out", "x", "more"]
+    holding_out = expected.model_copy(update={"data": expected.data.model_copy(update={"holdout_fraction": 0.1})})
+    assert holding_out.test_sets == ["held_out", "x", "more"]
     assert "extends" not in expected.dump()
     assert Recipe.make(mine) == expected  # a path is as good as its text
     above = write(tmp_path / "again.yaml", {"extends": str(mine), "seed": 8, "train": {"epochs": 1}})

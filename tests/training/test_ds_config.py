@@ -144,6 +144,18 @@ def zero(**fields) -> dict:
         (zero(stage=3), {"compile": True}, "train.compile: ZeRO-3 gathers weights"),
         ({"torch_autocast": {"dtype": "float16"}}, {"precision": "autocast"}, "torch_autocast.dtype"),
         ({"torch_autocast": {"enabled": True}}, {}, "torch_autocast.enabled"),
+        # also where it switches something off
+        (
+            zero(stage=1) | {"bf16": {"enabled": False}},
+            {"precision": "bf16"},
+            "bf16.enabled = false, but the recipe's train.precision gives true",
+        ),
+        (
+            {"torch_autocast": {"enabled": False}},
+            {"precision": "autocast"},
+            "torch_autocast.enabled = false, but the recipe's train.precision gives true",
+        ),
+        ({"gradient_clipping": 0}, {}, "gradient_clipping = 0, but the recipe's train.max_grad_norm gives 0.5"),
         # what DeepSpeed refuses, or would do wrong or not at all without a word
         (zero(offload_optimizer=OFFLOAD), {}, "offload_optimizer would do nothing at ZeRO-0"),
         (zero(stage=1, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-1"),

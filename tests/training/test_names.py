@@ -150,8 +150,12 @@ def test_a_deepspeed_without_a_name_or_with_other_parameters_is_refused_with_nam
             assert f" takes (other, more), not ({', '.join(private.parameters)})" in said
 
 
-def test_a_class_that_has_moved_is_refused_before_a_run_reads_anything(monkeypatch):
-    monkeypatch.delattr(import_module("deepspeed.utils.tensor_fragment"), "fragment_address")
-    said = refused(names.check_version)
-    assert said.startswith(f"DeepSpeed {deepspeed.__version__}: what this package replaces in it has changed: ")
-    assert "deepspeed.utils.tensor_fragment.fragment_address (used at ZeRO 0, 1, 2, 3 in files) is missing" in said
+def test_a_class_that_has_moved_is_refused_where_it_is_used(monkeypatch):
+    check({"": None}, "2")
+    monkeypatch.delattr(import_module("deepspeed.runtime.zero.stage_1_and_2"), "GradPartitionBufferGroup")
+    check({"": None}, "2")
+    said = refused(check, {"": None}, "1")
+    assert said.startswith(
+        f"DeepSpeed {deepspeed.__version__}: what this package replaces in it has changed: deepspeed."
+    )
+    assert ".stage_1_and_2.GradPartitionBufferGroup (used at ZeRO 1 in gradient) is missing: pip install " in said
