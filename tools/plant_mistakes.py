@@ -84,14 +84,14 @@ def read(checkout: Path, rooms: Iterable[str] = (), only: str = "") -> list[Mist
     unknown = set(rooms) - {file.stem for file in files}
     if unknown:
         raise SystemExit(f"tools/mistakes/ has no list for {', '.join(sorted(unknown))}")
-    lists = {file.stem: yaml.safe_load(file.read_text()) or [] for file in files if not rooms or file.stem in rooms}
+    lists = {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or [] for file in files if not rooms or file.stem in rooms}
     mistakes = [Mistake(room, **entry) for room, entries in lists.items() for entry in entries]
     return [mistake for mistake in mistakes if only in mistake.file or only in mistake.harm]
 
 
 def planted(checkout: Path, mistake: Mistake) -> str:
     """The text of the file with the mistake. Raises ValueError if it does not fit, or is no Python."""
-    text = (checkout / mistake.file).read_text()
+    text = (checkout / mistake.file).read_text(encoding="utf-8")
     if (times := text.count(mistake.before)) != 1:
         raise ValueError(f"{mistake.file} holds `before` {times} times: {mistake.before!r}")
     wrong = text.replace(mistake.before, mistake.after)
@@ -106,7 +106,7 @@ def tests_of(checkout: Path, mistake: Mistake) -> list[str]:
 
     def rank(file: Path) -> tuple[bool, bool, bool]:
         named = str(file.relative_to(checkout)) in mistake.tests
-        return not named, Path(mistake.file).stem not in file.stem, module not in file.read_text()
+        return not named, Path(mistake.file).stem not in file.stem, module not in file.read_text(encoding="utf-8")
 
     files = sorted((checkout / "tests" / mistake.room).rglob("test_*.py"))
     return [str(file.relative_to(checkout)) for file in sorted(files, key=rank)]
@@ -118,7 +118,7 @@ def tests_of(checkout: Path, mistake: Mistake) -> list[str]:
 def copy(checkout: Path, to: Path) -> Path:
     """The files of the checkout that git does not ignore, with byte code of the code under test."""
     listed = ["git", "-C", str(checkout), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in filter(None, subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0")):
+    for name in filter(None, subprocess.run(listed, check=True, capture_output=True, encoding="utf-8").stdout.split("\0")):
         if (checkout / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(checkout / name, to / name)
@@ -178,7 +178,7 @@ def _run_tests(folder: Path, files: list[str], without: list[str], first: bool) 
     strangers = [name for name in ("swep_ds", "swep_ds.kernels") if not _is_in(name, folder)]
     if strangers:
         raise SystemExit(f"{strangers} were imported from elsewhere")
-    folder.with_suffix(".json").write_text(json.dumps([order.failed, int(code)]))
+    folder.with_suffix(".json").write_text(json.dumps([order.failed, int(code)]), encoding="utf-8")
     atexit._run_exitfuncs()
 
 
@@ -209,7 +209,7 @@ class _Run:
             return Ran([], None, seconds)
         if self.process.exitcode < 0:  # a mistake may write where it must not
             return Ran([f"signal {-self.process.exitcode}"], self.process.exitcode, seconds)
-        failed, code = json.loads(result.read_text()) if result.exists() else ([], self.process.exitcode)
+        failed, code = json.loads(result.read_text(encoding="utf-8")) if result.exists() else ([], self.process.exitcode)
         result.unlink(missing_ok=True)
         if code not in (0, 1, 2) or (code and not failed):
             log = self.folder.with_suffix(".log").read_text(errors="replace")[-3000:]
@@ -246,7 +246,7 @@ def run(checkout: Path, folders: list[Path], mistakes: list[Mistake]) -> Iterato
 
 def _write(folder: Path, file: str, text: str) -> None:
     Path(importlib.util.cache_from_source(folder / file)).unlink(missing_ok=True)
-    (folder / file).write_text(text)
+    (folder / file).write_text(text, encoding="utf-8")
 
 
 def main(checkout: Path = CHECKOUT, arguments: list[str] | None = None, libraries: Iterable[str] = LIBRARIES) -> int:
