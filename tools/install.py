@@ -58,7 +58,7 @@ def uv_variables(settings: dict[str, str]) -> dict[str, str]:
 def install_with_uv(requirements: str) -> None:
     """Raises CalledProcessError: uv cannot be had, or fails. It has written the reason to stderr."""
     subprocess.run([*PIP, "install", "--quiet", UV], check=True)
-    listing = subprocess.run([*PIP, "config", "list"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    listing = subprocess.run([*PIP, "config", "list"], check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
     settings = pip_settings(listing)
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on", "t", "y"):

@@ -22,7 +22,6 @@ with 1 if fewer than 95 % are caught, if a text does not fit its file, or if an 
 """
 
 import argparse
-import ast
 import atexit
 import compileall
 import importlib
@@ -90,13 +89,14 @@ def read(checkout: Path, rooms: Iterable[str] = (), only: str = "") -> list[Mist
 
 
 def planted(checkout: Path, mistake: Mistake) -> str:
-    """The text of the file with the mistake. Raises ValueError if it does not fit, or is no Python."""
+    """The text of the file with the mistake. Raises ValueError: it does not fit; SyntaxError: it is no Python."""
     text = (checkout / mistake.file).read_text(encoding="utf-8")
     if (times := text.count(mistake.before)) != 1:
         raise ValueError(f"{mistake.file} holds `before` {times} times: {mistake.before!r}")
     wrong = text.replace(mistake.before, mistake.after)
-    if ast.dump(ast.parse(wrong)) == ast.dump(ast.parse(text)):
+    if wrong == text:
         raise ValueError(f"{mistake.file} stays the same with {mistake.after!r}")
+    compile(wrong, mistake.file, "exec")
     return wrong
 
 
@@ -212,7 +212,7 @@ class _Run:
         failed, code = json.loads(result.read_text(encoding="utf-8")) if result.exists() else ([], self.process.exitcode)
         result.unlink(missing_ok=True)
         if code not in (0, 1, 2) or (code and not failed):
-            log = self.folder.with_suffix(".log").read_text(errors="replace")[-3000:]
+            log = self.folder.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-3000:]
             raise SystemExit(f"pytest ended with {code}:\n{log}")
         return Ran(failed, code, seconds)
 
