@@ -37,7 +37,7 @@ def test_compiles_into_one_graph_and_does_not_recompile_for_each_draw(as_tensor)
         gradients = (torch.autograd.grad(x, (embeddings, params)) for x in (result, expected))
         for got, want in zip(*gradients, strict=True):
             assert torch.equal(got, want)
-    assert len(compiles) <= 2  # one for a constant integer, one for any
+    assert 1 <= len(compiles) <= 2  # one for a constant integer, one for any
 
 
 @pytest.mark.parametrize(("changed", "compiled"), [("seed", False), ("draw", True)])

@@ -78,9 +78,10 @@ def test_passes_without_gradient_leave_those_of_autocast_whole(separate):
     with torch.autocast("cpu", torch.bfloat16):
         cast = update(module, batch, measure=True)[1]
     assert exact.keys() == cast.keys()
-    for name, expected in exact.items():
-        if expected.norm() > 1e-3:
-            assert cosine_similarity(cast[name].ravel(), expected.ravel(), 0) > 0.9, name
+    large = [name for name, expected in exact.items() if expected.norm() > 1e-3]
+    assert len(large) > len(exact) / 2
+    for name in large:
+        assert cosine_similarity(cast[name].ravel(), exact[name].ravel(), 0) > 0.9, name
 
 
 def test_micro_steps_of_swep_take_the_modules_in_one_order():

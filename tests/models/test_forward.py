@@ -63,6 +63,7 @@ def test_threads_predict_without_cudnn_attention_and_with_the_masks_that_they_ar
 
     with ThreadPoolExecutor(4) as pool:
         assert all(torch.equal(answers, predict(0)) for answers in pool.map(predict, range(calls)))
+    assert len(seen) > calls
     assert all(state == (False, WITHOUT_SYNC) for state in seen)
     assert (cudnn_sdp_enabled(), masks()) == (True, before)
 
