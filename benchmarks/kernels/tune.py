@@ -1,8 +1,8 @@
-"""Times tiles of the Triton kernels on this GPU and prints entries for MEASURED in `kernels/triton_impl.py`:
+"""Times tiles of the Triton kernels on this GPU and prints the fastest, beside that of `tile` in `triton_impl.py`:
 
     python -m benchmarks.kernels.tune --width 768 1024
 
-A tile replaces the current one if it is at least 2% faster, so that measurement noise does not churn the table.
+A tile counts as faster if it is at least 2% faster, so that measurement noise names none.
 """
 
 import argparse
@@ -38,14 +38,13 @@ def overrides(tile: Tile, arch: str) -> dict[str, int | None]:
 
 
 def entry(direction: str, d: int, sizes: list[int], device: torch.device, name: str) -> str:
-    """The line of the table for one kernel and width; `name` is the GPU's.
+    """A line with the fastest tile for one kernel and width; `name` is the GPU's.
 
     The best tile has the least mean, over the numbers of tokens, of its time as a multiple of the current tile's.
     On NVIDIA the best `CAPPED` of the tiles without a cap are then tried with each cap.
     """
     arch, _, warp_size = triton_impl.target(device)
     current = triton_impl.tile(arch, direction, d, 2, warp_size)
-    default = triton_impl.default_tile(arch, direction, d, warp_size)
     calls: list[Callable[..., object]] = []
     for tokens in sizes:
         batch = bench.inputs(*bench.shape(tokens), d, torch.bfloat16, device.type)
@@ -64,7 +63,7 @@ def entry(direction: str, d: int, sizes: list[int], device: torch.device, name: 
         ratios = [new / old for new, old in zip(timed[tile], timed[current], strict=True)]
         return sum(ratios) / len(ratios)
 
-    for tile in (current, default, *candidates(d, warp_size)):
+    for tile in (current, *candidates(d, warp_size)):
         measure(tile)
     if arch.startswith("sm_"):
         uncapped = sorted((tile for tile in timed if tile.maxnreg is None), key=multiple)

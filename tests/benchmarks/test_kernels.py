@@ -59,7 +59,7 @@ CAPPED = Tile(2, 64, 1, 80)
 
 
 @pytest.mark.parametrize(("fast", "factor", "chosen"), [(FAST, 0.5, FAST), (CAPPED, 0.5, CAPPED), (FAST, 0.99, None)])
-def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch, fast, factor, chosen):
+def test_tuning_prints_the_fastest_tile(monkeypatch, fast, factor, chosen):
     """With invented times: the script needs no GPU to choose, what is worth a change, and to print."""
     tried = []
 
@@ -74,7 +74,7 @@ def test_tuning_prints_an_entry_as_the_table_takes_it(monkeypatch, fast, factor,
     monkeypatch.setattr(triton_impl, "target", lambda device: ("sm_90", "nvidia", 32))
     monkeypatch.setattr(bench, "seconds", seconds)
     line = tune.entry("backward", 768, [8, 4], torch.device("cpu"), "a GPU")
-    expected = chosen or triton_impl.default_tile("sm_90", "backward", 768, 32)
+    expected = chosen or triton_impl.tile("sm_90", "backward", 768, 2, 32)
     assert eval("{" + line + "\n}", {"Tile": Tile}) == {("sm_90", "backward", 768): expected}
     if chosen:
         assert line.endswith("# a GPU: 5.0, 5.0 us, was 10.0, 10.0")

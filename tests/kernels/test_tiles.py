@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from swep_ds.kernels import triton_impl
-from swep_ds.kernels.triton_impl import Tile, default_tile, launch_options, tile
+from swep_ds.kernels.triton_impl import launch_options, tile
 
 
 @given(
@@ -27,16 +26,9 @@ def test_a_tile_for_every_width(d, warp_size, itemsize):
 
 
 def test_768_is_walked_without_idle_lanes_and_registers_are_capped_where_the_forward_has_room():
-    assert default_tile("sm_100", "forward", 768, 32) == (4, 64, 1, None)
+    assert tile("sm_100", "forward", 768, 2, 32) == (4, 64, 1, None)
+    assert tile("sm_100", "forward", 768, 4, 32) == (2, 64, 1, None)
     capped = [("sm_80", "forward"), ("sm_90", "forward")]
     for target in product(("sm_80", "sm_90", "sm_100", "gfx942"), ("forward", "backward")):
-        cap = launch_options(default_tile(*target, 768, 32)).get("maxnreg")
+        cap = launch_options(tile(*target, 768, 2, 32)).get("maxnreg")
         assert cap == (128 if target in capped else None)
-
-
-def test_a_measured_tile_comes_first(monkeypatch):
-    monkeypatch.setattr(triton_impl, "MEASURED", {("sm_90", "backward", 768): Tile(16, 64, 2)})
-    assert tile("sm_90", "backward", 768, 2, 32) == (16, 64, 2, None)
-    assert tile("sm_90", "backward", 768, 4, 32) == (8, 64, 2, None)
-    for other in (("sm_90", "forward", 768), ("sm_90", "backward", 1024), ("sm_100", "backward", 768)):
-        assert tile(*other, 2, 32) == default_tile(*other, 32)
