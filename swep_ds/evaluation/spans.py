@@ -50,6 +50,7 @@ class Answer:
     # only of the null answer: its score less that of the best one: the higher, the likelier that the context holds none
     odds: float | None = None
     confidence: float | None = None  # only in the first answer of a `QuestionAnswerer`, which says what it is
+    name: str | None = None  # only of answers from many texts: that of the text, of which start and end are characters
 
 
 def with_null(answers: Sequence[Answer], null: Answer | None, threshold: float | None) -> list[Answer]:
