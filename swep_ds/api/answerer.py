@@ -18,7 +18,6 @@ from swep_ds.api.texts import TextsAnswerer
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_texts, user_path
 from swep_ds.data.answers import is_blank
-from swep_ds.data.batches import Padding
 from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.windows import WindowCutter
@@ -70,7 +69,6 @@ class QuestionAnswerer:
             self._saved = load_saved(self.name, null_threshold)
         self.null_threshold = self._saved.null_threshold
         self.generative = self._saved.windows.task == "generative"
-        self._padding = Padding.of(self._saved.tokenizer)
         self._cutter = WindowCutter(self._saved.tokenizer, self._saved.windows)
         self._texts_checked = 0
 
@@ -152,5 +150,5 @@ class QuestionAnswerer:
                 longer = "the question is"
             limit = saved.windows.max_query_length
             log.warning("%s longer than %d tokens, and what follows is not read", longer, limit)
-        decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size)
+        decode_alone(saved.qa.predict, decoder, windows, saved.tokenizer, self.batch_size)
         return decoder

@@ -24,7 +24,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from swep_ds import ranks
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError
-from swep_ds.data.batches import Padding
+from swep_ds.data.batches import padded_inputs
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples, settle_repeated
@@ -120,7 +120,7 @@ class Reconstructor:
         self.model = model.eval().to(device)
         self.vocabulary = Vocabulary(tokenizer)
         self.backend = plain_backend(tokenizer)
-        self.padding = Padding.of(tokenizer)
+        self.tokenizer = tokenizer
         self.template = Template.learn(self.backend)
         self.room = longest_window(tokenizer, self.model) - self.template.specials
 
@@ -182,7 +182,7 @@ class Reconstructor:
             batch = rows[at : at + self.settings.batch_size]
             counts = [len(row.owned) for row in batch]
             columns = {"input_ids": [row.ids for row in batch], "token_type_ids": [row.types for row in batch]}
-            inputs = self.padding.inputs(columns, len(batch[0].ids))
+            inputs = padded_inputs(self.tokenizer, columns, len(batch[0].ids))
             inputs = {name: value.to(self.device) for name, value in inputs.items()}
             windows = np.repeat(np.arange(len(batch)), counts)
             positions = np.concatenate([row.positions for row in batch])
