@@ -81,7 +81,7 @@ def perturb_op(embeddings, *others):
 
 @perturb_op.register_fake
 def _(embeddings, *others):
-    kl_dtype = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
+    kl_dtype = torch.promote_types(embeddings.dtype, torch.float32)
     perturbed = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     return perturbed, embeddings.new_empty(embeddings.shape[:2], dtype=kl_dtype)
 
