@@ -136,7 +136,10 @@ class TextsAnswerer:
         ranked = []
         for piece, answers, null, log_sum in found:
             log_total = float(np.logaddexp(log_total, log_sum - null.score))
-            ranked += [_in_text(answer, piece, answer.score - null.score) for answer in answers]
+            for answer in answers:
+                start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
+                score = answer.score - null.score
+                ranked.append(replace(answer, start=start, end=end, score=score, name=piece.name))
         ranked = [replace(answer, probability=math.exp(min(0, answer.score - log_total))) for answer in ranked]
         ranked.sort(key=lambda answer: -answer.score)
         odds = min(null.odds for _, _, null, _ in found)
@@ -160,8 +163,3 @@ def _apart(ranked: list[Answer], count: int) -> list[Answer]:
         if len(kept) < count and all(answer.end <= it.start or it.end <= answer.start for it in same_text):
             kept.append(answer)
     return kept
-
-
-def _in_text(answer: Answer, piece: Passage, score: float) -> Answer:
-    place = [None if place is None else piece.begin + place for place in (answer.start, answer.end)]
-    return Answer(answer.text, *place, score, answer.probability, name=piece.name)

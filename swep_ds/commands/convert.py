@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from swep_ds.commands.cli import Parser
@@ -29,30 +29,18 @@ def convert() -> None:
     text = "hub id or local folder of the tokenizer that made the ids"
     parser.add_argument("--tokenizer", default="google-bert/bert-base-uncased", help=text)
     arguments = parser.parse_args()
+    check_output("OUTPUT.jsonl", arguments.output)
+    if arguments.output.exists():
+        raise InputError(f"{arguments.output}: exists already: name another file")
 
     from swep_ds.models.hub import load_tokenizer  # after the arguments: this takes seconds
 
-    counts = convert_pairs(
-        arguments.source, arguments.output, lambda: load_tokenizer(arguments.tokenizer, "--tokenizer")
-    )
+    counts: Counter = Counter()  # "written", and by reason the dropped pairs, which no model can be trained on
+    tokenizer = cache(partial(load_tokenizer, arguments.tokenizer, "--tokenizer"))  # not needed where there are no ids
+    write_atomically(arguments.output, _rows(arguments.source, tokenizer, counts))
     print(f"{arguments.output}: {counts.pop('written')} pairs")
     for reason, count in counts.items():
         print(f"dropped: {count} ({reason})")
-
-
-def convert_pairs(source: Path, output: Path, load_tokenizer: Callable) -> Counter:
-    """Writes the pairs of `source` to `output`: JSON lines with id, question, context and answers. Returns counts:
-    "written", and by reason the dropped pairs, which no model can be trained on. `load_tokenizer` loads what made the
-    ids, if there are ids.
-
-    Raises InputError: `output` exists, a line is malformed (the message names it), or no pair is left.
-    """
-    check_output("OUTPUT.jsonl", output)
-    if output.exists():
-        raise InputError(f"{output}: exists already: name another file")
-    counts: Counter = Counter()
-    write_atomically(output, _rows(source, cache(load_tokenizer), counts))
-    return counts
 
 
 def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[str]:

@@ -28,7 +28,7 @@ from swep_ds.data.batches import padded_inputs
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples, settle_repeated
-from swep_ds.data.splits import sample_id
+from swep_ds.data.splits import SAMPLE_SUFFIX
 from swep_ds.data.windows import Template, context_windows, plain_backend
 from swep_ds.methods.ssmba_samples.corruption import Text, Vocabulary, corrupt, splice
 from swep_ds.models.folders import load_config
@@ -153,7 +153,8 @@ class Reconstructor:
                     counts["kept"] += 1
                     seen.add(text)
                     answers = [{"text": example.context[slice(*example.span)], "answer_start": start}]
-                    qa = {"id": sample_id(example.id, sample.number), "question": question, "answers": answers}
+                    id_ = f"{example.id}{SAMPLE_SUFFIX}{sample.number}"
+                    qa = {"id": id_, "question": question, "answers": answers}
                     paragraphs.append({"context": context, "qas": [qa]})
             articles.append({"title": title, "paragraphs": paragraphs})
         return articles, counts
