@@ -23,8 +23,7 @@ from swep_ds.data.features import windows_to_answer
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibration import N_BEST, features
 from swep_ds.evaluation.evaluate import decode_alone
-from swep_ds.evaluation.generated import GeneratedAnswers
-from swep_ds.evaluation.spans import Answer, SpanDecoder, with_null
+from swep_ds.evaluation.spans import Answer, GeneratedAnswers, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
 
@@ -109,9 +108,7 @@ class QuestionAnswerer:
     def check(self, examples: Sequence[Example], n_best: int) -> None:
         """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
         if n_best > 1 and self.generative:
-            raise InputError(
-                f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"
-            )
+            raise InputError(f"n_best {n_best}: {self.name} gives one answer: set it to 1, or name an extractive model")
         if self._texts_checked < FIRST_TEXTS:  # not at every question: it takes as long as cutting the windows
             texts = [text for example in examples for text in (example.question, example.context)]
             check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")

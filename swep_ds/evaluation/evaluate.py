@@ -25,10 +25,9 @@ from swep_ds.data.features import Features, build_features
 from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import N_BEST, Calibrator, calibrated_scores, calibration, features, fit
-from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import METRICS, Scorer
-from swep_ds.evaluation.spans import Answer, Columns, SpanDecoder, SpanSettings, with_null
+from swep_ds.evaluation.spans import Answer, Columns, GeneratedAnswers, SpanDecoder, SpanSettings, with_null
 from swep_ds.ranks.writing import write_on_rank0
 
 CACHE = Path(datasets.config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
