@@ -269,9 +269,7 @@ def read_answerable(source: str, repeated: str, console: Console) -> list[Exampl
     examples = read_examples(source, training=True, unanswerable=True, repeated=repeated != "error")
     examples, count = settle_repeated(examples, repeated)
     if count:
-        console.print(
-            f"{count} questions have an answer that occurs several times in its context (--repeated_answers {repeated})"
-        )
+        console.print(f"{count} answers occur several times in their context (--repeated_answers {repeated})")
     answerable = [example for example in examples if example.answers]
     if not answerable:
         raise InputError(f"--data: {source}: no question has an answer: name other data")
