@@ -242,9 +242,7 @@ def find_answer(context: str, text: str, *, repeated: bool = False) -> tuple[int
     if len(starts) == 1:
         return starts[0], starts[0] + len(text)
     if not starts:
-        raise InputError(
-            f"the answer {shown(text)} does not occur in its context; correct it, or leave the question out"
-        )
+        raise InputError(f"the answer {shown(text)} does not occur in its context; correct it, or drop the question")
     if repeated:
         return None
     raise InputError(
