@@ -5,7 +5,6 @@ Only the inputs are saved; the backward draws the noise again. Eager calls go st
 """
 
 import functools
-import importlib.util
 import math
 import os
 from types import ModuleType
@@ -36,8 +35,6 @@ def implementation(device_type: str, dtype: torch.dtype) -> ModuleType:
         return torch_impl
     if dtype == torch.float64:
         raise RuntimeError(f"the Triton kernels compute in float32; for float64 unset {VARIABLE} or set it to torch")
-    if importlib.util.find_spec("triton") is None:
-        raise RuntimeError(f"Triton is not installed; install it (pip install triton), or set {VARIABLE}=torch")
     from . import triton_impl
 
     if not on_gpu and not triton_impl.INTERPRETED:
@@ -64,13 +61,9 @@ class _Perturb(torch.autograd.Function):
             raise RuntimeError("perturb is differentiable once: its backward cannot run with create_graph=True")
         if grad_perturbed is None:  # only the KL of noise from the prior, which is a constant
             return (None,) * 9
-        *tensors, seed_tensor, draw_tensor = ctx.saved_tensors
-        seed, draw, prior_variance, mode, run = ctx.settings
-        if seed_tensor is not None:
-            seed = seed_tensor
-        if draw_tensor is not None:
-            draw = draw_tensor
-        grads = run.backward(grad_perturbed, grad_kl, *tensors, seed, draw, prior_variance, mode)
+        *tensors, _, _ = ctx.saved_tensors
+        *settings, run = ctx.settings
+        grads = run.backward(grad_perturbed, grad_kl, *tensors, *settings)
         return *grads, None, None, None, None, None, None, None
 
 
@@ -88,7 +81,7 @@ def perturb_op(embeddings, *others):
 
 @perturb_op.register_fake
 def _(embeddings, *others):
-    kl_dtype = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
+    kl_dtype = torch.promote_types(embeddings.dtype, torch.float32)
     perturbed = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     return perturbed, embeddings.new_empty(embeddings.shape[:2], dtype=kl_dtype)
 

@@ -76,15 +76,8 @@ def standard_normal(
     d: int,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Standard normal noise keyed by (seed, draw, sample id, position, dimension): [..., d] in `dtype`.
-
-    Args:
-        seed: 64-bit integer, or 0-dim int64 tensor.
-        draw: number of the draw (one per perturbed pass), taken mod 2^32; integer or 0-dim int64 tensor.
-        sample_ids, positions: int64 tensors that broadcast to [...], such as [N, 1] and [T]; taken mod 2^32.
-        d: dimensions in a row, divisible by 4.
-        dtype: float32 or float64; both start from the same words.
-    Raises: ValueError when d is not divisible by 4.
-    """
+    """Standard normal noise keyed by (seed, draw, sample id, position, dimension): [..., d] in `dtype`, float32 or
+    float64, which start from the same words. `seed` and `draw` are as in `perturb`; `sample_ids` and `positions` are
+    int64 tensors that broadcast to [...], such as [N, 1] and [T]. Raises ValueError: d is not divisible by 4."""
     w0, w1, w2, w3 = noise_words(seed, draw, sample_ids, positions, d)
     return torch.cat([*box_muller(w0, w1, dtype), *box_muller(w2, w3, dtype)], dim=-1)

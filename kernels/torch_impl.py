@@ -17,11 +17,6 @@ CHUNK_ELEMENTS_CPU = 2**20  # temporaries of 4 MB in float32, which fit a cache 
 CHUNK_ELEMENTS_ELSEWHERE = 2**24  # few launches for bounded temporary memory
 
 
-def _compute_dtype(embeddings: Tensor) -> torch.dtype:
-    """float32 whatever the storage, but float64 for float64 embeddings (gradient checks)."""
-    return torch.float64 if embeddings.dtype == torch.float64 else torch.float32
-
-
 def _chunks(embeddings: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Rows of the real tokens in the flattened batch, their samples and their positions, chunk by chunk."""
     n, t, d = embeddings.shape
@@ -48,7 +43,7 @@ def _put(x: Tensor, rows: Tensor, values: Tensor) -> None:
 
 def forward(embeddings, params, mask, sample_ids, seed, draw, alpha: float, mode: Mode) -> tuple[Tensor, Tensor]:
     """Perturbed embeddings [N, T, d] and KL [N, T]; arguments as `swep_ds.kernels.perturb`, already checked."""
-    dtype = _compute_dtype(embeddings)
+    dtype = torch.promote_types(embeddings.dtype, torch.float32)
     d = embeddings.shape[-1]
     perturbed = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
     kl = embeddings.new_zeros(embeddings.shape[:2], dtype=dtype)
@@ -85,7 +80,7 @@ def backward(
         de = g * z  (additive: g);   d delta = dz + k delta / alpha
         dv = dz * eps * sigma / 2 + k (exp(v) - 1) / 2
     """
-    dtype = _compute_dtype(embeddings)
+    dtype = torch.promote_types(embeddings.dtype, torch.float32)
     d = embeddings.shape[-1]
     grad_embeddings = torch.zeros_like(embeddings, memory_format=torch.contiguous_format)
     grad_params = None

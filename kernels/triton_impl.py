@@ -68,13 +68,14 @@ class Tile(NamedTuple):
     maxnreg: int | None = None  # most registers a thread may use, which decides how many warps fit an SM; NVIDIA only
 
 
-def default_tile(arch: str, direction: str, d: int, warp_size: int) -> Tile:
-    """The tile for storage of two bytes an element. Nothing is tuned at run time: ranks that chose different tiles
-    would sum the KL in different orders.
+def tile(arch: str, direction: str, d: int, itemsize: int, warp_size: int) -> Tile:
+    """The tile to launch on `arch` ("sm_90", "gfx942", ...) for `direction` ("forward", "backward").
 
     One warp a program, so that nothing waits at a barrier; 8 counters a thread, so that its share of a word is one
-    access of 128 bits; `cols` is the largest power of two that divides the d/4 counters of a row, so that no lane
-    idles, and at most two a thread. Where `cols` would be under 8, the end of the row is masked instead.
+    access of 128 bits at two bytes an element, and 4 at four bytes; `cols` is the largest power of two that divides the
+    d/4 counters of a row, so that no lane idles, and at most two a thread. Where `cols` would be under 8, the end of
+    the row is masked instead. Nothing is tuned at run time: ranks that chose different tiles would sum the KL in
+    different orders.
 
     The forward of sm_80 and sm_90 takes at most 128 registers, so that 16 warps fit an SM. On sm_100 this would spill.
     """
@@ -85,19 +86,10 @@ def default_tile(arch: str, direction: str, d: int, warp_size: int) -> Tile:
     cols = min(cols, 2 * warp_size)
     shape = Tile(8 * warp_size // cols, cols, 1)
     if direction == "forward" and arch.startswith(("sm_8", "sm_9")):
-        return shape._replace(maxnreg=128)
+        shape = shape._replace(maxnreg=128)
+    if itemsize > 2:
+        shape = shape._replace(rows=shape.rows // 2)
     return shape
-
-
-def tile(arch: str, direction: str, d: int, itemsize: int, warp_size: int) -> Tile:
-    """The tile to launch on `arch` ("sm_90", "gfx942", ...) for `direction` ("forward", "backward")."""
-    wide = default_tile(arch, direction, d, warp_size)
-    if itemsize <= 2:
-        return wide
-    # four bytes an element: half as many counters fill the same 128-bit accesses
-    if wide.rows > 1:
-        return wide._replace(rows=wide.rows // 2)
-    return wide._replace(cols=wide.cols // 2)
 
 
 def launch_options(shape: Tile) -> dict[str, int | bool]:

@@ -83,7 +83,11 @@ def read(checkout: Path, rooms: Iterable[str] = (), only: str = "") -> list[Mist
     unknown = set(rooms) - {file.stem for file in files}
     if unknown:
         raise SystemExit(f"tools/mistakes/ has no list for {', '.join(sorted(unknown))}")
-    lists = {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or [] for file in files if not rooms or file.stem in rooms}
+    lists = {
+        file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or []
+        for file in files
+        if not rooms or file.stem in rooms
+    }
     mistakes = [Mistake(room, **entry) for room, entries in lists.items() for entry in entries]
     return [mistake for mistake in mistakes if only in mistake.file or only in mistake.harm]
 
@@ -118,7 +122,9 @@ def tests_of(checkout: Path, mistake: Mistake) -> list[str]:
 def copy(checkout: Path, to: Path) -> Path:
     """The files of the checkout that git does not ignore, with byte code of the code under test."""
     listed = ["git", "-C", str(checkout), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in filter(None, subprocess.run(listed, check=True, capture_output=True, encoding="utf-8").stdout.split("\0")):
+    for name in filter(
+        None, subprocess.run(listed, check=True, capture_output=True, encoding="utf-8").stdout.split("\0")
+    ):
         if (checkout / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(checkout / name, to / name)
@@ -209,7 +215,9 @@ class _Run:
             return Ran([], None, seconds)
         if self.process.exitcode < 0:  # a mistake may write where it must not
             return Ran([f"signal {-self.process.exitcode}"], self.process.exitcode, seconds)
-        failed, code = json.loads(result.read_text(encoding="utf-8")) if result.exists() else ([], self.process.exitcode)
+        failed, code = (
+            json.loads(result.read_text(encoding="utf-8")) if result.exists() else ([], self.process.exitcode)
+        )
         result.unlink(missing_ok=True)
         if code not in (0, 1, 2) or (code and not failed):
             log = self.folder.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-3000:]

@@ -1,9 +1,9 @@
-"""Times tiles of the Triton kernels on this GPU beside those of `default_tile` in `kernels/triton_impl.py`:
+"""Times tiles of the Triton kernels on this GPU beside those of `tile` in `kernels/triton_impl.py`:
 
     python -m benchmarks.kernels.tune --width 768 1024
 
 It names another tile if that is at least 2% faster, which is more than measurement noise. Where one is, change the rule
-in `default_tile` for the architecture, and measure again with `bench_kernels.py`.
+in `tile` for the architecture, and measure again with `python -m benchmarks.kernels`.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def entry(direction: str, d: int, sizes: list[int], device: torch.device, name: 
     On NVIDIA the best `CAPPED` of the tiles without a cap are then tried with each cap.
     """
     arch, _, warp_size = triton_impl.target(device)
-    default = triton_impl.default_tile(arch, direction, d, warp_size)
+    default = triton_impl.tile(arch, direction, d, 2, warp_size)
     calls: list[Callable[..., object]] = []
     for tokens in sizes:
         batch = bench.inputs(*bench.shape(tokens), d, torch.bfloat16, device.type)

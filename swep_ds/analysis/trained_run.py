@@ -18,7 +18,7 @@ from swep_ds import ranks
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.settings import shown, suggest
 from swep_ds.data.answers import occurrences
-from swep_ds.data.batches import IGNORED, Batch, Padding
+from swep_ds.data.batches import IGNORED, Batch, padded_inputs
 from swep_ds.data.example import Example
 from swep_ds.data.windows import TextTokens, WindowCutter, WindowSettings
 from swep_ds.methods import build
@@ -165,7 +165,7 @@ class TrainedRun:
         start, end = torch.tensor([window.answer for window in windows]).T
         targets = [torch.tensor(window.target_ids) for window in windows]
         return Batch(
-            **Padding.of(self.tokenizer).inputs(columns, width),
+            **padded_inputs(self.tokenizer, columns, width),
             start_position=start,
             end_position=end,
             target_ids=pad_sequence(targets, batch_first=True, padding_value=IGNORED),

@@ -18,14 +18,12 @@ from swep_ds.api.texts import TextsAnswerer
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_texts, user_path
 from swep_ds.data.answers import is_blank
-from swep_ds.data.batches import Padding
 from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.calibration import N_BEST, features
 from swep_ds.evaluation.evaluate import decode_alone
-from swep_ds.evaluation.generated import GeneratedAnswers
-from swep_ds.evaluation.spans import Answer, SpanDecoder, with_null
+from swep_ds.evaluation.spans import Answer, GeneratedAnswers, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
 
@@ -70,7 +68,6 @@ class QuestionAnswerer:
             self._saved = load_saved(self.name, null_threshold)
         self.null_threshold = self._saved.null_threshold
         self.generative = self._saved.windows.task == "generative"
-        self._padding = Padding.of(self._saved.tokenizer)
         self._cutter = WindowCutter(self._saved.tokenizer, self._saved.windows)
         self._texts_checked = 0
 
@@ -111,9 +108,7 @@ class QuestionAnswerer:
     def check(self, examples: Sequence[Example], n_best: int) -> None:
         """Raises InputError: the model cannot give so many answers, or its tokenizer does not know the first texts."""
         if n_best > 1 and self.generative:
-            raise InputError(
-                f"n_best {n_best}: {self.name} generates one answer: set it to 1, or name an extractive model"
-            )
+            raise InputError(f"n_best {n_best}: {self.name} gives one answer: set it to 1, or name an extractive model")
         if self._texts_checked < FIRST_TEXTS:  # not at every question: it takes as long as cutting the windows
             texts = [text for example in examples for text in (example.question, example.context)]
             check_knows(self._saved.tokenizer, texts, f"model {self.name}", "questions and texts")
@@ -152,5 +147,5 @@ class QuestionAnswerer:
                 longer = "the question is"
             limit = saved.windows.max_query_length
             log.warning("%s longer than %d tokens, and what follows is not read", longer, limit)
-        decode_alone(saved.qa.predict, decoder, windows, self._padding, self.batch_size)
+        decode_alone(saved.qa.predict, decoder, windows, saved.tokenizer, self.batch_size)
         return decoder

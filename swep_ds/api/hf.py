@@ -86,10 +86,7 @@ class RobustMixin:
         rate = self.robust.method.learning_rate
         if isinstance(given, torch.optim.Optimizer):
             if not mine <= {id(parameter) for group in given.param_groups for parameter in group["params"]}:
-                raise InputError(
-                    f"optimizers: the given one lacks the parameters of method {self.method.name}: give "
-                    "optimizer_cls_and_kwargs instead"
-                )
+                raise InputError("optimizers: it lacks the method's parameters: give optimizer_cls_and_kwargs instead")
         elif rate is not None:
             if given is not None:  # Accelerate's place-holder
                 raise InputError(

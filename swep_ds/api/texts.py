@@ -14,7 +14,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,13 +39,6 @@ class Passage(NamedTuple):
     name: str  # of its text, of which it is characters [begin, end)
     begin: int
     end: int
-
-
-@dataclass(frozen=True, slots=True)
-class TextAnswer(Answer):
-    """An answer in a text, of which `start` and `end` are characters. Scores are comparable across texts."""
-
-    name: str | None = None  # of the text; None for the null answer
 
 
 class Passages:
@@ -118,14 +111,14 @@ class TextsAnswerer:
         self._passages = Passages(texts)
         self._count = count
 
-    def __call__(self, question: str, n_best: int = 1) -> list[TextAnswer]:
+    def __call__(self, question: str, n_best: int = 1) -> list[Answer]:
         """At most `n_best` answers, best first, that do not overlap; only "", with score None, where no passage shares
         a word with the question. Raises InputError: it is empty; or as `QuestionAnswerer.check`."""
         if is_blank(question):
             raise InputError("the question is empty: give at least one word")
         pieces = joined(self._passages.best(question, self._count))
         if not pieces:
-            return [TextAnswer("", None, None, score=None, probability=0.0, confidence=0.0)]
+            return [Answer("", None, None, score=None, probability=0.0, confidence=0.0)]
         examples = []
         for name, begin, end in pieces:
             examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
@@ -135,7 +128,7 @@ class TextsAnswerer:
         found = [(piece, answers[str(n)], nulls[str(n)], decoder.log_sums[n]) for n, piece in enumerate(pieces)]
         return self.compare(found, n_best)
 
-    def compare(self, found: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[TextAnswer]:
+    def compare(self, found: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[Answer]:
         """The replies to a question. `found`: each piece that was read, its best answers, its null answer, and the log
         of the sum of exp(score) over all of its answers but the null answer."""
         threshold = self._answerer.null_threshold
@@ -143,11 +136,14 @@ class TextsAnswerer:
         ranked = []
         for piece, answers, null, log_sum in found:
             log_total = float(np.logaddexp(log_total, log_sum - null.score))
-            ranked += [_in_text(answer, piece, answer.score - null.score) for answer in answers]
+            for answer in answers:
+                start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
+                score = answer.score - null.score
+                ranked.append(replace(answer, start=start, end=end, score=score, name=piece.name))
         ranked = [replace(answer, probability=math.exp(min(0, answer.score - log_total))) for answer in ranked]
         ranked.sort(key=lambda answer: -answer.score)
         odds = min(null.odds for _, _, null, _ in found)
-        null = TextAnswer("", None, None, 0.0, 0.0 if threshold is None else math.exp(-log_total), odds=odds)
+        null = Answer("", None, None, 0.0, 0.0 if threshold is None else math.exp(-log_total), odds=odds)
         replies = with_null(_apart(ranked, n_best), null, threshold) or [null]
         confidence = null.probability
         if replies[0] is not null:
@@ -159,16 +155,11 @@ class TextsAnswerer:
         return replies[:n_best]
 
 
-def _apart(ranked: list[TextAnswer], count: int) -> list[TextAnswer]:
+def _apart(ranked: list[Answer], count: int) -> list[Answer]:
     """The first `count` answers that overlap no earlier one."""
-    kept: list[TextAnswer] = []
+    kept: list[Answer] = []
     for answer in ranked:
         same_text = [better for better in kept if better.name == answer.name and better.start is not None]
         if len(kept) < count and all(answer.end <= it.start or it.end <= answer.start for it in same_text):
             kept.append(answer)
     return kept
-
-
-def _in_text(answer: Answer, piece: Passage, score: float) -> TextAnswer:
-    place = [None if place is None else piece.begin + place for place in (answer.start, answer.end)]
-    return TextAnswer(answer.text, *place, score, answer.probability, name=piece.name)

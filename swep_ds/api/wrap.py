@@ -57,9 +57,7 @@ class Robust(nn.Module):
             # steps of 3e-5 are lost on weights in half precision
             method.to(table.device, torch.promote_types(table.dtype, torch.float32))
         if updates is None and any(_weights(method, at) != _weights(method, 0.0) for at in (0.25, 0.5, 0.75, 0.999)):
-            raise InputError(
-                f"method {settings.name}: its weights change over the training: give wrap the number of updates"
-            )
+            raise InputError(f"method {settings.name}: its weights change over training: give the number of updates")
         self.objective = Objective(qa, method, seed)
         self.updates = updates
         self._labels = TARGET if isinstance(qa, Seq2SeqQA) else SPAN
@@ -172,9 +170,7 @@ class Robust(nn.Module):
         """Windows and tokens of each row that count in the loss, [2, N] int64: 1 and its tokens, or 0 and 0."""
         takes = ("input_ids", "attention_mask", "token_type_ids", "sample_id", *self._labels)
         if unknown := [name for name in inputs if name not in takes]:
-            raise InputError(
-                f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: leave them out"
-            )
+            raise InputError(f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: drop them")
         if missing := [name for name in ("input_ids", *self._labels) if inputs.get(name) is None]:
             raise InputError(f"inputs: {', '.join(missing)} must be given to train")
         if self._labels == TARGET:
@@ -269,14 +265,9 @@ def check_offered(settings: Settings) -> None:
     if not isinstance(settings, Settings):
         raise InputError(f"method {settings!r}: is not the settings of a method: give some, such as sd.Swep(beta=1e-4)")
     if settings.needs_gradient or settings.name == "ssmba":
-        raise InputError(
-            f"method {settings.name}: it takes several backward passes in an update, or augmented data: use sd.train"
-        )
+        raise InputError(f"method {settings.name}: it takes several backward passes or augmented data: use sd.train")
     if getattr(settings, "noise_max_grad_norm", None) is not None:
-        raise InputError(
-            "method.noise_max_grad_norm: this loop clips the gradients: leave it at None, and clip those of "
-            "`method.parameters()` there"
-        )
+        raise InputError("method.noise_max_grad_norm: set it to None, and clip `method.parameters()` in this loop")
 
 
 def _weights(method: Method, progress: float) -> list[tuple]:

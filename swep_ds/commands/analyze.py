@@ -120,8 +120,7 @@ def analyze() -> None:
         chosen.add_argument("--first", type=at_least(1), metavar="N", default=first, help=text)
 
     sub = add(words, nargs="+")
-    text = "samples of `swep-ds augment`, to show SSMBA's share"
-    sub.add_argument("--augmented", type=user_path, help=text)
+    sub.add_argument("--augmented", type=user_path, help="samples of `swep-ds augment`, to show SSMBA's share")
     add_questions(add(heatmap), first=3)
     add_questions(add(tsne), first=5)
     sub = add(frequency)

@@ -87,7 +87,7 @@ def answer() -> None:
             text = reply.text or "(no answer)"
             if reply.score is None and texts is not None:
                 text = "no passage shares a word with the question"
-            if texts is not None and reply.name is not None:
+            if reply.name is not None:
                 context = texts[reply.name]
                 text += f"    {reply.name}:"
             if reply.start is not None:

@@ -11,15 +11,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output, user_path, write_atomically
 from swep_ds.data.answers import is_blank, occurrences
-
-Pair = tuple[str, str, str, int | None]  # question, context, answer, the answer's first character, if it is there
 
 
 def convert() -> None:
@@ -29,30 +27,18 @@ def convert() -> None:
     text = "hub id or local folder of the tokenizer that made the ids"
     parser.add_argument("--tokenizer", default="google-bert/bert-base-uncased", help=text)
     arguments = parser.parse_args()
+    check_output("OUTPUT.jsonl", arguments.output)
+    if arguments.output.exists():
+        raise InputError(f"{arguments.output}: exists already: name another file")
 
     from swep_ds.models.hub import load_tokenizer  # after the arguments: this takes seconds
 
-    counts = convert_pairs(
-        arguments.source, arguments.output, lambda: load_tokenizer(arguments.tokenizer, "--tokenizer")
-    )
+    counts: Counter = Counter()  # "written", and by reason the dropped pairs, which no model can be trained on
+    tokenizer = cache(partial(load_tokenizer, arguments.tokenizer, "--tokenizer"))  # not needed where there are no ids
+    write_atomically(arguments.output, _rows(arguments.source, tokenizer, counts))
     print(f"{arguments.output}: {counts.pop('written')} pairs")
     for reason, count in counts.items():
         print(f"dropped: {count} ({reason})")
-
-
-def convert_pairs(source: Path, output: Path, load_tokenizer: Callable) -> Counter:
-    """Writes the pairs of `source` to `output`: JSON lines with id, question, context and answers. Returns counts:
-    "written", and by reason the dropped pairs, which no model can be trained on. `load_tokenizer` loads what made the
-    ids, if there are ids.
-
-    Raises InputError: `output` exists, a line is malformed (the message names it), or no pair is left.
-    """
-    check_output("OUTPUT.jsonl", output)
-    if output.exists():
-        raise InputError(f"{output}: exists already: name another file")
-    counts: Counter = Counter()
-    write_atomically(output, _rows(source, cache(load_tokenizer), counts))
-    return counts
 
 
 def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[str]:
@@ -64,7 +50,10 @@ def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[s
                 if re.match(rb"[\d ]+\t", line):
                     question, context, answer, start = _of_ids(line.decode(), load_tokenizer())
                 else:
-                    question, context, answer, start = _of_json(json.loads(line))
+                    row = json.loads(line)
+                    question, context, answer = row["question"], row["context"], row["answer"].strip()
+                    # the pair does not say where its answer comes from: take the first occurrence
+                    start = next(occurrences(context, answer), None) if answer else 0
                 has_blank = any(map(is_blank, (question, context, answer)))
             if start is None:
                 counts["answer not in the context"] += 1
@@ -79,18 +68,11 @@ def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[s
         raise InputError(f"{source}: holds no pair to train on ({dict(counts) or 'it is empty'})")
 
 
-def _of_json(row: dict[str, str]) -> Pair:
-    answer = row["answer"].strip()
-    start = 0
-    if answer:  # the pair does not say where its answer comes from: take the first occurrence
-        start = next(occurrences(row["context"], answer), None)
-    return row["question"], row["context"], answer, start
-
-
-def _of_ids(line: str, tokenizer) -> Pair:
-    """A pair of five columns: token ids of "[CLS] question [SEP] context [SEP]" and padding, attention mask, token
-    types, and the answer's first and last position in the ids. Words get a blank between them, so that the same
-    tokenizer makes the same ids of the text."""
+def _of_ids(line: str, tokenizer) -> tuple[str, str, str, int | None]:
+    """Question, context, answer and the answer's first character (None if it is not there) of a line of five columns:
+    token ids of "[CLS] question [SEP] context [SEP]" and padding, attention mask, token types, and the answer's first
+    and last position in the ids. Words get a blank between them, so that the same tokenizer makes the same ids of the
+    text."""
     if type(tokenizer.backend_tokenizer.model).__name__ != "WordPiece":
         raise InputError(f"--tokenizer {tokenizer.name_or_path}: has no WordPiece vocabulary: name that of a BERT")
     columns = line.split("\t")

@@ -15,8 +15,7 @@ def report() -> None:
     parser.add_argument("run", type=user_path, help="a run's folder")
     text = "a run on the same data sets, such as one of MLE"
     parser.add_argument("--against", type=user_path, metavar="RUN", help=text)
-    text = "default: report.html in the run's folder"
-    parser.add_argument("--output", type=user_path, metavar="FILE", help=text)
+    parser.add_argument("--output", type=user_path, metavar="FILE", help="default: report.html in the run's folder")
     arguments = parser.parse_args()
     check_output("--output", arguments.output)
 

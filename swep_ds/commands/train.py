@@ -46,8 +46,7 @@ def add_run_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--ds_config", help=text)
     options.add_argument("--recipe", default="quickstart", help="name of a shipped recipe, or a YAML file")
     add_set_option(options, "the recipe")
-    text = "the run's folder (default: runs/RECIPE-METHOD-seedSEED)"
-    options.add_argument("--output_dir", type=user_path, help=text)
+    options.add_argument("--output_dir", type=user_path, help="the run's folder (default: runs/RECIPE-METHOD-seedSEED)")
 
 
 def read(arguments: argparse.Namespace) -> tuple[Recipe, str, Path]:

@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.errors import InputError
 
@@ -52,28 +53,17 @@ class Batch(NamedTuple):
         return Batch(*(t.to(device, non_blocking=True) if isinstance(t, Tensor) else t for t in self))
 
 
-@dataclass(frozen=True)
-class Padding:
-    """The ids that pad a row on the right."""
-
-    token_id: int
-    token_type_id: int | None  # None if the model takes no token types
-
-    @classmethod
-    def of(cls, tokenizer) -> "Padding":
-        takes_types = "token_type_ids" in tokenizer.model_input_names
-        return cls(tokenizer.pad_token_id, tokenizer.pad_token_type_id if takes_types else None)
-
-    def inputs(self, columns: dict[str, list], width: int) -> dict[str, Tensor]:
-        """The model's inputs [N, width] from the feature columns `input_ids` and, if taken, `token_type_ids`."""
-        ids = columns["input_ids"]
-        inputs = {
-            "input_ids": _pad(ids, width, self.token_id),
-            "attention_mask": _pad([[1] * len(row) for row in ids], width, 0),
-        }
-        if self.token_type_id is not None:
-            inputs["token_type_ids"] = _pad(columns["token_type_ids"], width, self.token_type_id)
-        return inputs
+def padded_inputs(tokenizer: PreTrainedTokenizerFast, columns: dict[str, list], width: int) -> dict[str, Tensor]:
+    """The model's inputs [N, width], padded on the right, from the feature columns `input_ids` and, if the tokenizer
+    says that the model takes them, `token_type_ids`."""
+    ids = columns["input_ids"]
+    inputs = {
+        "input_ids": _pad(ids, width, tokenizer.pad_token_id),
+        "attention_mask": _pad([[1] * len(row) for row in ids], width, 0),
+    }
+    if "token_type_ids" in tokenizer.model_input_names:
+        inputs["token_type_ids"] = _pad(columns["token_type_ids"], width, tokenizer.pad_token_type_id)
+    return inputs
 
 
 def _pad(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
@@ -107,7 +97,7 @@ class TrainingBatches:
     """
 
     features: datasets.Dataset
-    padding: Padding
+    tokenizer: PreTrainedTokenizerFast
     _: KW_ONLY
     micro_batch_size: int  # windows
     accumulation: int
@@ -257,7 +247,7 @@ class TrainingBatches:
         if self.pad_to_multiple_of > 1:
             width = torch.tensor(int(self.lengths[rows].max()))
         return Batch(
-            **self.padding.inputs(columns, self.width(update)),
+            **padded_inputs(self.tokenizer, columns, self.width(update)),
             **answers,
             sample_id=torch.from_numpy(mine.astype(np.int64)),
             weight=torch.full((len(mine),), share / len(rows)),

@@ -10,7 +10,7 @@ import scipy  # whose parts are imported when they are used: 0.5 s that a check 
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 
-SAMPLE_SUFFIX = "-ssmba"
+SAMPLE_SUFFIX = "-ssmba"  # in the id of an augmented sample, between the id of its question and its number
 MIN_ARTICLES = 20  # the fewest articles at which questions are grouped by article
 MIN_RECURRING = 20  # the fewest different questions at which questions are grouped by their wording
 MIN_TEXTS_PER_QUESTION = 0.9  # above this many texts per question hardly any two questions share a text
@@ -22,11 +22,6 @@ def subset(examples: list[Example], fraction: float, limit: int | None, seed: in
     size = max(1, round(len(examples) * fraction))
     chosen = np.random.default_rng([seed, len(examples)]).permutation(len(examples))[: min(size, limit or size)]
     return [examples[i] for i in np.sort(chosen)]
-
-
-def sample_id(original: str, number: int) -> str:
-    """The id of an augmented sample of the question `original`; `samples_of` reads it."""
-    return f"{original}{SAMPLE_SUFFIX}{number}"
 
 
 def samples_of(originals: list[Example], augmented: list[Example]) -> list[Example]:

@@ -19,16 +19,15 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
 from swep_ds.common.console import Console, Progress
-from swep_ds.data.batches import Batch, Padding
+from swep_ds.data.batches import Batch, padded_inputs
 from swep_ds.data.example import Example
 from swep_ds.data.features import Features, build_features
 from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import N_BEST, Calibrator, calibrated_scores, calibration, features, fit
-from swep_ds.evaluation.generated import GeneratedAnswers
 from swep_ds.evaluation.results import Score, Scores, write_predictions
 from swep_ds.evaluation.scores import METRICS, Scorer
-from swep_ds.evaluation.spans import Answer, Columns, SpanDecoder, SpanSettings, with_null
+from swep_ds.evaluation.spans import Answer, Columns, GeneratedAnswers, SpanDecoder, SpanSettings, with_null
 from swep_ds.ranks.writing import write_on_rank0
 
 CACHE = Path(datasets.config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
@@ -157,7 +156,7 @@ class Evaluation:
             decoder = GeneratedAnswers(test.examples, self.tokenizer)
         else:
             decoder = SpanDecoder(test.examples, self.spans, null=self.null_threshold is not None)
-        decode(predict, decoder, test.features.dataset, Padding.of(self.tokenizer), self.batch_size)
+        decode(predict, decoder, test.features.dataset, self.tokenizer, self.batch_size)
         n_best = {}
         nulls = {}
         for n_best_of_rank, nulls_of_rank in ranks.gather((decoder.n_best(N_BEST), decoder.nulls())):
@@ -189,7 +188,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, padding: Padding, batch_size: int) -> None:
+def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, tokenizer, batch_size: int) -> None:
     """Runs this rank's share of the windows of the decoder's examples through a model in evaluation mode, `batch_size`
     at a time, and adds the outputs to the decoder. Collective.
 
@@ -204,18 +203,18 @@ def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, paddi
         for number, rows in enumerate(padded, 1):
             ranks.progress(f"evaluation, batch {number}")
             columns = read_columns(stored, rows)
-            result = predict(_batch(columns, padding).to(ranks.device()))
+            result = predict(_batch(columns, tokenizer).to(ranks.device()))
             if number <= len(batches):
                 decoder.add(columns, *result)
             progress.update(number)
 
 
 @torch.no_grad()
-def decode_alone(predict: Predict, decoder: Decoder, windows: pa.Table, padding: Padding, batch_size: int) -> None:
+def decode_alone(predict: Predict, decoder: Decoder, windows: pa.Table, tokenizer, batch_size: int) -> None:
     """As `decode`, in a process that need not be a rank."""
     for rows in _batches(windows, batch_size, rank=0, world_size=1):
         columns = read_columns(windows, rows)
-        decoder.add(columns, *predict(_batch(columns, padding).to(ranks.device())))
+        decoder.add(columns, *predict(_batch(columns, tokenizer).to(ranks.device())))
 
 
 def read_columns(windows: datasets.Dataset | pa.Table, rows: np.ndarray) -> Columns:
@@ -228,13 +227,13 @@ def read_columns(windows: datasets.Dataset | pa.Table, rows: np.ndarray) -> Colu
     return columns
 
 
-def _batch(columns: Columns, padding: Padding) -> Batch:
+def _batch(columns: Columns, tokenizer) -> Batch:
     rows = {}
     for name in {"input_ids", "token_type_ids"} & columns.keys():
         values = columns[name].values.to_numpy()  # if the list is a slice, those of other rows as well
         rows[name] = [values[begin:end] for begin, end in pairwise(columns[name].offsets.to_numpy().tolist())]
     lengths = tuple(columns["length"].tolist())
-    return Batch(**padding.inputs(rows, max(lengths)), lengths=lengths)
+    return Batch(**padded_inputs(tokenizer, rows, max(lengths)), lengths=lengths)
 
 
 def _batches(features: datasets.Dataset | pa.Table, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:

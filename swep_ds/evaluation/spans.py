@@ -1,4 +1,4 @@
-"""Turns start and end logits into answer texts: n-best span decoding over the windows of a context.
+"""Turns start and end logits, or generated token ids, into answer texts, over the windows of a context.
 
 The rule is that of Google's BERT for SQuAD: every window pairs its `n_best` best starts with its `n_best` best ends,
 keeps the pairs with start <= end < start + max_answer_tokens, and scores them by start logit + end logit; the pairs of
@@ -23,13 +23,17 @@ import pandas as pd
 import pyarrow as pa
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
+from swep_ds.data.batches import IGNORED
 from swep_ds.data.example import Example
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
 
 NEVER = np.float32(-np.inf)
 LIMIT = 1e30  # in place of infinity: two of them add up to a float32
+LOWEST = -1e30  # in place of a log probability that is not a finite number: its answer never wins
+MIN_PROBABILITY = 1e-30  # of all answers but the empty one: next to that theirs may round to 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Answer:
     # only of the null answer: its score less that of the best one: the higher, the likelier that the context holds none
     odds: float | None = None
     confidence: float | None = None  # only in the first answer of a `QuestionAnswerer`, which says what it is
+    name: str | None = None  # only of answers from many texts: that of the text, of which start and end are characters
 
 
 def with_null(answers: Sequence[Answer], null: Answer | None, threshold: float | None) -> list[Answer]:
@@ -225,3 +230,55 @@ def _characters(columns: Columns, name: str, window: np.ndarray, position: np.nd
     first = columns[name].offsets.to_numpy()[:-1] - columns["context_begin"]  # token t of window b: flat[first[b] + t]
     flat = columns[name].values.to_numpy()
     return flat[first[window] + position]
+
+
+class GeneratedAnswers:
+    """As `SpanDecoder`, for answers that a model generates. Of the windows' answers the one with the largest mean log
+    probability wins; ties go to the alphabet. A blank text wins only where no window wrote another: one part of a
+    context may well hold no answer.
+
+    A model that was trained with unanswerable questions gives each window's probability p of the empty answer. The
+    lowest p decides, since all windows must find no answer: log p is the null score, log(p / (1 - p)) the null odds.
+    """
+
+    def __init__(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast):
+        self.examples = examples
+        self.tokenizer = tokenizer
+        # by example: whether it is blank, negative log probability per token, text, tokens
+        self._best: dict[int, tuple[bool, float, str, int]] = {}
+        self._null: dict[int, float] = {}  # by example: the lowest log probability of the empty answer
+        self.log_sums: dict[int, float] = {}  # by example: the log probability there of all other answers together
+
+    def add(self, columns: Columns, token_ids_NK: Tensor, score_N: Tensor, null_N: Tensor | None = None) -> None:
+        """Adds N windows: their evaluation columns (`read_columns`), and the output of `GenerativeQA.predict`."""
+        rows = [int(row) for row in columns["example"]]
+        ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
+        # whatever the tokenizer's configuration says: cleaning up would join " 's" to the word before
+        texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        counts = (token_ids_NK != IGNORED).sum(1).tolist()
+        for row, text, score, count in zip(rows, texts, _finite(score_N), counts, strict=True):
+            proposal = (not text.strip(), -score, text.strip(), count)
+            self._best[row] = min(self._best.get(row, proposal), proposal)
+        if null_N is not None:
+            for row, null in zip(rows, _finite(null_N), strict=True):
+                self._null[row] = min(self._null.get(row, null), null)
+                self.log_sums[row] = math.log(max(-math.expm1(self._null[row]), MIN_PROBABILITY))
+
+    def nulls(self) -> dict[str, Answer]:
+        """The empty answer by example id."""
+        nulls = {}
+        for row, log_p in sorted(self._null.items()):
+            nulls[self.examples[row].id] = Answer("", None, None, log_p, math.exp(log_p), log_p - self.log_sums[row])
+        return nulls
+
+    def n_best(self, count: int) -> dict[str, list[Answer]]:
+        """The best answer by example id, in a list as from `SpanDecoder`, whatever `count`."""
+        answers = {}
+        for row, (_, loss, text, tokens) in sorted(self._best.items()):
+            log_p = -loss * tokens
+            answers[self.examples[row].id] = [Answer(text, None, None, log_p, math.exp(log_p))]
+        return answers
+
+
+def _finite(log_probability_N: Tensor) -> list[float]:
+    return log_probability_N.double().nan_to_num(nan=LOWEST, neginf=LOWEST).tolist()

@@ -66,18 +66,12 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
             load_config(source, option)  # transformers reads it, too: its faults get their own message
         tokenizer = _load_tokenizer(source)
     if not tokenizer.is_fast:
-        raise InputError(
-            f"{label}: its tokenizer has no fast version, which gives the answers' offsets: name a model with a "
-            "tokenizer.json"
-        )
+        raise InputError(f"{label}: its tokenizer has no fast version: name a model with a tokenizer.json")
     stop_sampling(tokenizer.backend_tokenizer)
     # without tokenizer files transformers makes a tokenizer that has only special tokens
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     if not any(letter.isalnum() for word in tokenizer.get_vocab().keys() - special for letter in word):
-        raise InputError(
-            f"{label}: its tokenizer knows no words (no tokenizer files, or empty ones): add the model's, such as "
-            "tokenizer.json"
-        )
+        raise InputError(f"{label}: its tokenizer knows no words: add the model's files, such as tokenizer.json")
     if tokenizer.pad_token_id is None:
         raise InputError(f"{label}: its tokenizer has no padding token: set pad_token in its configuration")
     return tokenizer

@@ -51,9 +51,7 @@ def load_trainable(
     label = f"model.name {name}"
     config = load_config(name)
     if config.is_encoder_decoder and auto_class is not AutoModelForSeq2SeqLM:
-        raise InputError(
-            f"task extractive: {name} is a sequence-to-sequence model ({config.model_type}): set task to generative"
-        )
+        raise InputError(f"task extractive: {name} is a sequence-to-sequence model: set task to generative")
     config.dtype = None  # it need not be the files' dtype
     if attention_dropout is not None:
         names = [name for name in ATTENTION_DROPOUTS if hasattr(config, name)]
@@ -148,9 +146,7 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
     config that no model can be built from."""
     kind = config.model_type
     if type(config) not in auto_class._model_mapping:
-        raise InputError(
-            f"{label}: transformers has no {HEADS[auto_class]} head for model type {kind!r}: name another model"
-        )
+        raise InputError(f"{label}: transformers has no {HEADS[auto_class]} head for {kind!r}: name another model")
     # what a former use of the model asked for
     config.output_attentions = False
     config.output_hidden_states = False

@@ -16,7 +16,7 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.settings import differences, flatten
 from swep_ds.data.answers import at
-from swep_ds.data.batches import Padding, TrainingBatches
+from swep_ds.data.batches import TrainingBatches
 from swep_ds.data.example import Example
 from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.splits import halves
@@ -161,7 +161,7 @@ def training_batches(
         multiple = MULTIPLE_ON_GPU if on_gpu else 1
     return TrainingBatches(
         features.dataset,
-        Padding.of(tokenizer),
+        tokenizer,
         micro_batch_size=settings.micro_batch_size,
         max_tokens=settings.max_tokens,
         accumulation=settings.gradient_accumulation_steps,

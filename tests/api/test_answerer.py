@@ -159,7 +159,7 @@ def test_a_generative_model_gives_one_answer(tmp_path):
     [single] = asks(*ASKED[0])
     assert single.text == reply.text
     assert single.score == pytest.approx(reply.score, rel=1e-6)  # other batch sizes round otherwise
-    assert refused(asks, *ASKED[0], 3).startswith(f"n_best 3: {generative} generates one answer: set it to 1")
+    assert refused(asks, *ASKED[0], 3).startswith(f"n_best 3: {generative} gives one answer: set it to 1")
     assert QuestionAnswerer(generative, null_threshold=-1e6)(*ASKED[0])[0].text == ""
     [given] = QuestionAnswerer(generative, null_threshold=1e6)(*ASKED[0])
     assert (given.text, given.odds) == (reply.text, None)

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from swep_ds.api import texts as module
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.api.texts import Passage, Passages, TextAnswer, TextsAnswerer, joined
+from swep_ds.api.texts import Passage, Passages, TextsAnswerer, joined
 from swep_ds.commands.answer import answer as answer_command
 from swep_ds.data.example import Example
 from swep_ds.evaluation.spans import Answer
@@ -118,7 +118,7 @@ def test_scores_are_log_odds_and_the_best_of_all_texts_wins(model, short):  # no
     check_replies(model, expected)
     declining = QuestionAnswerer(model, min_confidence=1.0).over(TEXTS, 9)
     assert [reply.text == "" for reply in declining(QUESTION, 2)] == [True, False]
-    assert declining("zebra", 2) == [TextAnswer("", None, None, None, 0.0, confidence=0.0)]
+    assert declining("zebra", 2) == [Answer("", None, None, None, 0.0, confidence=0.0)]
 
 
 def check_replies(folder: str, expected: list[tuple]) -> None:

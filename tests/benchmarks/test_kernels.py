@@ -74,7 +74,7 @@ def test_tuning_names_the_fastest_tile_if_it_is_worth_a_change(monkeypatch, fast
     monkeypatch.setattr(triton_impl, "target", lambda device: ("sm_90", "nvidia", 32))
     monkeypatch.setattr(bench, "seconds", seconds)
     line = tune.entry("backward", 768, [8, 4], torch.device("cpu"), "a GPU")
-    expected = chosen or triton_impl.default_tile("sm_90", "backward", 768, 32)
+    expected = chosen or triton_impl.tile("sm_90", "backward", 768, 2, 32)
     times = "5.0, 5.0" if chosen else "10.0, 10.0"
     assert line == f"a GPU, sm_90, backward, d = 768: {expected}: {times} us; the default 10.0, 10.0"
     # 18 shapes, the default's cap, and 4 caps for 4 of them; each at two numbers of tokens

@@ -1,18 +1,21 @@
 """Generated pairs become rows that the reader takes; ids read back as text give the same ids again."""
 
+import contextlib
+import io
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swep_ds.commands.convert import convert as convert_command
-from swep_ds.commands.convert import convert_pairs
 from swep_ds.data.example import Example
 from swep_ds.data.features import build_features
 from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings
+from swep_ds.models import hub
 from tests.support import bad_input, tiny
 
 texts = st.lists(st.sampled_from(" ".join(tiny.SENTENCES).split()), min_size=1, max_size=25)
@@ -32,12 +35,18 @@ def line(example: Example, cache: Path) -> str:
     return "\t".join([*padded, str(window["start_position"]), str(window["end_position"])]) + "\n"
 
 
-def convert(folder: Path, content: str, tokenizer=tiny.wordpiece) -> tuple[list[Example], dict]:
+def convert(folder: Path, content: str, tokenizer=tiny.wordpiece) -> tuple[list[Example], list[str]]:
+    """The questions, and the lines that the command prints."""
     source, output = folder / "pairs.txt", folder / "pairs.jsonl"
     source.write_text(content)
     output.unlink(missing_ok=True)
-    counts = convert_pairs(source, output, tokenizer)
-    return read_examples(str(output), training=True), dict(counts)
+    with (
+        mock.patch.object(sys, "argv", ["convert", str(source), str(output)]),
+        mock.patch.object(hub, "load_tokenizer", return_value=tokenizer()),
+        contextlib.redirect_stdout(io.StringIO()) as said,
+    ):
+        convert_command()
+    return read_examples(str(output), training=True), said.getvalue().splitlines()
 
 
 @settings(max_examples=20)
@@ -50,8 +59,8 @@ def test_ids_read_back_as_text_give_the_same_window(tmp_path_factory, question, 
     example = Example("q", " ".join(question), text, (answer,), (start, start + len(answer)), text)
     folder = tmp_path_factory.getbasetemp() / "pairs"
     folder.mkdir(exist_ok=True)
-    (read,), counts = convert(folder, line(example, folder))
-    assert counts == {"written": 1}
+    (read,), said = convert(folder, line(example, folder))
+    assert said == [f"{folder / 'pairs.jsonl'}: 1 pairs"]
     assert features(read, folder) == features(example, folder)
 
 
@@ -60,30 +69,26 @@ def test_features_without_an_answer_in_the_context_are_dropped_and_counted(tmp_p
     good = line(example, tmp_path).rsplit("\t", 2)
     last = features(example, tmp_path)["length"] - 1
     lines = ["\t".join([good[0], str(a), str(b)]) for a, b in [(good[1], good[2]), (0, 0), (last, last), (9, 8)]]
-    examples, counts = convert(tmp_path, "\n".join(lines) + "\n")
+    examples, said = convert(tmp_path, "\n".join(lines) + "\n")
     assert [(example.id, example.answers) for example in examples] == [("pairs-1", ("1204",))]
-    assert counts == {"written": 1, "answer not in the context": 3}
+    assert said == [f"{tmp_path / 'pairs.jsonl'}: 1 pairs", "dropped: 3 (answer not in the context)"]
 
 
-def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_path, monkeypatch, capsys):
+def test_json_lines_find_the_answer_as_whole_words_and_the_command_counts(tmp_path):
     pairs = [("Cats scatter the cat.", "What?", " cat "), ("A (b.c) d", "What?", "(b.c)")]
     pairs += [("A cat.", "What?", "dog"), ("A cat.", "What?", "cow"), ("A cat.", " ", "cat"), ("A cat.", "What?", " ")]
     rows = [dict(zip(("context", "question", "answer"), pair, strict=True)) for pair in pairs]
-    source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
-    source.write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(sys, "argv", ["convert", str(source), str(output)])
-    convert_command()
-    assert capsys.readouterr().out.splitlines() == [
-        f"{output}: 2 pairs",
+    (first, second), said = convert(tmp_path, "\n".join(map(json.dumps, rows)))
+    assert said == [
+        f"{tmp_path / 'pairs.jsonl'}: 2 pairs",
         "dropped: 2 (answer not in the context)",
         "dropped: 2 (blank question, context or answer)",
     ]
-    first, second = read_examples(str(output), training=True)
     assert (first.id, first.answers, first.span) == ("pairs-1", ("cat",), (17, 20))
     assert (second.id, second.answers, second.span) == ("pairs-2", ("(b.c)",), (2, 7))
 
 
-def test_bad_files_and_a_wrong_tokenizer_are_named_and_nothing_is_overwritten(tmp_path):
+def test_bad_files_and_a_wrong_tokenizer_are_named_and_nothing_is_overwritten(tmp_path, monkeypatch):
     source, output = tmp_path / "pairs.txt", tmp_path / "pairs.jsonl"
     for content, message in (
         ("", "holds no pair"),
@@ -99,4 +104,5 @@ def test_bad_files_and_a_wrong_tokenizer_are_named_and_nothing_is_overwritten(tm
     assert "has no WordPiece vocabulary" in bad_input.refused(convert, tmp_path, of_ids, tiny.byte_bpe)
     assert [file.name for file in tmp_path.iterdir()] == ["pairs.txt"]  # nothing half-written either
     output.touch()
-    assert "pairs.jsonl: exists already" in bad_input.refused(convert_pairs, source, output, tiny.wordpiece)
+    monkeypatch.setattr(sys, "argv", ["convert", str(source), str(output)])
+    assert "pairs.jsonl: exists already" in bad_input.refused(convert_command)

@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.batches import Batch, Padding, TrainingBatches
+from swep_ds.data.batches import Batch, TrainingBatches, padded_inputs
 from tests.support import tiny
 from tests.support.mixed_order import rows_of_updates
 
@@ -31,10 +31,10 @@ def windows(n: int) -> datasets.Dataset:
 
 def ranks(features, micro=2, accumulation=1, world=1, **options) -> list[TrainingBatches]:
     """The batches of every rank."""
-    padding = Padding(0, 0 if "token_type_ids" in features.column_names else None)
+    tokenizer = SimpleNamespace(pad_token_id=0, pad_token_type_id=0, model_input_names=features.column_names)
     options = {"epochs": 1.0, "max_updates": None, "seed": 0} | options
     options |= {"micro_batch_size": micro, "accumulation": accumulation, "world_size": world}
-    return [TrainingBatches(features, padding, rank=rank, **options) for rank in range(world)]
+    return [TrainingBatches(features, tokenizer, rank=rank, **options) for rank in range(world)]
 
 
 def update(batches: list[TrainingBatches], number: int) -> list[Batch]:
@@ -163,13 +163,16 @@ def test_number_of_updates(n, epochs, max_updates, expected):
 
 @pytest.mark.parametrize(("tokenizer", "token", "types"), [("wordpiece", 0, 0), ("byte_bpe", 1, None)])
 def test_columns_are_padded_as_the_tokenizer_says(tokenizer, token, types):
-    padding = Padding.of(tiny.TOKENIZERS[tokenizer]())
-    assert padding == Padding(token, types)
     xlnet = SimpleNamespace(model_input_names=["input_ids", "token_type_ids"], pad_token_id=5, pad_token_type_id=3)
-    assert Padding.of(xlnet) == Padding(5, 3)
+    inputs = padded_inputs(xlnet, {"input_ids": [[9]], "token_type_ids": [[0]]}, 2)
+    assert {name: values.tolist() for name, values in inputs.items()} == {
+        "input_ids": [[9, 5]],
+        "attention_mask": [[1, 0]],
+        "token_type_ids": [[0, 3]],
+    }
     features = windows(4)
     (batches,) = ranks(features, micro=4)
-    batches.padding = padding
+    batches.tokenizer = tiny.TOKENIZERS[tokenizer]()
     batch = batches[0]
     assert (batch.token_type_ids is None) == (types is None)
     padded = {"input_ids": token, "attention_mask": 0} | ({"token_type_ids": types} if types is not None else {})

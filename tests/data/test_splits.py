@@ -16,7 +16,6 @@ from swep_ds.data.splits import (
     effective_clusters,
     halves,
     hold_out_articles,
-    sample_id,
     samples_of,
     subset,
 )
@@ -43,7 +42,7 @@ def test_a_smaller_subset_is_inside_a_larger_one(n, fractions, seed):
 
 def test_samples_are_those_of_the_subset_only():
     examples = [replace(e, id=f"q{i}-ssmba1") for i, e in enumerate(questions(["t"] * 30))]  # even of samples
-    samples = [replace(e, id=sample_id(e.id, k), question=f"{k}?") for e in examples for k in range(3)]
+    samples = [replace(e, id=f"{e.id}-ssmba{k}", question=f"{k}?") for e in examples for k in range(3)]
     chosen = subset(examples, 0.4, None, 1)
     assert ids(samples_of(chosen, samples)) == [f"{e.id}-ssmba{k}" for e in chosen for k in (0, 1, 2)]
     assert len({tuple(ids(subset(examples, 0.4, None, seed))) for seed in range(5)}) == 5
@@ -52,11 +51,11 @@ def test_samples_are_those_of_the_subset_only():
 def test_samples_of_other_data_are_refused():
     """Rows without ids are numbered: in another version of a file their numbers are those of other questions."""
     originals = questions(["t"] * 3)
-    others = [replace(e, id=sample_id(f"x{e.id}", 0)) for e in originals]
+    others = [replace(e, id=f"x{e.id}-ssmba0") for e in originals]
     for augmented in (others, originals):  # the second: no samples
         said = bad_input.refused(samples_of, originals, augmented)
         assert said.startswith("data.augmented: none of its 3 questions is a sample")
-    samples = [replace(e, id=sample_id(e.id, 0)) for e in originals]
+    samples = [replace(e, id=f"{e.id}-ssmba0") for e in originals]
     said = bad_input.refused(samples_of, [replace(e, context="xyz", answers=("x",)) for e in originals], samples)
     assert said.startswith("data.augmented: 'q0-ssmba0' has the answer 'c', and 'q0' of the training")
 

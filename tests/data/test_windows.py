@@ -7,7 +7,6 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from swep_ds.data.batches import Padding
 from swep_ds.data.features import windows_to_answer
 from swep_ds.data.windows import TextTokens, WindowCutter, WindowSettings, named_tokens, separate_texts
 from swep_ds.evaluation.evaluate import decode_alone
@@ -193,7 +192,7 @@ def test_the_tokens_of_a_gold_answer_read_the_answer(kind):
         decoder = SpanDecoder(examples, SpanSettings(5, 60), best_only=True)
         width = int(windows["length"].to_numpy().max())
         logits = torch.nn.functional.one_hot(torch.tensor(places).T, width).float().unbind()
-        decode_alone(lambda batch, logits=logits: logits, decoder, windows, Padding.of(tokenizer), 100)
+        decode_alone(lambda batch, logits=logits: logits, decoder, windows, tokenizer, 100)
         assert best_texts(decoder) == {example.id: example.answers[0] for example in examples}, marker
 
 

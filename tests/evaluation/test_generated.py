@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swep_ds.data.batches import IGNORED
-from swep_ds.evaluation.generated import GeneratedAnswers
+from swep_ds.evaluation.spans import GeneratedAnswers
 from tests.evaluation.test_spans import best_probabilities, best_texts
 from tests.support import tiny
 

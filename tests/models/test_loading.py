@@ -95,7 +95,7 @@ def test_a_config_that_makes_no_model(tmp_path):
 def test_models_without_a_head_for_the_task(tmp_path):
     for config, loader, said in (
         (transformers.ViTConfig(), ExtractiveQA, "model.name {}: transformers has no question-answering head for"),
-        (tiny_models.config("t5"), ExtractiveQA, "task extractive: {} is a sequence-to-sequence model (t5): set task"),
+        (tiny_models.config("t5"), ExtractiveQA, "task extractive: {} is a sequence-to-sequence model: set task"),
         (tiny_models.config("bert"), GenerativeQA, "model.name {}: transformers has no sequence-to-sequence head for"),
     ):
         config.save_pretrained(tmp_path)

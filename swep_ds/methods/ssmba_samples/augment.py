@@ -24,11 +24,11 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from swep_ds import ranks
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError
-from swep_ds.data.batches import Padding
+from swep_ds.data.batches import padded_inputs
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples, settle_repeated
-from swep_ds.data.splits import sample_id
+from swep_ds.data.splits import SAMPLE_SUFFIX
 from swep_ds.data.windows import Template, context_windows, plain_backend
 from swep_ds.methods.ssmba_samples.corruption import Text, Vocabulary, corrupt, splice
 from swep_ds.models.folders import load_config
@@ -120,7 +120,7 @@ class Reconstructor:
         self.model = model.eval().to(device)
         self.vocabulary = Vocabulary(tokenizer)
         self.backend = plain_backend(tokenizer)
-        self.padding = Padding.of(tokenizer)
+        self.tokenizer = tokenizer
         self.template = Template.learn(self.backend)
         self.room = longest_window(tokenizer, self.model) - self.template.specials
 
@@ -153,7 +153,8 @@ class Reconstructor:
                     counts["kept"] += 1
                     seen.add(text)
                     answers = [{"text": example.context[slice(*example.span)], "answer_start": start}]
-                    qa = {"id": sample_id(example.id, sample.number), "question": question, "answers": answers}
+                    id_ = f"{example.id}{SAMPLE_SUFFIX}{sample.number}"
+                    qa = {"id": id_, "question": question, "answers": answers}
                     paragraphs.append({"context": context, "qas": [qa]})
             articles.append({"title": title, "paragraphs": paragraphs})
         return articles, counts
@@ -182,7 +183,7 @@ class Reconstructor:
             batch = rows[at : at + self.settings.batch_size]
             counts = [len(row.owned) for row in batch]
             columns = {"input_ids": [row.ids for row in batch], "token_type_ids": [row.types for row in batch]}
-            inputs = self.padding.inputs(columns, len(batch[0].ids))
+            inputs = padded_inputs(self.tokenizer, columns, len(batch[0].ids))
             inputs = {name: value.to(self.device) for name, value in inputs.items()}
             windows = np.repeat(np.arange(len(batch)), counts)
             positions = np.concatenate([row.positions for row in batch])
@@ -268,9 +269,7 @@ def read_answerable(source: str, repeated: str, console: Console) -> list[Exampl
     examples = read_examples(source, training=True, unanswerable=True, repeated=repeated != "error")
     examples, count = settle_repeated(examples, repeated)
     if count:
-        console.print(
-            f"{count} questions have an answer that occurs several times in its context (--repeated_answers {repeated})"
-        )
+        console.print(f"{count} answers occur several times in their context (--repeated_answers {repeated})")
     answerable = [example for example in examples if example.answers]
     if not answerable:
         raise InputError(f"--data: {source}: no question has an answer: name other data")

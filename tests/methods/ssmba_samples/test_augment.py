@@ -251,7 +251,7 @@ def test_repeated_answers_are_settled_and_counted(tmp_path, capsys, choice, span
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     examples = read_answerable(str(tmp_path / "rows.json"), choice, Console())
     assert [example.span for example in examples] == spans
-    said = f"1 questions have an answer that occurs several times in its context (--repeated_answers {choice})"
+    said = f"1 answers occur several times in their context (--repeated_answers {choice})"
     assert said in " ".join(capsys.readouterr().out.split())
 
 
