@@ -13,7 +13,6 @@ from swep_ds.evaluation.calibration import (
     CALIBRATED,
     CHANGES,
     FEATURES,
-    RESAMPLES,
     Calibrator,
     _folds,
     calibrated_scores,
@@ -22,6 +21,14 @@ from swep_ds.evaluation.calibration import (
     fit,
 )
 from swep_ds.evaluation.spans import Answer
+
+
+@pytest.fixture
+def resamples(monkeypatch) -> int:
+    """Fewer than a run takes, as all of them are made alike."""
+    monkeypatch.setattr("swep_ds.evaluation.calibration.RESAMPLES", 100)
+    return 100
+
 
 answers = st.lists(
     st.tuples(st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0]), st.booleans()), min_size=1, max_size=6
@@ -66,7 +73,7 @@ def test_the_order_of_equal_confidences_does_not_count(pairs):
     assert scores["aurc"] == pytest.approx(np.mean([risk_coverage(order)[0] for order in orders]))
 
 
-def test_intervals_of_what_a_calibrator_changes_by_loops():
+def test_intervals_of_what_a_calibrator_changes_by_loops(resamples):
     rng = np.random.default_rng(1)
     cluster = np.repeat(np.arange(14), rng.integers(2, 6, 14))
     before, after = (rng.integers(1, 5, len(cluster)) / 5 for _ in range(2))
@@ -74,7 +81,7 @@ def test_intervals_of_what_a_calibrator_changes_by_loops():
     scores = calibrated_scores(before, after, right, cluster)
     assert [scores[name] for name in CALIBRATED] == pytest.approx(list(calibration(after, right).values()))
     drawn, changes = np.random.default_rng(0), []
-    for _ in range(RESAMPLES):
+    for _ in range(resamples):
         chosen = drawn.integers(14, size=14)
         rows = np.concatenate([np.flatnonzero(cluster == number) for number in chosen])
         old, new = (calibration(values[rows], right[rows]) for values in (before, after))
@@ -86,7 +93,7 @@ def test_intervals_of_what_a_calibrator_changes_by_loops():
 
 
 @pytest.mark.parametrize(("sizes", "enough"), [([2] * 9, False), ([2] * 10, True), ([11] + [1] * 9, False)])
-def test_questions_about_few_texts_or_mostly_about_one_have_no_interval(sizes, enough):
+def test_questions_about_few_texts_or_mostly_about_one_have_no_interval(sizes, enough, resamples):
     total = sum(sizes)
     confidence = np.random.default_rng(0).random((2, total))
     scores = calibrated_scores(*confidence, [0, 1] * (total // 2), np.repeat(np.arange(len(sizes)), sizes))

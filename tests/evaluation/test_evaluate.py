@@ -153,6 +153,7 @@ def test_ranks_share_the_questions_and_make_as_many_calls(world, on_rank, tmp_pa
 def test_scores_and_files_are_of_the_answers_that_are_given(on_rank, tmp_path, monkeypatch):
     on_rank(0, 1)
     monkeypatch.setattr(evaluate, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr("swep_ds.evaluation.calibration.RESAMPLES", 20)
     weights = {name: 0.1 * (1 + number) for number, name in enumerate(FEATURES)}
     calibrator = Calibrator(kind="features", intercept=-3.0, weights=weights, log_loss={}, questions=40)
     tests = {"some have none": examples_of(40, 1), "German": examples_of(9, 2)}
