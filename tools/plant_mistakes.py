@@ -93,13 +93,13 @@ def read(checkout: Path, rooms: Iterable[str] = (), only: str = "") -> list[Mist
 
 
 def planted(checkout: Path, mistake: Mistake) -> str:
-    """The text of the file with the mistake. Raises ValueError: it does not fit; SyntaxError: it is no Python."""
+    """The text of the file with the mistake. Raises ValueError, SyntaxError: it does not fit, or is no Python."""
     text = (checkout / mistake.file).read_text(encoding="utf-8")
     if (times := text.count(mistake.before)) != 1:
         raise ValueError(f"{mistake.file} holds `before` {times} times: {mistake.before!r}")
-    wrong = text.replace(mistake.before, mistake.after)
-    if wrong == text:
+    if mistake.before.split() == mistake.after.split():
         raise ValueError(f"{mistake.file} stays the same with {mistake.after!r}")
+    wrong = text.replace(mistake.before, mistake.after)
     compile(wrong, mistake.file, "exec")
     return wrong
 
