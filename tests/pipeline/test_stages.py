@@ -35,7 +35,7 @@ def two(folder: Path, output: str, stage: int, *settings: str, **more) -> dict:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("stages")
-    prepare(folder, dropout=0.1)
+    prepare(folder, dropout=0.1, num_hidden_layers=1)
     generated = squad(40, seed=5)
     for qa in (qa for article in generated["data"] for p in article["paragraphs"] for qa in p["qas"]):
         del qa["id"]

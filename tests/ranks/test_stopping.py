@@ -55,7 +55,7 @@ RUNS = [
 def finished(tmp_path_factory) -> tuple[Path, dict[str, dict]]:
     """The folder of all runs, and how they ended."""
     path = tmp_path_factory.mktemp("stopping")
-    prepare(path, dropout=0.1)
+    prepare(path, dropout=0.1, num_hidden_layers=1)
     ds_config(path, 2)
     (path / "runs.json").write_text(json.dumps(RUNS))
     run_script(ROOT / "tests" / "support" / "forked_ranks.py", str(path / "runs.json"))

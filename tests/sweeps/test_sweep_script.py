@@ -73,7 +73,7 @@ def test_the_table_of_a_sweep_needs_its_folder_and_no_ds_config(ends, tmp_path, 
 
 @pytest.mark.slow
 def test_a_seed_of_each_registered_experiment_runs_to_its_table(tmp_path, capsys, ends):
-    tiny_run.prepare(tmp_path, dropout=0.1)
+    tiny_run.prepare(tmp_path, dropout=0.1, num_hidden_layers=1)
     sources = [f"data.train={tmp_path}/train.json"]
     sources += [f"data.eval.{name}={tmp_path}/test.json" for name in ("new_wiki", "amazon", "bioasq")]
     small = ["data.max_length=48", "data.doc_stride=16", "data.max_query_length=16", "train.max_updates=1"]

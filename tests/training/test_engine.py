@@ -89,7 +89,7 @@ Training = tuple[list[float], dict[str, torch.Tensor]]  # losses and the model's
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("engine")
-    prepare(path)
+    prepare(path, num_hidden_layers=1)
     (path / "train.json").write_text(json.dumps(squad(QUESTIONS)))
     (path / "more.json").write_text(json.dumps(squad(5, seed=2)))
     return path

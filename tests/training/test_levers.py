@@ -40,7 +40,8 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     """A bare encoder, whose head is new, in a process group."""
     path = tmp_path_factory.mktemp("levers")
     tiny_run.prepare(path)
-    tiny_models.model(vocab_size=len(tiny.wordpiece())).bert.save_pretrained(path / "model")
+    encoder = tiny_models.model(vocab_size=len(tiny.wordpiece()), num_hidden_layers=1).bert
+    encoder.save_pretrained(path / "model")
     with process_group():
         yield path
 

@@ -63,7 +63,7 @@ def tag(run: Path, update: int) -> Path:
 def resumed(tmp_path_factory) -> Path:
     """The folder of all runs, after their second starts: two launches per world size."""
     folder = tmp_path_factory.mktemp("resume")
-    prepare(folder, dropout=0.1)
+    prepare(folder, dropout=0.1, num_hidden_layers=1)
     (folder / "more.json").write_text(json.dumps(squad(5, seed=2)))  # seen several times an epoch
     single = [start(folder, "whole-1", 1, every=1000), start(folder, "stopped", 1, graphs=True, stop_after=STOP)]
     make_runs(folder, single, ranks=1)
