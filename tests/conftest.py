@@ -5,6 +5,7 @@ folder are temporary, the locale is fixed, and variables that would change a run
 """
 
 import atexit
+import compileall
 import os
 import shutil
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import fork_server
 
 # a busy machine is not a fault, and failed examples do not belong in the repository
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
@@ -34,6 +37,16 @@ os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # of processes, whose
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for another worker's core are slower than one
 # a shell's `&` has its commands ignore SIGINT, and programs that they start inherit that: tests send SIGINT to theirs
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    """Makes what all processes of the tests share, before any of them."""
+    if hasattr(config, "workerinput"):
+        return
+    for folder in ("swep_ds", "kernels", "tests/support"):  # under PYTHONDONTWRITEBYTECODE each would compile it anew
+        compileall.compile_dir(fork_server.ROOT / folder, quiet=2)
+    if config.getoption("numprocesses", None):
+        fork_server.start_server()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,8 +1,8 @@
 """Runs scripts in processes forked from one that has imported everything: importing takes 10 s of a core each time.
 
-Tests call `run_script`. The server is this file, started as a script once per test worker. Every script is `__main__`
-of a fresh process with its own environment, arguments and streams. Unlike under `python SCRIPT`, all ranks hash strings
-alike, and the interpreter is not shut down. Tests of launchers start real processes.
+Tests call `run_script`. The server is this file, started as a script once for all test workers. Every script is
+`__main__` of a fresh process with its own environment, arguments and streams. Unlike under `python SCRIPT`, all ranks
+hash strings alike, and the interpreter is not shut down. Tests of launchers start real processes.
 """
 
 import atexit
@@ -10,6 +10,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import io
 import itertools
 import json
 import os
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 HANGS = 1500  # s; a busy machine may take ten times as long
 # what the server's environment fixes for all processes forked from it
 IMPORTED_WITH = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ADDRESS = "TESTS_FORK_SERVER"  # an abstract Unix socket's name, in the environment of the test workers
 FIRST, SIZE, RANGES = 10_000, 200, 50  # below the ports of the package and of outgoing connections
 
 
@@ -47,14 +49,14 @@ def run_script(
         folder = Path(name)
         order = {"command": [str(script), *arguments], "cwd": str(cwd or Path.cwd()), "folder": name}
         order |= {"env": os.environ | IMPORTED_WITH, "ranks": ranks, "port": free_port() if ranks else None}
-        server.stdin.write(json.dumps(order).encode() + b"\n")
-        group = int(server.stdout.readline())
+        server.write(json.dumps(order).encode() + b"\n")
+        group = int(server.readline())
         try:
-            hangs = not select.select([server.stdout], [], [], HANGS)[0]
+            hangs = not select.select([server], [], [], HANGS)[0]
         finally:
             with suppress(ProcessLookupError):  # also what ranks that ended have left behind
                 os.killpg(group, signal.SIGKILL)
-            server.stdout.readline()
+            server.readline()
         out, err = ((folder / stream).read_text(errors="replace") for stream in ("out", "err"))
         codes = ["hangs"] if hangs else json.loads((folder / "codes").read_text())
     code = next(filter(None, codes), 0)
@@ -65,11 +67,31 @@ def run_script(
 
 
 @functools.cache
-def _server() -> subprocess.Popen:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}  # reads no more than a line
-    server = subprocess.Popen([sys.executable, __file__], env=os.environ | IMPORTED_WITH, **pipes)
-    atexit.register(server.communicate)  # it ends with its standard input
-    return server
+def _server() -> io.RawIOBase:
+    """This worker's connection, which reads no more than a line."""
+    if ADDRESS not in os.environ:
+        start_server()
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"\0{os.environ[ADDRESS]}")
+    return connection.makefile("rwb", buffering=0)
+
+
+def start_server() -> None:
+    """Starts the server for this process and those that it starts. It ends with this process, and after the others."""
+    os.environ[ADDRESS] = f"swep_ds-tests-{os.getpid()}"
+    here = socket.socket(socket.AF_UNIX)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{os.environ[ADDRESS]}")
+        listener.listen()
+        here.connect(listener.getsockname())
+        server = subprocess.Popen([sys.executable, __file__], env=os.environ | IMPORTED_WITH, stdin=listener)
+
+    def end() -> None:
+        _server.cache_clear()
+        here.close()
+        server.wait()
+
+    atexit.register(end)
 
 
 def free_port() -> int:
@@ -98,17 +120,34 @@ def _ports() -> Iterator[int]:
 # The server
 
 
-def serve(answers: int) -> None:
+def serve(listener: socket.socket) -> None:
+    """Forks a process for each worker that connects. Ends when the first connection, its starter's, has ended."""
+    starter, _ = listener.accept()
+    workers = []
+    while starter not in select.select([listener, starter], [], [])[0]:
+        connection, _ = listener.accept()
+        workers.append(os.fork())
+        if not workers[-1]:
+            listener.close()
+            obey(connection)
+            os._exit(0)
+        connection.close()
+    for worker in workers:
+        os.waitpid(worker, 0)
+
+
+def obey(connection: socket.socket) -> None:
     """Reads one order per line; answers with the script's process group, and with a second line when it has ended."""
-    for line in sys.stdin:
-        order = json.loads(line)
+    orders = connection.makefile()
+    for line in orders:
         child = os.fork()
         if not child:
-            os.close(answers)
-            launch(order)
-        os.write(answers, b"%d\n" % child)
+            orders.close()
+            connection.close()
+            launch(json.loads(line))
+        connection.sendall(b"%d\n" % child)
         os.waitpid(child, 0)
-        os.write(answers, b"over\n")
+        connection.sendall(b"over\n")
 
 
 def launch(order: dict) -> NoReturn:
@@ -159,14 +198,21 @@ def become(order: dict, rank: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    answers = os.dup(1)
-    os.dup2(2, 1)  # imports may print
+    listener = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    import torch
+    from transformers import AutoModel
+
+    import swep_ds.analysis.report
     import swep_ds.pipeline.run  # noqa: F401
+    from swep_ds.data.quickstart import ENCODER
 
     for name in ("bert.modeling_bert", "t5.modeling_t5"):  # models and engines import these late
         importlib.import_module(f"transformers.models.{name}")
     importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    with torch.random.fork_rng(devices=[]):  # for the first load, transformers compiles what it renames
+        AutoModel.from_pretrained(ENCODER)
     gc.collect()
     gc.freeze()  # the imported objects need not be scanned, nor copied, in every process
-    serve(answers)
+    serve(listener)
     os._exit(0)
