@@ -35,7 +35,7 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("generative")
     for name, architecture in (("tied", "t5"), ("untied", "t5-v1.1")):
         (path / name).mkdir()
-        prepare(path / name, architecture=architecture)
+        prepare(path / name, architecture=architecture, num_layers=1, num_decoder_layers=1)
     return path
 
 
@@ -47,7 +47,7 @@ def asked(folder: Path, name: str, ranks: int, stage: int, settings: dict) -> di
         "set": [f"{key}={json.dumps(value)}" for key, value in settings.items()],
         "ds_config": str(ds_config(folder, stage)),
         "output_dir": str(folder / f"{name}-on{ranks}"),
-        "file_bytes": 10_000,
+        "file_bytes": 7_000,
     }
 
 
