@@ -1,12 +1,12 @@
 # `make quickstart` sets up everything and runs the main job on its embedded default. `make test` runs the tests.
 # `make test-lowest` runs those that prove the lower bounds of pyproject.toml, with the lowest versions, in an environment
 # of their own. Both environments are for CPUs, and DS_ACCELERATOR spares DeepSpeed its search for another device.
-# PYTHON is the interpreter, VENV the environment's folder. JOBS test files run at a time: three on two cores, because
-# tests of several ranks wait for each other.
+# PYTHON is the interpreter, VENV the environment's folder. JOBS test files run at a time, each in a process that imports
+# everything: two on two cores, which tests of several ranks keep busy.
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 3
+JOBS ?= 2
 BIN := $(VENV)/bin
 LOWEST ?= .venv-lowest
 PROVEN := $(addprefix tests/,kernels methods models analysis/test_report.py analysis/test_tsne.py api/test_texts.py \

@@ -1,4 +1,4 @@
-"""The examples run as they are, for a few updates."""
+"""The examples run as they are, for a few updates on a small part of the quick start's text."""
 
 import json
 import runpy
@@ -18,6 +18,8 @@ EXAMPLES = ROOT / "examples"
 @pytest.fixture
 def example(monkeypatch):
     monkeypatch.setattr("swep_ds.analysis.report.write_report", lambda folder: ("", {}))  # has tests of its own
+    monkeypatch.setattr("swep_ds.data.quickstart._ARTICLES", {"train": 60, "test": 8})
+    monkeypatch.setattr("swep_ds.data.quickstart._SHORT_ARTICLES", {"train": 8, "test": 2})
 
     def run(name: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [name, *arguments])

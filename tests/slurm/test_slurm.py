@@ -1,17 +1,18 @@
 """A real Slurm of two nodes: a training that is asked to stop and resumes, and a sweep, both at the same time."""
 
 import json
+import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
 
 from tests.support.cluster import NODES, CannotStart, cluster
-from tests.support.fork_server import HANGS, ROOT
+from tests.support.fork_server import HANGS, ROOT, run_script
 from tests.support.tiny_run import ds_config, metrics, prepare
 
 pytestmark = pytest.mark.slow
@@ -32,20 +33,21 @@ class Jobs:
 
     def submit(self, kind: str, *words: str) -> str:
         """Returns the job's number."""
-        said = self.command(sys.executable, "-m", "swep_ds", "submit", kind, "--cpu_ranks_per_node", "1", *words)
-        return re.match(r"job (\d+), ", said)[1]
+        with mock.patch.dict(os.environ, self.env):
+            ended = run_script("swep_ds", "submit", kind, "--cpu_ranks_per_node", "1", *words, cwd=self.folder)
+        return re.match(r"job (\d+), ", ended.stdout)[1]
 
-    def wait(self, condition, deadline: float) -> None:
+    def wait(self, condition, deadline: float, pause: float = 0.2) -> None:
         while not condition():
             logs = sorted(self.folder.rglob("*.log"))
             assert time.monotonic() < deadline, "\n".join(f"{file}:\n{file.read_text()[-3000:]}" for file in logs)
-            time.sleep(0.2)
+            time.sleep(pause)
 
 
 def make(jobs: Jobs) -> None:
     deadline = time.monotonic() + HANGS
     # so many updates that the request to stop comes long before the last; the only checkpoint is the requested one
-    sets = ["--set", "train.max_updates=200", "--set", "train.epochs=60", "--set", "train.micro_batch_size=4"]
+    sets = ["--set", "train.max_updates=100", "--set", "train.epochs=60", "--set", "train.micro_batch_size=4"]
     options = ["--ds_config", str(ds_config(jobs.folder, 2)), "--recipe", "recipe.yaml", "--output_dir", "stopped"]
     stopped = jobs.submit("train", "--nodes", "2", "--", *options, *sets)
     # the first thing to do: this training ends within seconds
@@ -57,12 +59,12 @@ def make(jobs: Jobs) -> None:
     options = ["sweep.yaml", "--ds_config", str(ds_config(jobs.folder, 0)), "--output_dir", "cells"]
     cells = jobs.submit("sweep", "--", *options)
     listed = ("squeue", "--noheader", "--format=%A %F")
-    jobs.wait(lambda: not {stopped, cells} & {*jobs.command(*listed).split()}, deadline)
+    jobs.wait(lambda: not {stopped, cells} & {*jobs.command(*listed).split()}, deadline, pause=1)
 
 
 def test_a_stopped_training_on_two_nodes_resumes_and_a_sweep_makes_a_run_per_array_task(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")  # a short name: Slurm makes sockets below it
-    prepare(folder, dropout=0.1)
+    prepare(folder, dropout=0.1, num_hidden_layers=1)
     (folder / "cluster").mkdir()
     try:
         with cluster(folder / "cluster") as env:
@@ -75,12 +77,12 @@ def test_a_stopped_training_on_two_nodes_resumes_and_a_sweep_makes_a_run_per_arr
     assert f"start 1, on {','.join(NODES)}\n" in first
     assert "\n0: training swep" in first
     assert "swep-ds: exit code 75: stopped on request: restart 1 of at most 20\n" in first
-    [update] = re.findall(r"resuming from \S+: (\d+) of 200 updates", again)
-    assert 20 < int(update) < 200
+    [update] = re.findall(r"resuming from \S+: (\d+) of 100 updates", again)
+    assert 20 < int(update) < 100
     assert again.endswith("swep-ds: done\n")
     updates = [line["update"] for line in metrics(folder / "stopped")]
     assert updates == sorted(set(updates))
-    assert updates[-1] == 200
+    assert updates[-1] == 100
     [log] = folder.glob("cells/slurm-*_0.log")
     assert log.read_text().endswith("swep-ds: done\n")
     assert [file.parent.name for file in folder.glob("cells/*/results.json")] == ["mle-seed0"]

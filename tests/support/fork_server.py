@@ -206,7 +206,7 @@ if __name__ == "__main__":
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     import torch
-    from transformers import AutoModelForQuestionAnswering
+    from transformers import AutoModel
 
     import swep_ds.analysis.report
     import swep_ds.pipeline.run  # noqa: F401
@@ -216,7 +216,7 @@ if __name__ == "__main__":
         importlib.import_module(f"transformers.models.{name}")
     importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     with torch.random.fork_rng(devices=[]):  # for the first load, transformers compiles what it renames
-        AutoModelForQuestionAnswering.from_pretrained(ENCODER)
+        AutoModel.from_pretrained(ENCODER)
     gc.collect()
     gc.freeze()  # the imported objects need not be scanned, nor copied, in every process
     serve(listener)

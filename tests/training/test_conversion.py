@@ -159,10 +159,9 @@ def start(folder: Path, name: str, stage: int | str, *changes: str, **more) -> d
 def folder(tmp_path_factory) -> Path:
     """All chains and the uninterrupted runs, in three launches; said-<n> is what the n-th printed."""
     folder = tmp_path_factory.mktemp("conversion")
-    for kind in ("bert", "t5"):
+    for kind, layers in (("bert", ["num_hidden_layers"]), ("t5", ["num_layers", "num_decoder_layers"])):
         (folder / f"model-{kind}").mkdir()
-        layers = {"num_layers" if kind == "t5" else "num_hidden_layers": 1}
-        prepare(folder / f"model-{kind}", architecture=kind, **layers)
+        prepare(folder / f"model-{kind}", architecture=kind, **dict.fromkeys(layers, 1))
     (folder / "model-bert" / "more.json").write_text(json.dumps(squad(5, seed=2)))
     launches = [[start(folder, name, 2, output=f"whole-{name}") for name in ("bert", "t5", "bf16")], [], []]
     # the last checkpoint, converted for one rank at ZeRO-3, and back for two

@@ -35,7 +35,7 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("generative")
     for name, architecture in (("tied", "t5"), ("untied", "t5-v1.1")):
         (path / name).mkdir()
-        prepare(path / name, architecture=architecture, num_layers=1)
+        prepare(path / name, architecture=architecture, num_layers=1, num_decoder_layers=1)
     return path
 
 
