@@ -42,6 +42,15 @@ class Stopped(RunExit):
 
 
 @contextmanager
+def at(place: str) -> Iterator[None]:
+    """Puts the place in front of the message of an InputError, which says only what is wrong."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+@contextmanager
 def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Turns whatever a library raises while it parses a user's input into `InputError("<what> (<reason>): <fix>")`.
 

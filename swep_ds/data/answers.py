@@ -7,7 +7,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -32,15 +32,6 @@ _VALUE_AND_GAP = re.compile(
     r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+|[\])}])(\s+(?=['"\w\[{+-]))?""", re.DOTALL
 )
 _NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which NumPy prints its values
-
-
-@contextmanager
-def at(place: str) -> Iterator[None]:
-    """Puts the place in front of the message of an InputError, which says only what is wrong."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{place}: {error}") from None
 
 
 def excerpt(value: Any) -> str:

@@ -8,9 +8,8 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, at
 from swep_ds.common.files import user_path
-from swep_ds.data.answers import at
 from swep_ds.data.example import Example
 from swep_ds.data.readers import local_files, read_examples, settle_repeated
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
