@@ -343,6 +343,15 @@ class Recipe(Section):
         return f"{self.method.name}, {self.model.name}, seed {self.seed}"
 
     @property
+    def sources(self) -> dict[str, str]:
+        """All sources of questions, by the field that names each."""
+        sources = {**self.data.sources, "data.augmented": self.data.augmented}
+        if self.pretrain:
+            sources["pretrain.train"] = self.pretrain.train
+        sources |= {f"data.eval.{name}": source for name, source in self.data.eval.items()}
+        return {field: source for field, source in sources.items() if source}
+
+    @property
     def test_sets(self) -> list[str]:
         """Names of the data sets that the run is tested on, the source domain first."""
         names = list(self.data.eval)
