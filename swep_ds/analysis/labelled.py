@@ -24,9 +24,9 @@ import pandas as pd
 from scipy.special import stdtrit
 from scipy.stats import rankdata
 
-from swep_ds.common.errors import InputError, at
+from swep_ds.common.errors import InputError, at, excerpt
 from swep_ds.common.files import write_atomically
-from swep_ds.data.answers import TRUE, answer_pairs, excerpt, field, is_blank
+from swep_ds.data.answers import TRUE, answer_pairs, field, is_blank
 from swep_ds.data.example import Example
 from swep_ds.data.formats import ANSWERED, file_items
 from swep_ds.evaluation.calibration import LEVEL

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 EXIT_DONE = 0
 EXIT_FAULT = 1
@@ -85,6 +86,12 @@ def denied(error: OSError) -> RunExit | None:
     if isinstance(error, PermissionError):
         said += ": change its permissions, or its folder's"
     return InputError(said)
+
+
+def excerpt(value: Any) -> str:
+    """A value for a message, on one line of at most 100 characters."""
+    text = printable(repr(value))
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def printable(text: str) -> str:

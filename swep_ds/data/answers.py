@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, excerpt
 
 MRQA_COLUMN = "detected_answers"
 GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
@@ -32,12 +32,6 @@ _VALUE_AND_GAP = re.compile(
     r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+|[\])}])(\s+(?=['"\w\[{+-]))?""", re.DOTALL
 )
 _NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which NumPy prints its values
-
-
-def excerpt(value: Any) -> str:
-    """A value as a message shows it: on one line and short."""
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def field(mapping: Any, name: str, kind: type = object) -> Any:

@@ -17,12 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from swep_ds.common.errors import InputError, as_input_error, at
+from swep_ds.common.errors import InputError, as_input_error, at, excerpt
 from swep_ds.data.answers import (
     MRQA_COLUMN,
     TRUE,
     answer_pairs,
-    excerpt,
     field,
     is_missing,
     text_field,

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from swep_ds.common.errors import InputError, as_input_error, at, reason
+from swep_ds.common.errors import InputError, as_input_error, at, excerpt, reason
 from swep_ds.common.files import check_hub, read_json, user_path
 from swep_ds.common.plugins import check_free, load_entry_points
-from swep_ds.data.answers import excerpt, occurrences
+from swep_ds.data.answers import occurrences
 from swep_ds.data.example import Example
 from swep_ds.data.formats import Items, document_items, file_items, numbered, read_items, table_rows
 from swep_ds.data.quickstart import corpus
