@@ -27,7 +27,7 @@ setup(
             "data/quickstart/templates/*.yaml",
             "analysis/*.jinja",
             "pipeline/*.jinja",
-            "analysis/paper.yaml",
+            "analysis/*.yaml",
             "analysis/lines/*.yaml",
         ],
         "swep_ds.ds_configs": ["*.json"],

@@ -9,16 +9,19 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from swep_ds.analysis.answered import Answered
 from swep_ds.evaluation.calibration import accuracy_by_coverage, bins, calibration, ordered
 
+CHARTS = yaml.safe_load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
 POINTS = 400  # a line with more is averaged in blocks of neighbours
 RISK_POINTS = 100  # a risk-coverage curve has at most so many
 INCHES = (5.2, 2.9)
@@ -75,37 +78,21 @@ class Chart(NamedTuple):
 def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float | None = None) -> list[Chart]:
     """The charts that have data, the most telling ones first. `prior_variance`: alpha; None without a prior."""
     passes = sorted({name for line in lines for name in line if name.startswith("nll_")})
+    more = {"Loss": {name: f"NLL, {name[4:]} pass" for name in passes}}
     ends = [line["update"] for line in lines[:1] + lines[-1:]]
-    mu = {f"{prior_mean:g}, the prior's": (ends, [prior_mean] * len(ends))}
-    sigma = {}
+    guides = {"Mean of the noise": {f"{prior_mean:g}, the prior's": (ends, [prior_mean] * len(ends))}}
     if prior_variance is not None:
-        sigma = {"√α, the prior's": (ends, [math.sqrt(prior_variance)] * len(ends))}
-    changed = {"words_changed": "perturbed", "words_changed_clean": "clean"}
-    all_charts = [
-        ("Loss", "nats", {"loss": "loss", **{name: f"NLL, {name[4:]} pass" for name in passes}}, {}),
-        ("Validation", "%", {"validation_f1": "F1", "validation_exact_match": "EM"}, {}),
-        ("Deviation of the noise", "mean σ over dimensions", {"sigma": "σ"}, sigma),
-        ("KL to the prior, per token", "nats per token", {"kl_per_token": "KL"}, {}),
-        ("KL to the prior, per window", "nats per window", {"kl_per_window": "KL"}, {}),
-        ("Dose of the noise", "rms deviation in units of √α", {"sigma_spread": "σ", "mu_spread": "μ"}, {}),
-        ("Weight of the KL", "beta", {"beta": "beta"}, {}),
-        ("Mean of the noise", "mean μ over dimensions", {"mu": "μ"}, mu),
-        ("Distance of the mean from the prior's", f"mean |μ − {prior_mean:g}|", {"mu_distance": "|μ − prior|"}, {}),
-        ("Tokens whose embedding is nearest to another word's", "share of tokens", changed, {}),
-        ("Learning rate", "learning rate", {"learning_rate": "learning rate"}, {}),
-        ("Gradient", "global L2 norm before clipping", {"grad_norm": "norm", "noise_grad_norm": "noise"}, {}),
-        ("Throughput since the start", "samples/s", {"samples_per_second": "samples/s"}, {}),
-    ]
+        guides["Deviation of the noise"] = {"√α, the prior's": (ends, [math.sqrt(prior_variance)] * len(ends))}
     charts = []
-    for title, unit, labels, guides in all_charts:
+    for title, chart in CHARTS.items():
         curves = {}
-        for name, label in labels.items():
+        for name, label in (chart["curves"] | more.get(title, {})).items():
             points = np.array([(line["update"], line[name]) for line in lines if name in line], dtype=float)
             if len(points):
                 blocks = np.array_split(points, min(POINTS, len(points)))
                 curves[label] = np.transpose([block.mean(0) for block in blocks])
         if curves:
-            charts.append(Chart(title, unit, curves, guides))
+            charts.append(Chart(title, chart["unit"].format(prior_mean=prior_mean), curves, guides.get(title, {})))
     return charts
 
 

@@ -108,11 +108,6 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
     return {"rows": rows, "loss": loss, "notes": notes, "which": which}
 
 
-def with_answer(answered: Mapping[str, Sequence[Answered]]) -> dict[str, list[Answered]]:
-    """The questions that have an answer, by data set."""
-    return {name: [item for item in items if item.example.answers] for name, items in answered.items()}
-
-
 def changes(answered: Mapping[str, Sequence[Answered]], names: Sequence[str]) -> list[Domain]:
     """Against the other run, on the same questions: each of the run's data sets `names`, and the mean over all but the
     first. A set that the other run did not answer in full is left out, and then the mean is, too."""

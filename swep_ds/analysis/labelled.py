@@ -24,10 +24,9 @@ import pandas as pd
 from scipy.special import stdtrit
 from scipy.stats import rankdata
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, at, excerpt
 from swep_ds.common.files import write_atomically
-from swep_ds.common.settings import shown
-from swep_ds.data.answers import TRUE, answer_pairs, at, field, is_blank
+from swep_ds.data.answers import TRUE, answer_pairs, field, is_blank
 from swep_ds.data.example import Example
 from swep_ds.data.formats import ANSWERED, file_items
 from swep_ds.evaluation.calibration import LEVEL
@@ -188,7 +187,7 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
                 row = row_of.pop(id_, None)
                 if row is None or field(fields, "question", str).split() != examples[row].question.split():
                     raise InputError(
-                        f"the id {shown(id_)} is no such question of this text, or occurs twice; spreadsheets drop "
+                        f"the id {excerpt(id_)} is no such question of this text, or occurs twice; spreadsheets drop "
                         "zeros at the front"
                     )
                 stratum = fields.get("stratum")
@@ -211,7 +210,7 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
 def _answers(fields: dict[str, Any], context: str) -> tuple[str, ...] | None:
     """The accepted answers of a row; None if they are not given yet."""
     if ANSWERED.isdisjoint(fields):
-        raise InputError(f"has no column answer (found: {shown(list(fields))}): rename yours")
+        raise InputError(f"has no column answer (found: {excerpt(list(fields))}): rename yours")
     answers = tuple(text for text, _ in answer_pairs(fields, context))
     given = fields.get("answer")
     if not answers and isinstance(given, str) and not is_blank(given):
@@ -222,5 +221,5 @@ def _answers(fields: dict[str, Any], context: str) -> tuple[str, ...] | None:
         return ()
     for answer in answers:
         if " ".join(answer.lower().split()) not in " ".join(context.lower().split()):
-            raise InputError(f"the answer {shown(answer)} is not in its context: copy it, or write {NO_ANSWER!r}")
+            raise InputError(f"the answer {excerpt(answer)} is not in its context: copy it, or write {NO_ANSWER!r}")
     return answers

@@ -14,7 +14,7 @@ import numpy as np
 
 from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order, most_changed, read_answered
 from swep_ds.analysis.charts import confidence, learning_curves
-from swep_ds.analysis.domains import changes, domains, with_answer
+from swep_ds.analysis.domains import changes, domains
 from swep_ds.analysis.noise_report import noise_effect, noise_size
 from swep_ds.analysis.pages import template
 from swep_ds.common.errors import InputError
@@ -114,10 +114,11 @@ def _compared(
     here = flatten(recipe.model_dump(mode="json")) | {"global batch": batch}
     there = flatten(other.model_dump(mode="json")) | {"global batch": run.global_batch(other, results.world_size)}
     differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    with_answer = {name: [item for item in items if item.example.answers] for name, items in answered.items()}
     return {
         "title": f"{results.method}, seed {results.seed}",
         "rows": changes(answered, names),
-        "f1_changes": {row.name: row.f1.value for row in changes(with_answer(answered), names)},
+        "f1_changes": {row.name: row.f1.value for row in changes(with_answer, names)},
         "settings": [(name, here.get(name), there.get(name)) for name in differing],
         "changed": [(name, *most_changed(items, CHANGED)) for name, items in answered.items()],
     }

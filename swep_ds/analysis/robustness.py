@@ -69,10 +69,8 @@ def fitted(runs: Sequence[Scores], row: str) -> tuple[Line | None, str]:
     in_domain, *shifted = runs[0]
     x = np.array([scores[in_domain]["f1"] for scores in runs])
     if len(x) < MIN_RUNS or np.ptp(x) < MIN_SPREAD:
-        return (
-            None,
-            f"{len(x)} run(s) of {row}, but a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain",
-        )
+        wanted = f"a line takes {MIN_RUNS}, with F1 over {MIN_SPREAD:g} points in domain"
+        return None, f"{len(x)} run(s) of {row}, but {wanted}"
     fits = {}
     for name in shifted:
         slope, intercept = np.polyfit(x, [scores[name]["f1"] for scores in runs], 1).tolist()

@@ -31,9 +31,6 @@ from swep_ds.sweeps.sweep import SHIFTED, unaveraged
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
 HEADS = {"exact_match": "EM", "f1": "F1"}
 BASE = "MLE"
-# settings that the paper's models had at their defaults
-NOT_IN_PAPER = ("pretrain", "train.max_updates", "train.average", "eval.select_on", "data.holdout_fraction")
-NOT_IN_PAPER += ("data.train_fraction", "data.max_train_examples", "data.max_eval_examples", "train.label_smoothing")
 FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high", "significant")
 DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES), "difference_paper"]
 NUMBERS = {"mean", "std", "paper", *DIFFERENCE}
@@ -258,4 +255,4 @@ def _as_in_paper(run: Run) -> bool:
     if recipe.data.augmented and recipe.method.name != "ssmba":
         return False
     changed = flatten(recipe.model_dump(exclude_defaults=True))
-    return was_trained_on(recipe.data.train) and without(changed, NOT_IN_PAPER) == changed
+    return was_trained_on(recipe.data.train) and without(changed, PAPER["at_defaults"]) == changed

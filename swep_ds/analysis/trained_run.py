@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
-from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.settings import shown, suggest
+from swep_ds.common.errors import InputError, as_input_error, excerpt
+from swep_ds.common.settings import suggest
 from swep_ds.data.answers import occurrences
 from swep_ds.data.batches import IGNORED, Batch, padded_inputs
 from swep_ds.data.example import Example
@@ -149,7 +149,7 @@ class TrainedRun:
         names = self.recipe.test_sets
         name = name or next(iter(names), "")
         if name not in names:
-            raise InputError(f"{self.folder}: was not tested on a data set {shown(name)}{suggest(name, names)}")
+            raise InputError(f"{self.folder}: was not tested on a data set {excerpt(name)}{suggest(name, names)}")
         check_unchanged(self.recipe, self.folder, [source_of_test_set(self.recipe, name)])
         return reported_examples(self.recipe, name)
 

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 EXIT_DONE = 0
 EXIT_FAULT = 1
@@ -42,6 +43,15 @@ class Stopped(RunExit):
 
 
 @contextmanager
+def at(place: str) -> Iterator[None]:
+    """Puts the place in front of the message of an InputError, which says only what is wrong."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+@contextmanager
 def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Turns whatever a library raises while it parses a user's input into `InputError("<what> (<reason>): <fix>")`.
 
@@ -76,6 +86,12 @@ def denied(error: OSError) -> RunExit | None:
     if isinstance(error, PermissionError):
         said += ": change its permissions, or its folder's"
     return InputError(said)
+
+
+def excerpt(value: Any) -> str:
+    """A value for a message, on one line of at most 100 characters."""
+    text = printable(repr(value))
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def printable(text: str) -> str:

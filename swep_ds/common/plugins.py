@@ -8,20 +8,16 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from swep_ds.common.errors import InputError, reason
+from swep_ds.common.errors import as_input_error
 
 
 @cache
 def load_entry_points(group: str) -> None:
     """Imports what installed packages name in this group, once. Raises InputError: one cannot be imported."""
     for point in entry_points(group=group):
-        try:
+        what = f"entry point {point.name} = {point.value}, group {group}: cannot be imported"
+        with as_input_error(what, "correct that package, or uninstall it"):
             point.load()
-        except (Exception, SystemExit) as error:  # code 0 of a plug-in would look like a finished run
-            raise InputError(
-                f"entry point {point.name} = {point.value}, group {group}: cannot be imported ({reason(error)}): "
-                "correct that package, or uninstall it"
-            ) from error
 
 
 def check_free(name: str, former: Any, new: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from swep_ds.common.errors import InputError, printable, reason
+from swep_ds.common.errors import InputError, excerpt, printable, reason
 from swep_ds.common.files import read_text, user_path
 from swep_ds.common.schema import add_meanings
 
@@ -140,7 +140,7 @@ def _faults(error: ValidationError, model: type[Section]) -> Iterator[str]:
         elif fault["type"] == "union_tag_not_found":
             yield f"{field}.name is required: set it"
         elif fault["type"] in ("model_type", "model_attributes_type"):
-            yield f"{field}: {shown(fault['input'])} is not a section: give its fields"
+            yield f"{field}: {excerpt(fault['input'])} is not a section: give its fields"
         elif fault["type"] == "union_tag_invalid":
             name = fault["ctx"]["tag"]
             yield f"{field}.name: {name!r} is not a {field}{suggest(name, model.kinds[field])}"
@@ -148,7 +148,7 @@ def _faults(error: ValidationError, model: type[Section]) -> Iterator[str]:
             yield f"{field}: {error_of_ours}" if field else str(error_of_ours)
         else:
             text = fault["msg"].replace("Input should", "must")
-            yield f"{field}: {shown(fault['input'])}: {text[0].lower()}{text[1:]}"
+            yield f"{field}: {excerpt(fault['input'])}: {text[0].lower()}{text[1:]}"
 
 
 def _suggest_field(location: Sequence[str], kind: str | None, model: type[Section]) -> str:
@@ -170,12 +170,6 @@ def _suggest_field(location: Sequence[str], kind: str | None, model: type[Sectio
         if parent in here.model_fields:
             here = next(iter(sections_of(here, parent)), here)
     return suggest(name, here.model_fields, f"{'.'.join(parents)}.")
-
-
-def shown(value: Any) -> str:
-    """A value for a message, on one line of at most 100 characters."""
-    text = printable(repr(value))
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def suggest(name: str, candidates: Iterable[str], before: str = "") -> str:

@@ -77,6 +77,13 @@ class _Model:
         self.coalesced = self.width * self.numel if train.coalesce_grad_reduction else 0
         # stage_1_and_2.py: the flat buffer is padded to 2 w elements on w ranks
         self.part = 2 * math.ceil(self.numel / (2 * world_size))
+        # below ZeRO-3: whole weights, and a part of the optimizer
+        self.whole = States(
+            parameters=self.width * self.numel,
+            optimizer=self._kept(self.part),
+            evaluating=min(4 * self.part, self.applied),
+            loading=4 * self.numel,
+        )
 
     def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
         """Plain data parallelism under PyTorch's optimizer, in float32."""
@@ -93,30 +100,18 @@ class _Model:
                     moments += 4 * (math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1])
         # engine.py: allreduce_bucket flattens gradients when the backward is over
         flattened = 4 * min(self.numel, ALLREDUCE_BUCKET + self.largest)
-        return States(
-            parameters=whole,
-            optimizer=moments + 4 * self.averaged,
-            gradients=whole,
-            step=whole + max(flattened, working),
-            evaluating=self.applied,
-            loading=4 * self.numel,
-        )
+        step = whole + max(flattened, working)
+        optimizer = moments + 4 * self.averaged
+        return replace(self.whole, optimizer=optimizer, gradients=whole, step=step, evaluating=self.applied)
 
     def stage_1(self) -> States:
         """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`)."""
-        whole = self.width * self.part * self.world_size
+        gradients = self.width * self.part * self.world_size
         working = 4 * self.part if self.width < 4 else 0  # the float32 gradient of the step
         if self.sends_half:
             working = 2 * self.numel
-        return States(
-            parameters=self.width * self.numel,
-            optimizer=self._kept(self.part),
-            gradients=whole,
-            transient=self.width * self.numel,
-            step=whole + working,
-            evaluating=min(4 * self.part, self.applied),
-            loading=4 * self.numel,
-        )
+        transient = self.width * self.numel
+        return replace(self.whole, gradients=gradients, transient=transient, step=gradients + working)
 
     def stage_2(self, accumulates: bool) -> States:
         """Also ZeRO-1 with offload, whose gradients go through the hooks of stage 2."""
@@ -146,15 +141,7 @@ class _Model:
             transient = self.bucket + width * self.numel
         # step(): averaged gradients, flat, then float32; then Adam
         flattening = gradients + width * part + (4 * part if width < 4 else 0)
-        return States(
-            parameters=width * self.numel,
-            optimizer=self._kept(part),
-            gradients=gradients,
-            transient=transient,
-            step=max(flattening, 4 * part),
-            evaluating=min(4 * part, self.applied),
-            loading=4 * self.numel,
-        )
+        return replace(self.whole, gradients=gradients, transient=transient, step=max(flattening, 4 * part))
 
     def stage_3(self) -> States:
         width = self.width

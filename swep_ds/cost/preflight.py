@@ -85,11 +85,7 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
     report[f"ds_config {ds_config}"] = _files(ds_config_path(ds_config))
     model = recipe.model.name
     report[f"model.name {model}"] = _files(user_path(resolve_model(model))) or _cached(model, "model")
-    sources = {**recipe.data.sources, "data.augmented": recipe.data.augmented}
-    if recipe.pretrain:
-        sources["pretrain.train"] = recipe.pretrain.train
-    sources |= {f"data.eval.{name}": source for name, source in recipe.data.eval.items()}
-    return report | {f"{field} {source}": _data(source) for field, source in sources.items() if source}
+    return report | {f"{field} {source}": _data(source) for field, source in recipe.sources.items()}
 
 
 def _data(source: str) -> str:

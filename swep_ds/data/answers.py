@@ -7,12 +7,11 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from swep_ds.common.errors import InputError
-from swep_ds.common.settings import shown
+from swep_ds.common.errors import InputError, excerpt
 
 MRQA_COLUMN = "detected_answers"
 GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
@@ -35,23 +34,14 @@ _VALUE_AND_GAP = re.compile(
 _NUMPY = re.compile(r"array|str_|bool_?|u?int\d+|float\d+")  # calls by which NumPy prints its values
 
 
-@contextmanager
-def at(place: str) -> Iterator[None]:
-    """Puts the place in front of the message of an InputError, which says only what is wrong."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{place}: {error}") from None
-
-
 def field(mapping: Any, name: str, kind: type = object) -> Any:
     """`mapping[name]`. Raises InputError: it is missing, or not of `kind`."""
     if not isinstance(mapping, dict):
-        raise InputError(f"expected an object with the field {name!r}, found {shown(mapping)}")
+        raise InputError(f"expected an object with the field {name!r}, found {excerpt(mapping)}")
     if name not in mapping:
-        raise InputError(f"field {name!r} is missing; add it (found: {shown(list(mapping))})")
+        raise InputError(f"field {name!r} is missing; add it (found: {excerpt(list(mapping))})")
     if not isinstance(mapping[name], kind):
-        raise InputError(f"field {name!r} is {shown(mapping[name])}; expected a {kind.__name__}")
+        raise InputError(f"field {name!r} is {excerpt(mapping[name])}; expected a {kind.__name__}")
     return mapping[name]
 
 
@@ -135,7 +125,7 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
         starts = [None] * len(texts)
     starts = _listed(starts)
     if len(starts) != len(texts):
-        raise InputError(f"answer_start is {shown(starts)}; give one whole number for each text")
+        raise InputError(f"answer_start is {excerpt(starts)}; give one whole number for each text")
     pairs = [(text, start) for text, start in zip(texts, starts, strict=True) if text]
     if pairs and impossible in TRUE:
         raise InputError("is_impossible is true, but it has answers: correct one of the two")
@@ -160,7 +150,7 @@ def _unpacked(value: Any, context: str) -> Any:
     except (ValueError, SyntaxError, TypeError):
         if not re.match(r"""[\s\[{]+['"]""", value):
             return value
-    raise InputError(f"{shown(value)} is neither JSON nor a list or dict as Python prints it: correct it")
+    raise InputError(f"{excerpt(value)} is neither JSON nor a list or dict as Python prints it: correct it")
 
 
 def _text(value: Any, context: str) -> str:
@@ -171,7 +161,7 @@ def _text(value: Any, context: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
-        raise InputError(f"the answer {shown(value)} is not text; give a string")
+        raise InputError(f"the answer {excerpt(value)} is not text; give a string")
     if is_blank(value) or (value in GAPS and value not in context):
         return ""
     if re.fullmatch(r"\d+\.0", value) and value not in context:
@@ -197,7 +187,7 @@ def training_span(
     except (TypeError, ValueError):
         number = math.nan
     if not number.is_integer() or number < 0:
-        raise InputError(f"answer_start is {shown(start)}; expected a whole number of characters, from 0")
+        raise InputError(f"answer_start is {excerpt(start)}; expected a whole number of characters, from 0")
     begin = int(number)
     actual = context[begin : begin + len(text)]
     if actual != text:
@@ -223,7 +213,7 @@ def mrqa_span(context: str, detected: list[dict[str, Any]]) -> tuple[int, int]:
 
 def _elsewhere(text: str, said: str, actual: str) -> InputError:
     return InputError(
-        f"the answer {shown(text)} {said} of its context, which has {shown(actual)} there; correct the "
+        f"the answer {excerpt(text)} {said} of its context, which has {excerpt(actual)} there; correct the "
         "offset (in characters, from 0)"
     )
 
@@ -242,11 +232,11 @@ def find_answer(context: str, text: str, *, repeated: bool = False) -> tuple[int
     if len(starts) == 1:
         return starts[0], starts[0] + len(text)
     if not starts:
-        raise InputError(f"the answer {shown(text)} does not occur in its context; correct it, or drop the question")
+        raise InputError(f"the answer {excerpt(text)} does not occur in its context; correct it, or drop the question")
     if repeated:
         return None
     raise InputError(
-        f"the answer {shown(text)} occurs {len(starts)} times in its context; give its answer_start (in characters, "
+        f"the answer {excerpt(text)} occurs {len(starts)} times in its context; give its answer_start (in characters, "
         "from 0), or set data.repeated_answers to first (its first place is trained on) or drop"
     )
 

@@ -17,9 +17,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.settings import shown
-from swep_ds.data.answers import MRQA_COLUMN, TRUE, answer_pairs, at, field, is_missing, text_field, training_span
+from swep_ds.common.errors import InputError, as_input_error, at, excerpt
+from swep_ds.data.answers import (
+    MRQA_COLUMN,
+    TRUE,
+    answer_pairs,
+    field,
+    is_missing,
+    text_field,
+    training_span,
+)
 from swep_ds.data.example import Example
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
@@ -60,7 +67,7 @@ def file_items(path: Path) -> Items:
     else:
         raise InputError(
             f"holds neither JSON nor Parquet, Arrow or CSV (whose first line names the columns question, context and "
-            f"answers), but begins with {shown(header)}; save it as SQuAD or MRQA JSON, or as rows in one of these"
+            f"answers), but begins with {excerpt(header)}; save it as SQuAD or MRQA JSON, or as rows in one of these"
         )
 
 
@@ -167,7 +174,7 @@ def known_names(names: tuple[str, ...]) -> tuple[str, ...]:
         if columns.count(column) > 1:
             raise InputError(f"has the column {column!r} {columns.count(column)} times; keep one")
     if "question" not in columns:
-        raise InputError(f"has no column question (found: {shown(list(names))}): rename yours")
+        raise InputError(f"has no column question (found: {excerpt(list(names))}): rename yours")
     if MRQA_COLUMN in columns:
         raise InputError(
             "has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which are no text: "
@@ -189,8 +196,8 @@ def read_items(source: str, items: Items, **wanted: bool | None) -> Iterator[Exa
         try:
             yield _example(id_, fields, **wanted)
         except InputError as error:
-            message = message or f"question {shown(id_)}: {error}"
-            faulty.append(shown(id_))
+            message = message or f"question {excerpt(id_)}: {error}"
+            faulty.append(excerpt(id_))
     if len(faulty) > 1:
         message += f"; {len(faulty) - 1} more of this file's questions have faults: {', '.join(faulty[1:MAX_NAMED])}"
     if message:
@@ -202,7 +209,7 @@ def _rows(source: str, items: Items, labels: bool | None) -> Iterator[tuple[str,
     untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
     for place, item in items:
         if not isinstance(item, dict):
-            raise InputError(f"{place}: expected an object, found {shown(item)}")
+            raise InputError(f"{place}: expected an object, found {excerpt(item)}")
         title = _name(item.get("title"))
         if "paragraphs" in item:
             with at(place):
@@ -218,7 +225,7 @@ def _rows(source: str, items: Items, labels: bool | None) -> Iterator[tuple[str,
             with at(place):
                 names = known_names(tuple(item))
                 if labels and "context" not in names:
-                    raise InputError(f"has no column context (found: {shown(list(item))}): rename yours")
+                    raise InputError(f"has no column context (found: {excerpt(list(item))}): rename yours")
             fields = dict(zip(names, item.values(), strict=True))
             if isinstance(fields.get("context"), str):
                 fields["context"] = sys.intern(fields["context"])  # rows repeat their paragraph

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from swep_ds.common.errors import InputError, as_input_error, reason
+from swep_ds.common.errors import InputError, as_input_error, at, excerpt, reason
 from swep_ds.common.files import check_hub, read_json, user_path
 from swep_ds.common.plugins import check_free, load_entry_points
-from swep_ds.common.settings import shown
-from swep_ds.data.answers import at, occurrences
+from swep_ds.data.answers import occurrences
 from swep_ds.data.example import Example
 from swep_ds.data.formats import Items, document_items, file_items, numbered, read_items, table_rows
 from swep_ds.data.quickstart import corpus
@@ -57,7 +56,7 @@ def read_examples(
         raise InputError(f"{source}: holds no questions; give a data set with at least one")
     [(id_, count)] = Counter(example.id for example in examples).most_common(1)
     if count > 1:
-        raise InputError(f"{source}: question id {shown(id_)} occurs twice; make every id unique")
+        raise InputError(f"{source}: question id {excerpt(id_)} occurs twice; make every id unique")
     return examples
 
 

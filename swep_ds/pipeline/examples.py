@@ -8,9 +8,8 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, at
 from swep_ds.common.files import user_path
-from swep_ds.data.answers import at
 from swep_ds.data.example import Example
 from swep_ds.data.readers import local_files, read_examples, settle_repeated
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
@@ -133,15 +132,9 @@ def source_of_test_set(recipe: Recipe, name: str) -> str:
 def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, tuple[Path, ...]]:
     """The local files that the recipe's sources of data, and its model, are read from, by field; none for other sources
     or for files that do not exist. `fields` are the only ones to look at, such as data.eval.news; None = all."""
-    data = recipe.data
-    sources = {**data.sources, "data.augmented": data.augmented}
-    if recipe.pretrain:
-        sources["pretrain.train"] = recipe.pretrain.train
-    for name, source in data.eval.items():
-        sources[f"data.eval.{name}"] = source
     files = {}
-    for field, source in sources.items():
-        if source and (fields is None or field in fields):
+    for field, source in recipe.sources.items():
+        if fields is None or field in fields:
             files[field] = local_files(source, training=not field.startswith("data.eval."))
     model = Path(QUICKSTART.get(recipe.model.name) or user_path(recipe.model.name))
     if model.is_dir() and (fields is None or "model.name" in fields):

@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 
 from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import read_json, user_path, write_atomically
+from swep_ds.common.files import is_locked, read_json, user_path, write_atomically
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
@@ -152,14 +152,12 @@ class RunFolder:
         where = f"--output_dir {self.path}"
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(blocking=False)
-        except Timeout:
+        if is_locked(self.path / ".lock"):
             say_on_stderr(f"another process trains in {self.path}: waiting up to {LOCK_SECONDS:g} s for it to end")
-            try:
-                self._lock.acquire(timeout=LOCK_SECONDS)
-            except Timeout:
-                raise InputError(f"{where}: another process is writing to it: name another folder") from None
+        try:
+            self._lock.acquire(timeout=LOCK_SECONDS)
+        except Timeout:
+            raise InputError(f"{where}: another process is writing to it: name another folder") from None
         self.check_owner(recipe, resume)
         tags = find_checkpoints(self.checkpoints)
         if resume in ("auto", "never"):

@@ -13,9 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.errors import InputError, as_input_error, at
 from swep_ds.common.settings import differences, flatten
-from swep_ds.data.answers import at
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.data.example import Example
 from swep_ds.data.features import Features, WindowSettings, build_features

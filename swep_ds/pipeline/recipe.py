@@ -14,9 +14,9 @@ import yaml
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, field_validator, model_validator
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, excerpt
 from swep_ds.common.plugins import load_entry_points
-from swep_ds.common.settings import FieldFault, Section, change, load, read_whole, shown, suggest, without_paths
+from swep_ds.common.settings import FieldFault, Section, change, load, read_whole, suggest, without_paths
 from swep_ds.evaluation.scores import LANGUAGES
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
@@ -92,7 +92,7 @@ class DataSection(Section):
         if isinstance(value, str):
             return value
         if not isinstance(value, list):
-            raise ValueError(f"{shown(value)}: give a source, or a list of {{source, weight}}")
+            raise ValueError(f"{excerpt(value)}: give a source, or a list of {{source, weight}}")
         mix = TypeAdapter(list[MixedSource]).validate_python(value)
         names = {part.source for part in mix}
         if len(names) < max(2, len(mix)):
@@ -112,7 +112,7 @@ class DataSection(Section):
     def _fits_together(self) -> "DataSection":
         names = list(self.sources.values())
         if self.home is not None and self.home not in names:
-            raise FieldFault(f"home: {shown(self.home)} is not a source of data.train{suggest(self.home, names)}")
+            raise FieldFault(f"home: {excerpt(self.home)} is not a source of data.train{suggest(self.home, names)}")
         if len(names) > 1 and self.augmented is not None:
             raise FieldFault("augmented: holds samples of one source, and data.train is a mix: set one of them only")
         return self
@@ -308,8 +308,8 @@ class Recipe(Section):
                 )
         elif home_before is not None and home not in (None, home_before, source):
             trained = "the home of data.train" if isinstance(after["train"], list) else "data.train"
-            domain = f"the source domain, data.eval.{name} ({shown(source)}), is the recipe's"
-            kept = f"{trained} is {shown(home)}, while {domain}"
+            domain = f"the source domain, data.eval.{name} ({excerpt(source)}), is the recipe's"
+            kept = f"{trained} is {excerpt(home)}, while {domain}"
             if added:
                 raise InputError(
                     f"{kept}, and {', '.join(map(str, added))} would count as out of domain: name all test sets, the "
@@ -334,6 +334,15 @@ class Recipe(Section):
     def title(self) -> str:
         """Method, model and seed, for headings."""
         return f"{self.method.name}, {self.model.name}, seed {self.seed}"
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """All sources of questions, by the field that names each."""
+        sources = {**self.data.sources, "data.augmented": self.data.augmented}
+        if self.pretrain:
+            sources["pretrain.train"] = self.pretrain.train
+        sources |= {f"data.eval.{name}": source for name, source in self.data.eval.items()}
+        return {field: source for field, source in sources.items() if source}
 
     @property
     def test_sets(self) -> list[str]:
@@ -390,7 +399,7 @@ def warn_once(text: str) -> None:
 def check_data_set_name(name: str) -> None:
     """Raises ValueError for a name that cannot become the file `predictions/NAME.json`."""
     if not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
-        raise ValueError(f"the name {shown(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
+        raise ValueError(f"the name {excerpt(name)} becomes a file name: use letters, digits, '.', '_' and '-'")
 
 
 load_entry_points(GROUP)  # at the end: such a module may import this one

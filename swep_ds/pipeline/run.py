@@ -17,9 +17,8 @@ from deepspeed.accelerator import get_accelerator
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
-from swep_ds.common.errors import InputError, RunExit, reason
+from swep_ds.common.errors import InputError, RunExit, at, reason
 from swep_ds.common.files import read_lines
-from swep_ds.data.answers import at
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,

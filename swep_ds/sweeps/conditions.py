@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, at
 from swep_ds.common.files import read_json
 from swep_ds.common.settings import differences, flatten
 from swep_ds.pipeline.examples import load_examples
@@ -57,10 +57,8 @@ def check_start(
     for cell in chosen:
         if ranks is None or cell.folder.exists():  # what has begun began with a ds_config that fits
             continue
-        try:
+        with at(cell.name):
             prepare.check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
-        except InputError as error:
-            raise InputError(f"{cell.name}: {error}") from None
 
 
 def check_data(cells: Sequence[Cell]) -> None:
@@ -73,7 +71,5 @@ def check_data(cells: Sequence[Cell]) -> None:
             if whole in read or cell.results() is not None:
                 continue
             read.append(whole)
-            try:
+            with at(cell.name):
                 load_examples(recipe)
-            except InputError as error:
-                raise InputError(f"{cell.name}: {error}") from None

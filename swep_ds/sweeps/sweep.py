@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
-from swep_ds.common.errors import InputError
+from swep_ds.common.errors import InputError, at
 from swep_ds.common.files import is_locked, read_json, write_atomically
 from swep_ds.common.settings import Section, differences, flatten, read_layers, validate, without
 from swep_ds.evaluation.results import RESULTS
@@ -217,12 +217,10 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
         # as `--set` takes them: JSON is YAML
         options = [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in settings.items()]
         options += [*overrides, f"seed={seed}"]
-        try:
+        places = [f"variants.{variant}", *(f"across.{axis}.{label}" for axis, label in labels.items())]
+        changed = "".join(f" with --set {override}" for override in overrides)
+        with at(f"{path}: {', '.join(places)}{changed}"):
             recipe = Recipe.load(sweep.recipe, options, "recipe")
-        except InputError as error:
-            places = [f"variants.{variant}", *(f"across.{axis}.{label}" for axis, label in labels.items())]
-            changed = "".join(f" with --set {override}" for override in overrides)
-            raise InputError(f"{path}: {', '.join(places)}{changed}: {error}") from None
         name = "-".join([*map(slug, (variant, *labels.values())), f"seed{seed}"])
         registered = sweep.primary, tuple(sweep.secondary or ())
         cells.append(Cell(variant, seed, recipe, tuple(options), output_dir / name, labels, *registered))
