@@ -22,6 +22,7 @@ setup(
             "py.typed",
             "recipes/*.yaml",
             "sweeps/*.yaml",
+            "training/zero/names.yaml",
             "data/quickstart/encoder/*",
             "data/quickstart/t5/*",
             "data/quickstart/templates/*.yaml",
