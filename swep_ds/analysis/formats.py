@@ -36,6 +36,7 @@ MARKDOWN_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "|*_<`[]\\"})
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 LATEX_MARKS = str.maketrans(LATEX_MARKS | {mark: f"\\{mark}" for mark in "&%$#_{}"})
 Blocks = Callable[[Any, Callable[[str], str]], Iterator[tuple[str, list[pd.DataFrame]]]]  # as `grids`
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def publish(runs: Sequence[Run], folder: Path | None, against: str | None = None, line: Line | None = None) -> Table:
@@ -170,7 +171,20 @@ def csv(table: Table) -> str:
     labels = pd.DataFrame(cells["labels"].tolist())
     cells = cells.drop(columns=["block", "labels", "difference_significant"])
     labels = labels.rename(columns=lambda axis: f"axis_{axis}" if axis in cells else axis)
-    return pd.concat([cells[["model"]], labels, cells.drop(columns="model")], axis=1).to_csv(index=False)
+    return to_csv(pd.concat([cells[["model"]], labels, cells.drop(columns="model")], axis=1))
+
+
+def to_csv(frame: pd.DataFrame) -> str:
+    """CSV without the index. Names of runs and ids of questions come from others: a text that a spreadsheet would take
+    for a formula gets a quote in front."""
+
+    def shown(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        text = printable(value)
+        return f"'{text}" if text.startswith(FORMULA) else text
+
+    return frame.map(shown).rename(columns=shown).to_csv(index=False)
 
 
 def as_json(table: Table) -> str:

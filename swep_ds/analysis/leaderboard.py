@@ -115,5 +115,5 @@ def publish(found: Sequence[Run], folder: Path | None, against: str | None = Non
     if folder and len(board.entries):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "leaderboard.md", formats.markdown(board, grids))
-        write_atomically(folder / "leaderboard.csv", board.entries.to_csv(index=False))
+        write_atomically(folder / "leaderboard.csv", formats.to_csv(board.entries))
     return board

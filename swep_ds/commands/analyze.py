@@ -21,13 +21,14 @@ from swep_ds.common.files import check_output_folder, user_path, write_atomicall
 
 
 def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.formats import to_csv
     from swep_ds.analysis.words import curves, draw, share_of_samples
 
     table = curves(arguments.run)
     samples = share_of_samples(arguments.augmented) if arguments.augmented else None
     folder.mkdir(parents=True, exist_ok=True)
     draw(table, samples, folder)
-    write_atomically(folder / "words.csv", table.to_csv(index=False))
+    write_atomically(folder / "words.csv", to_csv(table))
     lines = []
     for run, row in table.groupby("run", sort=False).last().iterrows():
         changed = f"{row.words_changed:.2%} of the tokens at update {row['update']}"
@@ -38,6 +39,7 @@ def words(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.formats import to_csv
     from swep_ds.analysis.heatmap import nearest_words, page, word_distances
 
     run, windows = load_windows(arguments)
@@ -47,7 +49,7 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
     ids = [window.example.id for window in windows]
     write_atomically(folder / "heatmap.html", page(ids, texts, run.recipe.title, run.draws))
     changed = tokens["token"] != tokens["nearest_after"]
-    write_atomically(folder / "changed_words.csv", tokens[changed].to_csv(index=False))
+    write_atomically(folder / "changed_words.csv", to_csv(tokens[changed]))
     counts = changed.groupby(tokens["question_id"], sort=False).agg(["sum", "size"])
     return [
         f"{id_}: {count} of {total} tokens are nearest to another word" for id_, count, total in counts.itertuples()
@@ -55,12 +57,13 @@ def heatmap(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def tsne(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    from swep_ds.analysis.formats import to_csv
     from swep_ds.analysis.tsne import coordinates, draw
 
     run, windows = load_windows(arguments)
     table = coordinates(run, windows)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "tsne.csv", table.to_csv(index=False))
+    write_atomically(folder / "tsne.csv", to_csv(table))
     draw(table, run.recipe.title, folder)
     return []
 
