@@ -22,6 +22,7 @@ setup(
             "py.typed",
             "recipes/*.yaml",
             "sweeps/*.yaml",
+            "training/ds_refused.yaml",
             "training/zero/names.yaml",
             "data/quickstart/encoder/*",
             "data/quickstart/t5/*",

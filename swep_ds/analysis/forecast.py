@@ -97,9 +97,6 @@ class Forecast:
     with_labels: dict[str, Estimate] = field(default_factory=dict)
 
 
-# Estimators
-
-
 def signal(runs: Sequence[Sequence[Answered]], scorer: Scorer) -> np.ndarray:
     """[Q, 2]: how sure the runs are of each answer; 0 where they decline. Raises InputError: there is one run, without
     confidences."""
@@ -195,9 +192,6 @@ def forecast(home: Home, name: str, runs: Sequence[Sequence[Answered]]) -> Forec
 
 def _percent(shares: np.ndarray) -> tuple[float, float]:
     return tuple((100 * shares).tolist())
-
-
-# Reading runs
 
 
 def read_home(folders: Sequence[Path]) -> Home:

@@ -56,9 +56,6 @@ def publish(runs: Sequence[Run], folder: Path | None, against: str | None = None
     return result
 
 
-# Small tables of text
-
-
 def grids(table: Table, text: Callable[[str], str]) -> Iterator[tuple[str, list[pd.DataFrame]]]:
     """(title of the block, its grids, all made with `text`): its scores, then what else is known: calibration, points
     above the line, differences. The first column has the rows' names under the grid's title."""
@@ -136,9 +133,6 @@ def bounds(entry: dict[str, Any], name: str) -> str:
 
 def _or(absent: str, value: Any, form: str) -> str:
     return absent if pd.isna(value) else format(value, form)
-
-
-# Formats, also of a leaderboard, whose `grids` are others
 
 
 def markdown(table: Table, blocks: Blocks = grids) -> str:

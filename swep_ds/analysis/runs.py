@@ -54,9 +54,6 @@ class Run:
         return f"{labels}: {self.reason} ({log if log.is_file() else self.folder})"
 
 
-# Finding runs
-
-
 def runs_of_cells(cells: Sequence[sweep.Cell]) -> list[Run]:
     """The runs of a sweep, each with its recipe; after one with `train.average`, the row of its last weights."""
     runs = []
@@ -148,9 +145,6 @@ def _most_frequent(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable,
     for key, value in pairs:
         counts.setdefault(key, Counter())[value] += 1
     return {key: counter.most_common(1)[0][0] for key, counter in counts.items()}
-
-
-# Reading and comparing them
 
 
 def read_runs(found: Sequence[Run]) -> tuple[list[Run], list[Run]]:

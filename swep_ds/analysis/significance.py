@@ -30,9 +30,6 @@ Rows = Mapping[str, Sequence[Run]]
 Difference = dict[str, Any]
 
 
-# The scores of each question
-
-
 def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
     """A line if two data sets, whose mean has an interval, have more than half of their question ids in common, as
     translations of one set have."""
@@ -100,9 +97,6 @@ def _scores(run: Run, data_set: str, examples: Sequence[Example]) -> pd.DataFram
             f"{reported['exact_match']:.2f} / {reported['f1']:.2f} in results.json"
         )
     return scores
-
-
-# Differences
 
 
 def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[str, str, str], Difference]:

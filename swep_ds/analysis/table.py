@@ -174,9 +174,6 @@ def _doses(rows: Rows) -> dict[str, str]:
     return doses
 
 
-# Differences
-
-
 def _registered(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[Difference]:
     """The contrast that a sweep names, if both of its rows have runs with seeds in common."""
     name, base, metric, data_set = contrast
@@ -207,9 +204,6 @@ def _adjust(primary: Sequence[Difference], secondary: Sequence[Difference], othe
         p = p_of[test_of(entry)]
         entry["difference_holm"] = p
         entry["difference_significant"] = p is not None and p < 1 - crossed.LEVEL / 100
-
-
-# The paper's numbers
 
 
 def _add_paper(cells: Sequence[dict[str, Any]], differences: Sequence[Difference], model: str, rows: Rows) -> str:

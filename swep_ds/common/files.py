@@ -20,9 +20,6 @@ TEXTS = (".txt", ".md")  # suffixes of the files that `read_texts` reads
 DEFAULT_DS_CONFIG = "zero1"  # where the user names none; ds_configs/README.md says why
 
 
-# Reading
-
-
 def read_text(path: Path, what: str | None = None) -> str:
     """The text of a UTF-8 file, without a byte-order mark. `what` is how the user named it, such as "--ds_config
     zero2.json". Raises InputError: no such file, or not UTF-8."""
@@ -88,9 +85,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-# Names
-
-
 def user_path(given: str | os.PathLike) -> Path:
     """A path that a user gave, with `~` expanded."""
     return Path(given).expanduser()
@@ -154,9 +148,6 @@ def ds_config_path(name_or_path: str) -> Path:
     if not path.exists():
         raise InputError(f"--ds_config {name_or_path}: no such file: give a path, or a shipped one: {', '.join(files)}")
     return path
-
-
-# Writing
 
 
 def check_output(option: str, path: Path | None) -> None:

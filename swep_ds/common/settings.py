@@ -20,9 +20,6 @@ Tree = dict[str, Any]
 Change = tuple[list[str], Any]  # a field's name, in parts, and its new value
 
 
-# Sections
-
-
 class FieldFault(ValueError):
     """Holds messages. Each begins with the name of a field in its section."""
 
@@ -110,9 +107,6 @@ def differences(there: Tree, here: Tree, most: int | None = None) -> str:
     return "; ".join(parts)
 
 
-# What is wrong with settings
-
-
 def validate(model: type[S], tree: Tree, place: Path | str) -> S:
     """`tree` as typed settings, which were read from the file `place`, or which the user named so. Raises InputError:
     lists all unknown fields and wrong values."""
@@ -178,9 +172,6 @@ def suggest(name: str, candidates: Iterable[str], before: str = "") -> str:
     return f"; did you mean {before + close[0]!r}?" if close else f"; known are {', '.join(sorted(candidates))}"
 
 
-# YAML
-
-
 class _Loader(yaml.SafeLoader):
     """Refuses repeated keys. 3e-5 is text in YAML 1.1: pydantic makes it a number where the field is one."""
 
@@ -206,9 +197,6 @@ def parse_yaml(text: str, what: str) -> Any:
         if mark:  # the error's text draws the place on several lines
             problem = f"line {mark.line + 1}, column {mark.column + 1}: {printable(str(error.problem))}"
         raise InputError(f"{what}: not YAML ({problem}): correct it, or quote the value") from None
-
-
-# Loading
 
 
 def load(model: type[S], name_or_path: str, shipped: Path, option: str, overrides: Sequence[str] = ()) -> S:

@@ -44,7 +44,7 @@ def model_states(
     shapes: Sequence[Sequence[int]], config: dict[str, Any], train: TrainSection, world_size: int, averaged: int = 0
 ) -> States:
     """What a model takes whose `parameters()` have these shapes, in their order. `averaged` is the number of elements
-    whose mean `train.average` keeps. Raises InputError: the config, from `resolve_ds_config`, offloads to disk.
+    whose mean `train.average` keeps. Raises InputError: the config, from `complete_ds_config`, offloads to disk.
     """
     zero = DeepSpeedZeroConfig(**config["zero_optimization"])
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]

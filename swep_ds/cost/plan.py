@@ -31,6 +31,7 @@ from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.sweeps.sweep import Cell
+from swep_ds.training.ds_config import complete_ds_config
 
 # the fastest first: partitioning more costs communication, offload waits for the bus. ZeRO-0 takes more memory than
 # ZeRO-1 and gives the device more operations in every precision (docs/measurements/cpu-training.md).
@@ -170,7 +171,7 @@ def _states(
     refused = []
     for name in names:
         try:
-            config = prepare.resolve_ds_config(name, recipe, **setup)
+            config = complete_ds_config(name, train, **setup)
             states[name] = model_states(shapes, config, train, devices.count, averaged)
         except InputError as error:
             refused.append(error)

@@ -86,9 +86,6 @@ def _value(node: ast.AST) -> Any:
     return ast.literal_eval(node)  # a text, a number, or an error
 
 
-# Answers
-
-
 @lru_cache(2**16)  # both metrics of every evaluation normalise the same gold answers
 def normalize_answer(text: str) -> str:
     """SQuAD's normalisation: lower case, without ASCII punctuation, the words a, an, the and extra white space.
@@ -167,9 +164,6 @@ def _text(value: Any, context: str) -> str:
     if re.fullmatch(r"\d+\.0", value) and value not in context:
         return value[:-2]
     return value
-
-
-# Where the training answer is
 
 
 def training_span(

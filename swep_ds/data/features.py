@@ -169,9 +169,6 @@ def _save(cached: Path, batches: Iterator[pa.RecordBatch], counts: Counter) -> N
         ) from error
 
 
-# The columns
-
-
 def _shown(questions: Iterator[Question], progress: Progress) -> Iterator[Question]:
     for done, question in enumerate(questions, 1):
         yield question

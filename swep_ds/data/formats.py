@@ -42,9 +42,6 @@ ANSWERED = {"answers", "answer", "is_impossible"}
 COLUMNS += ("stratum",)  # of a question that was suggested for labelling (`analysis/labelled.py`)
 
 
-# Formats
-
-
 def file_items(path: Path) -> Items:
     """The items of a file. Raises InputError: it is empty, damaged, of another format, or a table without a column."""
     content = path.read_bytes()
@@ -181,9 +178,6 @@ def known_names(names: tuple[str, ...]) -> tuple[str, ...]:
             "name the file of the shared task (.jsonl.gz)"
         )
     return columns
-
-
-# Questions
 
 
 def read_items(source: str, items: Items, **wanted: bool | None) -> Iterator[Example]:

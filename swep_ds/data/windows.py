@@ -67,9 +67,6 @@ def context_windows(tokens: int, room: int, step: int) -> list[ContextWindow]:
     return [ContextWindow(*window, *own) for window, own in zip(bounds, pairwise(owned), strict=True)]
 
 
-# Tokenizers
-
-
 def plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     """A copy of the tokenizer that gives the whole text's tokens, the same ones each time: without padding, truncation
     and sampling. A token of `NAMED` that a text spells out, such as "[SEP]", is text to it. Special tokens that others
@@ -121,9 +118,6 @@ def separate_texts(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         [*prefix, "$A:0", *suffix], [*prefix, "$A:0", "\n:1", "$B:1", *suffix], specials
     )
-
-
-# Tokens
 
 
 class TextTokens(NamedTuple):
@@ -199,9 +193,6 @@ def is_mark(character: str) -> bool:
     end of a Hangul syllable."""
     mark = unicodedata.category(character).startswith("M") or character in "\uff9e\uff9f"
     return mark or "\u1160" <= character <= "\u11ff"
-
-
-# Windows
 
 
 class Question(NamedTuple):

@@ -132,9 +132,6 @@ def accuracy_by_coverage(right_N: np.ndarray) -> np.ndarray:
     return np.cumsum(right_N) / np.arange(1, len(right_N) + 1)
 
 
-# Calibrators
-
-
 class Calibrator(Section):
     """sigmoid(intercept + weights . features), and how it was chosen."""
 

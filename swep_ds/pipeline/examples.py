@@ -121,9 +121,6 @@ def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, l
             warn_once(f"data.eval.{name} counts as out of domain, but {recipe.data.eval[name]} is also in data.train")
 
 
-# The files that they are read from
-
-
 def source_of_test_set(recipe: Recipe, name: str) -> str:
     """The field that names the source of a run's test set."""
     return recipe.data.home_field if name == HOLDOUT else f"data.eval.{name}"

@@ -116,9 +116,6 @@ def prepare(
     )
 
 
-# Text
-
-
 def run_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     """The tokenizer that a run uses and saves."""
     tokenizer = load_tokenizer(recipe.model.name)
@@ -176,9 +173,6 @@ def training_batches(
     )
 
 
-# Weights
-
-
 def load(
     recipe: Recipe, ds_config: str, tokenizer: PreTrainedTokenizerFast, source: str, *, weights: bool = True
 ) -> tuple[Objective, dict[str, Any]]:
@@ -192,7 +186,7 @@ def load(
     objective = Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
     setup = {"world_size": ranks.world_size(), "micro_steps": len(objective.parts(recipe.train.execution))}
     setup |= {"hidden_size": qa.hidden_size, "on_cpu": ranks.device().type == "cpu"}
-    config = resolve_ds_config(ds_config, recipe, **setup)
+    config = complete_ds_config(ds_config, recipe.train, **setup)
     precision = recipe.train.precision
     if precision == "tf32" and not accelerator.has_tf32():
         device = accelerator.product_name()
@@ -243,14 +237,6 @@ def load_model(
     return qa
 
 
-def resolve_ds_config(source: str, recipe: Recipe, **setup: Any) -> dict[str, Any]:
-    """`complete_ds_config` for a recipe; `setup` as there."""
-    return complete_ds_config(source, recipe.train, **setup)
-
-
-# What a checkpoint and all ranks must share
-
-
 def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a run must share with the checkpoint it resumes from, and how DeepSpeed spreads its state over the ranks."""
     config = dict(prepared.config)
@@ -289,9 +275,6 @@ def check_alike(setup: dict[str, Any]) -> None:
             )
 
 
-# Checks of a start that is still to come
-
-
 def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: int, *, on_cpu: bool) -> Recipe:
     """Checks the ds_config against each stage of a run in `folder`, which may have begun elsewhere. Reads no model.
 
@@ -304,6 +287,6 @@ def check_ds_config(recipe: Recipe, ds_config: str, folder: Path, world_size: in
         recipe = began.split(recipe, world_size)
     elif recipe.pretrain:
         with at(FIRST_STAGE):
-            resolve_ds_config(ds_config, recipe.first_stage(), **setup)
-    resolve_ds_config(ds_config, recipe, **setup)
+            complete_ds_config(ds_config, recipe.first_stage().train, **setup)
+    complete_ds_config(ds_config, recipe.train, **setup)
     return recipe

@@ -30,8 +30,8 @@ def check_start(
     not compared, nor recipes with the ds_config.
     """
     # these import DeepSpeed, for seconds
-    from swep_ds.pipeline import prepare
-    from swep_ds.training.ds_config import read_ds_config
+    from swep_ds.pipeline.prepare import check_ds_config
+    from swep_ds.training.ds_config import complete_ds_config, read_ds_config
 
     read_ds_config(ds_config)
     results = [(cell, cell.results()) for cell in cells]
@@ -45,7 +45,7 @@ def check_start(
         there = conditions(read_json(cell.folder / DS_CONFIG))
         # sizes of the model and of micro-steps are not compared
         setup = {"world_size": world, "micro_steps": 1, "hidden_size": 1, "on_cpu": False}
-        here = conditions(prepare.resolve_ds_config(ds_config, cell.recipe, **setup))
+        here = conditions(complete_ds_config(ds_config, cell.recipe.train, **setup))
         if compares_batches:
             there["global batch"] = RunFolder(cell.folder).global_batch(cell.recipe, world)
             here["global batch"] = batch_of_rank(cell.recipe) * ranks
@@ -58,7 +58,7 @@ def check_start(
         if ranks is None or cell.folder.exists():  # what has begun began with a ds_config that fits
             continue
         with at(cell.name):
-            prepare.check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
+            check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
 
 
 def check_data(cells: Sequence[Cell]) -> None:

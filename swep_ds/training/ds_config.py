@@ -9,6 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import yaml
 from deepspeed import DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
@@ -27,25 +28,7 @@ BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "aio")
 KNOWN = (*BLOCKS, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 KNOWN += ("gradient_clipping", "communication_data_type", *REPORTS)
 KNOWN += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
-# what DeepSpeed takes, and is decided otherwise here or leads to something wrong
-REFUSED = {
-    "amp": "the recipe's train.precision decides the precision: remove this block",
-    "optimizer": "the recipe's train.optimizer decides it, as PyTorch's AdamW or Adafactor: remove this block",
-    "scheduler": "the recipe's train.warmup_fraction and train.schedule decide it: remove this block",
-    "activation_checkpointing": "would do nothing: set the recipe's train.activation_checkpointing to true instead",
-    "flops_profiler": "bench_training.py counts an update's operations: remove this block",
-    "data_types": "gradients are accumulated in the engine's precision: remove this block",
-    "fp16.auto_cast": "a batch holds whole numbers, which must not be cast: remove this field",
-    "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"} instead',
-    "zero_optimization.cpu_offload_param": 'write "offload_param": {"device": "cpu"} instead',
-    # DeepSpeed 0.19 takes float32 weights and optimizer state from another parameter's place
-    "zero_optimization.round_robin_gradients": "DeepSpeed then saves wrong weights: remove it",
-    "zero_optimization.elastic_checkpoint": "no run resumes from the checkpoints that this makes: remove it",
-    "zero_optimization.parameter_alignment": "no run resumes from them on other ranks: remove it",
-    "zero_optimization.zenflow": "would step with gradients of earlier updates: remove this block",
-    "zero_optimization.module_granularity_threshold": "weights would stay partitioned: remove this field",
-    "zero_optimization.stage3_module_granularity_threshold": "weights would stay partitioned: remove this field",
-}
+REFUSED = yaml.safe_load(Path(__file__).with_name("ds_refused.yaml").read_text(encoding="utf-8"))  # field -> fix
 COMMENT = ("_", "#", "//")  # begins the names of fields that people write as comments
 
 

@@ -21,9 +21,10 @@ from swep_ds.cost.memory import States
 from swep_ds.cost.plan import GIB, Devices, _row, plan, plan_sweep
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.prepare import resolve_ds_config, training_batches, training_features
+from swep_ds.pipeline.prepare import training_batches, training_features
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 from swep_ds.sweeps.sweep import read_sweep
+from swep_ds.training.ds_config import complete_ds_config
 from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, free_port
 from tests.support.sweep_files import finish, write
@@ -311,7 +312,7 @@ def test_every_model_of_large_models_md_has_a_recipe_and_a_ds_config_that_go_tog
         recipe = Recipe.load(command["--recipe"], [command["--set"]])
         assert recipe.model.name == command["--set"].removeprefix("model.name=")
         assert (recipe.task == "generative") == ("t5" in recipe.model.name)
-        config = resolve_ds_config(str(ROOT / command["--ds_config"]), recipe, **SIZES)
+        config = complete_ds_config(str(ROOT / command["--ds_config"]), recipe.train, **SIZES)
         assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
 
 
@@ -320,6 +321,6 @@ def test_every_shipped_recipe_loads_with_the_ds_config_in_its_head(path):
     head = path.read_text().replace("\\\n#", "").splitlines()[0]
     words = shlex.split(head.lstrip("# "))
     recipe = Recipe.load(path.stem, [b for a, b in pairwise(words) if a == "--set"])
-    resolve_ds_config(dict(pairwise(words)).get("--ds_config", "zero2"), recipe, **SIZES)
+    complete_ds_config(dict(pairwise(words)).get("--ds_config", "zero2"), recipe.train, **SIZES)
     # transformers: gradients should not be clipped for Adafactor
     assert (recipe.train.max_grad_norm == 0) == (recipe.train.optimizer == "adafactor")

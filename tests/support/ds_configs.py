@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.training.ds_config import complete_ds_config
 from tests.support.bad_input import refused
 
 TRAIN = {"micro_batch_size": 4, "gradient_accumulation_steps": 3, "learning_rate": 2e-4, "max_grad_norm": 0.5}
@@ -24,7 +24,7 @@ def write(folder: Path, config: object) -> Path:
 def resolve(source: Path, micro_steps=2, world_size=2, on_cpu=True, **train) -> dict:
     """For a model of hidden size 16."""
     given = {"world_size": world_size, "micro_steps": micro_steps, "hidden_size": 16, "on_cpu": on_cpu}
-    return resolve_ds_config(str(source), recipe(**train), **given)
+    return complete_ds_config(str(source), recipe(**train).train, **given)
 
 
 def message(source: Path, **changes) -> str:

@@ -28,8 +28,8 @@ from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import build_engine
 from tests.support.ds_configs import write
 from tests.support.tiny_batches import batch, generative
@@ -58,7 +58,7 @@ def make_config(recipe: Recipe, stage: int, offload: bool = False, micro_steps: 
         zero["offload_param"] = OFFLOAD
     setup = {"world_size": ranks.world_size(), "micro_steps": micro_steps, "hidden_size": 128, "on_cpu": True}
     with tempfile.TemporaryDirectory() as folder:
-        return resolve_ds_config(str(write(Path(folder), {"zero_optimization": zero})), recipe, **setup)
+        return complete_ds_config(str(write(Path(folder), {"zero_optimization": zero})), recipe.train, **setup)
 
 
 def measure(model: str, stage: int, offload: bool, precision: str) -> list:

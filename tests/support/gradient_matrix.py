@@ -33,8 +33,8 @@ from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import run_update, seed_dropout
 from tests.support import tiny_batches, tiny_models
@@ -91,7 +91,7 @@ def compare(case: dict) -> list[dict]:
         parameter.grad = torch.zeros_like(parameter)
     parts = objective.parts(case["execution"])
     given = {"world_size": ranks.world_size(), "micro_steps": len(parts), "hidden_size": 16, "on_cpu": True}
-    config = resolve_ds_config(case["ds_config"], chosen, **given)
+    config = complete_ds_config(case["ds_config"], chosen.train, **given)
     with stand_in_graphs(1) if case.get("graphs") else nullcontext():
         engine = build_engine(objective, config, chosen.train, updates=1000)
     engine.train()

@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 
 from swep_ds.pipeline.export import NOISE
-from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.training.ds_config import complete_ds_config
 from tests.support import tiny_run
 from tests.support.finished import finished
 
@@ -114,7 +114,7 @@ def write_runs(home: Path) -> Path:
         (folder / "batch.json").write_text('{"windows": 16, "micro_batch_size": 8, "gradient_accumulation_steps": 1}')
         given = {"world_size": 2, "micro_steps": 2, "hidden_size": 16, "on_cpu": True}
         recipe = Recipe.load(str(folder / "recipe.yaml"))
-        config = resolve_ds_config(str(tiny_run.ds_config(home, 3)), recipe, **given)
+        config = complete_ds_config(str(tiny_run.ds_config(home, 3)), recipe.train, **given)
         (folder / "ds_config.json").write_text(json.dumps(config))
         shutil.copytree(home / "model", folder / "model")
         shutil.copy(home / NOISE, folder)

@@ -11,9 +11,9 @@ from swep_ds.methods.objective import Objective
 from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
+from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import build_engine
 from swep_ds.training.loop import observe, run_update
 from tests.support import tiny_batches, tiny_models
@@ -67,7 +67,7 @@ def expected_losses(variant: str, architecture: str, accumulation: int, smoothin
     objective = Objective(qa, build(method, qa.hidden_size, qa.embedding_size), SEED, smoothing)
     micro_steps = len(objective.parts(execution))
     given = {"world_size": 1, "micro_steps": micro_steps, "hidden_size": 16, "on_cpu": True}
-    config = resolve_ds_config(str(ROOT / "ds_configs" / "zero0.json"), recipe, **given)
+    config = complete_ds_config(str(ROOT / "ds_configs" / "zero0.json"), recipe.train, **given)
     engine = build_engine(objective, config, recipe.train, updates=UPDATES)
     engine.train()
     stream, losses = iter(batches(architecture, accumulation)), []

@@ -11,10 +11,10 @@ import yaml
 
 from swep_ds.analysis.runs import find_runs
 from swep_ds.common.files import ds_config_path
-from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.sweeps.conditions import check_data, check_start, conditions
 from swep_ds.sweeps.sweep import SWEEPS, Cell, Sweep, describe, read_sweep
+from swep_ds.training.ds_config import complete_ds_config
 from tests.support import tiny_run
 from tests.support.bad_input import refused
 from tests.support.sweep_files import MINIMAL, finish, write
@@ -172,7 +172,7 @@ def test_a_sweep_is_not_continued_under_other_conditions_than_its_finished_runs(
     check_start(cells, [], "zero2", 1)  # nothing is done
     folder, recipe = cells[0].folder, cells[0].recipe
     finish(cells[0])
-    resolved = resolve_ds_config("zero2", recipe, world_size=1, micro_steps=2, hidden_size=128, on_cpu=True)
+    resolved = complete_ds_config("zero2", recipe.train, world_size=1, micro_steps=2, hidden_size=128, on_cpu=True)
     (folder / "ds_config.json").write_text(json.dumps(resolved))
     check_start(cells, [], "zero2", 1)
     check_start(cells, [], "zero2", None)
@@ -243,7 +243,7 @@ def test_conditions_are_what_the_recipe_does_not_decide():
     def decided(world_size: int = 1, micro_steps: int = 2, hidden_size: int = 32, **train) -> dict:
         recipe = Recipe.load("quickstart", [f"train.{name}={value}" for name, value in train.items()])
         sizes = {"world_size": world_size, "micro_steps": micro_steps, "hidden_size": hidden_size}
-        return conditions(resolve_ds_config("zero2", recipe, **sizes, on_cpu=True))
+        return conditions(complete_ds_config("zero2", recipe.train, **sizes, on_cpu=True))
 
     usual = decided()
     assert usual["ds_config zero_optimization.stage"] == 2

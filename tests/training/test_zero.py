@@ -10,11 +10,11 @@ import torch
 from transformers import get_linear_schedule_with_warmup
 
 from swep_ds.methods.base import MicroStep
-from swep_ds.pipeline.prepare import resolve_ds_config
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from swep_ds.training.checkpoint_files import TrainState
 from swep_ds.training.checkpoints import Checkpoints
+from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.zero.install import before_initialize
@@ -46,7 +46,9 @@ def engine_of(module, folder: Path, zero: dict) -> Engine:
     recipe = Recipe.model_validate(sections | {"data": {"train": "none", "eval": {}}})
     source = ds_configs.write(folder, {"zero_optimization": {"stage3_param_persistence_threshold": 0, **zero}})
     setup = {"world_size": 1, "micro_steps": len(module.parts("split")), "hidden_size": 16, "on_cpu": True}
-    engine = build_engine(deepcopy(module), resolve_ds_config(str(source), recipe, **setup), recipe.train, UPDATES)
+    engine = build_engine(
+        deepcopy(module), complete_ds_config(str(source), recipe.train, **setup), recipe.train, UPDATES
+    )
     engine.train()
     return engine
 

@@ -24,9 +24,6 @@ _DRAW = re.compile(r"\{(\w+)(\.lower)?(?: ([^}]*))?\}")
 _NUMBERS = {"int": str, "number": "{:,}".format, "decimal": lambda tenths: f"{tenths // 10}.{tenths % 10}"}
 
 
-# Names
-
-
 @cache
 def _pools() -> dict[str, dict[Pool, list[str]]]:
     parts = yaml.safe_load((TEMPLATES / "names.yaml").read_text(encoding="utf-8"))
@@ -87,9 +84,6 @@ class World:
 
     def _name(self, kind: str) -> str:
         return self.rng.choice(_pools()[kind][self.pool])
-
-
-# Passages and questions
 
 
 @dataclass(frozen=True)
