@@ -25,7 +25,7 @@ def implementation(device_type: str, dtype: torch.dtype) -> ModuleType:
 
     The environment variable SWEP_KERNELS forces `torch` or `triton` (on a CPU only under TRITON_INTERPRET=1).
 
-    Raises: ValueError: SWEP_KERNELS is none of these; RuntimeError: Triton is needed and cannot run.
+    Raises: ValueError: SWEP_KERNELS is none of these; RuntimeError, ImportError: Triton is needed and cannot run.
     """
     choice = os.environ.get(VARIABLE, "auto")
     if choice not in ("auto", "torch", "triton"):

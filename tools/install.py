@@ -51,7 +51,10 @@ def uv_variables(settings: dict[str, str]) -> dict[str, str]:
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip: the best version of all indexes, not of the first
     for setting, variable, separator in HANDED_ON:
         if setting in settings:
-            variables[variable] = separator.join(settings[setting].split())
+            values = settings[setting].split()
+            if setting == "find-links":
+                values = [os.path.expanduser(value) for value in values]
+            variables[variable] = separator.join(values)
     return variables
 
 
@@ -71,7 +74,7 @@ def main() -> None:
     requirements = sys.argv[1]
     try:
         install_with_uv(requirements)
-    except subprocess.CalledProcessError:
+    except (subprocess.CalledProcessError, OSError, ValueError, SyntaxError):
         print("uv failed: pip installs the same versions, which takes some minutes", file=sys.stderr)
         pip = [*PIP, "install", "--quiet", "--requirement", requirements, "--editable", ROOT]
         sys.exit(subprocess.run(pip, check=False).returncode)

@@ -1,6 +1,6 @@
 """How far forecasts of EM and F1 are off on shifted sets that they were not fitted to.
 
-    python studies/forecast/compare.py                      # the tables of cpu-forecast.md, from cells.jsonl
+    python studies/forecast/compare.py                      # the tables of README.md, from cells.jsonl
     python studies/forecast/compare.py measure runs/learned_noise/*-seed[012]/unaveraged    # more cells
     python studies/forecast/compare.py measure --alone runs/quick/*
 

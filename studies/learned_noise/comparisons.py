@@ -3,7 +3,7 @@
     python studies/learned_noise/comparisons.py runs/learned_noise
 
 The runs are those that `sweep.json` names. The command makes the tables of "The other comparisons" in
-cpu-learned-noise-appendix.md. Two of the 20 registered differences have their own rules, and Holm's adjusts the others.
+appendix.md. Two of the 20 registered differences have their own rules, and Holm's adjusts the others.
 Differences that were not registered, and all of calibration, have plain intervals.
 """
 

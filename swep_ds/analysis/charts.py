@@ -80,9 +80,9 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
     passes = sorted({name for line in lines for name in line if name.startswith("nll_")})
     more = {"Loss": {name: f"NLL, {name[4:]} pass" for name in passes}}
     ends = [line["update"] for line in lines[:1] + lines[-1:]]
-    guides = {"Mean of the noise": {f"{prior_mean:g}, the prior's": (ends, [prior_mean] * len(ends))}}
+    guides = {"prior_mean": {f"{prior_mean:g}, the prior's": (ends, [prior_mean] * len(ends))}}
     if prior_variance is not None:
-        guides["Deviation of the noise"] = {"√α, the prior's": (ends, [math.sqrt(prior_variance)] * len(ends))}
+        guides["prior_deviation"] = {"√α, the prior's": (ends, [math.sqrt(prior_variance)] * len(ends))}
     charts = []
     for title, chart in CHARTS.items():
         curves = {}
@@ -92,7 +92,8 @@ def learning_curves(lines: Lines, prior_mean: float = 1.0, prior_variance: float
                 blocks = np.array_split(points, min(POINTS, len(points)))
                 curves[label] = np.transpose([block.mean(0) for block in blocks])
         if curves:
-            charts.append(Chart(title, chart["unit"].format(prior_mean=prior_mean), curves, guides.get(title, {})))
+            unit = chart["unit"].format(prior_mean=prior_mean)
+            charts.append(Chart(title, unit, curves, guides.get(chart.get("guide"), {})))
     return charts
 
 

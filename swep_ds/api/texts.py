@@ -125,16 +125,16 @@ class TextsAnswerer:
         self._answerer.check(examples, n_best)
         decoder = self._answerer.read(examples, FROM_EACH, null=True)
         answers, nulls = decoder.n_best(FROM_EACH), decoder.nulls()
-        found = [(piece, answers[str(n)], nulls[str(n)], decoder.log_sums[n]) for n, piece in enumerate(pieces)]
-        return self.compare(found, n_best)
+        read = [(piece, answers[str(n)], nulls[str(n)], decoder.log_sums[n]) for n, piece in enumerate(pieces)]
+        return self.compare(read, n_best)
 
-    def compare(self, found: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[Answer]:
-        """The replies to a question. `found`: each piece that was read, its best answers, its null answer, and the log
+    def compare(self, read: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[Answer]:
+        """The replies to a question. `read`: each piece that was read, its best answers, its null answer, and the log
         of the sum of exp(score) over all of its answers but the null answer."""
         threshold = self._answerer.null_threshold
         log_total = -math.inf if threshold is None else 0.0  # log of the sum of exp(score) over answers, and over none
         ranked = []
-        for piece, answers, null, log_sum in found:
+        for piece, answers, null, log_sum in read:
             log_total = float(np.logaddexp(log_total, log_sum - null.score))
             for answer in answers:
                 start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
@@ -142,7 +142,7 @@ class TextsAnswerer:
                 ranked.append(replace(answer, start=start, end=end, score=score, name=piece.name))
         ranked = [replace(answer, probability=math.exp(min(0, answer.score - log_total))) for answer in ranked]
         ranked.sort(key=lambda answer: -answer.score)
-        odds = min(null.odds for _, _, null, _ in found)
+        odds = min(null.odds for _, _, null, _ in read)
         null = Answer("", None, None, 0.0, 0.0 if threshold is None else math.exp(-log_total), odds=odds)
         replies = with_null(_apart(ranked, n_best), null, threshold) or [null]
         confidence = null.probability

@@ -52,8 +52,12 @@ def parser() -> argparse.ArgumentParser:
 def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str], Path]:
     """Checks a training. Returns (options of sbatch, the run's folder)."""
     arguments = train_command.parser().parse_args(options)
-    if arguments.resume != "auto" or arguments.ranks is not None or arguments.plan is not None:
-        raise InputError("leave out --resume, --ranks and --plan: each start of the job resumes, on the ranks of srun")
+    if arguments.resume != "auto":
+        raise InputError(f"--resume {arguments.resume}: every start of the job would repeat it: leave it out")
+    if arguments.ranks is not None:
+        raise InputError("--ranks: srun starts the ranks: leave it out")
+    if arguments.plan is not None:
+        raise InputError("--plan: trains nothing: run it without submit")
     recipe, ds_config, folder = train_command.read(arguments)
     folder = folder.absolute()
 

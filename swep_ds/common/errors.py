@@ -62,7 +62,7 @@ def as_input_error(what: str, fix: str, *, but: tuple[type[BaseException], ...] 
         yield
     except RunExit:
         raise
-    except (Exception, SystemExit) as error:  # code 0 of a plug-in would look like a finished run
+    except Exception as error:
         if isinstance(error, but) and not isinstance(error, NotImplementedError):
             raise
         raise InputError(f"{what} ({reason(error)}): {fix}") from error

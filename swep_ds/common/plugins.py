@@ -17,7 +17,10 @@ def load_entry_points(group: str) -> None:
     for point in entry_points(group=group):
         what = f"entry point {point.name} = {point.value}, group {group}: cannot be imported"
         with as_input_error(what, "correct that package, or uninstall it"):
-            point.load()
+            try:
+                point.load()
+            except SystemExit as end:  # its code 0 would look like a finished run
+                raise ImportError(f"it exits with {end.code}") from None
 
 
 def check_free(name: str, former: Any, new: Any) -> None:

@@ -33,7 +33,7 @@ Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by nam
 NEVER = np.float32(-np.inf)
 LIMIT = 1e30  # in place of infinity: two of them add up to a float32
 LOWEST = -1e30  # in place of a log probability that is not a finite number: its answer never wins
-MIN_PROBABILITY = 1e-30  # of all answers but the empty one: next to that theirs may round to 0
+MIN_PROBABILITY = 1e-30  # that of all answers but the empty one may round to 0
 
 
 @dataclass(frozen=True)

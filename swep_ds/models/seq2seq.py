@@ -82,9 +82,10 @@ class GenerativeQA(Seq2SeqQA):
         """Loads a hub id or a local folder; `load_kwargs` as `load_trainable`, which says what is refused."""
         return cls(load_trainable(AutoModelForSeq2SeqLM, name, **load_kwargs), beams, max_answer_tokens)
 
-    def answer_like(self, empty_answer: Sequence[int]) -> None:
+    def answer_like(self, empty_answer: Sequence[int], declines: bool) -> None:
         """Generates answers from the token that targets of training begin with: `empty_answer` is the ids of the target
-        "". The target of an mBART-cc25 ends, and so begins, with a language's token."""
+        "". The target of an mBART-cc25 ends, and so begins, with a language's token. Whether the model `declines`."""
+        self.empty_answer = empty_answer if declines else None
         self.generation.decoder_start_token_id = self._first_token(empty_answer or self.ends[:1])
 
     def _first_token(self, target: Sequence[int]) -> int:

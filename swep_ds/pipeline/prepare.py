@@ -34,7 +34,7 @@ from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
-from swep_ds.training.ds_roles import REPORTS, SPREAD
+from swep_ds.training.settings import REPORTS, SPREAD
 from swep_ds.training.zero.flats import parameter_shapes
 
 log = logging.getLogger(__name__)
@@ -226,9 +226,7 @@ def load_model(
         return qa
     fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")
     if recipe.task == "generative":
-        qa.answer_like(empty_answer(tokenizer))
-        if recipe.data.unanswerable == "train":
-            qa.empty_answer = empty_answer(tokenizer)
+        qa.answer_like(empty_answer(tokenizer), declines=recipe.data.unanswerable == "train")
     longest = longest_window(tokenizer, qa.model)
     if recipe.data.max_length > longest:
         raise InputError(

@@ -112,9 +112,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
     if generative:
         qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=spans.max_answer_tokens)
-        qa.answer_like(empty_answer(tokenizer))
-        if null_threshold is not None:
-            qa.empty_answer = empty_answer(tokenizer)
+        qa.answer_like(empty_answer(tokenizer), declines=null_threshold is not None)
     else:
         qa = ExtractiveQA(model)
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, reading.eval)

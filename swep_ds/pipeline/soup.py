@@ -101,11 +101,14 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
 
 
 def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
-    """The mean in float64, in the dtype of the weight; integers, such as positions, are the first run's."""
+    """The mean in float64, in the dtype of the weight; integers, such as positions, are the first run's. Raises
+    InputError: a weight holds NaN or infinity."""
     weights = []
     for ingredient in ingredients:
         with safe_open(ingredient.weights[name], "pt") as content:
             weights.append(content.get_tensor(name))
+        if not weights[-1].isfinite().all():
+            raise InputError(f"{ingredient.run}: {name} holds NaN or infinity: leave that run out")
     first, *others = weights
     if not first.is_floating_point():
         return first

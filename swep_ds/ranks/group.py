@@ -205,7 +205,7 @@ def _leave(end: RunExit | None = None) -> None:
 
 
 def _destroy() -> None:
-    """Also what DeepSpeed keeps of the group, if it has taken part: another group may follow."""
+    """Destroys the group, with what DeepSpeed keeps of it where DeepSpeed has joined: another group may follow."""
     if comm.is_initialized():
         comm.destroy_process_group()
     else:

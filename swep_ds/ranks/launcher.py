@@ -75,5 +75,5 @@ def become_launcher(ranks: int, command: str, more: Sequence[str] = ()) -> NoRet
     option.add_argument("--ranks")
     _, options = option.parse_known_args(sys.argv[1:])
     words = [*launcher(ranks), "--module", "swep_ds", command, *options, *more]
-    safe_path = {"PYTHONSAFEPATH": "1"}  # otherwise -m imports a file of the current folder in place of a package
+    safe_path = {"PYTHONSAFEPATH": "1"}  # from Python 3.11 on -m then imports nothing from the current folder
     os.execve(words[0], words, os.environ | environments(1, ranks)[0] | safe_path)

@@ -9,7 +9,7 @@ from swep_ds.common.settings import differences, flatten
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank
 from swep_ds.sweeps.sweep import Cell
-from swep_ds.training.ds_roles import BY_RECIPE, REPORTS
+from swep_ds.training.settings import BY_RECIPE, REPORTS
 
 # ZeRO's sizes, which default to the model's hidden size, and a place on a machine's disk
 SIZES = ("_bucket_size", "_param_persistence_threshold", ".nvme_path")

@@ -37,7 +37,7 @@ class WeightAverage:
     def __init__(self, engine, train: TrainSection):
         self._engine = engine
         self._train = train
-        self._mean: Pieces = {}  # of kind "start" the start's weights
+        self._mean: Pieces = {}  # the start's weights, if the kind is "start"
         if train.average == "start":
             new = {f"qa.model.{name}" for name in engine.module.qa.model.new_weights}
             self._mean = _copies({name: piece for name, piece in self._weights().items() if name not in new})

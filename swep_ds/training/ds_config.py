@@ -17,8 +17,7 @@ from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import ds_config_path, read_json
 from swep_ds.common.settings import flatten, suggest
 from swep_ds.data.batches import engine_divisor
-from swep_ds.training.ds_roles import QUIET, REPORTS
-from swep_ds.training.settings import TrainSection
+from swep_ds.training.settings import QUIET, REPORTS, TrainSection
 from swep_ds.training.zero.names import check_version
 
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each

@@ -131,12 +131,12 @@ class Engine:
 
     @property
     def learning_rate(self) -> float:
-        """Of the coming update: the step that ends it moves on to the next one's."""
+        """The learning rate of the next update; `step` advances it."""
         return self.deepspeed.get_lr()[0]
 
     @property
     def grad_norm(self) -> Tensor | float | None:
-        """Of the latest update, before clipping; infinite if fp16 skipped it, None where DeepSpeed computes none."""
+        """The latest gradient's norm before clipping; infinite if fp16 skipped the update, None if there is none."""
         return self.deepspeed.get_global_grad_norm()
 
     def read(self) -> dict[str, float]:

@@ -11,6 +11,17 @@ AVERAGED_BY = {"average_decay": "ema", "average_start": "start"}
 # fields that are gone, which the recipes of earlier runs have at these defaults
 GONE = {"freeze_updates": 0, "average_last": 0.25}
 
+# its throughput timer synchronises the GPU at every forward and step
+QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False, "timers": {"throughput": {"enabled": False}}}
+# what DeepSpeed reports, which may change between two starts of a run
+REPORTS = (*QUIET, "memory_breakdown", "dump_state", "log_level", "comms_logger")
+REPORTS += ("tensorboard", "csv_monitor", "wandb", "comet")
+BATCH_SPLIT = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+# how DeepSpeed spreads state and work, which may change too
+SPREAD = ("zero_optimization", "zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer", "aio", *BATCH_SPLIT)
+# blocks that the recipe decides, as a whole or in what affects results
+BY_RECIPE = (*BATCH_SPLIT, "train_batch_size", "gradient_clipping", "bf16", "fp16", "torch_autocast")
+
 # Bounds that no run reaches; above them numbers overflow or a run never ends
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Many = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -54,7 +65,7 @@ class TrainSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_an_earlier_run(cls, tree: Any) -> Any:
+    def _drop_gone_fields(cls, tree: Any) -> Any:
         if not isinstance(tree, dict):
             return tree
         return {name: value for name, value in tree.items() if name not in GONE or value != GONE[name]}

@@ -135,7 +135,7 @@ def test_a_set_of_few_texts_may_be_one_of_two(seeds):
     ],
 )
 def test_four_looks_keep_both_errors_of_the_registered_rule_near_5_percent(effects, percent, least, most):
-    """The appendix of cpu-learned-noise.md: after 6, 8, 10 and 12 seeds stop at p < 0.01 (at the last 0.05) or
+    """The appendix of studies/learned_noise: after 6, 8, 10 and 12 seeds stop at p < 0.01 (at the last 0.05) or
     where the 95 % interval lies within the margin. The second comparison takes half these levels. With 90 % intervals a
     true difference is missed three times as often."""
     [(values, clusters)] = draw(np.random.default_rng(0), 12, **effects)

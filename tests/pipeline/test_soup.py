@@ -103,6 +103,8 @@ def test_what_is_unlike_the_first_run_is_refused(runs, tmp_path):
 def test_what_is_not_a_soup_is_refused(runs, tmp_path):
     for few in (runs[:1], [runs[0]] * 2):
         assert "a soup is made of two or more different runs" in refused(make_soup, few, tmp_path / "soup")
+    change_weights(runs[2], lambda weights: weights | {WEIGHT: weights[WEIGHT] / 0})
+    assert f"{WEIGHT} holds NaN or infinity" in refused(make_soup, runs, tmp_path / "soup")
     (runs[1] / RESULTS).unlink()
     said = f"{runs[1]}: holds no results.json: name the folder of a finished run"
     assert refused(make_soup, runs, tmp_path / "soup") == said

@@ -98,6 +98,24 @@ def test_a_point_may_take_a_section_away():
     assert points[1].recipe.pretrain.train == "data/synthetic.jsonl"
 
 
+def check_equal_compute(recipes: dict[str, Recipe]) -> None:
+    """The control has MLE's loss and twice the updates of the other rows."""
+    control = recipes["MLE, equal compute"]
+    assert control.method.name == "mle"
+    budget = min(recipe.train.max_updates or 0 for recipe in recipes.values())
+    if budget:
+        assert control.train.max_updates == 2 * budget
+    else:
+        assert control.train.epochs == 2 * min(recipe.train.epochs for recipe in recipes.values())
+
+
+def check_two_masks(recipes: dict[str, Recipe]) -> None:
+    """The control has two passes under dropout masks of their own, and nothing else."""
+    masks = recipes["MLE, two dropout masks"]
+    epochs = min(recipe.train.epochs for recipe in recipes.values())
+    assert (masks.method.name, masks.method.divergence_weight, masks.train.epochs) == ("r_drop", 0, epochs)
+
+
 @pytest.mark.parametrize("name", sorted(file.stem for file in SWEEPS.glob("*.yaml")))
 def test_every_shipped_sweep_loads_and_has_the_controls_of_two_passes(name):
     sweep, cells = shipped(name)
@@ -111,18 +129,10 @@ def test_every_shipped_sweep_loads_and_has_the_controls_of_two_passes(name):
     sizes = ("micro_batch_size", "max_tokens", "gradient_accumulation_steps", "group_by_length")
     batches = {tuple(getattr(recipe.train, size) for size in sizes) for recipe in recipes.values()}
     assert len(batches) == 1  # without common batches there are no common random numbers
-    epochs = min(recipe.train.epochs for recipe in recipes.values())
     if name != "synthetic":  # whose axis takes the first stage away, so that no row can set its epochs
-        control = recipes["MLE, equal compute"]
-        budget = min(recipe.train.max_updates or 0 for recipe in recipes.values())
-        assert control.method.name == "mle"
-        if budget:
-            assert control.train.max_updates == 2 * budget
-        else:
-            assert control.train.epochs == 2 * epochs
+        check_equal_compute(recipes)
     if not name.startswith("quickstart"):  # their encoder drops no units
-        masks = recipes["MLE, two dropout masks"]
-        assert (masks.method.name, masks.method.divergence_weight, masks.train.epochs) == ("r_drop", 0, epochs)
+        check_two_masks(recipes)
 
 
 def test_the_papers_sweeps_have_its_methods_and_data_sets():
@@ -150,10 +160,12 @@ def test_the_papers_sweeps_have_its_methods_and_data_sets():
 
 def test_the_protocols_sweeps_exist_and_have_as_many_runs_as_it_says(tmp_path):
     text = (tiny_run.ROOT / "docs" / "protocol.md").read_text()
-    said = re.findall(r"`swep-ds sweep (\w+)(?: --jobs GPUS)?` \| (\d+) \|", text)
-    assert len(said) == 7
+    said = re.findall(r"`swep-ds sweep ([\w/.]+)(?: --jobs GPUS)?` \| (\d+) \|", text)
+    assert len(said) == 8
     named = set()
     for name, runs in said:
+        if name.startswith("studies/"):  # tests/studies/test_sweeps.py
+            continue
         _, cells = shipped(name)
         assert len(cells) == int(runs)
         for recipe in (cell.recipe for cell in cells):

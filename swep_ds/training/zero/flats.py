@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch import Tensor, nn
 
-Shapes = Mapping[str, Sequence[int]]  # of a flat tensor's parameters, by name and in their order
+Shapes = Mapping[str, Sequence[int]]  # each parameter's in a flat tensor, by name, in the tensor's order
 
 
 class Place(NamedTuple):
@@ -37,7 +37,7 @@ class Flat(NamedTuple):
 def places(stage: int, shapes: Shapes, size: int, rank: int, world_size: int) -> Iterator[Place]:
     """Yields the place of each parameter of which `rank` has any elements, in a flat tensor of parameters of these
     `shapes`. `size` is the number of elements of a rank's part, padding included."""
-    end = 0  # of the parameter before: in the rank's part at ZeRO-3, else in all parts
+    end = 0  # where the parameter before ends: in the rank's part at ZeRO-3, else in all parts
     for name, shape in shapes.items():
         total = math.prod(shape)
         if stage == 3:
@@ -81,16 +81,13 @@ def flats(engine) -> Iterator[Flat]:
         yield Flat(number, named, weights, mine)
 
 
-# A single parameter, which ZeRO-3 partitions
-
-
 def is_partitioned(tensor: Tensor) -> bool:
-    """Whether ZeRO-3 manages it."""
+    """Whether ZeRO-3 manages the tensor."""
     return hasattr(tensor, "ds_id")
 
 
 def whole_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Its shape where it is whole."""
+    """The parameter's shape where it is whole."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 

@@ -53,13 +53,13 @@ def _clip_without_reading(optimizer, gradients: Sequence[Tensor], norm: Tensor) 
 
 def _copy_together(optimizer) -> None:
     """Copies a bucket's reduced gradients, which the next bucket overwrites, to this rank's part in one go."""
-    copy_one = optimizer.copy_grads_in_partition
+    copy_gradient = optimizer.copy_grads_in_partition
     reduce = optimizer.reduce_ipg_grads
     copies: list[tuple[Tensor, Tensor]] = []
 
     def note(parameter: Tensor, group: int) -> None:
         if optimizer.grads_in_partition is None:  # DeepSpeed makes it with an update's first gradient
-            copy_one(parameter, group)
+            copy_gradient(parameter, group)
             return
         gradient = parameter.grad
         begin = optimizer.grads_in_partition_offset

@@ -19,7 +19,7 @@ class Group:
     """The gradient of a parameter group, laid out like its weights."""
 
     parameters: list[nn.Parameter]
-    whole: Tensor  # of all ranks' parts, padded
+    whole: Tensor  # all ranks' parts, padded
     padding: Tensor  # the end of `whole`
     places: list[Tensor]  # each parameter's part of `whole`, in its shape
     part: Tensor  # this rank's part of `whole`

@@ -1,13 +1,14 @@
 """What this package puts in place of DeepSpeed's methods in an engine, in the one order that is right.
 
 An update goes through these steps. DeepSpeed's `step` takes those from 3 to 6 (`step` in its runtime/zero/
-stage_1_and_2.py and stage3.py), and calls for 3 and 5, once for each flat tensor, what `install` has put there.
+stage_1_and_2.py and stage3.py), and calls for 4 and 5, once for each flat tensor, what `install` has put there.
 
     1. backwards    ZeRO-1: `FlatGradient.collect` adds up whole gradients. ZeRO-2 and 3: DeepSpeed reduces each one to
                     this rank's part, at ZeRO-2 with the copies of a bucket in one go (`foreach`)
     2. send         ZeRO-1: `FlatGradient.hand_over`, the mean over the ranks
-    3. norms        of each flat tensor (`foreach`); `GroupNorms` notes them
-    4. skip         fp16: an update whose gradient overflowed ends here
+    3. overflow     fp16: an update with a gradient that is not finite ends here
+    4. norms        the norm of each flat tensor (`foreach`); `GroupNorms` notes them. One that is not finite ends the
+                    update as well
     5. clip         `GroupNorms` takes limit and norm of the tensor's group; `foreach` scales by them
     6. step         the optimizer's; then the ranks gather the new weights
     7. release      ZeRO-1: `FlatGradient.release`
@@ -61,6 +62,6 @@ def install(engine, max_norm: float, method_max_norm: float | None) -> Installed
 
 
 def fp16_numbers(engine) -> dict[str, float]:
-    """By what the loss is multiplied now, and the number of updates that overflowed."""
+    """The loss scale, and how many updates fp16 skipped."""
     # the engine's own `loss_scale()` is the ds_config's, 0 for dynamic
     return {"loss_scale": float(engine.optimizer.loss_scale), "skipped_updates": engine.skipped_steps}

@@ -21,7 +21,6 @@ from deepspeed.accelerator import get_accelerator
 
 from swep_ds.common.errors import InputError
 
-TABLE = Path(__file__).with_name("names.yaml")
 OLDEST = "0.19.8"  # earlier ones lose gradients, or were never compared with a plain loop
 
 
@@ -35,7 +34,7 @@ class Private(NamedTuple):
 
 
 def _read() -> Iterator[Private]:
-    for row in yaml.safe_load(TABLE.read_text(encoding="utf-8")):
+    for row in yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8")):
         holder = row["names"].split(".")[0].replace("deepspeed", "")
         for name, parameters in re.findall(r"([\w.]+)(?:\(([^)]*)\))?", row["names"]):
             taken = [part for part in parameters.split(", ") if part]
