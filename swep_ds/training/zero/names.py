@@ -2,9 +2,9 @@
 
 Public is what DeepSpeed documents or `deepspeed.initialize` returns: the engine's methods without an underscore, its
 `module`, `optimizer` and `lr_scheduler`, `deepspeed.comm`, `deepspeed.accelerator`, `deepspeed.zero`. All else is in
-names.yaml, and used in this folder alone, to which `tests/training/test_names.py` holds both. Names and parameters are
-compared with what is installed before the first update; what methods compute, and the keys in a checkpoint's files, are
-compared by the tests that the table names.
+names.yaml, and used in this folder alone (but for `DeepSpeedZeroConfig`, which checks a ds_config), to which
+`tests/training/test_names.py` holds both. Names and parameters are compared with what is installed before the first
+update; what methods compute is compared by the tests that names.yaml names.
 """
 
 import inspect
