@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import ROOT
+from tests.support.fork_server import ROOT, free_port
 
 BESIDE = ("benchmarks", "studies", "tools", "findings")  # folders that are no part of the package
 STUDIES = ("studies/", "tests/studies/")  # whose archives make most of the checkout
@@ -18,7 +18,7 @@ BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, 'bui
 # Runs `swep-ds` once for each list of words on standard input, each time in a process of its own with all imported.
 RUN_ALL = """
 import json, os, sys
-import swep_ds.__main__, swep_ds.pipeline.run
+import swep_ds.__main__
 for number, words in enumerate(json.load(sys.stdin)):
     child = os.fork()
     if not child:
@@ -106,7 +106,6 @@ def test_commands_work_in_an_empty_folder_with_the_wheel_alone(installed, tmp_pa
         ["recipes", "official"],
         ["submit", "train", "--gpus_per_node", "8", "--dry_run", "--", "--recipe", "official"],
         ["submit", "sweep", "--gpus_per_node", "1", "--dry_run", "--", "quickstart"],
-        ["train", "--ds_config", "zero1", "--output_dir", "run", *FEW],
     ]
     env = os.environ | {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
     options = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
@@ -120,6 +119,10 @@ def test_commands_work_in_an_empty_folder_with_the_wheel_alone(installed, tmp_pa
         slurm = installed / "swep_ds" / "scripts" / "slurm"
         assert f"SWEP_DS_ROOT={installed / 'swep_ds'} " in text
         assert (slurm / f"{kind}.sbatch").read_text() + f"\n# {slurm / 'restart.sh'}" in text
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--master_port", str(free_port())]
+    training = ["--module", "swep_ds", "train", "--ds_config", "zero1", "--output_dir", "run", *FEW]
+    ended = subprocess.run([*launcher, *training], **options)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     assert json.loads((tmp_path / "run" / "results.json").read_text())["train"]["updates"] == 1
     assert (installed / "swep_ds" / "scripts" / "train.py").is_file()  # which a sweep starts
     assert "recipes" in subprocess.run([installed / "bin" / "swep-ds", "--help"], **options).stdout

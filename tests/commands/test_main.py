@@ -50,6 +50,13 @@ def test_every_module_of_the_room_is_a_command_and_the_help_lists_it(swep_ds):
         assert out.startswith(f"usage: swep-ds {name} ")
 
 
+def test_the_rank_that_a_launcher_puts_before_the_command_is_no_command(swep_ds):
+    """As `deepspeed --module swep_ds recipes` calls it; tests/test_wheel.py starts that launcher."""
+    code, out, _ = swep_ds("--local_rank=1", "recipes")
+    assert code == 0
+    assert "bert_base_squad" in out
+
+
 def test_a_mistake_is_one_line_and_exit_code_2(swep_ds):
     for words, said in (
         (["trian"], "error: trian: no such command; did you mean 'train'?\n"),
