@@ -82,6 +82,7 @@ def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer(architecture):
     assert 2 * N * T * 16 * 4 < two.checkpointed < two.plain
     six = count(architecture, model={"num_hidden_layers": 6, "num_layers": 6, "num_decoder_layers": 6})
     assert six.plain - two.plain > 5 * (six.checkpointed - two.checkpointed)
+    assert six.checkpointed - two.checkpointed >= 4 * N * T * 16 * 4  # the inputs of four more layers, or of eight
 
 
 @pytest.mark.parametrize(("architecture", "method"), [("bert", "swep"), ("deberta-v2", "mle"), ("t5", "swep")])

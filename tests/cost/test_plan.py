@@ -217,7 +217,7 @@ def test_a_large_model_takes_little_memory_to_plan_and_its_config_alone(capsys, 
     for part in (
         "parameters: 11,307,321,344 of the model",
         "updates and tokens: not known, because",
-        "no tokenizer files",
+        "its tokenizer knows no words",
         "activations of the widest micro-batch, 4 x 384 tokens",  # of data.max_length
         "swep-ds train --ranks 8 --ds_config zero",
     ):

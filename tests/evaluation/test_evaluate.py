@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from swep_ds.data.batches import Batch, Padding
+from swep_ds.data.batches import Batch
 from swep_ds.data.example import Example
 from swep_ds.data.features import build_features
 from swep_ds.data.formats import document_items, read_items
@@ -138,7 +138,7 @@ def test_ranks_share_the_questions_and_make_as_many_calls(world, on_rank, tmp_pa
     for rank, decoder in enumerate(others):
         on_rank(rank, world, calls=20)
         model = mock.Mock(side_effect=predict)
-        decode(model, decoder, windows, Padding(0, 0), batch_size=2)
+        decode(model, decoder, windows, tiny.wordpiece(), batch_size=2)
         assert model.call_count == 20
         own = np.array(windows["example"]) % world == rank
         longest = [max(call.args[0].lengths) for call in model.call_args_list[: -(-own.sum() // 2)]]

@@ -3,7 +3,6 @@
 import importlib
 import sys
 from functools import partial
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,20 +18,34 @@ from swep_ds.kernels.op import implementation, perturb_backward_op, perturb_op
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def interpreted() -> ModuleType:
-    """The module with the interpreter below it. Triton decides at import: both are imported anew, beside the usual."""
-    usual = [name for name in sys.modules if f"{name}.".startswith(("triton.", "swep_ds.kernels.triton_"))]
+def of_triton() -> list[str]:
+    """The modules whose functions are compiled or interpreted, as Triton decides when it is imported."""
+    names = [name for name in sys.modules if f"{name}.".startswith(("triton.", "swep_ds.kernels.triton_"))]
+    return [name for name in names if not name.startswith("triton._C")]  # a binary is loaded once
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted():
+    """Without a GPU, `triton_impl` is the module with the interpreter below it: both are imported anew, beside the usual
+    ones, and leave with this file's tests."""
+    global triton_impl
+    if DEVICE == "cuda":
+        yield
+        return
+    usual = {name: sys.modules[name] for name in of_triton()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        patch.setattr(kernels, "triton_impl", None)  # is put back
+        for name in ("triton_impl", "triton_kernels"):
+            patch.setattr(kernels, name, None)  # is put back
         for name in usual:
-            if not name.startswith("triton._C"):  # a binary is loaded once
-                patch.delitem(sys.modules, name)
-        return importlib.import_module("swep_ds.kernels.triton_impl")
+            patch.delitem(sys.modules, name)
+        triton_impl = importlib.import_module("swep_ds.kernels.triton_impl")
+    yield
+    for name in of_triton():
+        if name not in usual:
+            del sys.modules[name]
 
 
-if DEVICE == "cpu":
-    triton_impl = interpreted()
 ALPHA, SEED, DRAW = 0.1, 2**63 + 12345, 2**31 + 9
 SIGNED_SEED = SEED - 2**64
 

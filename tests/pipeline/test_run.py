@@ -26,9 +26,9 @@ def folder(tmp_path_factory) -> Path:
     return tiny_run.prepare(tmp_path_factory.mktemp("run")).parent
 
 
-def job(folder: Path, *settings: str) -> Prepared:
+def job(folder: Path, *settings: str, stage: int = 0) -> Prepared:
     with process_group():
-        return prepare(Recipe.load(str(folder / "recipe.yaml"), settings), str(tiny_run.ds_config(folder, 0)))
+        return prepare(Recipe.load(str(folder / "recipe.yaml"), settings), str(tiny_run.ds_config(folder, stage)))
 
 
 def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questions(folder):
@@ -87,7 +87,7 @@ def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alik
 def test_a_precision_that_the_processor_emulates_is_warned_of(folder, monkeypatch, caplog):
     for precision, emulated, warned in (("bf16", False, 0), ("fp32", True, 0), ("bf16", True, 1)):
         monkeypatch.setattr(accelerator, "emulates", lambda dtype, emulated=emulated: emulated)
-        job(folder, f"train.precision={precision}")
+        job(folder, f"train.precision={precision}", stage=1)
         assert caplog.text.count("train.precision bf16: this processor has no instructions for bf16") == warned
 
 

@@ -63,6 +63,7 @@ def test_says_which_mistakes_survive_and_leaves_the_checkout_alone(tmp_path):
     command = f"import sys, plant_mistakes, pathlib; path = pathlib.Path({str(tmp_path)!r})\n"
     command += "sys.exit(plant_mistakes.main(path, ['--jobs', '2'], libraries=()))"
     env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plug-ins take longer than the tests
+    env.pop("PYTEST_ADDOPTS", None)
     result = subprocess.run(
         [sys.executable, "-c", command], cwd=ROOT / "tools", capture_output=True, text=True, env=env
     )
