@@ -26,7 +26,7 @@ def of_triton() -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreted():
-    """Without a GPU, `triton_impl` is the module with the interpreter below it. Both are imported anew, beside the usual
+    """Without a GPU, `triton_impl` is the module with the interpreter below it. Both are imported anew beside the usual
     ones, and leave with this file's tests."""
     global triton_impl
     if DEVICE == "cuda":
