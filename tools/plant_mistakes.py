@@ -1,4 +1,4 @@
-"""How good are the tests? Plants the mistakes of tools/mistakes/ROOM.yaml one at a time and names those nobody sees.
+"""How good are the tests? Plants the mistakes of tools/mistakes/ROOM.yaml one at a time and names the survivors.
 
     python tools/plant_mistakes.py                        # all rooms
     python tools/plant_mistakes.py kernels methods

@@ -1,5 +1,5 @@
-"""DeepSpeed's engine around an objective, with the recipe's optimizer and schedule. What it replaces inside DeepSpeed,
-and in which order the steps of an update happen, stands in `zero/install.py`."""
+"""DeepSpeed's engine around an objective, with the recipe's optimizer and schedule. `zero/install.py` has what is
+replaced inside DeepSpeed, and the order of an update's steps."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

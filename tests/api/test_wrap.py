@@ -154,7 +154,7 @@ def test_without_sample_ids_the_noise_goes_with_the_windows_text():
     whole = nll([0, 1, 2])
     assert nll([2, 0, 1]) == pytest.approx(whole, rel=1e-6)
     ids = sd.api.wrap.sample_ids(given["input_ids"], given["attention_mask"])
-    # no release may change them: they key the noise of a training that goes on
+    # no release may change them: they key the noise of a training that is continued
     for row, length in enumerate((12, 7, 9)):
         tokens = given["input_ids"][row, :length].tolist()
         total = sum((token + 1) * 6364136223846793005 ** (k + 1) for k, token in enumerate(tokens))

@@ -37,7 +37,7 @@ def test_fails_by_itself():
 LISTS = """
 - {file: tiny/sums.py, before: / len(numbers), after: / (len(numbers) - 1), harm: The mean is too large.}
 - {file: tiny/sums.py, before: "numbers)[-1]", after: "numbers)[0]", harm: The largest number is the smallest.}
-- {file: tiny/sums.py, before: sum(numbers), after: sum(list(numbers)), harm: Nobody is harmed., equivalent: Same sum.}
+- {file: tiny/sums.py, before: sum(numbers), after: sum(list(numbers)), harm: No user is harmed., equivalent: Same sum.}
 """
 
 
@@ -73,7 +73,7 @@ def test_says_which_mistakes_survive_and_leaves_the_checkout_alone(tmp_path):
     assert re.search(r"caught by tests/sums/test_sums.py::test_mean in \d+ s\n  tiny/sums.py: The mean is too", said)
     assert "SURVIVOR tiny/sums.py: The largest number is the smallest." in said
     assert "1 of 2 caught (50.0%), 1 equivalent, 0 do not fit" in said
-    assert "SURVIVOR tiny/sums.py: Nobody" not in said
+    assert "SURVIVOR tiny/sums.py: No user" not in said
     assert (tmp_path / "tiny/sums.py").read_text() == SUMS
 
 
