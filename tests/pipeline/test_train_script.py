@@ -10,7 +10,7 @@ import yaml
 from swep_ds.pipeline.examples import input_checksums
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import error_line
-from tests.support.fork_server import run_script
+from tests.support.fork_server import python_stand_in, run_script
 from tests.support.tiny_run import ROOT, TORCHRUN, complete, ds_config, error, execute, losses, make_runs, prepare
 
 TRAIN = ROOT / "scripts" / "train.py"
@@ -69,7 +69,8 @@ def test_bad_data_ends_all_ranks_with_one_line(folder):
 def test_plain_python_and_torchrun_make_the_same_run(folder):
     run_script(TRAIN, *arguments(folder, "python", "train.max_updates=2", "train.micro_batch_size=4"))
     split = arguments(folder, "torchrun", "train.max_updates=2", "train.micro_batch_size=2")
-    ended = execute([str(TORCHRUN), "--standalone", "--nproc_per_node", "2", str(TRAIN), *split])
+    options = ["--standalone", "--nproc_per_node", "2", "--no-python"]
+    ended = execute([str(TORCHRUN), *options, python_stand_in(), "-u", str(TRAIN), *split])
     assert losses(folder / "torchrun") == pytest.approx(losses(folder / "python"), rel=1e-5)
     promised = {"recipe.yaml", "ds_config.json", "metrics.jsonl", "health.jsonl", "checkpoints", "model", "batch.json"}
     promised |= {"predictions", "confidence", "n_best", "results.json", "report.html", "noise.safetensors"}

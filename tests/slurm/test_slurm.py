@@ -1,12 +1,10 @@
 """A real Slurm of two nodes: a training that is asked to stop and resumes, and a sweep, both at the same time."""
 
 import json
-import os
 import re
 import subprocess
 import time
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import yaml
@@ -33,8 +31,8 @@ class Jobs:
 
     def submit(self, kind: str, *words: str) -> str:
         """Returns the job's number."""
-        with mock.patch.dict(os.environ, self.env):
-            ended = run_script("swep_ds", "submit", kind, "--cpu_ranks_per_node", "1", *words, cwd=self.folder)
+        words = ("submit", kind, "--cpu_ranks_per_node", "1", *words)
+        ended = run_script("swep_ds", *words, cwd=self.folder, env=self.env)
         return re.match(r"job (\d+), ", ended.stdout)[1]
 
     def wait(self, condition, deadline: float, pause: float = 0.2) -> None:

@@ -2,7 +2,8 @@
 
 Tests call `run_script`. The server is this file, started as a script once for all test workers. Every script is
 `__main__` of a fresh process with its own environment, arguments and streams. Unlike under `python SCRIPT`, all ranks
-hash strings alike, and the interpreter is not shut down. Tests of launchers start real processes.
+hash strings alike, and the interpreter is not shut down. Where a script or what it starts, such as Slurm, runs
+`sys.executable`, that is `python_stand_in`, whose programs are forked as well.
 """
 
 import atexit
@@ -16,6 +17,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,11 +35,17 @@ HANGS = 1500  # s; a busy machine may take ten times as long
 # what the server's environment fixes for all processes forked from it
 IMPORTED_WITH = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 ADDRESS = "TESTS_FORK_SERVER"  # an abstract Unix socket's name, in the environment of the test workers
+PYTHON = "TESTS_PYTHON"  # `python_stand_in`, in the environment of forked scripts and of what they start
 FIRST, SIZE, RANGES = 10_000, 200, 50  # below the ports of the package and of outgoing connections
 
 
 def run_script(
-    script: Path | str, *arguments: str, ranks: int | None = None, check: bool = True, cwd: Path | None = None
+    script: Path | str,
+    *arguments: str,
+    ranks: int | None = None,
+    check: bool = True,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess:
     """Runs a script to its end, on CPU with one thread: returns the first exit code that is not 0, and all output.
 
@@ -49,7 +57,8 @@ def run_script(
     with tempfile.TemporaryDirectory(prefix="fork-") as name:
         folder = Path(name)
         order = {"command": [str(script), *arguments], "cwd": str(cwd or Path.cwd()), "folder": name}
-        order |= {"env": os.environ | IMPORTED_WITH, "ranks": ranks, "port": free_port() if ranks else None}
+        env = (env or os.environ) | IMPORTED_WITH | {PYTHON: python_stand_in(), ADDRESS: os.environ[ADDRESS]}
+        order |= {"env": env, "ranks": ranks, "port": free_port() if ranks else None}
         server.write(json.dumps(order).encode() + b"\n")
         group = int(server.readline())
         try:
@@ -74,6 +83,7 @@ def _server() -> io.RawIOBase:
         start_server()
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(f"\0{os.environ[ADDRESS]}")
+    connection.sendall(b"s")
     return connection.makefile("rwb", buffering=0)
 
 
@@ -93,6 +103,18 @@ def start_server() -> None:
         server.wait()
 
     atexit.register(end)
+
+
+@functools.cache
+def python_stand_in() -> str:
+    """The path of a program that forks from the server of this process what it is to run in place of `python`."""
+    folder = tempfile.mkdtemp(prefix="python-")
+    atexit.register(shutil.rmtree, folder)
+    program = Path(folder, "python")
+    stand_in = f"{sys.executable} -ES {Path(__file__).with_name('stand_in.py')}"
+    program.write_text(f'#!/bin/sh\n{PYTHON}="$0" exec {stand_in} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
 
 
 def free_port() -> int:
@@ -130,7 +152,11 @@ def serve(listener: socket.socket) -> None:
         workers.append(os.fork())
         if not workers[-1]:
             listener.close()
-            obey(connection)
+            kind, streams, *_ = socket.recv_fds(connection, 1, 3)
+            if kind == b"p":
+                stand_in(connection, streams)
+            else:
+                obey(connection)
             os._exit(0)
         connection.close()
     for worker in workers:
@@ -165,18 +191,44 @@ def launch(order: dict) -> NoReturn:
     os._exit(0)
 
 
+def stand_in(connection: socket.socket, streams: list[int]) -> None:
+    """Runs a program on the streams of a process that stands in for it. Answers with its number, and with its exit code
+    when it has ended; kills it when that process has gone."""
+    order = json.loads(connection.makefile().readline())
+    program = os.fork()
+    if not program:
+        connection.close()
+        os.setsid()
+        for stream, descriptor in enumerate(streams):
+            os.dup2(descriptor, stream)
+        run(order["command"], order["cwd"], order["env"])
+    connection.sendall(b"%d\n" % program)
+    ended = os.pidfd_open(program)
+    if ended not in select.select([ended, connection], [], [])[0]:
+        os.kill(program, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    with suppress(BrokenPipeError):
+        connection.sendall(b"%d\n" % code)
+
+
 def become(order: dict, rank: int) -> NoReturn:
     """A process that runs the script and ends."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for stream, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(order["folder"], name), os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
-    os.chdir(order["cwd"])
-    os.environ.clear()
-    os.environ |= order["env"]
+    env = order["env"]
     if order["ranks"]:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order["ranks"])}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(order["port"])}
-    program, *arguments = order["command"]
+        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order["ranks"])}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(order["port"])}
+    run(order["command"], order["cwd"], env)
+
+
+def run(command: list[str], cwd: str, env: dict[str, str]) -> NoReturn:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ |= env
+    sys.executable = env[PYTHON]
+    program, *arguments = command
     sys.argv = [program, *arguments]
     code = 0
     try:

@@ -14,6 +14,7 @@ import deepspeed
 import torch
 
 from swep_ds import ranks
+from swep_ds.training.zero.install import before_initialize
 from swep_ds.training.zero.weights import shard
 from tests.support import tiny_models
 
@@ -64,6 +65,7 @@ def status(field: str) -> int:
 
 if __name__ == "__main__":
     what, *folders = sys.argv[1:]
+    before_initialize()
     with ranks.process_group():
         if what == "compare":
             differing = ranks.gather([f"{folder}: {name}" for folder in folders for name in compare(folder)])
