@@ -5,6 +5,7 @@ train, DDP's or DeepSpeed's module, is the wrapped model, so that the noise gene
 and in all that the ranks reduce.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import torch
 from accelerate.utils import convert_to_fp32
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import TrainerState
+from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
 
 from swep_ds.api.wrap import Robust, RobustOutput, check_offered, check_trained_dtypes
 from swep_ds.common.errors import InputError
 from swep_ds.methods.settings import Settings
 
+log = logging.getLogger(__name__)
 METHOD_FILE = "method.safetensors"  # in a checkpoint: the state of the wrapper, without the model's
 PREFIX = "objective.qa.model."  # prefix of the model's weights in the wrapper's state
 
@@ -53,6 +57,9 @@ class RobustMixin:
         for fault, is_set in refused.items():
             if is_set:
                 raise InputError(f"method {method.name} does not go with {fault}")
+        if self.is_deepspeed_enabled and "gradient_clipping" not in given.hf_deepspeed_config.config:
+            fault = "deepspeed: has no gradient_clipping: DeepSpeed clips at 1.0, whatever max_grad_norm says (%s)"
+            log.warning(f"{fault}: set it to \"auto\"", given.max_grad_norm)
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
         self.label_smoother = None  # the objective smooths, also spans
 
@@ -125,6 +132,8 @@ class RobustMixin:
             names = sorted(self._sums)
             means = torch.stack([self._sums[name] for name in names]) / self._updates
             logs |= dict(zip(names, self.accelerator.reduce(means, "mean").tolist(), strict=True))
+            if not logs.get("left_out", 1):
+                del logs["left_out"]
             self._sums = {}
             self._updates = 0
         super().log(logs, *args, **kwargs)
@@ -145,8 +154,10 @@ class RobustMixin:
             save_file(self._state(), Path(output_dir, METHOD_FILE))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint:
-            file = Path(checkpoint, METHOD_FILE)
+        file = Path(checkpoint or "", METHOD_FILE)
+        if checkpoint and not file.is_file():
+            self._start_method_anew(Path(checkpoint))
+        elif checkpoint:
             state = load_file(file)
             expected = self._state()
             if state.keys() != expected.keys() or len(state["_extra_state"]) != len(expected["_extra_state"]):
@@ -156,6 +167,19 @@ class RobustMixin:
             self.robust.set_extra_state(state.pop("_extra_state"))
             self.robust.load_state_dict(state, strict=False)
         super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _start_method_anew(self, checkpoint: Path) -> None:
+        """For a checkpoint of a plain Trainer's, or with `save_only_model`. Raises InputError: its optimizer has a state
+        for the model alone."""
+        learns = any(True for _ in self.robust.method.parameters())
+        if learns and (checkpoint / OPTIMIZER_NAME).is_file():
+            raise InputError(
+                f"{checkpoint}: has an optimizer of the model alone and no {METHOD_FILE}, as a plain Trainer writes it: "
+                f"start a new training from its model, or resume with a method without parameters"
+            )
+        if learns:
+            log.warning("%s: has no %s: the noise generator starts anew, as the optimizer does", checkpoint, METHOD_FILE)
+        self.robust.update = TrainerState.load_from_json(checkpoint / TRAINER_STATE_NAME).global_step
 
     def _state(self) -> dict[str, Tensor]:
         if self.is_deepspeed_enabled:  # which saves the weights

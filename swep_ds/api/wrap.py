@@ -23,9 +23,9 @@ from swep_ds.methods.base import Method, MicroStep, without_dropout
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.loading import check_takes_embeddings
-from swep_ds.models.outputs import QAModel
+from swep_ds.models.outputs import QAModel, without_peft
 from swep_ds.models.seq2seq import Seq2SeqQA
+from swep_ds.models.trials import check_takes_embeddings, depends_on_padding
 from swep_ds.training.zero.flats import is_partitioned
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Robust(nn.Module):
         if updates is None and any(_weights(method, at) != _weights(method, 0.0) for at in (0.25, 0.5, 0.75, 0.999)):
             raise InputError(f"method {settings.name}: its weights change over training: give the number of updates")
         self.objective = Objective(qa, method, seed)
+        _warn_of_frozen(qa.base)
         self.updates = updates
         self._labels = TARGET if isinstance(qa, Seq2SeqQA) else SPAN
         self._checked = False
@@ -96,7 +97,8 @@ class Robust(nn.Module):
 
         Inputs are as the model takes them: input_ids [N, T] int64, attention_mask, token_type_ids; to train also
         start_positions and end_positions [N], or labels [N, K] with -100 at padding; and sample_id [N] int64, by
-        default `sample_ids`. A window does not count if either position is outside of the batch's width.
+        default `sample_ids`. A window does not count if either position is outside of the batch's width, such as -100,
+        which transformers' heads train towards position 0; the metric `left_out` is the share of such windows.
 
         Raises InputError: in training, an input is unknown; the model computes something else from embeddings than from
         their ids; or there are more than `updates` updates.
@@ -105,13 +107,15 @@ class Robust(nn.Module):
             inputs.pop("sample_id", None)
             return self.model(**inputs)
         if not self._checked:
-            self._check()
+            self._check(inputs)
         if self._left_padding_error and bool((_mask(inputs)[:, 0] == 0).any()):
             raise self._left_padding_error
         if self.updates is not None and self.update >= self.updates:
             raise InputError(f"updates {self.updates}: all are done: give wrap the number of calls, or begin_updates")
         progress = self.update / self.updates if self.updates else 0.0
-        loss, _, metrics = self.objective(self._batch(inputs), MicroStep(self.update, progress))
+        batch = self._batch(inputs)
+        loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
+        metrics["left_out"] = (batch.weight == 0).double().mean()
         if self.method.watches:
             self._watched.append(metrics[self.method.watches].double())
         self._calls_left -= 1
@@ -126,16 +130,27 @@ class Robust(nn.Module):
         return RobustOutput(loss, metrics)
 
     @torch.compiler.disable
-    def _check(self) -> None:
-        """Looks at the model where it trains first: on its device, under the loop's autocast."""
+    def _check(self, inputs: Mapping[str, Tensor]) -> None:
+        """Tries the model on the shortest window where it trains first: on its device, under the loop's autocast."""
         if not self.model.training:
             log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
-        base = _base(self.model)
+        base = self.objective.qa.base
+        mask = _mask(inputs)
+        row = int(mask.sum(1).argmin())
+        real = mask[row] == 1
+        names = [name for name in ("input_ids", "token_type_ids") if inputs.get(name) is not None]
+        window = {name: inputs[name][row : row + 1, real] for name in names}
+        window["attention_mask"] = torch.ones_like(window["input_ids"])
+        if base.config.is_encoder_decoder:
+            window["decoder_input_ids"] = window["input_ids"][:, :5]
         if not any(map(is_partitioned, base.parameters())):  # ZeRO-3 shards them
             with without_dropout(base):
-                check_takes_embeddings(base, "model")
+                check_takes_embeddings(base, "model", window)
+                if depends_on_padding(base, "model", window, len(real)):
+                    kind = type(base).__name__
+                    log.warning("the logits of a %s depend on padding: pad all windows to one length, always", kind)
                 try:
-                    check_takes_embeddings(base, "model", padded_left=True)
+                    check_takes_embeddings(base, "model", window, padded_left=True)
                 except InputError as fault:
                     self._left_padding_error = fault
         self._checked = True
@@ -229,12 +244,15 @@ def wrap(model: nn.Module, method: Settings, *, seed: int = 0, updates: int | No
     return robust
 
 
-def _base(model: nn.Module) -> nn.Module:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's
-
-
 def _interface(model: nn.Module) -> QAModel:
-    base = _base(model)
+    """Raises InputError: no model for question answering, or PEFT's prompt learning."""
+    for config in getattr(model, "peft_config", {}).values():
+        if config.is_prompt_learning:
+            raise InputError(
+                f"model: {config.peft_type.value} adds virtual tokens before the embeddings that a method perturbs: "
+                "train adapters such as LoRA"
+            )
+    base = without_peft(model)
     takes = inspect.signature(base.forward).parameters if isinstance(base, PreTrainedModel) else {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):  # as ModernBERT's head
         takes = {**inspect.signature(base.base_model.forward).parameters, **takes}
@@ -247,6 +265,20 @@ def _interface(model: nn.Module) -> QAModel:
         f"model {type(base).__name__}: a method takes transformers' models for question answering: load one with "
         "AutoModelForQuestionAnswering (not an encoder-decoder) or AutoModelForSeq2SeqLM"
     )
+
+
+def _warn_of_frozen(base: PreTrainedModel) -> None:
+    """peft freezes all but adapters and the heads whose names it knows, also for good in what `merge_and_unload`
+    returns."""
+    inside = {id(parameter) for parameter in base.base_model.parameters()}
+    head = {name: parameter for name, parameter in base.named_parameters() if id(parameter) not in inside}
+    trains_inside = any(parameter.requires_grad for parameter in base.base_model.parameters())
+    trains_head = any(parameter.requires_grad for parameter in head.values())
+    if trains_inside and head and not trains_head:
+        log.warning("model: its head (%s) is frozen: name it in LoraConfig(modules_to_save=[...])", ", ".join(head))
+    if trains_head and not trains_inside:
+        fix = "call model.requires_grad_(True) to train all of it, as after merge_and_unload()"
+        log.warning("model: only its head (%s) is trained: %s", ", ".join(head), fix)
 
 
 def check_trained_dtypes(robust: Robust) -> None:

@@ -56,7 +56,7 @@ def model_states(
     if zero.stage == 3:
         return model.stage_3()
     if zero.stage == 1 and zero.offload_optimizer is None:
-        return model.stage_1()
+        return model.stage_1(accumulates=config["gradient_accumulation_steps"] > 1)
     return model.stage_2(accumulates=config["gradient_accumulation_steps"] > 1)
 
 
@@ -70,6 +70,7 @@ class _Model:
         self.sizes = [math.prod(shape) for shape in shapes]
         self.numel = sum(self.sizes)
         self.largest = max(self.sizes)
+        self.precision = train.precision
         self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
         # one bucket for each dtype of gradients; autocast's have two
         self.sends_half = train.precision == "autocast"
@@ -104,10 +105,14 @@ class _Model:
         optimizer = moments + 4 * self.averaged
         return replace(self.whole, optimizer=optimizer, gradients=whole, step=step, evaluating=self.applied)
 
-    def stage_1(self) -> States:
-        """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`)."""
-        gradients = self.width * self.part * self.world_size
-        working = 4 * self.part if self.width < 4 else 0  # the float32 gradient of the step
+    def stage_1(self, accumulates: bool) -> States:
+        """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`), which is in float32
+        where bf16 `accumulates`."""
+        width = 4 if accumulates and self.precision == "bf16" else self.width
+        gradients = width * self.part * self.world_size
+        working = 4 * self.part if width < 4 else 0  # the float32 gradient of the step
+        if width > self.width and self.world_size > 1:
+            working = self.width * self.part * self.world_size  # what is sent
         if self.sends_half:
             working = 2 * self.numel
         transient = self.width * self.numel

@@ -102,18 +102,26 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, label: str) -> None:
-    """Drops token types that the model does not tell apart: transformers gives DistilBERT the tokenizer of BERT, token
-    types included; RoBERTa has a single type. Raises InputError: the model has too few word embeddings for it."""
+    """Has the tokenizer give token types where the model has a table of several, and only there. transformers 5 asks a
+    list in the tokenizer's files, which version 4 did not write and which XLNet's and ALBERT's classes lack, but gives
+    DistilBERT the tokenizer of BERT, token types included; RoBERTa has a single type; GPT-2 and XLM look types up among
+    the words. Raises InputError: the model has too few word embeddings for the tokenizer."""
     tokens = 1 + max(tokenizer.get_vocab().values())
     rows = model.get_input_embeddings().num_embeddings
     if tokens > rows:
         raise InputError(
-            f"{label}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): they do "
-            "not belong together, name a folder with the model's own tokenizer files"
+            f"{label}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): name a "
+            "folder with the model's own tokenizer files or, if tokens were added to it, save the model after "
+            "model.resize_token_embeddings(len(tokenizer))"
         )
-    takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
-    if not takes_types or getattr(model.config, "type_vocab_size", 0) == 1:
-        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    tables = [table for name, table in model.named_parameters() if "token_type" in name or "seg_embed" in name]
+    tells_apart = any(len(table) > 1 for table in tables)
+    takes_types = tells_apart and "token_type_ids" in inspect.signature(model.forward).parameters
+    names = tokenizer.model_input_names
+    if not takes_types:
+        tokenizer.model_input_names = [name for name in names if name != "token_type_ids"]
+    elif "token_type_ids" not in names:
+        tokenizer.model_input_names = [*names, "token_type_ids"]
 
 
 def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label: str, data: str) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from swep_ds.common.errors import InputError
 from swep_ds.data.batches import IGNORED
 
 
@@ -24,19 +25,39 @@ class QAOutput(NamedTuple):
 class QAModel(nn.Module):
     """A Hugging Face model behind the interface that the methods use: `embed`, `forward`, and `predict` unperturbed."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: nn.Module):
         super().__init__()
-        self.model = model
+        self.model = model  # of transformers, or PEFT's around it
+
+    @property
+    def base(self) -> PreTrainedModel:
+        return without_peft(self.model)
+
+    def pad_to(self, length: int, label: str) -> None:
+        """Pads each window to `length` tokens: the model's logits depend on padding. `label` is how the user named it.
+        Raises InputError: not offered."""
+        kind = type(self.base).__name__
+        raise InputError(f"{label}: {kind} generates other answers if a batch is padded: name a model such as T5")
 
     @property
     def hidden_size(self) -> int:
         """Width of h, the encoder's last hidden state."""
-        return self.model.config.hidden_size
+        model = self.base
+        if model.config.is_encoder_decoder:
+            model = model.get_encoder()
+        return model.config.hidden_size
 
     @property
     def embedding_size(self) -> int:
         """d, the width of the word-embedding table (ELECTRA-small: 128, with a hidden width of 256)."""
-        return self.model.get_input_embeddings().embedding_dim
+        table = self.model.get_input_embeddings().weight  # the module may be an adapter
+        return getattr(table, "ds_shape", table.shape)[1]  # whole, also at ZeRO-3
+
+
+def without_peft(model: nn.Module) -> PreTrainedModel:
+    """The model that holds the adapters' modules. It is what runs: `PeftModelForQuestionAnswering` of peft 0.21 takes
+    token types and does not hand them on, and the merged model would be asked with them."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def answer_nll(logits_NKV: Tensor, target_NK: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class Seq2SeqQA(QAModel):
     def embed(self, batch: Batch) -> Tensor:
         """The encoder's word embeddings e [N, T, d], scaled where the model scales them (BART)."""
         # the module, not its weight: ZeRO-3 shards it
-        return self.model.get_encoder().get_input_embeddings()(batch.input_ids)
+        return self.base.get_encoder().get_input_embeddings()(batch.input_ids)
 
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
         """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included. With h if
@@ -35,10 +35,10 @@ class Seq2SeqQA(QAModel):
     def _score(self, batch: Batch, hidden: bool = False, layers: bool = False, **encoder: Any) -> QAOutput:
         """`forward`, with `encoder` for the model: what its encoder reads, or that one's output."""
         with given_masks():
-            output = self.model(
+            output = self.base(
                 **encoder,
                 attention_mask=batch.attention_mask,
-                decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels=batch.target_ids),
+                decoder_input_ids=self.base.prepare_decoder_input_ids_from_labels(labels=batch.target_ids),
                 use_cache=False,
                 output_hidden_states=layers,
                 return_dict=True,

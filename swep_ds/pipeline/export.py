@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
-from swep_ds.common.files import hub_name, public_name, public_names, write_atomically
+from swep_ds.common.files import hub_name, public_name, public_names, read_json, write_atomically
 from swep_ds.evaluation.results import METRICS, Evaluated, out_of_domain_mean, versions
 from swep_ds.methods import summary
 from swep_ds.pipeline.folder import READING
@@ -64,9 +64,10 @@ def export_model(
         try:
             write_model(model, weights, unfinished)
             if ranks.is_main():
-                tokenizer.save_pretrained(unfinished)
+                save_tokenizer(tokenizer, unfinished)
                 (unfinished / READING).write_text(ReadingSettings.of(recipe, tested).text(), encoding="utf-8")
-                (unfinished / "README.md").write_text(model_card(recipe, tested), encoding="utf-8")
+                text = model_card(recipe, tested, (unfinished / CONFIG_NAME).read_text(encoding="utf-8"))
+                (unfinished / "README.md").write_text(text, encoding="utf-8")
                 former = folder.with_name(f".{folder.name}.old")
                 shutil.rmtree(former, ignore_errors=True)
                 if folder.exists():
@@ -91,6 +92,14 @@ def export_noise(engine, file: Path) -> None:
             write_atomically(file, save(weights))
 
     write_on_all_ranks(write, file)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Saves it under the name of its class in transformers 4, which version 5 takes for its own `TokenizersBackend`."""
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    settings = read_json(file) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def note_tied_weights(model: PreTrainedModel) -> None:
@@ -134,8 +143,9 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def model_card(recipe: Recipe, tested: Evaluated) -> str:
-    """The README.md of an exported model, in the hub's format: method, data, scores, how to load it."""
+def model_card(recipe: Recipe, tested: Evaluated, config: str) -> str:
+    """The README.md of an exported model, in the hub's format: method, data, scores, how to load it. `config` is the
+    text of its config.json."""
     start = recipe.model.name
     method = recipe.method
     results = []
@@ -154,6 +164,7 @@ def model_card(recipe: Recipe, tested: Evaluated) -> str:
         eval_results=results or None,
     )
     values = {"recipe": recipe, "summary": summary(method), "tested": tested, "mean": out_of_domain_mean(tested.scores)}
+    values["config"] = config
     return card(head, "model_card.md.jinja", null_threshold=tested.null_threshold, **values)
 
 

@@ -27,7 +27,7 @@ from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
-from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.hub import check_knows, load_tokenizer, longest_window, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
@@ -84,6 +84,8 @@ def prepare(
     tokenizer, training, tests = ranks.on_all_ranks(read_text)
     warn_of_known(recipe, training, tested_later or {})
     objective, config = ranks.on_all_ranks(lambda: load(recipe, ds_config, tokenizer, start or recipe.model.name))
+    if ranks.from_rank0(lambda: objective.qa.model.pads):  # the rank that has tried a mapped model
+        objective.qa.pad_to(recipe.data.max_length, f"model.name {recipe.model.name}")
     validation = {}
     if name := recipe.validation_set:
         validation[name], tests[name] = halves(tests[name])
@@ -216,6 +218,7 @@ def load_model(
             "autocast, or to bf16 or fp32"
         )
     options = {"activation_checkpointing": recipe.train.activation_checkpointing, "mapped": mapped, "weights": weights}
+    options["tokenizer"] = tokenizer
     options |= {"attention": recipe.model.attention, "attention_dropout": recipe.model.attention_dropout}
     if recipe.task == "generative":
         options |= {"beams": recipe.eval.beams, "max_answer_tokens": recipe.eval.max_answer_tokens}
@@ -224,7 +227,6 @@ def load_model(
         qa = ExtractiveQA.load(source, compiled=recipe.train.compile and weights, **options)
     if tokenizer is None:
         return qa
-    fit_tokenizer(tokenizer, qa.model, f"model.name {recipe.model.name}")
     if recipe.task == "generative":
         qa.answer_like(empty_answer(tokenizer), declines=recipe.data.unanswerable == "train")
     longest = longest_window(tokenizer, qa.model)

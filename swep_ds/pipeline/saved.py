@@ -24,8 +24,9 @@ from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
-from swep_ds.models.loading import check_answers, load_weights
+from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
+from swep_ds.models.trials import depends_on_padding, example_window
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_name, warn_once
 from swep_ds.ranks.writing import write_on_rank0
@@ -83,6 +84,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     if Path(source, RECIPE).is_file():
         raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
     config = load_config(source, "model")
+    config.dtype = None  # it need not be the files' dtype
     tokenizer = load_tokenizer(name, "model")
     generative = config.is_encoder_decoder
     if generative and any(kind.endswith("ForQuestionAnswering") for kind in config.architectures or ()):
@@ -108,13 +110,17 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
         null_threshold = reading.null_threshold
         calibrator = reading.calibrator
-    check_answers(model, windows.max_length, label)
+    window = example_window(model, tokenizer)
+    longest = example_window(model, tokenizer, windows.max_length)
+    pads = depends_on_padding(model, label, window, longest["input_ids"].shape[1], longest)
     spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
     if generative:
         qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=spans.max_answer_tokens)
         qa.answer_like(empty_answer(tokenizer), declines=null_threshold is not None)
     else:
         qa = ExtractiveQA(model)
+    if pads:
+        qa.pad_to(windows.max_length, label)
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, reading.eval)
 
 

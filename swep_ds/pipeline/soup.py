@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.utils import CONFIG_NAME
 
 from swep_ds.common.errors import InputError
 from swep_ds.common.settings import differences, flatten, without
@@ -96,6 +97,7 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
     reading = first.reading.model_copy(update={"calibrator": None, "null_threshold": threshold})
     (folder / READING).write_text(reading.text(), encoding="utf-8")
     values = {"ingredients": ingredients, "recipe": first.recipe, "null_threshold": threshold}
+    values["config"] = (folder / CONFIG_NAME).read_text(encoding="utf-8")
     text = card(card_head(first.recipe, "model-soup"), "soup_card.md.jinja", **values)
     (folder / "README.md").write_text(text, encoding="utf-8")
 

@@ -23,7 +23,7 @@ from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.graphs import GraphRecorder, Graphs, can_replay
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.zero.flats import kept_part
-from swep_ds.training.zero.install import before_initialize, fp16_numbers, install
+from swep_ds.training.zero.install import before_initialize, forget_engine, fp16_numbers, install
 from swep_ds.training.zero.weights import shard
 
 SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup"}  # train.schedule -> its name in transformers
@@ -42,7 +42,6 @@ class Engine:
         self.deepspeed = engine
         self.train = engine.train
         self.eval = engine.eval
-        self.destroy = engine.destroy
         self.module = engine.module
         self.parts = self.module.parts(train.execution)
         self.stage = engine.zero_optimization_stage()
@@ -59,6 +58,10 @@ class Engine:
         self.graphs = None
         if train.cuda_graphs and self.flat and ranks.device().type == "cuda" and can_replay(self.module):
             self.graphs = Graphs(self, GraphRecorder())
+
+    def destroy(self) -> None:
+        self.deepspeed.destroy()
+        forget_engine()
 
     @without_cudnn_attention()
     def __call__(self, batch: Batch, step: MicroStep | None = None) -> Any:

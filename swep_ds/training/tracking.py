@@ -3,6 +3,7 @@ and Weights & Biases, if `tracking.to` says so. wandb may fail at any time: the 
 
 import json
 import logging
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -157,11 +158,14 @@ def _start_wandb(settings: TrackingSection, method: str, config: dict[str, Any],
     """wandb's run. If it cannot start, a new run ends, and a resumed run continues without it: None."""
     id_file = folder / "wandb_id"  # a resumed run continues under its id
     is_new = not id_file.is_file()
+    mode = os.environ.get("WANDB_MODE") or "online"  # the user's, also "disabled"
+    if settings.to == "wandb_offline" and mode != "disabled":
+        mode = "offline"
     try:
         import wandb
 
         run = wandb.init(
-            mode="offline" if settings.to == "wandb_offline" else "online",
+            mode=mode,
             project=settings.project,
             group=settings.group,
             job_type=method,

@@ -62,7 +62,7 @@ def test_the_null_answer_is_the_first_token_for_the_cards_code_too(folder, capsy
         assert of_null.score == pytest.approx(null, abs=1e-5)
         assert of_null.probability == pytest.approx(math.exp(null) / total, rel=1e-4)
         assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
-        card = model_card(recipe, Evaluated({}, {}, threshold))
+        card = model_card(recipe, Evaluated({}, {}, threshold), "")
         [_, plain] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
         for text in (LONG, TEXT):  # in several windows, and in one
             names = {}

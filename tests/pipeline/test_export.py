@@ -141,7 +141,7 @@ def card(method: dict, scores: dict, **sections: dict) -> tuple[dict, str]:
         }
         | sections
     )
-    _, head, text = model_card(recipe, Evaluated(scores, dict.fromkeys(scores, "SQuAD v1.1"))).split("---\n", 2)
+    _, head, text = model_card(recipe, Evaluated(scores, dict.fromkeys(scores, "SQuAD v1.1")), "").split("---\n", 2)
     assert "\n\n\n" not in text
     return yaml.safe_load(head), text
 
@@ -245,7 +245,7 @@ def code_blocks(folder: Path, threshold: float | None) -> list[str]:
     (folder / "model" / READING).write_text(json.dumps(reading.model_dump()))
     if recipe.task == "generative":
         load_saved(str(folder / "model")).qa.generation.save_pretrained(folder / "model")  # as an export has it
-    text = model_card(recipe, Evaluated({}, {}, threshold))
+    text = model_card(recipe, Evaluated({}, {}, threshold), "")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert [len(block.splitlines()) <= 24 for block in blocks] == [True, True]
     return [block.replace("PATH_OF_THIS_FOLDER", str(folder / "model")) for block in blocks]

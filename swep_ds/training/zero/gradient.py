@@ -29,8 +29,10 @@ class Group:
 class FlatGradient:
     """Collects the gradients of an update, and gives them to DeepSpeed's step.
 
-    Equal to DeepSpeed's own gradient to the last bit on one rank. Several ranks send it in one reduce-scatter, half the
-    volume of DeepSpeed's all-reduce (as much as that under torch_autocast, where DeepSpeed sends bf16). Memory is held
+    Equal to DeepSpeed's own gradient to the last bit on one rank, but for bf16 in updates of several backwards. DeepSpeed
+    adds those up in bf16, where 512 equal gradients have a mean of half their size; here the sum is in float32. Several
+    ranks send it, in bf16 as ever, in one reduce-scatter, half the volume of DeepSpeed's all-reduce (as much as that
+    under torch_autocast, where DeepSpeed sends bf16). Memory is held
     from an update's first backward to its step; if it `stays`, as CUDA graphs need it, from the first update on.
     `begun` says whether an update has collected a gradient yet.
     """
@@ -39,6 +41,9 @@ class FlatGradient:
         self._optimizer = engine.optimizer
         self._ranks = comm.get_world_size(self._optimizer.dp_process_group)
         self._rounds = engine.torch_autocast_enabled()
+        self._dtype = None  # the parameters'
+        if engine.bfloat16_enabled() and engine.gradient_accumulation_steps() > 1:
+            self._dtype = torch.float32
         for hook in self._optimizer._grad_acc_hooks:
             hook.remove()
         self._optimizer._grad_acc_hooks.clear()
@@ -51,7 +56,7 @@ class FlatGradient:
 
         parameters = list(flat.parameters.values())
         size = flat.weights.numel()
-        whole = parameters[0].new_zeros(size * self._ranks)
+        whole = parameters[0].new_zeros(size * self._ranks, dtype=self._dtype)
         part = whole.view(self._ranks, size)[comm.get_rank(self._optimizer.dp_process_group)]
         *places, padding = whole.split([*map(torch.numel, parameters), len(whole) - sum(map(torch.numel, parameters))])
         for parameter in parameters:
@@ -100,7 +105,7 @@ class FlatGradient:
             part = group.part
             if self._rounds:
                 self._round(group)
-            elif optimizer.communication_data_type != sent.dtype:
+            elif optimizer.communication_data_type != sent.dtype and (self._ranks > 1 or self._dtype is None):
                 sent = sent.to(optimizer.communication_data_type)
                 part = sent[part.storage_offset() :][: part.numel()]
             if self._ranks > 1:

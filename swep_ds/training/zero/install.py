@@ -19,6 +19,7 @@ At ZeRO-0 DeepSpeed's engine averages the gradients, and a hook of the optimizer
 from typing import NamedTuple
 
 import deepspeed.ops
+import torch
 from deepspeed.accelerator import get_accelerator
 
 from swep_ds.training.zero.files import Writer, write_with
@@ -36,9 +37,18 @@ class Installed(NamedTuple):
 
 def before_initialize() -> None:
     """Switches off what DeepSpeed would compile for 40 s on a CPU, and which leaves 69 MB per rank in /dev/shm for
-    good. Precedes whatever first makes DeepSpeed join the ranks."""
+    good. Precedes whatever first makes DeepSpeed join the ranks, after `forget_engine`."""
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    forget_engine()
+
+
+def forget_engine() -> None:
+    """Undoes what an engine leaves in modules, with which all that follows in the process would compute other numbers:
+    after torch_autocast every engine takes the dtypes of its parameters for those of communication; ZeRO-3's `linear`
+    rounds in another order than PyTorch's."""
+    deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
+    torch.nn.functional.linear = getattr(deepspeed.zero.Init, "linear_bk", torch.nn.functional.linear)
 
 
 def install(engine, max_norm: float, method_max_norm: float | None) -> Installed:

@@ -1,0 +1,165 @@
+"""Tries a loaded model on a few tokens, as it will train and answer; whatever is wrong with it is one line."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.data.windows import WindowCutter, WindowSettings
+
+EMBEDDINGS = "inputs_embeds, which every perturbation of word embeddings needs"
+FIX = "use a model such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
+Inputs = dict[str, Tensor]  # a model's, by name: [1, T], without padding
+Found = TypeVar("Found")
+
+
+def example_window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, length: int = 9) -> Inputs:
+    """A question and a text of `length` tokens in all, or as many as there must be, with the special tokens and the
+    token types of the tokenizer; without one as RoBERTa has them."""
+    config = model.config
+    rows = model.get_input_embeddings().num_embeddings
+    if tokenizer is None:
+        separator = [getattr(config, "sep_token_id", None)]
+        if separator[0] not in range(rows):
+            separator = []
+        special = {config.pad_token_id, *separator}
+        around = ([], 2 * separator, separator)
+    else:
+        task = "generative" if config.is_encoder_decoder else "extractive"
+        cutter = WindowCutter(tokenizer, WindowSettings(task=task))
+        template = cutter.template
+        special = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+        around = (template.prefix.tolist(), template.middle.tolist(), template.suffix.tolist())
+    word, other, *_ = [token for token in range(rows) if token not in special]
+    text = max(1, length - 1 - sum(map(len, around)))
+    prefix, middle, suffix = around
+    row = torch.tensor([[*prefix, word, *middle, *[other] * text, *suffix]], device=model.device)
+    inputs = {"input_ids": row, "attention_mask": torch.ones_like(row)}
+    if tokenizer is not None and cutter.takes_types:
+        inputs["token_type_ids"] = torch.tensor(template.type_ids(1, text)[None], device=model.device).long()
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = row[:, :5]
+    return inputs
+
+
+def check_takes_embeddings(model: PreTrainedModel, label: str, window: Inputs, *, padded_left: bool = False) -> None:
+    """Tries the model on a window's embeddings, which some models refuse, or treat otherwise than its ids: Pegasus and
+    Marian scale only embeddings of ids; Longformer, BigBird and Splinter find the question by the ids of its special
+    tokens; and `padded_left` RoBERTa counts positions of embeddings from the first column. Leaves the model in
+    evaluation mode.
+
+    Raises InputError: the model cannot be trained under perturbation, or computes NaN or infinity.
+    """
+    kind = type(model).__name__
+    if padded_left:
+        window = _padded(model, window, left=2)
+    with as_input_error(f"{label}: {kind} cannot be run on {EMBEDDINGS}", FIX), _trial(model):
+        inputs = dict(window)
+        embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
+        from_embeddings = _logits(model, label, inputs_embeds=embeddings, **inputs)
+        from_ids = _logits(model, label, **window)
+    if not model.config.is_encoder_decoder:  # which gives logits at padding, too
+        real = window["attention_mask"][0] == 1
+        from_embeddings = from_embeddings[..., real]
+        from_ids = from_ids[..., real]
+    if torch.allclose(from_embeddings, from_ids, rtol=1e-3, atol=1e-3):
+        return
+    otherwise = f"{label}: {kind} computes something else from inputs_embeds than from the same input_ids"
+    if padded_left:
+        raise InputError(f"{otherwise} with padding on the left: pad on the right")
+    raise InputError(f"{otherwise}, which every perturbation of word embeddings needs: {FIX}")
+
+
+def depends_on_padding(
+    model: PreTrainedModel, label: str, window: Inputs, length: int, longer: Inputs | None = None
+) -> bool:
+    """Whether a window's logits change where it is padded to `length`, as for a `longer` one in its batch: FNet mixes
+    padding in, and convolutions see it. Leaves the model in evaluation mode.
+
+    Raises InputError: the model cannot be run, the logits of a padded window change with the other ones of its batch or
+    from call to call (Reformer hashes at random), or NaN or infinity.
+    """
+    alike = batch = _padded(model, window, right=max(0, length - window["input_ids"].shape[1]))
+    if longer is not None:
+        batch = {name: torch.cat([alike[name], longer[name]]) for name in alike}
+    longest = batch["input_ids"].shape[1]
+    failure = f"{label}: cannot be run on a window of {longest} tokens"
+    with as_input_error(failure, "name another model", but=(torch.OutOfMemoryError, MemoryError)), _trial(model):
+        in_batch = _logits(model, label, **batch)[:1]
+        if _are_close(model, _logits(model, label, **window), in_batch):
+            return False
+        if _are_close(model, _logits(model, label, **alike), in_batch):
+            return True
+    kind = type(model).__name__
+    raise InputError(f"{label}: {kind} gives the same window other logits in every call or batch: {FIX}")
+
+
+def run_on_first_layers(model: PreTrainedModel, trial: Callable[[PreTrainedModel], Found]) -> Found:
+    """Tries only the first layer of each stack of a large model, unless that fails because the model counts its
+    layers."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    first = copy.deepcopy(model, tensors)  # shares the weights
+    for parent in [*first.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, torch.nn.ModuleList):
+                parent._modules[name] = child[:1]
+    with suppress(InputError):
+        return trial(first)
+    return trial(model)
+
+
+@contextmanager
+def without_flash_attention(model: PreTrainedModel) -> Iterator[None]:
+    """FlashAttention runs only on a GPU in half precision. Models are tried on a CPU, in the dtype they load in."""
+    chosen = model.config._attn_implementation
+    if chosen == "flash_attention_2":
+        model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        if chosen == "flash_attention_2":
+            model.set_attn_implementation(chosen)
+
+
+@contextmanager
+def _trial(model: PreTrainedModel) -> Iterator[None]:
+    with without_flash_attention(model.eval()), torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _padded(model: PreTrainedModel, window: Inputs, *, left: int = 0, right: int = 0) -> Inputs:
+    """With padding on either side; what is on the left pushes the window's end out, as a model may take no more."""
+    values = {"input_ids": model.config.pad_token_id or 0}
+    wide = {name: pad(row, (left, right - left), value=values.get(name, 0)) for name, row in window.items()}
+    if "decoder_input_ids" in window:
+        wide["decoder_input_ids"] = window["decoder_input_ids"]
+    return wide
+
+
+@torch.no_grad()
+def _logits(model: PreTrainedModel, label: str, **inputs: Tensor) -> Tensor:
+    """[N, 2, T] of starts and ends, or [N, K, V] of words. Raises InputError: NaN or infinity, also in trained weights:
+    attention's kernels may leave them out."""
+    output = model(return_dict=True, **inputs)
+    logits = output.logits if "logits" in output else torch.stack([output.start_logits, output.end_logits], 1)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not all(values.isfinite().all() for values in (logits, *weights)):
+        fault = "computes NaN or infinity from any text, or has some among its weights"
+        raise InputError(f"{label}: {fault}: correct config.json, or fetch the model again")
+    return logits
+
+
+def _are_close(model: PreTrainedModel, alone: Tensor, in_batch: Tensor) -> bool:
+    """Whether logits agree as closely as their precision lets expect; the second ones may be of a padded window."""
+    if not model.config.is_encoder_decoder:
+        in_batch = in_batch[..., : alone.shape[-1]]
+        alone = alone[..., : in_batch.shape[-1]]
+    exact = alone.dtype == torch.float32 and not torch.is_autocast_enabled(alone.device.type)
+    tolerance = 1e-4 if exact else 3e-2
+    return bool((alone - in_batch).abs().max() <= tolerance * alone.abs().max().clamp(min=1))
