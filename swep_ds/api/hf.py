@@ -59,7 +59,7 @@ class RobustMixin:
                 raise InputError(f"method {method.name} does not go with {fault}")
         if self.is_deepspeed_enabled and "gradient_clipping" not in given.hf_deepspeed_config.config:
             fault = "deepspeed: has no gradient_clipping: DeepSpeed clips at 1.0, whatever max_grad_norm says (%s)"
-            log.warning(f"{fault}: set it to \"auto\"", given.max_grad_norm)
+            log.warning(f'{fault}: set it to "auto"', given.max_grad_norm)
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation
         self.label_smoother = None  # the objective smooths, also spans
 
@@ -169,16 +169,16 @@ class RobustMixin:
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _start_method_anew(self, checkpoint: Path) -> None:
-        """For a checkpoint of a plain Trainer's, or with `save_only_model`. Raises InputError: its optimizer has a state
-        for the model alone."""
+        """For a plain Trainer's checkpoint, or with `save_only_model`. Raises InputError: its optimizer has no state of
+        the method's parameters."""
         learns = any(True for _ in self.robust.method.parameters())
         if learns and (checkpoint / OPTIMIZER_NAME).is_file():
             raise InputError(
-                f"{checkpoint}: has an optimizer of the model alone and no {METHOD_FILE}, as a plain Trainer writes it: "
-                f"start a new training from its model, or resume with a method without parameters"
+                f"{checkpoint}: is a plain Trainer's, whose optimizer is for the model alone, without {METHOD_FILE}: "
+                "begin a training from its model, or resume with a method that learns no noise"
             )
         if learns:
-            log.warning("%s: has no %s: the noise generator starts anew, as the optimizer does", checkpoint, METHOD_FILE)
+            log.warning("%s: has no %s: the noise starts anew, as the optimizer does", checkpoint, METHOD_FILE)
         self.robust.update = TrainerState.load_from_json(checkpoint / TRAINER_STATE_NAME).global_step
 
     def _state(self) -> dict[str, Tensor]:

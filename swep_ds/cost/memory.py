@@ -50,18 +50,27 @@ def model_states(
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
     if "nvme" in offload:
         raise InputError("--plan does not know offload to disk: leave --ds_config out")
-    model = _Model(shapes, zero, train, world_size, averaged)
+    accumulates = config["gradient_accumulation_steps"] > 1
+    model = _Model(shapes, zero, train, world_size, averaged, accumulates)
     if zero.stage == 0:
         return model.stage_0(shapes, train.optimizer == "adafactor")
     if zero.stage == 3:
         return model.stage_3()
     if zero.stage == 1 and zero.offload_optimizer is None:
-        return model.stage_1(accumulates=config["gradient_accumulation_steps"] > 1)
-    return model.stage_2(accumulates=config["gradient_accumulation_steps"] > 1)
+        return model.stage_1()
+    return model.stage_2(accumulates)
 
 
 class _Model:
-    def __init__(self, shapes, zero: DeepSpeedZeroConfig, train: TrainSection, world_size: int, averaged: int):
+    def __init__(
+        self,
+        shapes: Sequence[Sequence[int]],
+        zero: DeepSpeedZeroConfig,
+        train: TrainSection,
+        world_size: int,
+        averaged: int,
+        accumulates: bool,
+    ):
         self.zero = zero
         self.world_size = world_size
         self.averaged = averaged
@@ -70,8 +79,8 @@ class _Model:
         self.sizes = [math.prod(shape) for shape in shapes]
         self.numel = sum(self.sizes)
         self.largest = max(self.sizes)
-        self.precision = train.precision
         self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
+        self.summed = 4 if accumulates and train.precision == "bf16" else self.width  # bytes of an update's gradient
         # one bucket for each dtype of gradients; autocast's have two
         self.sends_half = train.precision == "autocast"
         self.bucket = zero.reduce_bucket_size * (6 if self.sends_half else self.width)
@@ -105,13 +114,11 @@ class _Model:
         optimizer = moments + 4 * self.averaged
         return replace(self.whole, optimizer=optimizer, gradients=whole, step=step, evaluating=self.applied)
 
-    def stage_1(self, accumulates: bool) -> States:
-        """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`), which is in float32
-        where bf16 `accumulates`."""
-        width = 4 if accumulates and self.precision == "bf16" else self.width
-        gradients = width * self.part * self.world_size
-        working = 4 * self.part if width < 4 else 0  # the float32 gradient of the step
-        if width > self.width and self.world_size > 1:
+    def stage_1(self) -> States:
+        """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`)."""
+        gradients = self.summed * self.part * self.world_size
+        working = 4 * self.part if self.summed < 4 else 0  # the float32 gradient of the step
+        if self.summed > self.width and self.world_size > 1:
             working = self.width * self.part * self.world_size  # what is sent
         if self.sends_half:
             working = 2 * self.numel
@@ -129,6 +136,12 @@ class _Model:
                 touched[rank] += size
         gradients = width * max(touched)
         accumulated = gradients if accumulates else 0
+        # step(): averaged gradients, flat, then float32; then Adam
+        flattening = gradients + width * part + (4 * part if width < 4 else 0)
+        if self.summed > width and self.zero.offload_optimizer is None:
+            # _build_compact_grad_partition_buffer: flat and in float32, and each backward adds to it
+            gradients = flattening = self.summed * part
+            accumulated = 0
         # a gradient larger than the bucket does not go through it
         oversized = width * self.largest if self.largest > self.zero.reduce_bucket_size else 0
         if self.zero.offload_optimizer is not None:
@@ -144,8 +157,6 @@ class _Model:
         transient = self.bucket + oversized + accumulated
         if self.coalesced:  # grads_in_partition is filled while all gradients still exist
             transient = self.bucket + width * self.numel
-        # step(): averaged gradients, flat, then float32; then Adam
-        flattening = gradients + width * part + (4 * part if width < 4 else 0)
         return replace(self.whole, gradients=gradients, transient=transient, step=max(flattening, 4 * part))
 
     def stage_3(self) -> States:
@@ -167,16 +178,16 @@ class _Model:
             parameters=width * part,
             optimizer=self._kept(part),
             buffers=persistent + self.bucket,
-            gradients=width * part,
+            gradients=self.summed * part,
             transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
-            step=width * part + 4 * group,
-            evaluating=gathered + prefetched + width * part + min(4 * part, self.applied),
+            step=self.summed * part + 4 * group,
+            evaluating=gathered + prefetched + self.summed * part + min(4 * part, self.applied),
             partitioned=True,
         )
         if zero.offload_optimizer is None:
             return states
         # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
-        host = self._kept(part) + min(4 * part, self.applied) + (4 + width) * part
+        host = self._kept(part) + min(4 * part, self.applied) + (4 + self.summed) * part
         states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched)
         if zero.offload_param is not None:
             host += width * part

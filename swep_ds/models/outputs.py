@@ -50,8 +50,8 @@ class QAModel(nn.Module):
     @property
     def embedding_size(self) -> int:
         """d, the width of the word-embedding table (ELECTRA-small: 128, with a hidden width of 256)."""
-        table = self.model.get_input_embeddings().weight  # the module may be an adapter
-        return getattr(table, "ds_shape", table.shape)[1]  # whole, also at ZeRO-3
+        parts = self.model.get_input_embeddings().modules()  # the table, or PEFT's adapter and the table in it
+        return next(part.embedding_dim for part in parts if hasattr(part, "embedding_dim"))
 
 
 def without_peft(model: nn.Module) -> PreTrainedModel:

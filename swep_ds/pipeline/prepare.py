@@ -27,7 +27,7 @@ from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
-from swep_ds.models.hub import check_knows, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.hub import check_knows, check_length, load_tokenizer, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
@@ -229,11 +229,7 @@ def load_model(
         return qa
     if recipe.task == "generative":
         qa.answer_like(empty_answer(tokenizer), declines=recipe.data.unanswerable == "train")
-    longest = longest_window(tokenizer, qa.model)
-    if recipe.data.max_length > longest:
-        raise InputError(
-            f"data.max_length {recipe.data.max_length}: {recipe.model.name} takes at most {longest} tokens: lower it"
-        )
+    check_length(tokenizer, qa.model, recipe.data.max_length, "data.max_length")
     return qa
 
 

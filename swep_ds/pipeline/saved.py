@@ -23,7 +23,14 @@ from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, version
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
-from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window, resolve_model
+from swep_ds.models.hub import (
+    check_knows,
+    check_length,
+    fit_tokenizer,
+    load_tokenizer,
+    longest_window,
+    resolve_model,
+)
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trials import depends_on_padding, example_window
@@ -168,9 +175,8 @@ def evaluate_saved(
         for name, examples in tests.items():
             texts = (example.context for example in examples)
             check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
-        longest = longest_window(saved.tokenizer, saved.qa.model)
-        if max_length is not None and max_length > longest:
-            raise InputError(f"--max_length {max_length}: {model_name} takes at most {longest} tokens")
+        if max_length is not None:
+            check_length(saved.tokenizer, saved.qa.model, max_length, "--max_length")
         output_dir.mkdir(parents=True, exist_ok=True)
         return tests, saved
 

@@ -23,7 +23,7 @@ from swep_ds.training.zero.names import check_version
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 AUTO = "auto"
-BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "aio")
+BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "aio", "data_types")
 KNOWN = (*BLOCKS, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 KNOWN += ("gradient_clipping", "communication_data_type", *REPORTS)
 KNOWN += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
@@ -46,8 +46,9 @@ def complete_ds_config(
     if on_cpu and (fix := NEEDS_GPU.get(train.precision)):
         raise InputError(f"train.precision: {train.precision} needs a GPU: set it to {fix}")
     config = read_ds_config(source)
-    given = _given(train, config, world_size)
+    given = _given(train, config, world_size, micro_steps)
     if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
+        config.pop("data_types", None)
         for field in given:  # a run's file: its recipe decided these
             _set(config, field, AUTO)
     faults = _faults(config, train, given)
@@ -103,7 +104,9 @@ def _is_off(value: Any) -> bool:
     return value in (None, False, AUTO)
 
 
-def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict[str, tuple[Any, str]]:
+def _given(
+    train: TrainSection, config: dict[str, Any], world_size: int, micro_steps: int
+) -> dict[str, tuple[Any, str]]:
     """The fields that the recipe decides: value and where it comes from, by dotted name."""
     batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
     given = {
@@ -119,6 +122,9 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int) -> dict
             "torch_autocast.enabled": (train.precision == "autocast", "train.precision"),
             "torch_autocast.dtype": ("bfloat16", "train.precision"),
         }
+    if train.precision == "bf16" and train.gradient_accumulation_steps * micro_steps > 1 and zero_stage(config) > 1:
+        # in bf16 a sum of many gradients stands still; at ZeRO-1 `FlatGradient` adds them up
+        given["data_types.grad_accum_dtype"] = ("fp32", "train.precision")
     return given
 
 
@@ -133,6 +139,8 @@ def _faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[
             faults.append(f"{field} = {mine}, but the recipe's {origin} gives {json.dumps(value)}")
     stage = zero_stage(config)
     zero = config.get("zero_optimization", {})
+    if "data_types" in config and "data_types.grad_accum_dtype" not in given:
+        faults.append("data_types: gradients are added up in float32 as it is: remove this block")
     if train.compile and stage == 3:
         faults.append("train.compile: ZeRO-3 gathers weights between layers: use --ds_config zero1, or set it to false")
     if train.precision == "fp16" and stage == 0:

@@ -88,6 +88,35 @@ def test_a_resumed_training_is_the_whole_one_and_needs_the_same_method(variant, 
     assert "another method than swep" in refused(trainer(tmp_path, "swep").train, str(checkpoint))
 
 
+def test_a_checkpoint_of_a_plain_trainer_or_without_an_optimizer(tmp_path, caplog):
+    """A method that learns nothing resumes. One that learns starts anew where the optimizer does, too."""
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    plain = Trainer(
+        model=tiny_models.model(), args=trainer(tmp_path / "plain", "mle", **saving).args, train_dataset=rows("bert")
+    )
+    plain.train()
+    checkpoint = str(tmp_path / "plain" / "checkpoint-2")
+    resumed = trainer(tmp_path / "mle", "mle")
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert resumed.state.global_step == resumed.robust.update == UPDATES
+    said = refused(trainer(tmp_path / "swep", "swep").train, resume_from_checkpoint=checkpoint)
+    assert f"{checkpoint}: is a plain Trainer's, whose optimizer is for the model alone" in said
+    only = trainer(tmp_path / "only", "swep", save_only_model=True, **saving)
+    only.train()
+    again = trainer(tmp_path / "again", "swep", save_only_model=True)
+    again.train(resume_from_checkpoint=str(tmp_path / "only" / "checkpoint-2"))
+    assert again.state.global_step == again.robust.update == UPDATES
+    assert "has no method.safetensors: the noise starts anew, as the optimizer does" in caplog.text
+
+
+def test_windows_that_transformers_would_train_towards_position_0_are_counted(tmp_path):
+    run = trainer(tmp_path, "mle")
+    for row in run.train_dataset[::3]:
+        row["start_positions"] = row["end_positions"] = -100
+    run.train()
+    assert [line["left_out"] for line in run.state.log_history if "loss" in line] == pytest.approx([1 / 3] * UPDATES)
+
+
 def test_what_is_saved_and_evaluated_is_the_bare_model(tmp_path):
     run = trainer(tmp_path, "swep", save_strategy="steps", save_steps=UPDATES, label_smoothing_factor=0.2)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}

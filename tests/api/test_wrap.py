@@ -5,7 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModel, PegasusConfig, PegasusForConditionalGeneration
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import (
+    AutoModel,
+    FNetConfig,
+    FNetForQuestionAnswering,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+)
 
 import swep_ds as sd
 from tests.support import tiny_batches, tiny_models
@@ -244,8 +251,75 @@ def test_nothing_of_its_host_changes_and_it_can_be_copied(monkeypatch):
     torch.set_rng_state(before)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("seeds the GPUs"))
     robust = sd.wrap(model, sd.Swep())
-    robust._check()
+    robust._check(inputs(tiny_batches.generative(dtype=torch.float32)))
     assert torch.equal(torch.get_rng_state(), before)
     assert [part.training for part in model.modules()] == modes
     assert model.generation_config is generation
     assert type(copy.deepcopy(robust)) is type(robust)
+
+
+def peft_model(model, **options):
+    return get_peft_model(model, LoraConfig(target_modules=["query", "value"], **options))
+
+
+@pytest.mark.parametrize("task", [{}, {"task_type": "QUESTION_ANS"}])
+def test_adapters_train_on_the_token_types_that_the_merged_model_is_asked_with(task):
+    """`PeftModelForQuestionAnswering` does not hand them on."""
+    bare = tiny_models.model().train()
+    given = inputs(tiny_batches.batch(dtype=torch.float32))
+    types = torch.zeros_like(given["input_ids"])
+    types[:, 5:] = 1
+    given |= {"token_type_ids": types}
+    expected = sd.wrap(copy.deepcopy(bare), sd.Mle())(**given).loss
+    assert expected != sd.wrap(copy.deepcopy(bare), sd.Mle())(**given | {"token_type_ids": 0 * types}).loss
+    robust = sd.wrap(peft_model(copy.deepcopy(bare), **task).train(), sd.Mle())
+    torch.testing.assert_close(robust(**given).loss, expected)
+
+
+EMBEDDINGS = [{"target_modules": ["query", "word_embeddings"]}]
+EMBEDDINGS += [{"target_modules": ["query"], "modules_to_save": ["qa_outputs", "word_embeddings"]}]
+
+
+@pytest.mark.parametrize("method", [sd.Mle(), sd.Swep(beta=1e-4)], ids=lambda method: method.name)
+@pytest.mark.parametrize("options", EMBEDDINGS, ids=["adapter", "copy"])
+def test_adapters_on_the_word_embeddings_train(options, method):
+    model = get_peft_model(tiny_models.model(), LoraConfig(**options)).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    given = inputs(tiny_batches.batch(dtype=torch.float32))
+    robust = sd.wrap(model, method)
+    loss = robust(**given).loss
+    if method.name == "mle":
+        given.pop("sample_id")
+        torch.testing.assert_close(loss, model(**given).loss)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_virtual_tokens_are_refused():
+    model = get_peft_model(tiny_models.model(), PromptTuningConfig(task_type="QUESTION_ANS", num_virtual_tokens=2))
+    assert "model: PROMPT_TUNING adds virtual tokens before the embeddings" in refused(sd.wrap, model, sd.Mle())
+
+
+def test_what_peft_leaves_frozen_is_said(caplog):
+    adapters = {"target_modules": ["Wqkv"], "task_type": "QUESTION_ANS"}
+    sd.wrap(get_peft_model(tiny_models.model("modernbert"), LoraConfig(**adapters)), sd.Mle())
+    assert "classifier.weight, classifier.bias) is frozen: name it in LoraConfig(" in caplog.text
+    caplog.clear()
+    sd.wrap(peft_model(tiny_models.model(), task_type="QUESTION_ANS"), sd.Mle())
+    assert caplog.text == ""
+    sd.wrap(peft_model(tiny_models.model(), task_type="QUESTION_ANS").merge_and_unload(), sd.Swep(beta=1e-4))
+    assert "model: only its head (qa_outputs.weight, qa_outputs.bias) is trained: call model.requires" in caplog.text
+
+
+def test_a_model_whose_logits_depend_on_padding_is_warned_of(caplog):
+    sizes = tiny_models.COMMON | {"hidden_dropout_prob": 0.0}
+    model = FNetForQuestionAnswering(FNetConfig(**sizes, initializer_range=0.3)).train()
+    given = inputs(tiny_batches.batch(dtype=torch.float32))
+    robust = sd.wrap(model, sd.Mle())
+    loss = robust(**given).loss
+    assert "the logits of a FNetForQuestionAnswering depend on padding: pad all windows to one length" in caplog.text
+    given.pop("sample_id")
+    torch.testing.assert_close(loss, model(**given).loss)

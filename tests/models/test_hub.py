@@ -1,6 +1,7 @@
 """Tokenizers: loaded, also from a SentencePiece model alone, checked, and fitted to their model."""
 
 import copy
+import inspect
 import io
 import json
 import re
@@ -8,11 +9,12 @@ from functools import partial
 
 import pytest
 import torch
+import transformers
 from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from swep_ds.models.hub import check_knows, fit_tokenizer, load_tokenizer, longest_window
+from swep_ds.models.hub import check_knows, check_length, fit_tokenizer, load_tokenizer, longest_window
 from tests.support import tiny, tiny_models
 from tests.support.bad_input import change_json, refused
 
@@ -47,7 +49,7 @@ def test_a_slow_tokenizer_and_one_with_more_tokens_than_the_model_are_refused(tm
     model = tiny_models.model("t5", vocab_size=len(tiny.wordpiece()))
     fit_tokenizer(copy.deepcopy(tiny.wordpiece()), model, "model x")
     message = refused(fit_tokenizer, tiny.byte_bpe(), model, "model x")
-    assert re.match(r"model x: its tokenizer has more tokens than .* \(340, 200\): they do not", message)
+    assert re.match(r"model x: its tokenizer has more tokens than .* \(340, 200\): name a folder", message)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2", "modernbert", "t5", "bart"])
@@ -114,6 +116,57 @@ def test_token_types_that_a_model_does_not_tell_apart_are_left_out(architecture,
     tiny_models.config(architecture).save_pretrained(tmp_path)
     for kept in (tokenizer, load_tokenizer(str(tmp_path))):
         assert "token_type_ids" not in kept.model_input_names
+
+
+@pytest.mark.parametrize("architecture", ["bert", "electra", "albert", "xlnet"])
+def test_token_types_are_given_where_the_model_has_a_table_whatever_the_files_list(architecture, tmp_path):
+    """transformers 4 wrote no list of inputs into a PreTrainedTokenizerFast's file, and version 5 then gives no types.
+    Those of the template are given."""
+    tiny.wordpiece().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    change_json(file, tokenizer_class="PreTrainedTokenizerFast")
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "model_input_names"}))
+    model = tiny_models.model(architecture, vocab_size=len(tiny.wordpiece()))
+    model.config.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert "token_type_ids" not in tokenizer.model_input_names
+    fit_tokenizer(tokenizer, model, "model x")
+    assert tokenizer("Who?", SAMPLE).token_type_ids == tiny.wordpiece()("Who?", SAMPLE).token_type_ids
+    names = list(tokenizer.model_input_names)
+    fit_tokenizer(tokenizer, model, "model x")
+    assert tokenizer.model_input_names == names
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neo", "gptj", "xlm", "flaubert"])
+def test_a_model_that_looks_types_up_among_the_words_gets_none(kind):
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tiny.wordpiece()))
+    with torch.device("meta"):
+        model = transformers.AutoModelForQuestionAnswering.from_config(config)
+    assert "token_type_ids" in inspect.signature(model.forward).parameters
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    fit_tokenizer(tokenizer, model, "model x")
+    assert "token_type_ids" not in tokenizer.model_input_names
+
+
+def test_tokens_that_were_added_without_rows_for_them_are_refused_with_the_way_to_add_them():
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    model = tiny_models.model("bert", vocab_size=len(tokenizer))
+    tokenizer.add_tokens(["covid-19"])
+    assert "model.resize_token_embeddings(len(tokenizer))" in refused(fit_tokenizer, tokenizer, model, "model x")
+
+
+@pytest.mark.parametrize("architecture", ["bert", "t5", "deberta-v2"])
+def test_windows_are_limited_by_a_table_of_positions_and_else_warned_of(architecture, caplog):
+    relative = {"position_biased_input": False} if architecture == "deberta-v2" else {}
+    model, tokenizer = tiny_models.model(architecture, **relative), copy.deepcopy(tiny.wordpiece())
+    tokenizer.model_max_length = 64
+    check_length(tokenizer, model, 64, "data.max_length")
+    if architecture == "bert":
+        said = refused(check_length, tokenizer, model, 65, "data.max_length")
+        assert said == "data.max_length 65: the model takes at most 64 tokens: lower it"
+    else:
+        check_length(tokenizer, model, 65, "data.max_length")
+        assert "data.max_length 65: the model was made for 64 tokens, but its positions have no limit" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, BertForQuestionAnswering
 
-from swep_ds.models import loading
+from swep_ds.models import trials
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
@@ -178,7 +178,7 @@ def test_a_model_with_flash_attention_is_tried_without_it(monkeypatch):
     model.config._attn_implementation = "flash_attention_2"
     choose = mock.Mock(side_effect=lambda name: setattr(model.config, "_attn_implementation", name))
     monkeypatch.setattr(model, "set_attn_implementation", choose)
-    loading.check_takes_embeddings(model, "model.name bert")
+    trials.check_takes_embeddings(model, "model.name bert", trials.example_window(model, None))
     assert choose.mock_calls == [mock.call("eager"), mock.call("flash_attention_2")]
 
 

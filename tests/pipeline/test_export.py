@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from swep_ds import methods
 from swep_ds.api.answerer import QuestionAnswerer
@@ -17,7 +18,7 @@ from swep_ds.data.windows import WindowCutter
 from swep_ds.evaluation.results import Evaluated
 from swep_ds.methods import METHODS
 from swep_ds.methods.mle import Mle, MleSettings
-from swep_ds.pipeline.export import model_card
+from swep_ds.pipeline.export import model_card, save_tokenizer
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import ReadingSettings, load_saved
@@ -200,6 +201,23 @@ def test_the_sentence_of_a_method_is_its_docstring_or_its_files(monkeypatch):
         assert methods.summary(settings()) == said
 
 
+def test_a_saved_tokenizer_is_of_a_class_that_transformers_4_knows(tmp_path):
+    save_tokenizer(tiny.wordpiece(), tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again("Who?", TEXT).data == tiny.wordpiece()("Who?", TEXT).data
+
+
+def test_a_model_card_says_which_transformers_computes_its_positions():
+    _, text = card({"name": "mle"}, {})
+    assert "With only transformers:\n" in text
+    recipe = Recipe.model_validate(
+        {"model": {"name": "m"}, "method": {"name": "mle"}, "data": {"train": "t", "eval": {}}}
+    )
+    text = model_card(recipe, Evaluated({}, {}), '{"rope_parameters": {"rope_theta": 5}}')
+    assert "With only transformers 5 or later (version 4 computes other positions):\n" in text
+
+
 def test_no_local_path_is_in_a_model_card(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "local").mkdir(parents=True)  # which a hub id could be called
@@ -234,7 +252,7 @@ def test_a_model_card_names_the_shares_of_a_mix_and_the_levers():
 QUESTION, TEXT = "Who founded it?", "It was founded in 1204 by an abbot."
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta", "t5"])
+@pytest.fixture(scope="module", params=["bert", "roberta", "xlnet", "t5"])
 def saved(request, tmp_path_factory) -> Path:
     return prepare(tmp_path_factory.mktemp(request.param), architecture=request.param).parent
 
@@ -247,7 +265,7 @@ def code_blocks(folder: Path, threshold: float | None) -> list[str]:
         load_saved(str(folder / "model")).qa.generation.save_pretrained(folder / "model")  # as an export has it
     text = model_card(recipe, Evaluated({}, {}, threshold), "")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert [len(block.splitlines()) <= 24 for block in blocks] == [True, True]
+    assert [len(block.splitlines()) <= 25 for block in blocks] == [True, True]
     return [block.replace("PATH_OF_THIS_FOLDER", str(folder / "model")) for block in blocks]
 
 

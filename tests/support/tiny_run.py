@@ -87,12 +87,7 @@ def execute(command: list[str], check: bool = True) -> subprocess.CompletedProce
 
 
 def make_runs(folder: Path, runs: list[dict], script=SEVERAL_RUNS, **options) -> subprocess.CompletedProcess:
-    """Makes runs in one process a rank, with the options of `run_script`.
-
-    ZeRO-3 comes last: DeepSpeed leaves torch's `linear` replaced by one that rounds differently; then autocast, which
-    leaves a mark in its globals.
-    """
-    runs = sorted(runs, key=lambda run: ["autocast" in run["output_dir"], "zero3" in run["ds_config"]])
+    """Makes runs in one process a rank, with the options of `run_script`."""
     (folder / "runs.json").write_text(json.dumps(runs))
     return run_script(script, str(folder / "runs.json"), **options)
 

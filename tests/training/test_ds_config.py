@@ -50,6 +50,21 @@ def test_the_file_in_a_runs_folder_starts_that_run_anywhere(tmp_path):
     assert again == resolve(write(tmp_path, {}), world_size=1, micro_steps=1)
 
 
+@pytest.mark.parametrize(
+    ("stage", "accumulation", "dtype"), [(1, 2, None), (2, 2, "fp32"), (3, 2, "fp32"), (2, 1, None)]
+)
+def test_bf16_adds_the_backwards_of_an_update_up_in_float32(tmp_path, stage, accumulation, dtype):
+    """At ZeRO-1 this package's flat gradient does."""
+    (tmp_path / "batch.json").touch()
+    train = {"precision": "bf16", "gradient_accumulation_steps": accumulation, "micro_steps": 1}
+    resolved = resolve(write(tmp_path, zero(stage=stage)), **train)
+    assert resolved.get("data_types", {}).get("grad_accum_dtype") == dtype
+    (tmp_path / "ds_config.json").write_text(json.dumps(resolved))
+    assert resolve(tmp_path / "ds_config.json", **train) == resolved
+    single = train | {"gradient_accumulation_steps": 1}
+    assert "data_types" not in resolve(tmp_path / "ds_config.json", **single)
+
+
 def test_values_that_agree_are_not_a_fault(tmp_path):
     # 4 x 3 x 2 ranks
     config = {"train_batch_size": 24, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}
@@ -157,6 +172,12 @@ def zero(**fields) -> dict:
             "torch_autocast.enabled = false, but the recipe's train.precision gives true",
         ),
         ({"gradient_clipping": 0}, {}, "gradient_clipping = 0, but the recipe's train.max_grad_norm gives 0.5"),
+        ({"data_types": {"grad_accum_dtype": "bf16"}}, {}, "data_types: gradients are added up in float32 as it is"),
+        (
+            zero(stage=2) | {"data_types": {"grad_accum_dtype": "bf16"}},
+            {"precision": "bf16"},
+            'data_types.grad_accum_dtype = "bf16", but the recipe\'s train.precision gives "fp32"',
+        ),
         # what DeepSpeed refuses, or would do wrong or not at all without a word
         (zero(offload_optimizer=OFFLOAD), {}, "offload_optimizer would do nothing at ZeRO-0"),
         (zero(stage=1, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-1"),

@@ -31,6 +31,7 @@ CONFIG = "deepspeed.runtime.zero.config.DeepSpeedZeroConfig"
 ENGINE = {"module", "optimizer", "lr_scheduler", "train", "eval", "destroy", "backward", "step", "get_lr"}
 ENGINE |= {"get_global_grad_norm", "zero_optimization_stage", "zero_cpu_offload", "gradient_accumulation_steps"}
 ENGINE |= {"set_gradient_accumulation_boundary", "coalesce_grad_reduction", "torch_autocast_enabled"}
+ENGINE |= {"bfloat16_enabled"}
 ENGINE |= {"save_checkpoint", "load_checkpoint"}
 # also attributes of much else, or a field of the ds_config
 WORDS = {"save", "load", "device", "overflow", "partition", "loss_scale", "clip_grad", "communication_data_type"}

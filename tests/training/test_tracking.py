@@ -114,6 +114,24 @@ def test_wandb_ends_a_new_run_only_if_it_fails_at_its_start_and_no_resumed_one(t
     assert updates(tmp_path / "metrics.jsonl") == [1]
 
 
+@pytest.mark.parametrize(
+    ("to", "variable", "mode"),
+    [
+        ("wandb", None, "online"),
+        ("wandb", "offline", "offline"),
+        ("wandb", "disabled", "disabled"),
+        ("wandb_offline", None, "offline"),
+        ("wandb_offline", "online", "offline"),  # the recipe's word that nothing leaves the machine
+        ("wandb_offline", "disabled", "disabled"),
+    ],
+)
+def test_wandb_mode_of_the_environment_holds(to, variable, mode, tmp_path, wandb, monkeypatch):
+    if variable:
+        monkeypatch.setenv("WANDB_MODE", variable)
+    tracker(to, tmp_path)
+    assert wandb.init.call_args.kwargs["mode"] == mode
+
+
 @pytest.mark.parametrize(("error", "ends"), [(None, 0), (Stopped(), 1), (ZeroDivisionError(), 0)])
 def test_wandb_is_not_waited_for_while_other_ranks_wait_for_word_of_an_exception(tmp_path, wandb, error, ends):
     tracker("wandb_offline", tmp_path).__exit__(error and type(error), error, None)

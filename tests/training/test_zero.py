@@ -41,10 +41,10 @@ def module():
         yield objective("swep", **METHOD).float()
 
 
-def engine_of(module, folder: Path, zero: dict) -> Engine:
-    sections = {"train": TRAIN, "method": {"name": "swep", **METHOD}, "model": {"name": "tiny"}}
+def engine_of(module, folder: Path, zero: dict, train: dict = TRAIN, **more) -> Engine:
+    sections = {"train": train, "method": {"name": "swep", **METHOD}, "model": {"name": "tiny"}}
     recipe = Recipe.model_validate(sections | {"data": {"train": "none", "eval": {}}})
-    source = ds_configs.write(folder, {"zero_optimization": {"stage3_param_persistence_threshold": 0, **zero}})
+    source = ds_configs.write(folder, {"zero_optimization": {"stage3_param_persistence_threshold": 0, **zero}, **more})
     setup = {"world_size": 1, "micro_steps": len(module.parts("split")), "hidden_size": 16, "on_cpu": True}
     engine = build_engine(
         deepcopy(module), complete_ds_config(str(source), recipe.train, **setup), recipe.train, UPDATES
@@ -106,6 +106,27 @@ def test_each_group_is_clipped_by_its_norm_as_in_a_plain_loop(module, expected, 
     assert norms == pytest.approx(expected[2], rel=1e-3)
     assert max(norms) > OWN_LIMIT
     assert len(set(losses)) == UPDATES
+
+
+def test_numbers_do_not_depend_on_the_kind_of_an_earlier_engine(module, tmp_path):
+    """DeepSpeed marks its modules under torch_autocast, and leaves PyTorch's `linear` replaced after ZeRO-3."""
+
+    def numbers(stage: int, precision: str) -> list[float]:
+        train = TRAIN | {"precision": precision}
+        engine = engine_of(module, tmp_path, {"stage": stage}, train, communication_data_type="bf16")
+        seen = []
+        for update in range(2):
+            parts = run_update(engine, iter(batches(update)), ACCUMULATION, MicroStep(update))
+            seen += [engine.read()["noise_grad_norm"], *(float(part["loss"]) for part in parts)]
+        engine.destroy()
+        return seen
+
+    linear = torch.nn.functional.linear
+    alone = {stage: numbers(stage, "fp32") for stage in (0, 1, 2)}
+    for stage, precision in ((1, "autocast"), (2, "autocast"), (3, "fp32")):
+        numbers(stage, precision)
+        assert torch.nn.functional.linear is linear
+        assert {stage: numbers(stage, "fp32") for stage in (0, 1, 2)} == alone
 
 
 def test_a_checkpoint_is_read_from_a_folder_of_any_name(module, tmp_path):

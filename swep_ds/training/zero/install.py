@@ -21,12 +21,15 @@ from typing import NamedTuple
 import deepspeed.ops
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime import torch_autocast
 
 from swep_ds.training.zero.files import Writer, write_with
 from swep_ds.training.zero.foreach import use_foreach
 from swep_ds.training.zero.gradient import FlatGradient
 from swep_ds.training.zero.names import check_engine
 from swep_ds.training.zero.norms import GroupNorms
+
+LINEAR = torch.nn.functional.linear
 
 
 class Installed(NamedTuple):
@@ -47,8 +50,9 @@ def forget_engine() -> None:
     """Undoes what an engine leaves in modules, with which all that follows in the process would compute other numbers:
     after torch_autocast every engine takes the dtypes of its parameters for those of communication; ZeRO-3's `linear`
     rounds in another order than PyTorch's."""
-    deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
-    torch.nn.functional.linear = getattr(deepspeed.zero.Init, "linear_bk", torch.nn.functional.linear)
+    torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
+    if torch.nn.functional.linear.__module__.startswith("deepspeed"):
+        torch.nn.functional.linear = LINEAR
 
 
 def install(engine, max_norm: float, method_max_norm: float | None) -> Installed:

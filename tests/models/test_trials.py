@@ -1,0 +1,111 @@
+"""What is tried on a loaded model: embeddings against ids, padding against none, on windows of its own tokenizer."""
+
+import copy
+import logging
+
+import pytest
+import torch
+import transformers
+
+from swep_ds.api.answerer import QuestionAnswerer
+from swep_ds.models import trials
+from swep_ds.models.hub import fit_tokenizer
+from tests.support import tiny, tiny_batches, tiny_models
+from tests.support.bad_input import refused
+from tests.support.tiny_models import load
+
+# whose logits depend on padding: a Fourier transform over all positions, and convolutions
+MIXING = {
+    "fnet": {},
+    "convbert": {"embedding_size": 8, "conv_kernel_size": 3, "head_ratio": 1},
+    "mobilebert": {"embedding_size": 8, "intra_bottleneck_size": 8, "true_hidden_size": 8},
+}
+SHORT = ("who wrote it", "the old bridge over the river")
+LONG = ("who wrote it", " ".join(tiny.SENTENCES[:2]))
+
+
+def save(folder, kind: str, tokenizer=None, **sizes) -> str:
+    """A model with large weights, with a tokenizer of words."""
+    tokenizer = tokenizer or tiny.wordpiece()
+    config = transformers.AutoConfig.for_model(kind, **tiny_models.COMMON | {"vocab_size": len(tokenizer)} | sizes)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForQuestionAnswering.from_config(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_window_is_the_tokenizers_own():
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    model = tiny_models.model("bert", vocab_size=len(tokenizer))
+    fit_tokenizer(tokenizer, model, "model x")
+    window = trials.example_window(model, tokenizer, 11)
+    [ids] = window["input_ids"].tolist()
+    pair = tokenizer("word", "word")
+    specials = {*tokenizer.all_special_ids}
+    assert [token for token in ids if token in specials] == [t for t in pair.input_ids if t in specials]
+    assert len(ids) == 11
+    second = ids.index(tokenizer.sep_token_id) + 1
+    assert window["token_type_ids"].tolist() == [[0] * second + [1] * (11 - second)]
+
+
+@pytest.mark.parametrize("kind", ["bert", *MIXING])
+def test_an_answer_does_not_depend_on_its_batch(kind, tmp_path, caplog):
+    folder = save(tmp_path, kind, **MIXING.get(kind, {}))
+    with caplog.at_level(logging.WARNING):
+        answerer = QuestionAnswerer(folder)
+    assert ("depend on padding: each window is padded to max_length, 64 tokens" in caplog.text) == (kind in MIXING)
+    [alone] = answerer.answer([SHORT])
+    together, _ = answerer.answer([SHORT, LONG])
+    assert together[0].text == alone[0].text
+    assert together[0].score == pytest.approx(alone[0].score, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_a_model_that_sees_padding_trains_on_windows_of_one_length(kind, tmp_path):
+    """Its loss is that of transformers on the padded window, over the columns of the batch."""
+    qa = load(save(tmp_path, kind, **MIXING[kind]), tokenizer=tiny.wordpiece())
+    assert qa.model.pads
+    qa.pad_to(24, "model x")
+    batch = tiny_batches.batch(dtype=torch.float32)
+    wide = torch.nn.functional.pad
+    columns = batch.input_ids.shape[1]
+    inputs = {
+        "input_ids": wide(batch.input_ids, (0, 24 - columns)),
+        "attention_mask": wide(batch.attention_mask, (0, 24 - columns)),
+    }
+    if batch.token_type_ids is not None:
+        inputs["token_type_ids"] = wide(batch.token_type_ids, (0, 24 - columns))
+    with torch.no_grad():
+        output = qa.model.eval()(**inputs)
+        loss = qa(qa.embed(batch), batch).nll
+    parts = []
+    for logits, place in ((output.start_logits, batch.start_position), (output.end_logits, batch.end_position)):
+        parts.append(torch.nn.functional.cross_entropy(logits[:, :columns], place, reduction="none"))
+    torch.testing.assert_close(loss, (parts[0] + parts[1]) / 2)
+
+
+def test_logits_that_change_from_call_to_call_are_refused(tmp_path, monkeypatch):
+    model = tiny_models.model("bert")
+    monkeypatch.setattr(model.qa_outputs, "forward", lambda h: torch.randn(*h.shape[:2], 2))
+    message = refused(trials.depends_on_padding, model, "model x", trials.example_window(model, None), 20)
+    assert "model x: BertForQuestionAnswering gives the same window other logits in every call or batch" in message
+
+
+def test_a_model_that_finds_its_question_by_a_token_is_refused(tmp_path):
+    """Splinter reads the place of [QUESTION] from the ids; from embeddings it takes position 0."""
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[QUESTION]"]})
+    number = tokenizer.convert_tokens_to_ids("[QUESTION]")
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    specials = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (cls, sep, "[QUESTION]")]
+    from tokenizers.processors import TemplateProcessing
+
+    pair = f"{cls} $A [QUESTION] {sep} $B:1 {sep}:1"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{cls} $A {sep}", pair, specials)
+    folder = save(tmp_path, "splinter", tokenizer, question_token_id=number)
+    message = refused(load, folder, tokenizer=tokenizer)
+    assert "SplinterForQuestionAnswering computes something else from inputs_embeds than from the same" in message
