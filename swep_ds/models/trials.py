@@ -57,11 +57,12 @@ def check_takes_embeddings(model: PreTrainedModel, label: str, window: Inputs, *
     Raises InputError: the model cannot be trained under perturbation, or computes NaN or infinity.
     """
     kind = type(model).__name__
+    reader = model.get_encoder() if model.config.is_encoder_decoder else model
     if padded_left:
         window = _padded(model, window, left=2)
     with as_input_error(f"{label}: {kind} cannot be run on {EMBEDDINGS}", FIX), _trial(model):
         inputs = dict(window)
-        embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
+        embeddings = reader.get_input_embeddings()(inputs.pop("input_ids"))
         from_embeddings = _logits(model, label, inputs_embeds=embeddings, **inputs)
         from_ids = _logits(model, label, **window)
     if not model.config.is_encoder_decoder:  # which gives logits at padding, too
