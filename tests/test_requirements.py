@@ -115,6 +115,7 @@ def commands(monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_TRUSTED_HOST", "first.example third.example")
     monkeypatch.setenv("PIP_PROXY", "proxy.example:3128")
     monkeypatch.setattr(install.subprocess, "run", record)
+    monkeypatch.setattr(install, "write_byte_code", lambda: None)
     monkeypatch.setattr(sys, "argv", ["install.py", "requirements/lock.txt"])
     return ran
 

@@ -161,6 +161,8 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
     config.output_attentions = False
     config.output_hidden_states = False
     config.chunk_size_feed_forward = 0  # its windows would have to be of a multiple of this length
+    if getattr(config, "attention_type", "") == "block_sparse":  # which BigBird leaves at its first short window
+        config.attention_type = "original_full"
     if auto_class is AutoModelForQuestionAnswering:  # a span's start and end, whatever the former head's labels
         config.num_labels = 2
     fault = f"{label}: no {kind} can be built with its config.json and model.attention"
