@@ -46,31 +46,23 @@ def model_states(
     """What a model takes whose `parameters()` have these shapes, in their order. `averaged` is the number of elements
     whose mean `train.average` keeps. Raises InputError: the config, from `complete_ds_config`, offloads to disk.
     """
-    zero = DeepSpeedZeroConfig(**config["zero_optimization"])
+    model = _Model(shapes, config, train, world_size, averaged)
+    zero = model.zero
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
     if "nvme" in offload:
         raise InputError("--plan does not know offload to disk: leave --ds_config out")
-    accumulates = config["gradient_accumulation_steps"] > 1
-    model = _Model(shapes, zero, train, world_size, averaged, accumulates)
     if zero.stage == 0:
         return model.stage_0(shapes, train.optimizer == "adafactor")
     if zero.stage == 3:
         return model.stage_3()
     if zero.stage == 1 and zero.offload_optimizer is None:
         return model.stage_1()
-    return model.stage_2(accumulates)
+    return model.stage_2()
 
 
 class _Model:
-    def __init__(
-        self,
-        shapes: Sequence[Sequence[int]],
-        zero: DeepSpeedZeroConfig,
-        train: TrainSection,
-        world_size: int,
-        averaged: int,
-        accumulates: bool,
-    ):
+    def __init__(self, shapes, config: dict[str, Any], train: TrainSection, world_size: int, averaged: int):
+        zero = DeepSpeedZeroConfig(**config["zero_optimization"])
         self.zero = zero
         self.world_size = world_size
         self.averaged = averaged
@@ -80,7 +72,8 @@ class _Model:
         self.numel = sum(self.sizes)
         self.largest = max(self.sizes)
         self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
-        self.summed = 4 if accumulates and train.precision == "bf16" else self.width  # bytes of an update's gradient
+        self.accumulates = config["gradient_accumulation_steps"] > 1
+        self.summed = 4 if self.accumulates and train.precision == "bf16" else self.width  # bytes of their sum
         # one bucket for each dtype of gradients; autocast's have two
         self.sends_half = train.precision == "autocast"
         self.bucket = zero.reduce_bucket_size * (6 if self.sends_half else self.width)
@@ -125,7 +118,7 @@ class _Model:
         transient = self.width * self.numel
         return replace(self.whole, gradients=gradients, transient=transient, step=gradients + working)
 
-    def stage_2(self, accumulates: bool) -> States:
+    def stage_2(self) -> States:
         """Also ZeRO-1 with offload, whose gradients go through the hooks of stage 2."""
         width = self.width
         part = self.part
@@ -135,7 +128,7 @@ class _Model:
             for rank in range((end - size) // part, (end - 1) // part + 1):
                 touched[rank] += size
         gradients = width * max(touched)
-        accumulated = gradients if accumulates else 0
+        accumulated = gradients if self.accumulates else 0
         # step(): averaged gradients, flat, then float32; then Adam
         flattening = gradients + width * part + (4 * part if width < 4 else 0)
         if self.summed > width and self.zero.offload_optimizer is None:

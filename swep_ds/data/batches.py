@@ -55,8 +55,9 @@ class Batch(NamedTuple):
 
 def padded_inputs(tokenizer: PreTrainedTokenizerFast, columns: dict[str, list], width: int) -> dict[str, Tensor]:
     """The model's inputs [N, width], padded on the right, from the feature columns `input_ids` and, if the tokenizer
-    says that the model takes them, `token_type_ids`."""
+    says that the model takes them, `token_type_ids`. For a model that sees padding the width is always the same."""
     ids = columns["input_ids"]
+    width = getattr(tokenizer, "padded_length", width)
     inputs = {
         "input_ids": _pad(ids, width, tokenizer.pad_token_id),
         "attention_mask": _pad([[1] * len(row) for row in ids], width, 0),
@@ -121,7 +122,9 @@ class TrainingBatches:
         self.lengths = np.asarray(self.features["length"][:])
         longest = self.lengths.max()
         self.widths = _rounded_up(self.lengths, self.pad_to_multiple_of, longest)  # of a batch of only this window
-        if self.max_tokens and longest > self.max_tokens:
+        if padded := getattr(self.tokenizer, "padded_length", None):
+            self.widths = np.full_like(self.lengths, padded)
+        if self.max_tokens and (longest := self.widths.max()) > self.max_tokens:
             raise InputError(
                 f"train.max_tokens {self.max_tokens}: the longest window has {longest} tokens: raise it to that at "
                 "least, or lower data.max_length"
@@ -244,7 +247,7 @@ class TrainingBatches:
         else:
             answers = {name: torch.tensor(columns[name]) for name in ("start_position", "end_position")}
         width = None
-        if self.pad_to_multiple_of > 1:
+        if self.pad_to_multiple_of > 1 or hasattr(self.tokenizer, "padded_length"):
             width = torch.tensor(int(self.lengths[rows].max()))
         return Batch(
             **padded_inputs(self.tokenizer, columns, self.width(update)),

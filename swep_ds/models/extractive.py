@@ -1,11 +1,9 @@
 """Extractive QA: any Hugging Face encoder, or decoder, with a question-answering head."""
 
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import AutoModelForQuestionAnswering
 
 from swep_ds.common.errors import InputError, reason
@@ -15,7 +13,6 @@ from swep_ds.models.loading import load_trainable
 from swep_ds.models.outputs import QAModel, QAOutput, answer_nll
 from swep_ds.models.trials import without_flash_attention
 
-log = logging.getLogger(__name__)
 # Most graphs that PyTorch keeps of a compiled forward. A SWEP run takes 8: with and without gradient, dropout and h,
 # and for a batch of a single window. That is PyTorch's own limit, and all models of a process share it.
 MAX_GRAPHS = 64
@@ -23,17 +20,6 @@ MAX_GRAPHS = 64
 
 class ExtractiveQA(QAModel):
     """Any `AutoModelForQuestionAnswering` whose backbone takes `inputs_embeds`."""
-
-    length: int | None = None  # see `pad_to`
-
-    def pad_to(self, length: int, label: str) -> None:
-        log.warning(
-            "%s: the logits of a %s depend on padding: each window is padded to max_length, %d tokens",
-            label,
-            type(self.base).__name__,
-            length,
-        )
-        self.length = length
 
     @classmethod
     def load(cls, name: str, *, compiled: bool = False, **load_kwargs: Any) -> "ExtractiveQA":
@@ -84,32 +70,9 @@ class ExtractiveQA(QAModel):
         inputs["attention_mask"] = batch.attention_mask if compiled else batch.padding_mask
         if batch.token_type_ids is not None:
             inputs["token_type_ids"] = batch.token_type_ids
-        if self.length:
-            inputs = self._lengthened(inputs | {"attention_mask": batch.attention_mask})
         try:
             with given_masks():
-                output = self.base(return_dict=True, **inputs)
+                return self.base(return_dict=True, **inputs)
         except (torch._dynamo.exc.FailOnRecompileLimitHit, torch._dynamo.exc.TorchDynamoException) as error:
             fault = f"PyTorch cannot compile {self.base.config.model_type} ({reason(error)})"
             raise InputError(f"train.compile: {fault}: set it to false") from error
-        if self.length:
-            columns = batch.input_ids.shape[1]
-            for name in ("start_logits", "end_logits"):
-                output[name] = output[name][:, :columns]
-            if "hidden_states" in output:
-                output["hidden_states"] = tuple(state[:, :columns] for state in output.hidden_states)
-        return output
-
-    def _lengthened(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A batch's inputs with padding up to `length` columns."""
-        padding_id = self.base.config.pad_token_id or 0
-        mask = inputs["attention_mask"]
-        added = self.length - mask.shape[1]
-        wide = dict(inputs)
-        for name, value in inputs.items():
-            if name == "inputs_embeds":
-                padding = self.model.get_input_embeddings()(mask.new_full((1, 1), padding_id))
-                wide[name] = torch.cat([value, padding.to(value.dtype).expand(len(value), added, -1)], 1)
-            elif isinstance(value, Tensor):
-                wide[name] = pad(value, (0, added), value=padding_id if name == "input_ids" else 0)
-        return wide

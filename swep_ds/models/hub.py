@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
@@ -152,34 +153,30 @@ def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label:
 
 
 def longest_window(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> int:
-    """The most tokens, special ones included, that the model was made for: what its config and its tokenizer say, and
-    no more than its table of positions has."""
+    """The most tokens, special ones included, that the model was made for."""
     positions = getattr(model.config, "max_position_embeddings", -1)
     if positions == -1:  # as XLNet's class says; its positions have no limit
         positions = tokenizer.model_max_length
-    return int(min(tokenizer.model_max_length, positions, *_positions(model)))
+    for name, module in model.named_modules():
+        # RoBERTa counts positions from its padding index on
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            positions = module.num_embeddings - module.padding_idx - 1
+    return int(min(tokenizer.model_max_length, positions))
 
 
 def check_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, length: int, field: str) -> None:
-    """Raises InputError: the model has no positions for windows of `length` tokens, which the user set in `field`.
-    Warns where its positions are relative, and it was made for shorter windows."""
+    """Raises InputError: the model has a table of positions that is too short for windows of `length` tokens, which the
+    user set in `field`. Warns where it has none, and was made for shorter windows."""
     longest = longest_window(tokenizer, model)
     if length <= longest:
         return
-    if _positions(model):
+    if any(re.search(r"(position_embeddings?|embed_positions|wpe)$", name) for name, _ in model.named_modules()):
         raise InputError(f"{field} {length}: the model takes at most {longest} tokens: lower it")
     log.warning("%s %d: the model was made for %d tokens, but its positions have no limit", field, length, longest)
 
 
-def _positions(model: PreTrainedModel) -> list[int]:
-    """How many tokens each of its tables of absolute positions has room for."""
-    rooms = []
-    reader = model.get_encoder() if model.config.is_encoder_decoder else model
-    for name, module in reader.named_modules():
-        table = getattr(module, "weight", None)
-        if re.search(r"(position_embeddings?|embed_positions|wpe)$", name) and table is not None:
-            offset = getattr(module, "offset", 0)  # BART's
-            if getattr(module, "padding_idx", None) is not None:
-                offset = max(offset, module.padding_idx + 1)  # RoBERTa counts positions from its padding index on
-            rooms.append(len(table) - offset)
-    return rooms
+def pad_to_one_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, length: int, label: str) -> None:
+    """Has `padded_inputs` pad every window to `length` tokens, for a model that `depends_on_padding`."""
+    fault = "the logits of a %s depend on padding: each window is padded to max_length, %d tokens"
+    log.warning(f"%s: {fault}", label, type(model).__name__, length)
+    tokenizer.padded_length = length

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from swep_ds.common.errors import InputError
 from swep_ds.data.batches import IGNORED
 
 
@@ -32,12 +31,6 @@ class QAModel(nn.Module):
     @property
     def base(self) -> PreTrainedModel:
         return without_peft(self.model)
-
-    def pad_to(self, length: int, label: str) -> None:
-        """Pads each window to `length` tokens: the model's logits depend on padding. `label` is how the user named it.
-        Raises InputError: not offered."""
-        kind = type(self.base).__name__
-        raise InputError(f"{label}: {kind} generates other answers if a batch is padded: name a model such as T5")
 
     @property
     def hidden_size(self) -> int:

@@ -27,7 +27,7 @@ from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
-from swep_ds.models.hub import check_knows, check_length, load_tokenizer, resolve_model
+from swep_ds.models.hub import check_knows, check_length, load_tokenizer, pad_to_one_length, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
@@ -85,7 +85,8 @@ def prepare(
     warn_of_known(recipe, training, tested_later or {})
     objective, config = ranks.on_all_ranks(lambda: load(recipe, ds_config, tokenizer, start or recipe.model.name))
     if ranks.from_rank0(lambda: objective.qa.model.pads):  # the rank that has tried a mapped model
-        objective.qa.pad_to(recipe.data.max_length, f"model.name {recipe.model.name}")
+        label = f"model.name {recipe.model.name}"
+        pad_to_one_length(tokenizer, objective.qa.model, recipe.data.max_length, label)
     validation = {}
     if name := recipe.validation_set:
         validation[name], tests[name] = halves(tests[name])

@@ -29,6 +29,7 @@ from swep_ds.models.hub import (
     fit_tokenizer,
     load_tokenizer,
     longest_window,
+    pad_to_one_length,
     resolve_model,
 )
 from swep_ds.models.loading import load_weights
@@ -127,7 +128,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     else:
         qa = ExtractiveQA(model)
     if pads:
-        qa.pad_to(windows.max_length, label)
+        pad_to_one_length(tokenizer, model, windows.max_length, label)
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, reading.eval)
 
 

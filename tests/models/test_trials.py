@@ -3,16 +3,18 @@
 import copy
 import logging
 
+import datasets
 import pytest
 import torch
 import transformers
 from tokenizers.processors import TemplateProcessing
 
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.models import trials
+from swep_ds.data.batches import TrainingBatches
+from swep_ds.models import hub, trials
 from swep_ds.models.hub import fit_tokenizer
 from swep_ds.pipeline.saved import load_saved
-from tests.support import tiny, tiny_batches, tiny_models
+from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
 from tests.support.tiny_models import load
 
@@ -68,25 +70,35 @@ def test_an_answer_does_not_depend_on_its_batch(kind, tmp_path, caplog):
 
 @pytest.mark.parametrize("kind", MIXING)
 def test_a_model_that_sees_padding_trains_on_windows_of_one_length(kind, tmp_path):
-    """Its loss is that of transformers on the padded window, over the columns of the batch."""
-    qa = load(save(tmp_path, kind, **MIXING[kind]), tokenizer=tiny.wordpiece())
+    """Its loss is that of transformers on windows of this length, over the columns of the update's longest one."""
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    qa = load(save(tmp_path, kind, **MIXING[kind]), tokenizer=tokenizer)
     assert qa.model.pads
-    qa.pad_to(24, "model x")
-    batch = tiny_batches.batch(dtype=torch.float32)
-    wide = torch.nn.functional.pad
-    columns = batch.input_ids.shape[1]
-    inputs = {
-        "input_ids": wide(batch.input_ids, (0, 24 - columns)),
-        "attention_mask": wide(batch.attention_mask, (0, 24 - columns)),
-    }
-    if batch.token_type_ids is not None:
-        inputs["token_type_ids"] = wide(batch.token_type_ids, (0, 24 - columns))
+    hub.pad_to_one_length(tokenizer, qa.model, 40, "model x")
+    rows = [{"input_ids": [2, *range(9, 9 + count), 3], "token_type_ids": [0] * (count + 2)} for count in (7, 12, 9)]
+    rows = [row | {"length": len(row["input_ids"]), "start_position": 4, "end_position": 6} for row in rows]
+    features = datasets.Dataset.from_list(rows)
+    batches = TrainingBatches(
+        features,
+        tokenizer,
+        micro_batch_size=3,
+        accumulation=1,
+        rank=0,
+        world_size=1,
+        epochs=1,
+        max_updates=None,
+        seed=0,
+    )
+    batch = batches[0]
+    assert (batch.input_ids.shape, int(batch.width)) == ((3, 40), 14)
+    assert batches.width(0) == 40
     with torch.no_grad():
-        output = qa.model.eval()(**inputs)
+        types = {} if batch.token_type_ids is None else {"token_type_ids": batch.token_type_ids}
+        output = qa.model.eval()(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **types)
         loss = qa(qa.embed(batch), batch).nll
     parts = []
     for logits, place in ((output.start_logits, batch.start_position), (output.end_logits, batch.end_position)):
-        parts.append(torch.nn.functional.cross_entropy(logits[:, :columns], place, reduction="none"))
+        parts.append(torch.nn.functional.cross_entropy(logits[:, :14], place, reduction="none"))
     torch.testing.assert_close(loss, (parts[0] + parts[1]) / 2)
 
 
@@ -121,6 +133,6 @@ def test_block_sparse_attention_is_full_from_the_start(tmp_path):
     torch.manual_seed(0)
     transformers.BigBirdPegasusForConditionalGeneration(config).save_pretrained(tmp_path)
     tiny.wordpiece().save_pretrained(tmp_path)
-    for model in (load(tmp_path, tokenizer=tiny.wordpiece()).model, load_saved(str(tmp_path)).qa.model):
+    for model in (load(tmp_path, tokenizer=copy.deepcopy(tiny.wordpiece())).model, load_saved(str(tmp_path)).qa.model):
         assert model.config.attention_type == "original_full"
         assert {layer.self_attn.attention_type for layer in model.get_encoder().layers} == {"original_full"}
