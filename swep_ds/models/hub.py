@@ -109,7 +109,8 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, la
     DistilBERT the tokenizer of BERT, token types included; RoBERTa has a single type; GPT-2 and XLM look types up among
     the words. Raises InputError: the model has too few word embeddings for the tokenizer."""
     tokens = 1 + max(tokenizer.get_vocab().values())
-    rows = model.get_input_embeddings().num_embeddings
+    with as_input_error(f"{label}: {type(model).__name__} gives no table of word embeddings", "name another model"):
+        rows = len(model.get_input_embeddings().weight)  # I-BERT's is no nn.Embedding, and CANINE has several
     if tokens > rows:
         raise InputError(
             f"{label}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): name a "
