@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from swep_ds.common.errors import InputError
+from swep_ds.data.batches import Batch
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
@@ -46,3 +48,18 @@ def test_funnel_which_halves_lengths_is_made_ready_for_the_compiler(tmp_path):
     qa = ExtractiveQA.load(str(tmp_path), activation_checkpointing=False, compiled=True)
     assert qa.base._compiled_call_impl is not None
     assert torch._dynamo.config.recompile_limit == 64
+
+
+def test_an_answer_of_mbart_that_is_cut_has_the_probability_of_what_was_written(tmp_path):
+    """Its class shifts a target's last token to the front, which the end of sequence is only in whole answers."""
+    save_model("mbart", tmp_path)
+    saved = load_saved(str(tmp_path))
+    saved.qa.generation.max_new_tokens = 4
+    ids = torch.tensor([[2, 7, 8, 9, 10, 3]])
+    with torch.no_grad():
+        written, [log_p] = saved.qa.predict(Batch(ids, torch.ones_like(ids)))
+    assert not (written == 3).any()  # no end of sequence
+    read = torch.cat([torch.tensor([[3]]), written[:, :-1]], 1)
+    with torch.no_grad():
+        logits = saved.qa.model(input_ids=ids, decoder_input_ids=read).logits
+    assert float(log_p) == pytest.approx(-float(cross_entropy(logits[0], written[0])), rel=1e-5)
