@@ -178,7 +178,8 @@ def _positions(model: PreTrainedModel) -> list[int]:
     reader = model.get_encoder() if model.config.is_encoder_decoder else model
     for name, module in reader.named_modules():
         table = getattr(module, "weight", None)
-        if re.search(r"(position_embeddings?|embed_positions|wpe)$", name) and table is not None:
+        is_positions = re.search(r"(position_embeddings?|embed_positions|wpe)$", name) and "vision" not in name
+        if is_positions and table is not None:
             offset = getattr(module, "offset", 0)  # BART's
             if getattr(module, "padding_idx", None) is not None:
                 offset = max(offset, module.padding_idx + 1)  # RoBERTa counts positions from its padding index on

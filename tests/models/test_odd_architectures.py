@@ -41,6 +41,7 @@ def test_big_bird_whose_answers_depend_on_former_ones_is_refused(tmp_path):
 def test_an_encoder_with_a_config_of_its_text_knows_its_width(tmp_path):
     save_model("t5gemma2", tmp_path)
     assert GenerativeQA.load(str(tmp_path), activation_checkpointing=False).hidden_size == 16
+    assert load_saved(str(tmp_path)).windows.max_length == 32  # an image has 4 positions
 
 
 def test_funnel_which_halves_lengths_is_made_ready_for_the_compiler(tmp_path):
