@@ -59,7 +59,9 @@ def test_telling_architectures_do_what_the_page_says():
 
 
 def test_a_reason_is_what_was_said_without_the_fix_and_the_class():
-    message = "no: BigBirdForQuestionAnswering computes something else from ids, which (an error): use a model such as BERT"
+    message = (
+        "no: BigBirdForQuestionAnswering computes something else from ids, which (an error): use a model such as BERT"
+    )
     assert reason_of(message) == "it computes something else from ids, which (an error)"
     assert page_cell(message) == "no: it computes something else from ids"
     wrong = "no: a fault: its loss is 0.04 away from that of transformers, which is at most 5.3"
