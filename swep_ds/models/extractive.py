@@ -32,8 +32,8 @@ class ExtractiveQA(QAModel):
             model.config.use_cache = False
         with torch.no_grad(), without_flash_attention(model):
             # the first call that asks for hidden states installs transformers' hooks, under a lock that cannot be
-            # compiled
-            model(input_ids=torch.zeros(1, 2, dtype=torch.int64), output_hidden_states=True)
+            # compiled; Funnel halves lengths and cannot take 2 tokens
+            model(input_ids=torch.zeros(1, 9, dtype=torch.int64), output_hidden_states=True)
         # in place, so that parameter names stay; one graph: what cannot be compiled, or exceeds the limit, is an error
         torch._dynamo.config.recompile_limit = MAX_GRAPHS
         model.compile(dynamic=True, fullgraph=True)

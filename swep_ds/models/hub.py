@@ -110,7 +110,8 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, la
     DistilBERT the tokenizer of BERT, token types included; RoBERTa has a single type; GPT-2 and XLM look types up among
     the words. Raises InputError: the model has too few word embeddings for the tokenizer."""
     tokens = 1 + max(tokenizer.get_vocab().values())
-    rows = model.get_input_embeddings().num_embeddings
+    with as_input_error(f"{label}: {type(model).__name__} gives no table of word embeddings", "name another model"):
+        rows = len(model.get_input_embeddings().weight)  # I-BERT's is no nn.Embedding, and CANINE has several
     if tokens > rows:
         raise InputError(
             f"{label}: its tokenizer has more tokens than the model has word embeddings ({tokens}, {rows}): name a "
@@ -170,7 +171,8 @@ def check_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, len
     longest = longest_window(tokenizer, model)
     if length <= longest:
         return
-    if any(re.search(r"(position_embeddings?|embed_positions|wpe)$", name) for name, _ in model.named_modules()):
+    names = [name for name, _ in model.named_modules() if "vision" not in name]
+    if any(re.search(r"(position_embeddings?|embed_positions|wpe)$", name) for name in names):
         raise InputError(f"{field} {length}: the model takes at most {longest} tokens: lower it")
     log.warning("%s %d: the model was made for %d tokens, but its positions have no limit", field, length, longest)
 

@@ -38,7 +38,7 @@ class QAModel(nn.Module):
         model = self.base
         if model.config.is_encoder_decoder:
             model = model.get_encoder()
-        return model.config.hidden_size
+        return model.config.get_text_config().hidden_size
 
     @property
     def embedding_size(self) -> int:

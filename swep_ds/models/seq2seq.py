@@ -32,13 +32,18 @@ class Seq2SeqQA(QAModel):
         `hidden`, with the encoder's states after every layer if `layers`."""
         return self._score(batch, hidden, layers, inputs_embeds=embeddings)
 
-    def _score(self, batch: Batch, hidden: bool = False, layers: bool = False, **encoder: Any) -> QAOutput:
-        """`forward`, with `encoder` for the model: what its encoder reads, or that one's output."""
+    def _score(
+        self, batch: Batch, hidden: bool = False, layers: bool = False, read: Tensor | None = None, **encoder: Any
+    ) -> QAOutput:
+        """`forward`, with `encoder` for the model: what its encoder reads, or that one's output. The decoder reads the
+        ids `read` [N, K], by default the shifted targets."""
+        if read is None:
+            read = self.base.prepare_decoder_input_ids_from_labels(labels=batch.target_ids)
         with given_masks():
             output = self.base(
                 **encoder,
                 attention_mask=batch.attention_mask,
-                decoder_input_ids=self.base.prepare_decoder_input_ids_from_labels(labels=batch.target_ids),
+                decoder_input_ids=read,
                 use_cache=False,
                 output_hidden_states=layers,
                 return_dict=True,
@@ -102,18 +107,21 @@ class GenerativeQA(Seq2SeqQA):
         if self.empty_answer:  # the end of sequence is forbidden for as many tokens
             options["min_new_tokens"] = len(self.empty_answer)
         with given_masks():
-            ids_NK = self.model.generate(
+            written_NK = self.model.generate(
                 **given,
                 generation_config=self.generation,
                 synced_gpus=dist.is_initialized() and dist.get_world_size() > 1,
                 **options,
-            )[:, 1:]  # without the decoder's start token
+            )
             # from the ids, as the answers: some models scale only the embeddings of ids
             encoded = self.model.get_encoder()(**given, return_dict=True)
+        ids_NK = written_NK[:, 1:]  # without the decoder's start token
         ends_NK = torch.isin(ids_NK, torch.tensor(self.ends, device=ids_NK.device))
         after_NK = ends_NK.cumsum(1) - ends_NK.long() > 0
         ids_NK = ids_NK.masked_fill(after_NK, IGNORED)
-        log_p_N = -self._score(batch._replace(target_ids=ids_NK), encoder_outputs=encoded).nll
+        # mBART and PLBART would shift an answer's last token to its front
+        read_NK = written_NK[:, :-1]
+        log_p_N = -self._score(batch._replace(target_ids=ids_NK), read=read_NK, encoder_outputs=encoded).nll
         if not self.empty_answer:
             return ids_NK, log_p_N
         empty_NK = torch.tensor(self.empty_answer, device=ids_NK.device).expand(len(ids_NK), -1)
