@@ -63,7 +63,6 @@ class Robust(nn.Module):
         self.updates = updates
         self._labels = TARGET if isinstance(qa, Seq2SeqQA) else SPAN
         self._checked = False
-        self._left_padding_error: InputError | None = None  # why the model takes no batch with padding on the left
         self._begin(0)
 
     def _begin(self, update: int) -> None:
@@ -108,8 +107,6 @@ class Robust(nn.Module):
             return self.model(**inputs)
         if not self._checked:
             self._check(inputs)
-        if self._left_padding_error and bool((_mask(inputs)[:, 0] == 0).any()):
-            raise self._left_padding_error
         if self.updates is not None and self.update >= self.updates:
             raise InputError(f"updates {self.updates}: all are done: give wrap the number of calls, or begin_updates")
         progress = self.update / self.updates if self.updates else 0.0
@@ -149,10 +146,6 @@ class Robust(nn.Module):
                 if depends_on_padding(base, "model", window, len(real)):
                     kind = type(base).__name__
                     log.warning("the logits of a %s depend on padding: pad all windows to one length, always", kind)
-                try:
-                    check_takes_embeddings(base, "model", window, padded_left=True)
-                except InputError as fault:
-                    self._left_padding_error = fault
         self._checked = True
 
     def begin_update(self, micro_batches: Sequence[Mapping[str, Tensor]]) -> None:

@@ -1,5 +1,6 @@
 """Extractive QA: any Hugging Face encoder, or decoder, with a question-answering head."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from swep_ds.common.errors import InputError, reason
 from swep_ds.data.batches import Batch
 from swep_ds.models.backends import given_masks, without_cudnn_attention
 from swep_ds.models.loading import load_trainable
-from swep_ds.models.outputs import QAModel, QAOutput, answer_nll
+from swep_ds.models.outputs import QAModel, QAOutput, answer_nll, counted_positions
 from swep_ds.models.trials import without_flash_attention
 
 # Most graphs that PyTorch keeps of a compiled forward. A SWEP run takes 8: with and without gradient, dropout and h,
@@ -38,6 +39,12 @@ class ExtractiveQA(QAModel):
         torch._dynamo.config.recompile_limit = MAX_GRAPHS
         model.compile(dynamic=True, fullgraph=True)
         return cls(model)
+
+    @cached_property
+    def position_of_padding(self) -> int | None:
+        """Of a model with `counted_positions`, which is also the id of its padding token."""
+        table = counted_positions(self.base)
+        return table.padding_idx if table else None
 
     def embed(self, batch: Batch) -> Tensor:
         """Word embeddings e [N, T, d]; the model adds position and type embeddings later."""
@@ -70,6 +77,10 @@ class ExtractiveQA(QAModel):
         inputs["attention_mask"] = batch.attention_mask if compiled else batch.padding_mask
         if batch.token_type_ids is not None:
             inputs["token_type_ids"] = batch.token_type_ids
+        if "inputs_embeds" in inputs and self.position_of_padding is not None:
+            # as from ids; from embeddings RoBERTa counts padding, too
+            real_NT = (batch.input_ids != self.position_of_padding).long()
+            inputs["position_ids"] = real_NT.cumsum(1) * real_NT + self.position_of_padding
         try:
             with given_masks():
                 return self.base(return_dict=True, **inputs)

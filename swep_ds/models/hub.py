@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
@@ -18,6 +17,7 @@ from swep_ds.common.files import check_hub, user_path
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.windows import is_mark, stop_sampling
 from swep_ds.models.folders import check_adapter, load_config, model_files
+from swep_ds.models.outputs import counted_positions
 
 log = logging.getLogger(__name__)
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
@@ -158,10 +158,8 @@ def longest_window(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -
     positions = getattr(model.config, "max_position_embeddings", -1)
     if positions == -1:  # as XLNet's class says; its positions have no limit
         positions = tokenizer.model_max_length
-    for name, module in model.named_modules():
-        # RoBERTa counts positions from its padding index on
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            positions = module.num_embeddings - module.padding_idx - 1
+    if table := counted_positions(model):
+        positions = table.num_embeddings - table.padding_idx - 1
     return int(min(tokenizer.model_max_length, positions))
 
 

@@ -26,6 +26,8 @@ HEADS = {
     AutoModelForSeq2SeqLM: "sequence-to-sequence",
     AutoModelForMaskedLM: "masked-language-model",
 }
+# encoder-decoders that do not learn the next token from those before it
+OTHERS = {"fsmt": "its decoder sees the tokens that it is to write", "prophetnet": "its loss is over n-grams of tokens"}
 # what configs call the dropout of attention weights
 ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
@@ -157,6 +159,8 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
     kind = config.model_type
     if type(config) not in auto_class._model_mapping:
         raise InputError(f"{label}: transformers has no {HEADS[auto_class]} head for {kind!r}: name another model")
+    if kind in OTHERS:
+        raise InputError(f"{label}: {kind} cannot be used here ({OTHERS[kind]}): name a model such as T5 or BART")
     # what a former use of the model asked for
     config.output_attentions = False
     config.output_hidden_states = False

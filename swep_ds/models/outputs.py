@@ -53,6 +53,14 @@ def without_peft(model: nn.Module) -> PreTrainedModel:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def counted_positions(model: nn.Module) -> nn.Embedding | None:
+    """The table of a model that counts positions over the tokens alone, from its padding index on, as RoBERTa does."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            return module
+    return None
+
+
 def answer_nll(logits_NKV: Tensor, target_NK: Tensor) -> Tensor:
     """The cross-entropies of a window's predictions, [N, K], never in half precision; 0 where a target is IGNORED."""
     precision = torch.promote_types(logits_NKV.dtype, torch.float32)

@@ -68,7 +68,7 @@ class GenerativeQA(Seq2SeqQA):
         ends = model.config.eos_token_id
         self.ends = ends if isinstance(ends, list) else [ends]
         fault = f"model {model.config.name_or_path}: {type(model).__name__} cannot shift targets for its decoder"
-        fix = "add decoder_start_token_id, eos_token_id and pad_token_id to config.json, or name a model such as T5"
+        fix = "name a model such as T5, or add decoder_start_token_id, eos_token_id and pad_token_id to config.json"
         with as_input_error(fault, fix):
             start = self._first_token(self.ends[:1])
         self.generation = GenerationConfig(

@@ -27,7 +27,7 @@ from swep_ds.methods import METHODS, build
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.hub import load_tokenizer
+from swep_ds.models.hub import load_tokenizer, pad_to_one_length
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
@@ -109,7 +109,7 @@ class Trial:
             self.folder, activation_checkpointing=False, tokenizer=tokenizer, **options
         )
         if qa.model.pads:
-            qa.pad_to(LENGTH, "model")
+            pad_to_one_length(tokenizer, qa.model, LENGTH, "model")
         return qa, tokenizer
 
     def batch(self, tokenizer, contexts: Iterable[str] = (SHORT, LONG), *, train: bool = False) -> Batch:
