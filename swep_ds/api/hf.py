@@ -171,13 +171,12 @@ class RobustMixin:
     def _start_method_anew(self, checkpoint: Path) -> None:
         """For a plain Trainer's checkpoint, or with `save_only_model`. Raises InputError: its optimizer has no state of
         the method's parameters."""
-        learns = any(True for _ in self.robust.method.parameters())
-        if learns and (checkpoint / OPTIMIZER_NAME).is_file():
-            raise InputError(
-                f"{checkpoint}: is a plain Trainer's, whose optimizer is for the model alone, without {METHOD_FILE}: "
-                "begin a training from its model, or resume with a method that learns no noise"
-            )
-        if learns:
+        if [*self.robust.method.parameters()]:
+            if (checkpoint / OPTIMIZER_NAME).is_file():
+                raise InputError(
+                    f"{checkpoint}: is a plain Trainer's: its optimizer is for the model alone, without {METHOD_FILE}: "
+                    "begin a training from its model, or resume with a method that learns no noise"
+                )
             log.warning("%s: has no %s: the noise starts anew, as the optimizer does", checkpoint, METHOD_FILE)
         self.robust.update = TrainerState.load_from_json(checkpoint / TRAINER_STATE_NAME).global_step
 

@@ -128,22 +128,17 @@ class Robust(nn.Module):
 
     @torch.compiler.disable
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
-        """Tries the model on the shortest window where it trains first: on its device, under the loop's autocast."""
+        """Tries the model on the shortest window and the longest, on its device and under the loop's autocast."""
         if not self.model.training:
             log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
         base = self.objective.qa.base
-        mask = _mask(inputs)
-        row = int(mask.sum(1).argmin())
-        real = mask[row] == 1
-        names = [name for name in ("input_ids", "token_type_ids") if inputs.get(name) is not None]
-        window = {name: inputs[name][row : row + 1, real] for name in names}
-        window["attention_mask"] = torch.ones_like(window["input_ids"])
-        if base.config.is_encoder_decoder:
-            window["decoder_input_ids"] = window["input_ids"][:, :5]
         if not any(map(is_partitioned, base.parameters())):  # ZeRO-3 shards them
+            mask = _mask(inputs)
+            tokens = mask.sum(1)
+            shortest, longest = (_window(base, inputs, mask, int(row)) for row in (tokens.argmin(), tokens.argmax()))
             with without_dropout(base):
-                check_takes_embeddings(base, "model", window)
-                if depends_on_padding(base, "model", window, len(real)):
+                check_takes_embeddings(base, "model", shortest)
+                if depends_on_padding(base, "model", shortest, longest):
                     kind = type(base).__name__
                     log.warning("the logits of a %s depend on padding: pad all windows to one length, always", kind)
         self._checked = True
@@ -264,12 +259,11 @@ def _warn_of_frozen(base: PreTrainedModel) -> None:
     """peft freezes all but adapters and the heads whose names it knows, also for good in what `merge_and_unload`
     returns."""
     inside = {id(parameter) for parameter in base.base_model.parameters()}
-    head = {name: parameter for name, parameter in base.named_parameters() if id(parameter) not in inside}
-    trains_inside = any(parameter.requires_grad for parameter in base.base_model.parameters())
-    trains_head = any(parameter.requires_grad for parameter in head.values())
-    if trains_inside and head and not trains_head:
+    head = [name for name, parameter in base.named_parameters() if id(parameter) not in inside]
+    trained = {id(parameter) in inside for parameter in base.parameters() if parameter.requires_grad}
+    if head and trained == {True}:
         log.warning("model: its head (%s) is frozen: name it in LoraConfig(modules_to_save=[...])", ", ".join(head))
-    if trains_head and not trains_inside:
+    if trained == {False}:
         fix = "call model.requires_grad_(True) to train all of it, as after merge_and_unload()"
         log.warning("model: only its head (%s) is trained: %s", ", ".join(head), fix)
 
@@ -302,6 +296,16 @@ def _weights(method: Method, progress: float) -> list[tuple]:
 def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
     mask = inputs.get("attention_mask")
     return torch.ones_like(inputs["input_ids"]) if mask is None else mask.long()
+
+
+def _window(base: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor, row: int) -> dict[str, Tensor]:
+    """A row of a batch without padding, as the model takes it."""
+    names = [name for name in ("input_ids", "token_type_ids") if inputs.get(name) is not None]
+    window = {name: inputs[name][row : row + 1, mask[row] == 1] for name in names}
+    window["attention_mask"] = torch.ones_like(window["input_ids"])
+    if base.config.is_encoder_decoder:
+        window["decoder_input_ids"] = window["input_ids"][:, :1]
+    return window
 
 
 def sample_ids(ids_NT: Tensor, mask_NT: Tensor) -> Tensor:

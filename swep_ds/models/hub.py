@@ -106,9 +106,8 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, label: str) -> None:
     """Has the tokenizer give token types where the model has a table of several, and only there. transformers 5 asks a
-    list in the tokenizer's files, which version 4 did not write and which XLNet's and ALBERT's classes lack, but gives
-    DistilBERT the tokenizer of BERT, token types included; RoBERTa has a single type; GPT-2 and XLM look types up among
-    the words. Raises InputError: the model has too few word embeddings for the tokenizer."""
+    list that version 4 did not write into the files, and gives DistilBERT those of BERT; RoBERTa has a single type;
+    GPT-2 and XLM look types up among the words. Raises InputError: the model has too few word embeddings for it."""
     tokens = 1 + max(tokenizer.get_vocab().values())
     with as_input_error(f"{label}: {type(model).__name__} gives no table of word embeddings", "name another model"):
         rows = len(model.get_input_embeddings().weight)  # I-BERT's is no nn.Embedding, and CANINE has several
@@ -175,8 +174,8 @@ def check_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, len
     log.warning("%s %d: the model was made for %d tokens, but its positions have no limit", field, length, longest)
 
 
-def pad_to_one_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, length: int, label: str) -> None:
+def pad_to_one_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, length: int) -> None:
     """Has `padded_inputs` pad every window to `length` tokens, for a model that `depends_on_padding`."""
-    fault = "the logits of a %s depend on padding: each window is padded to max_length, %d tokens"
-    log.warning(f"%s: {fault}", label, type(model).__name__, length)
+    kind = type(model).__name__
+    log.warning("the logits of a %s depend on padding: each window is padded to max_length, %d tokens", kind, length)
     tokenizer.padded_length = length

@@ -3,6 +3,7 @@
 transformers fills in missing weights without an error. Here only the head of the task may be new.
 """
 
+import logging
 import tempfile
 
 import torch
@@ -21,6 +22,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import fit_tokenizer
 from swep_ds.models.trials import check_takes_embeddings, depends_on_padding, example_window, run_on_first_layers
 
+log = logging.getLogger(__name__)
 HEADS = {
     AutoModelForQuestionAnswering: "question-answering",
     AutoModelForSeq2SeqLM: "sequence-to-sequence",
@@ -75,7 +77,8 @@ def load_trainable(
     def check(tried: PreTrainedModel) -> bool:
         window = example_window(tried, tokenizer)
         check_takes_embeddings(tried, label, window)
-        return depends_on_padding(tried, label, window, 2 * window["input_ids"].shape[1])
+        longer = example_window(tried, tokenizer, 2 * window["input_ids"].shape[1])
+        return depends_on_padding(tried, label, window, longer)
 
     if weights and not mapped:
         model.pads = check(model.float())
@@ -167,6 +170,7 @@ def make_hollow(auto_class, config: PreTrainedConfig, label: str) -> PreTrainedM
     config.chunk_size_feed_forward = 0  # its windows would have to be of a multiple of this length
     if getattr(config, "attention_type", "") == "block_sparse":  # which BigBird leaves at its first short window
         config.attention_type = "original_full"
+        log.warning("%s: attends to all tokens of a window: block-sparse attention depends on earlier windows", label)
     if auto_class is AutoModelForQuestionAnswering:  # a span's start and end, whatever the former head's labels
         config.num_labels = 2
     fault = f"{label}: no {kind} can be built with its config.json and model.attention"

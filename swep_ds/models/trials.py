@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,38 +12,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.data.windows import WindowCutter, WindowSettings
 
-EMBEDDINGS = "inputs_embeds, which every perturbation of word embeddings needs"
 FIX = "use a model such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
 MASKED = -1e4  # logits below are no guess of the model's
 Inputs = dict[str, Tensor]  # a model's, by name: [1, T], without padding
-Found = TypeVar("Found")
 
 
 def example_window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, length: int = 9) -> Inputs:
     """A question and a text of `length` tokens in all, or as many as there must be, with the special tokens and the
-    token types of the tokenizer; without one as RoBERTa has them."""
-    config = model.config
-    rows = len(model.get_input_embeddings().weight)
-    if tokenizer is None:
-        separator = [getattr(config, "sep_token_id", None)]
-        if separator[0] not in range(rows):
-            separator = []
-        special = {config.pad_token_id, *separator}
-        around = ([], 2 * separator, separator)
-    else:
-        task = "generative" if config.is_encoder_decoder else "extractive"
+    token types of the tokenizer; without one, words alone."""
+    prefix = middle = suffix = []
+    special = [model.config.pad_token_id]
+    if tokenizer is not None:
+        task = "generative" if model.config.is_encoder_decoder else "extractive"
         cutter = WindowCutter(tokenizer, WindowSettings(task=task))
-        template = cutter.template
-        special = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
-        around = (template.prefix.tolist(), template.middle.tolist(), template.suffix.tolist())
-    word, other, *_ = [token for token in range(rows) if token not in special]
-    text = max(1, length - 1 - sum(map(len, around)))
-    prefix, middle, suffix = around
+        prefix, middle, suffix, _ = (part.tolist() for part in cutter.template)
+        special = [*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids]
+    word, other, *_ = [token for token in range(len(model.get_input_embeddings().weight)) if token not in special]
+    text = max(1, length - 1 - len(prefix + middle + suffix))
     row = torch.tensor([[*prefix, word, *middle, *[other] * text, *suffix]], device=model.device)
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row)}
     if tokenizer is not None and cutter.takes_types:
-        inputs["token_type_ids"] = torch.tensor(template.type_ids(1, text)[None], device=model.device).long()
-    if config.is_encoder_decoder:
+        inputs["token_type_ids"] = torch.tensor(cutter.template.type_ids(1, text)[None], device=model.device).long()
+    if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = row[:, :5]
     return inputs
 
@@ -58,28 +47,26 @@ def check_takes_embeddings(model: PreTrainedModel, label: str, window: Inputs) -
     """
     kind = type(model).__name__
     reader = model.get_encoder() if model.config.is_encoder_decoder else model
-    with as_input_error(f"{label}: {kind} cannot be run on {EMBEDDINGS}", FIX), _trial(model):
+    refused = f"{label}: {kind} cannot be run on inputs_embeds, which every perturbation of word embeddings needs"
+    with as_input_error(refused, FIX), _trial(model):
         inputs = dict(window)
         embeddings = reader.get_input_embeddings()(inputs.pop("input_ids"))
         from_embeddings = _logits(model, label, inputs_embeds=embeddings, **inputs)
         from_ids = _logits(model, label, **window)
     if not torch.allclose(from_embeddings, from_ids, rtol=1e-3, atol=1e-3):
-        otherwise = f"{label}: {kind} computes something else from inputs_embeds than from the same input_ids"
-        raise InputError(f"{otherwise}, which every perturbation of word embeddings needs: {FIX}")
+        fault = "computes something else from inputs_embeds than from the same input_ids"
+        raise InputError(f"{label}: {kind} {fault}: {FIX}")
 
 
-def depends_on_padding(
-    model: PreTrainedModel, label: str, window: Inputs, length: int, longer: Inputs | None = None
-) -> bool:
-    """Whether a window's logits change where it is padded to `length`, as for a `longer` one in its batch: FNet mixes
-    padding in, and convolutions see it. Leaves the model in evaluation mode.
+def depends_on_padding(model: PreTrainedModel, label: str, window: Inputs, longer: Inputs) -> bool:
+    """Whether a window's logits change where it is padded for a `longer` one in its batch: FNet mixes padding in, and
+    convolutions see it. Leaves the model in evaluation mode.
 
     Raises InputError: the model cannot be run, the logits of a padded window change with the other ones of its batch or
     from call to call (Reformer hashes at random), an encoder-decoder depends on padding, or NaN or infinity.
     """
-    alike = batch = _padded(model, window, max(0, length - window["input_ids"].shape[1]))
-    if longer is not None:
-        batch = {name: torch.cat([alike[name], longer[name]]) for name in alike}
+    alike = _padded(model, window, longer["input_ids"].shape[1])
+    batch = {name: torch.cat([alike[name], longer[name]]) for name in alike}
     longest = batch["input_ids"].shape[1]
     failure = f"{label}: cannot be run on a window of {longest} tokens"
     with as_input_error(failure, "name another model", but=(torch.OutOfMemoryError, MemoryError)), _trial(model):
@@ -92,7 +79,7 @@ def depends_on_padding(
     raise InputError(f"{label}: {kind} gives the same window other logits in every call or batch: {FIX}")
 
 
-def run_on_first_layers(model: PreTrainedModel, trial: Callable[[PreTrainedModel], Found]) -> Found:
+def run_on_first_layers(model: PreTrainedModel, trial: Callable[[PreTrainedModel], bool]) -> bool:
     """Tries only the first layer of each stack of a large model, unless that fails because the model counts its
     layers."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -125,9 +112,10 @@ def _trial(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
-def _padded(model: PreTrainedModel, window: Inputs, columns: int) -> Inputs:
+def _padded(model: PreTrainedModel, window: Inputs, length: int) -> Inputs:
     values = {"input_ids": model.config.pad_token_id or 0}
-    wide = {name: pad(row, (0, columns), value=values.get(name, 0)) for name, row in window.items()}
+    added = length - window["input_ids"].shape[1]
+    wide = {name: pad(row, (0, added), value=values.get(name, 0)) for name, row in window.items()}
     if "decoder_input_ids" in window:
         wide["decoder_input_ids"] = window["decoder_input_ids"]
     return wide

@@ -85,8 +85,7 @@ def prepare(
     warn_of_known(recipe, training, tested_later or {})
     objective, config = ranks.on_all_ranks(lambda: load(recipe, ds_config, tokenizer, start or recipe.model.name))
     if ranks.from_rank0(lambda: objective.qa.model.pads):  # the rank that has tried a mapped model
-        label = f"model.name {recipe.model.name}"
-        pad_to_one_length(tokenizer, objective.qa.model, recipe.data.max_length, label)
+        pad_to_one_length(tokenizer, objective.qa.model, recipe.data.max_length)
     validation = {}
     if name := recipe.validation_set:
         validation[name], tests[name] = halves(tests[name])

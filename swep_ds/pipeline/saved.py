@@ -118,9 +118,8 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
         null_threshold = reading.null_threshold
         calibrator = reading.calibrator
-    window = example_window(model, tokenizer)
-    longest = example_window(model, tokenizer, windows.max_length)
-    pads = depends_on_padding(model, label, window, longest["input_ids"].shape[1], longest)
+    shortest, longest = (example_window(model, tokenizer, length) for length in (1, windows.max_length))
+    pads = depends_on_padding(model, label, shortest, longest)
     spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
     if generative:
         qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=spans.max_answer_tokens)
@@ -128,7 +127,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     else:
         qa = ExtractiveQA(model)
     if pads:
-        pad_to_one_length(tokenizer, model, windows.max_length, label)
+        pad_to_one_length(tokenizer, model, windows.max_length)
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, reading.eval)
 
 

@@ -28,6 +28,7 @@ KNOWN = (*BLOCKS, "train_batch_size", "train_micro_batch_size_per_gpu", "gradien
 KNOWN += ("gradient_clipping", "communication_data_type", *REPORTS)
 KNOWN += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
 REFUSED = yaml.safe_load(Path(__file__).with_name("ds_refused.yaml").read_text(encoding="utf-8"))  # field -> fix
+Given = dict[str, tuple[Any, str]]
 COMMENT = ("_", "#", "//")  # begins the names of fields that people write as comments
 
 
@@ -104,9 +105,7 @@ def _is_off(value: Any) -> bool:
     return value in (None, False, AUTO)
 
 
-def _given(
-    train: TrainSection, config: dict[str, Any], world_size: int, micro_steps: int
-) -> dict[str, tuple[Any, str]]:
+def _given(train: TrainSection, config: dict[str, Any], world_size: int, micro_steps: int) -> Given:
     """The fields that the recipe decides: value and where it comes from, by dotted name."""
     batch = train.micro_batch_size * train.gradient_accumulation_steps * world_size
     given = {
@@ -128,7 +127,7 @@ def _given(
     return given
 
 
-def _faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[Any, str]]) -> list[str]:
+def _faults(config: dict[str, Any], train: TrainSection, given: Given) -> list[str]:
     """What contradicts the recipe, what DeepSpeed 0.19 would silently leave out, and with what it computes or saves
     something wrong."""
     faults = []
@@ -169,7 +168,7 @@ def _faults(config: dict[str, Any], train: TrainSection, given: dict[str, tuple[
     return faults
 
 
-def _fill(config: dict[str, Any], given: dict[str, tuple[Any, str]], hidden_size: int) -> None:
+def _fill(config: dict[str, Any], given: Given, hidden_size: int) -> None:
     """Puts in what the recipe decides and the sizes of ZeRO's "auto" buckets; drops offload to nowhere."""
     for field, (value, _) in given.items():
         _set(config, field, value)

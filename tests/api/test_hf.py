@@ -100,7 +100,7 @@ def test_a_checkpoint_of_a_plain_trainer_or_without_an_optimizer(tmp_path, caplo
     resumed.train(resume_from_checkpoint=checkpoint)
     assert resumed.state.global_step == resumed.robust.update == UPDATES
     said = refused(trainer(tmp_path / "swep", "swep").train, resume_from_checkpoint=checkpoint)
-    assert f"{checkpoint}: is a plain Trainer's, whose optimizer is for the model alone" in said
+    assert f"{checkpoint}: is a plain Trainer's: its optimizer is for the model alone" in said
     only = trainer(tmp_path / "only", "swep", save_only_model=True, **saving)
     only.train()
     again = trainer(tmp_path / "again", "swep", save_only_model=True)

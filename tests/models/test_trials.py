@@ -74,7 +74,7 @@ def test_a_model_that_sees_padding_trains_on_windows_of_one_length(kind, tmp_pat
     tokenizer = copy.deepcopy(tiny.wordpiece())
     qa = load(save(tmp_path, kind, **MIXING[kind]), tokenizer=tokenizer)
     assert qa.model.pads
-    hub.pad_to_one_length(tokenizer, qa.model, 40, "model x")
+    hub.pad_to_one_length(tokenizer, qa.model, 40)
     rows = [{"input_ids": [2, *range(9, 9 + count), 3], "token_type_ids": [0] * (count + 2)} for count in (7, 12, 9)]
     rows = [row | {"length": len(row["input_ids"]), "start_position": 4, "end_position": 6} for row in rows]
     features = datasets.Dataset.from_list(rows)
@@ -105,7 +105,9 @@ def test_a_model_that_sees_padding_trains_on_windows_of_one_length(kind, tmp_pat
 def test_logits_that_change_from_call_to_call_are_refused(tmp_path, monkeypatch):
     model = tiny_models.model("bert")
     monkeypatch.setattr(model.qa_outputs, "forward", lambda h: torch.randn(*h.shape[:2], 2))
-    message = refused(trials.depends_on_padding, model, "model x", trials.example_window(model, None), 20)
+    message = refused(
+        trials.depends_on_padding, model, "model x", *(trials.example_window(model, None, size) for size in (5, 9))
+    )
     assert "model x: BertForQuestionAnswering gives the same window other logits in every call or batch" in message
 
 

@@ -47,9 +47,8 @@ def before_initialize() -> None:
 
 
 def forget_engine() -> None:
-    """Undoes what an engine leaves in modules, with which all that follows in the process would compute other numbers:
-    after torch_autocast every engine takes the dtypes of its parameters for those of communication; ZeRO-3's `linear`
-    rounds in another order than PyTorch's."""
+    """Undoes what an engine leaves in modules, with which later ones would compute other numbers: torch_autocast's flag
+    changes the dtypes in which they send; ZeRO-3's `linear` rounds in another order than PyTorch's."""
     torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     if torch.nn.functional.linear.__module__.startswith("deepspeed"):
         torch.nn.functional.linear = LINEAR
