@@ -1,8 +1,10 @@
 """What is put in place of DeepSpeed's methods, against plain PyTorch: the order of an update's steps, the clipping of
 each group, and the optimizer's settings. Every engine makes a few updates of a tiny model."""
 
+import math
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import deepspeed.ops
 import pytest
@@ -17,6 +19,7 @@ from swep_ds.training.checkpoints import Checkpoints
 from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import run_update
+from swep_ds.training.zero.foreach import _clip_without_reading
 from swep_ds.training.zero.install import before_initialize
 from tests.support import ds_configs
 from tests.support.tiny_batches import batch
@@ -55,6 +58,10 @@ def engine_of(module, folder: Path, zero: dict, train: dict = TRAIN, **more) -> 
 
 @pytest.fixture(scope="module")
 def expected(module) -> tuple[list[float], list[float], list[float]]:
+    return plain_loop(module, LIMIT)
+
+
+def plain_loop(module, limit: float) -> tuple[list[float], list[float], list[float]]:
     """By PyTorch alone: each update's loss, its learning rate and the norm of the noise generator's gradient."""
     module = deepcopy(module)
     model, own = [*module.qa.parameters()], [*module.method.parameters()]
@@ -71,7 +78,7 @@ def expected(module) -> tuple[list[float], list[float], list[float]]:
                 total += loss.item() / ACCUMULATION
         losses.append(total)
         rates.append(schedule.get_last_lr()[0])
-        torch.nn.utils.clip_grad_norm_(model, LIMIT)
+        torch.nn.utils.clip_grad_norm_(model, limit)
         norms.append(float(torch.nn.utils.clip_grad_norm_(own, OWN_LIMIT)))
         optimizer.step()
         schedule.step()
@@ -106,6 +113,45 @@ def test_each_group_is_clipped_by_its_norm_as_in_a_plain_loop(module, expected, 
     assert norms == pytest.approx(expected[2], rel=1e-3)
     assert max(norms) > OWN_LIMIT
     assert len(set(losses)) == UPDATES
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_limit_of_0_clips_nothing(module, tmp_path, stage):
+    engine = engine_of(module, tmp_path, {"stage": stage}, TRAIN | {"max_grad_norm": 0.0})
+    losses = []
+    for update in range(UPDATES):
+        seen = run_update(engine, iter(batches(update)), ACCUMULATION, MicroStep(update))
+        losses.append(sum(float(part["loss"]) for part in seen) / ACCUMULATION)
+    engine.destroy()
+    assert losses == pytest.approx(plain_loop(module, math.inf)[0], rel=1e-5)
+
+
+def test_a_scaled_gradient_is_unscaled_and_then_clipped():
+    """As in fp16: its norm is multiplied by the loss scale, and the limit is not."""
+    scale = 8.0
+    gradient = torch.linspace(-1.0, 2.0, 7)
+    scaled = gradient * scale
+    weight = torch.nn.Parameter(torch.zeros(7))
+    for limit in (0.5, 100.0):
+        weight.grad = gradient.clone()
+        mine = scaled.clone()
+        _clip_without_reading(SimpleNamespace(loss_scale=scale, clip_grad=limit), [mine], scaled.norm())
+        torch.nn.utils.clip_grad_norm_(weight, limit)
+        torch.testing.assert_close(mine, weight.grad)
+
+
+def test_a_parameter_without_a_gradient_counts_as_0_in_memory_that_stays(module, tmp_path):
+    engine = engine_of(module, tmp_path, {"stage": 1})
+    engine.flat.stays = True
+    for trained in ({0, 1}, {1}):  # which parameters of each group have a gradient in this update
+        for group in engine.flat.groups:
+            for number, parameter in enumerate(group.parameters):
+                parameter.grad = torch.ones_like(parameter) if number in trained else None
+        engine.flat.collect()
+        for group in engine.flat.groups:
+            assert [place.abs().max().item() for place in group.places[:3]] == [0 in trained, 1, 0][: len(group.places)]
+        engine.flat.release()
+    engine.destroy()
 
 
 def test_numbers_do_not_depend_on_the_kind_of_an_earlier_engine(module, tmp_path):
