@@ -169,8 +169,7 @@ class RobustMixin:
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _start_method_anew(self, checkpoint: Path) -> None:
-        """For a plain Trainer's checkpoint, or with `save_only_model`. Raises InputError: its optimizer has no state of
-        the method's parameters."""
+        """Raises InputError: it is a plain Trainer's, whose optimizer has no state of the method's parameters."""
         if [*self.robust.method.parameters()]:
             if (checkpoint / OPTIMIZER_NAME).is_file():
                 raise InputError(

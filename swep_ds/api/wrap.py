@@ -233,13 +233,10 @@ def wrap(model: nn.Module, method: Settings, *, seed: int = 0, updates: int | No
 
 
 def _interface(model: nn.Module) -> QAModel:
-    """Raises InputError: no model for question answering, or PEFT's prompt learning."""
     for config in getattr(model, "peft_config", {}).values():
         if config.is_prompt_learning:
-            raise InputError(
-                f"model: {config.peft_type.value} adds virtual tokens before the embeddings that a method perturbs: "
-                "train adapters such as LoRA"
-            )
+            fault = "adds virtual tokens, which no method knows: train adapters such as LoRA"
+            raise InputError(f"model: {config.peft_type.value} {fault}")
     base = without_peft(model)
     takes = inspect.signature(base.forward).parameters if isinstance(base, PreTrainedModel) else {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):  # as ModernBERT's head

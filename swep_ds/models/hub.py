@@ -176,6 +176,7 @@ def check_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, len
 
 def pad_to_one_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, length: int) -> None:
     """Has `padded_inputs` pad every window to `length` tokens, for a model that `depends_on_padding`."""
-    kind = type(model).__name__
-    log.warning("the logits of a %s depend on padding: each window is padded to max_length, %d tokens", kind, length)
+    log.warning(
+        "the logits of a %s depend on padding: each window is padded to %d tokens", type(model).__name__, length
+    )
     tokenizer.padded_length = length

@@ -62,8 +62,8 @@ def depends_on_padding(model: PreTrainedModel, label: str, window: Inputs, longe
     """Whether a window's logits change where it is padded for a `longer` one in its batch: FNet mixes padding in, and
     convolutions see it. Leaves the model in evaluation mode.
 
-    Raises InputError: the model cannot be run, the logits of a padded window change with the other ones of its batch or
-    from call to call (Reformer hashes at random), an encoder-decoder depends on padding, or NaN or infinity.
+    Raises InputError: the model cannot be run, or computes NaN or infinity; the logits of a padded window change with
+    the rest of its batch or by call (Reformer hashes at random); or an encoder-decoder depends on padding.
     """
     alike = _padded(model, window, longer["input_ids"].shape[1])
     batch = {name: torch.cat([alike[name], longer[name]]) for name in alike}

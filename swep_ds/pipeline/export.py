@@ -164,8 +164,7 @@ def model_card(recipe: Recipe, tested: Evaluated, config: str) -> str:
         eval_results=results or None,
     )
     values = {"recipe": recipe, "summary": summary(method), "tested": tested, "mean": out_of_domain_mean(tested.scores)}
-    values["config"] = config
-    return card(head, "model_card.md.jinja", null_threshold=tested.null_threshold, **values)
+    return card(head, "model_card.md.jinja", null_threshold=tested.null_threshold, config=config, **values)
 
 
 def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:

@@ -21,17 +21,9 @@ from swep_ds.evaluation.calibration import Calibrator
 from swep_ds.evaluation.evaluate import Evaluation
 from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, versions, write_results
 from swep_ds.evaluation.spans import SpanSettings
+from swep_ds.models import hub
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
-from swep_ds.models.hub import (
-    check_knows,
-    check_length,
-    fit_tokenizer,
-    load_tokenizer,
-    longest_window,
-    pad_to_one_length,
-    resolve_model,
-)
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trials import depends_on_padding, example_window
@@ -87,19 +79,19 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     model cannot be loaded or has no trained head; its tokenizer is another model's; or, tried on a short and on its
     longest window, it fails or computes NaN.
     """
-    source = resolve_model(name, "model")
+    source = hub.resolve_model(name, "model")
     label = f"model {name}"
     if Path(source, RECIPE).is_file():
         raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
     config = load_config(source, "model")
     config.dtype = None  # it need not be the files' dtype
-    tokenizer = load_tokenizer(name, "model")
+    tokenizer = hub.load_tokenizer(name, "model")
     generative = config.is_encoder_decoder
     if generative and any(kind.endswith("ForQuestionAnswering") for kind in config.architectures or ()):
         raise InputError(f"{label}: an encoder-decoder that points at spans is not supported: name another model")
     auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
     model = load_weights(auto_class, config, source, label)
-    fit_tokenizer(tokenizer, model, label)
+    hub.fit_tokenizer(tokenizer, model, label)
     from swep_ds.ranks import accelerator  # imports DeepSpeed, which takes seconds: after what can be refused
 
     if accelerator.emulates(model.dtype):
@@ -108,7 +100,7 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
     else:
-        longest = longest_window(tokenizer, model)
+        longest = hub.longest_window(tokenizer, model)
         # at least half of a small model's window is for a context
         query = max(1, min(WindowSettings.max_query_length, longest // 2))
         sizes = WindowSection(max_length=min(WindowSettings.max_length, longest), max_query_length=query)
@@ -119,15 +111,14 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         null_threshold = reading.null_threshold
         calibrator = reading.calibrator
     shortest, longest = (example_window(model, tokenizer, length) for length in (1, windows.max_length))
-    pads = depends_on_padding(model, label, shortest, longest)
+    if depends_on_padding(model, label, shortest, longest):
+        hub.pad_to_one_length(tokenizer, model, windows.max_length)
     spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
     if generative:
         qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=spans.max_answer_tokens)
         qa.answer_like(empty_answer(tokenizer), declines=null_threshold is not None)
     else:
         qa = ExtractiveQA(model)
-    if pads:
-        pad_to_one_length(tokenizer, model, windows.max_length)
     return SavedModel(qa, tokenizer, windows, spans, null_threshold, calibrator, reading.eval)
 
 
@@ -174,14 +165,16 @@ def evaluate_saved(
             raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
         for name, examples in tests.items():
             texts = (example.context for example in examples)
-            check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
+            hub.check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
         if max_length is not None:
-            check_length(saved.tokenizer, saved.qa.model, max_length, "--max_length")
+            hub.check_length(saved.tokenizer, saved.qa.model, max_length, "--max_length")
         output_dir.mkdir(parents=True, exist_ok=True)
         return tests, saved
 
     tests, saved = ranks.on_all_ranks(load)
     windows = replace(saved.windows, **_given(max_length=max_length, doc_stride=doc_stride))
+    if hasattr(saved.tokenizer, "padded_length"):
+        saved.tokenizer.padded_length = windows.max_length
     scoring = saved.eval.model_copy(update=_given(scorer=scorer, language=language))
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, saved.null_threshold, saved.calibrator)
