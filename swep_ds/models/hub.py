@@ -176,7 +176,5 @@ def check_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, len
 
 def pad_to_one_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, length: int) -> None:
     """Has `padded_inputs` pad every window to `length` tokens, for a model that `depends_on_padding`."""
-    log.warning(
-        "the logits of a %s depend on padding: each window is padded to %d tokens", type(model).__name__, length
-    )
+    log.warning("the logits of a %s depend on padding: windows are padded to %d tokens", type(model).__name__, length)
     tokenizer.padded_length = length

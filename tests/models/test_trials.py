@@ -61,7 +61,7 @@ def test_an_answer_does_not_depend_on_its_batch(kind, tmp_path, caplog):
     folder = save(tmp_path, kind, **MIXING.get(kind, {}))
     with caplog.at_level(logging.WARNING):
         answerer = QuestionAnswerer(folder)
-    assert ("depend on padding: each window is padded to 64 tokens" in caplog.text) == (kind in MIXING)
+    assert ("depend on padding: windows are padded to 64 tokens" in caplog.text) == (kind in MIXING)
     [alone] = answerer.answer([SHORT])
     together, _ = answerer.answer([SHORT, LONG])
     assert together[0].text == alone[0].text
