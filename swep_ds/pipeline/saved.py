@@ -110,8 +110,8 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
     if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
         null_threshold = reading.null_threshold
         calibrator = reading.calibrator
-    shortest, longest = (example_window(model, tokenizer, length) for length in (1, windows.max_length))
-    if depends_on_padding(model, label, shortest, longest):
+    sizes = (windows.max_length // 2, windows.max_length)
+    if depends_on_padding(model, label, *(example_window(model, tokenizer, size) for size in sizes)):
         hub.pad_to_one_length(tokenizer, model, windows.max_length)
     spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
     if generative:
