@@ -131,12 +131,8 @@ class _Ledger(TorchDispatchMode):
         key = storage._cdata
         if key in self.parameters or key in self.copies:
             return saved
-        layer = KEPT if key in self.inputs else self.layer
-        before = self.layer_of.get(key)
-        if layer == KEPT and before not in (None, KEPT):  # one layer's output is another one's input
-            self._add(before, -storage.nbytes())
-            before = None
-        if before is None:
+        if key not in self.layer_of:
+            layer = KEPT if key in self.inputs else self.layer
             self.layer_of[key] = layer
             self._add(layer, storage.nbytes())
         self.holders[key] += 1
