@@ -102,12 +102,19 @@ def test_a_model_that_sees_padding_trains_on_windows_of_one_length(kind, tmp_pat
     torch.testing.assert_close(loss, (parts[0] + parts[1]) / 2)
 
 
-def test_logits_that_change_from_call_to_call_are_refused(tmp_path, monkeypatch):
+OTHERWISE = {
+    "in every call": lambda head, h: head(torch.randn_like(h)),
+    "with the batch": lambda head, h: head(h - h.mean(0, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("change", OTHERWISE)
+def test_logits_that_change_in_every_call_or_with_the_batch_are_refused(change, monkeypatch):
     model = tiny_models.model("bert")
-    monkeypatch.setattr(model.qa_outputs, "forward", lambda h: torch.randn(*h.shape[:2], 2))
-    message = refused(
-        trials.depends_on_padding, model, "model x", *(trials.example_window(model, None, size) for size in (5, 9))
-    )
+    head = copy.deepcopy(model.qa_outputs)
+    monkeypatch.setattr(model.qa_outputs, "forward", lambda h: OTHERWISE[change](head, h))
+    windows = [trials.example_window(model, None, size) for size in (5, 9)]
+    message = refused(trials.depends_on_padding, model, "model x", *windows)
     assert "model x: BertForQuestionAnswering gives the same window other logits in every call or batch" in message
 
 
