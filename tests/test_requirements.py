@@ -151,8 +151,7 @@ def test_where_uv_fails_pip_installs_the_same_versions_and_a_line_says_so(comman
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(install.subprocess, "run", run)
-    with pytest.raises(SystemExit, match=r"^0$"):
-        install.main()
+    install.main()
     assert commands[-1][0][: len(install.PIP)] == install.PIP
     assert [*map(str, commands[-1][0][-4:])] == ["--requirement", "requirements/lock.txt", "--editable", str(ROOT)]
     assert capsys.readouterr().err == "uv failed: pip installs the same versions, which takes some minutes\n"

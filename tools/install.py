@@ -82,18 +82,20 @@ def write_byte_code() -> None:
     environment = os.environ | {"DS_ACCELERATOR": "cpu"}
     commands = [[sys.executable, "-c", f"import {modules}"] for modules in IMPORTED]
     for process in [subprocess.Popen(command, env=environment) for command in commands]:
-        process.wait()
+        if process.wait():
+            sys.exit(f"an installed package cannot be imported: {process.args[-1]}")
 
 
 def main() -> None:
     requirements = sys.argv[1]
     try:
         install_with_uv(requirements)
-        write_byte_code()
     except (subprocess.CalledProcessError, OSError, ValueError, SyntaxError):
         print("uv failed: pip installs the same versions, which takes some minutes", file=sys.stderr)
         pip = [*PIP, "install", "--quiet", "--requirement", requirements, "--editable", ROOT]
-        sys.exit(subprocess.run(pip, check=False).returncode)
+        if code := subprocess.run(pip, check=False).returncode:
+            sys.exit(code)
+    write_byte_code()
 
 
 if __name__ == "__main__":

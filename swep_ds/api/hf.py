@@ -14,7 +14,7 @@ from accelerate.utils import convert_to_fp32
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerState
-from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import TRAINER_STATE_NAME
 
 from swep_ds.api.wrap import Robust, RobustOutput, check_offered, check_trained_dtypes
 from swep_ds.common.errors import InputError
@@ -171,7 +171,7 @@ class RobustMixin:
     def _start_method_anew(self, checkpoint: Path) -> None:
         """Raises InputError: it is a plain Trainer's, whose optimizer has no state of the method's parameters."""
         if [*self.robust.method.parameters()]:
-            if (checkpoint / OPTIMIZER_NAME).is_file():
+            if [*checkpoint.glob("optimizer.*"), *checkpoint.glob("global_step*")]:
                 raise InputError(
                     f"{checkpoint}: is a plain Trainer's: its optimizer is for the model alone, without {METHOD_FILE}: "
                     "begin a training from its model, or resume with a method that learns no noise"

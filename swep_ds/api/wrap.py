@@ -23,6 +23,7 @@ from swep_ds.methods.base import Method, MicroStep, without_dropout
 from swep_ds.methods.objective import Objective
 from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
+from swep_ds.models.hub import tells_types_apart
 from swep_ds.models.outputs import QAModel, without_peft
 from swep_ds.models.seq2seq import Seq2SeqQA
 from swep_ds.models.trials import check_takes_embeddings, depends_on_padding
@@ -128,19 +129,26 @@ class Robust(nn.Module):
 
     @torch.compiler.disable
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
-        """Tries the model on the shortest window and the longest, on its device and under the loop's autocast."""
+        """Tries the model on the longest window, on its device and under the loop's autocast."""
         if not self.model.training:
             log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
         base = self.objective.qa.base
         if not any(map(is_partitioned, base.parameters())):  # ZeRO-3 shards them
             mask = _mask(inputs)
-            tokens = mask.sum(1)
-            shortest, longest = (_window(base, inputs, mask, int(row)) for row in (tokens.argmin(), tokens.argmax()))
+            row = int(mask.sum(1).argmax())
+            names = [name for name in ("input_ids", "token_type_ids") if inputs.get(name) is not None]
+            window = {name: inputs[name][row : row + 1, mask[row] == 1] for name in names}
+            window["attention_mask"] = torch.ones_like(window["input_ids"])
+            half = {name: values[:, : (values.shape[1] + 1) // 2] for name, values in window.items()}
+            if base.config.is_encoder_decoder:
+                half["decoder_input_ids"] = window["decoder_input_ids"] = half["input_ids"][:, :5]
             with without_dropout(base):
-                check_takes_embeddings(base, "model", shortest)
-                if depends_on_padding(base, "model", shortest, longest):
+                check_takes_embeddings(base, "model", window)
+                if depends_on_padding(base, "model", half, window):
                     kind = type(base).__name__
                     log.warning("the logits of a %s depend on padding: pad all windows to one length, always", kind)
+            if "token_type_ids" not in window and tells_types_apart(base):
+                log.warning("inputs: no token_type_ids, with which a saved model is asked: give those of the tokenizer")
         self._checked = True
 
     def begin_update(self, micro_batches: Sequence[Mapping[str, Tensor]]) -> None:
@@ -260,6 +268,8 @@ def _warn_of_frozen(base: PreTrainedModel) -> None:
     trained = {id(parameter) in inside for parameter in base.parameters() if parameter.requires_grad}
     if head and trained == {True}:
         log.warning("model: its head (%s) is frozen: name it in LoraConfig(modules_to_save=[...])", ", ".join(head))
+    if not trained:
+        log.warning("model: all of its weights are frozen: load adapters with is_trainable=True")
     if trained == {False}:
         fix = "call model.requires_grad_(True) to train all of it, as after merge_and_unload()"
         log.warning("model: only its head (%s) is trained: %s", ", ".join(head), fix)
@@ -293,16 +303,6 @@ def _weights(method: Method, progress: float) -> list[tuple]:
 def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
     mask = inputs.get("attention_mask")
     return torch.ones_like(inputs["input_ids"]) if mask is None else mask.long()
-
-
-def _window(base: PreTrainedModel, inputs: Mapping[str, Tensor], mask: Tensor, row: int) -> dict[str, Tensor]:
-    """A row of a batch without padding, as the model takes it."""
-    names = [name for name in ("input_ids", "token_type_ids") if inputs.get(name) is not None]
-    window = {name: inputs[name][row : row + 1, mask[row] == 1] for name in names}
-    window["attention_mask"] = torch.ones_like(window["input_ids"])
-    if base.config.is_encoder_decoder:
-        window["decoder_input_ids"] = window["input_ids"][:, :1]
-    return window
 
 
 def sample_ids(ids_NT: Tensor, mask_NT: Tensor) -> Tensor:

@@ -117,14 +117,17 @@ def fit_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, la
             "folder with the model's own tokenizer files or, if tokens were added to it, save the model after "
             "model.resize_token_embeddings(len(tokenizer))"
         )
-    tables = [table for name, table in model.named_parameters() if "token_type" in name or "seg_embed" in name]
-    tells_apart = any(len(table) > 1 for table in tables)
-    takes_types = tells_apart and "token_type_ids" in inspect.signature(model.forward).parameters
     names = tokenizer.model_input_names
-    if not takes_types:
+    if not tells_types_apart(model):
         tokenizer.model_input_names = [name for name in names if name != "token_type_ids"]
     elif "token_type_ids" not in names:
         tokenizer.model_input_names = [*names, "token_type_ids"]
+
+
+def tells_types_apart(model: PreTrainedModel) -> bool:
+    tables = [table for name, table in model.named_parameters() if "token_type" in name or "seg_embed" in name]
+    taken = inspect.signature(model.forward).parameters
+    return "token_type_ids" in taken and any(len(table) > 1 for table in tables)
 
 
 def check_knows(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], label: str, data: str) -> None:
@@ -168,8 +171,8 @@ def check_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, len
     longest = longest_window(tokenizer, model)
     if length <= longest:
         return
-    names = [name for name, _ in model.named_modules() if "vision" not in name]
-    if any(re.search(r"(position_embeddings?|embed_positions|wpe)$", name) for name in names):
+    names = " ".join(name for name, _ in [*model.named_modules(), *model.named_buffers()] if "vision" not in name)
+    if re.search(r"(position_embeddings?|embed_positions|wpe)\b", names) or hasattr(model.config, "max_seq_len"):
         raise InputError(f"{field} {length}: the model takes at most {longest} tokens: lower it")
     log.warning("%s %d: the model was made for %d tokens, but its positions have no limit", field, length, longest)
 

@@ -95,10 +95,12 @@ def export_noise(engine, file: Path) -> None:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Saves it under the name of its class in transformers 4, which version 5 takes for its own `TokenizersBackend`."""
+    """Saves it with the names that transformers 4 knows for its class and its tokens; version 5 reads them, too."""
     tokenizer.save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     settings = read_json(file) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if isinstance(settings.get("extra_special_tokens"), list):
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
     file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

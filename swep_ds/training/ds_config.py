@@ -122,7 +122,7 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int, micro_s
             "torch_autocast.dtype": ("bfloat16", "train.precision"),
         }
     if train.precision == "bf16" and train.gradient_accumulation_steps * micro_steps > 1 and zero_stage(config) > 1:
-        # in bf16 a sum of many gradients stands still; at ZeRO-1 `FlatGradient` adds them up
+        # in bf16 a sum of many gradients stands still; at ZeRO-1 `FlatGradient` adds them up, without offload
         given["data_types.grad_accum_dtype"] = ("fp32", "train.precision")
     return given
 
@@ -139,7 +139,7 @@ def _faults(config: dict[str, Any], train: TrainSection, given: Given) -> list[s
     stage = zero_stage(config)
     zero = config.get("zero_optimization", {})
     if "data_types" in config and "data_types.grad_accum_dtype" not in given:
-        faults.append("data_types: gradients are added up in float32 as it is: remove this block")
+        faults.append("data_types: the precision decides in what gradients are added up: remove this block")
     if train.compile and stage == 3:
         faults.append("train.compile: ZeRO-3 gathers weights between layers: use --ds_config zero1, or set it to false")
     if train.precision == "fp16" and stage == 0:

@@ -102,6 +102,7 @@ def test_in_evaluation_it_is_the_bare_model_which_is_not_to_be_trained(caplog):
     model = tiny_models.model(dropout=0.1)
     robust = sd.wrap(model, sd.Swep())
     given = inputs(tiny_batches.batch(dtype=torch.float32))
+    given["token_type_ids"] = torch.zeros_like(given["input_ids"])
     robust.train()(**given)
     with torch.no_grad():
         mine = robust.eval()(**given)
@@ -306,6 +307,16 @@ def test_virtual_tokens_are_refused():
     assert "model: PROMPT_TUNING adds virtual tokens, which no method knows" in refused(sd.wrap, model, sd.Mle())
 
 
+def test_token_types_that_a_saved_model_would_be_asked_with_are_missed(caplog):
+    given = inputs(tiny_batches.batch(dtype=torch.float32))
+    sd.wrap(tiny_models.model("modernbert").train(), sd.Mle())(**given)
+    assert caplog.messages == []
+    sd.wrap(tiny_models.model("bert").train(), sd.Mle())(**given)
+    assert caplog.messages == [
+        "inputs: no token_type_ids, with which a saved model is asked: give those of the tokenizer"
+    ]
+
+
 def test_what_peft_leaves_frozen_is_said(caplog):
     adapters = {"target_modules": ["Wqkv"], "task_type": "QUESTION_ANS"}
     sd.wrap(get_peft_model(tiny_models.model("modernbert"), LoraConfig(**adapters)), sd.Mle())
@@ -313,6 +324,9 @@ def test_what_peft_leaves_frozen_is_said(caplog):
     caplog.clear()
     sd.wrap(peft_model(tiny_models.model(), task_type="QUESTION_ANS"), sd.Mle())
     assert caplog.text == ""
+    frozen = peft_model(tiny_models.model(), task_type="QUESTION_ANS").requires_grad_(False)  # as PEFT loads adapters
+    sd.wrap(frozen, sd.Swep(beta=1e-4))
+    assert caplog.messages == ["model: all of its weights are frozen: load adapters with is_trainable=True"]
     sd.wrap(peft_model(tiny_models.model(), task_type="QUESTION_ANS").merge_and_unload(), sd.Swep(beta=1e-4))
     assert "model: only its head (qa_outputs.weight, qa_outputs.bias) is trained: call model.requires" in caplog.text
 
@@ -320,7 +334,7 @@ def test_what_peft_leaves_frozen_is_said(caplog):
 def test_a_model_whose_logits_depend_on_padding_is_warned_of(caplog):
     sizes = tiny_models.COMMON | {"hidden_dropout_prob": 0.0}
     model = FNetForQuestionAnswering(FNetConfig(**sizes, initializer_range=0.3)).train()
-    given = inputs(tiny_batches.batch(dtype=torch.float32))
+    given = inputs(tiny_batches.batch((12, 12), dtype=torch.float32))  # none is padded yet
     robust = sd.wrap(model, sd.Mle())
     loss = robust(**given).loss
     assert "the logits of a FNetForQuestionAnswering depend on padding: pad all windows to one length" in caplog.text

@@ -155,6 +155,18 @@ def test_tokens_that_were_added_without_rows_for_them_are_refused_with_the_way_t
     assert "model.resize_token_embeddings(len(tokenizer))" in refused(fit_tokenizer, tokenizer, model, "model x")
 
 
+@pytest.mark.parametrize("kind", ["gptj", "mpt"])
+def test_a_table_that_is_no_module_limits_windows_as_well(kind):
+    sizes = {"vocab_size": 300, "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64, "rotary_dim": 4}
+    if kind == "mpt":
+        sizes = {"vocab_size": 300, "n_layers": 1, "n_heads": 2, "d_model": 16, "max_seq_len": 64}
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    model = transformers.AutoModelForQuestionAnswering.from_config(config)
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    tokenizer.model_max_length = 64
+    assert "the model takes at most 64 tokens" in refused(check_length, tokenizer, model, 65, "data.max_length")
+
+
 @pytest.mark.parametrize("architecture", ["bert", "t5", "deberta-v2"])
 def test_windows_are_limited_by_a_table_of_positions_and_else_warned_of(architecture, caplog):
     relative = {"position_biased_input": False} if architecture == "deberta-v2" else {}

@@ -1,5 +1,6 @@
 """The exported model loads with transformers alone, computes what the engine computed, and says what it is."""
 
+import copy
 import json
 import re
 import subprocess
@@ -202,10 +203,17 @@ def test_the_sentence_of_a_method_is_its_docstring_or_its_files(monkeypatch):
 
 
 def test_a_saved_tokenizer_is_of_a_class_that_transformers_4_knows(tmp_path):
-    save_tokenizer(tiny.wordpiece(), tmp_path)
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    """It takes a list of additional tokens under a name of its own, and refuses it under that of version 5."""
+    tokenizer = copy.deepcopy(tiny.wordpiece())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<year>"]})
+    save_tokenizer(tokenizer, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert settings["additional_special_tokens"] == ["<year>"]
+    assert "extra_special_tokens" not in settings
     again = AutoTokenizer.from_pretrained(tmp_path)
-    assert again("Who?", TEXT).data == tiny.wordpiece()("Who?", TEXT).data
+    assert again("Who? <year>", TEXT).data == tokenizer("Who? <year>", TEXT).data
+    assert again.all_special_tokens == tokenizer.all_special_tokens
 
 
 def test_a_model_card_says_which_transformers_computes_its_positions():

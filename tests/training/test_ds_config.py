@@ -172,7 +172,11 @@ def zero(**fields) -> dict:
             "torch_autocast.enabled = false, but the recipe's train.precision gives true",
         ),
         ({"gradient_clipping": 0}, {}, "gradient_clipping = 0, but the recipe's train.max_grad_norm gives 0.5"),
-        ({"data_types": {"grad_accum_dtype": "bf16"}}, {}, "data_types: gradients are added up in float32 as it is"),
+        (
+            {"data_types": {"grad_accum_dtype": "bf16"}},
+            {},
+            "data_types: the precision decides in what",
+        ),
         (
             zero(stage=2) | {"data_types": {"grad_accum_dtype": "bf16"}},
             {"precision": "bf16"},

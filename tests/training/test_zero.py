@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import deepspeed.ops
+import deepspeed.runtime.zero.linear
 import pytest
 import torch
 from transformers import get_linear_schedule_with_warmup
@@ -20,7 +21,7 @@ from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.zero.foreach import _clip_without_reading
-from swep_ds.training.zero.install import before_initialize
+from swep_ds.training.zero.install import before_initialize, forget_engine
 from tests.support import ds_configs
 from tests.support.tiny_batches import batch
 from tests.support.tiny_objective import objective, split
@@ -168,6 +169,9 @@ def test_numbers_do_not_depend_on_the_kind_of_an_earlier_engine(module, tmp_path
         return seen
 
     linear = torch.nn.functional.linear
+    torch.nn.functional.linear = deepspeed.runtime.zero.linear.zero3_linear_wrap  # left by a Trainer before
+    forget_engine()
+    assert torch.nn.functional.linear is linear
     alone = {stage: numbers(stage, "fp32") for stage in (0, 1, 2)}
     for stage, precision in ((1, "autocast"), (2, "autocast"), (3, "fp32")):
         numbers(stage, precision)

@@ -29,8 +29,6 @@ from swep_ds.training.zero.gradient import FlatGradient
 from swep_ds.training.zero.names import check_engine
 from swep_ds.training.zero.norms import GroupNorms
 
-LINEAR = torch.nn.functional.linear
-
 
 class Installed(NamedTuple):
     writer: Writer
@@ -51,7 +49,7 @@ def forget_engine() -> None:
     changes the dtypes in which they send; ZeRO-3's `linear` rounds in another order than PyTorch's."""
     torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     if torch.nn.functional.linear.__module__.startswith("deepspeed"):
-        torch.nn.functional.linear = LINEAR
+        torch.nn.functional.linear = torch._C._nn.linear
 
 
 def install(engine, max_norm: float, method_max_norm: float | None) -> Installed:
