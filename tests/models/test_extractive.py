@@ -4,10 +4,12 @@ from functools import partialmethod
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from swep_ds.common.errors import InputError
+from swep_ds.data.batches import Batch
 from swep_ds.models import extractive
 from swep_ds.models.extractive import ExtractiveQA
 from tests.support import tiny_batches, tiny_models, tiny_objective
@@ -114,3 +116,28 @@ def test_a_compiled_model_may_checkpoint_activations_and_what_cannot_be_compiled
     monkeypatch.setattr(qa.model.bert, "forward", lambda *_, **__: torch._dynamo.graph_break())
     with pytest.raises(InputError, match=r"^train\.compile: PyTorch cannot compile bert \(.*: set it to false$"):
         qa.predict(windows)
+
+
+def test_roberta_counts_positions_of_embeddings_as_those_of_ids():
+    """Also behind the text, where its logits take part in the loss."""
+    model = tiny_models.model("roberta").eval()
+    ids = torch.tensor([[0, 9, 8, 7, 2], [0, 9, 2, 1, 1]])
+    batch = Batch(ids, (ids != 1).long())
+    qa = ExtractiveQA(model)
+    with torch.no_grad():
+        logits = qa(qa.embed(batch), Batch(*batch[:2], start_position=ids[:, 0], end_position=ids[:, 0])).logits
+        plain = model(input_ids=ids, attention_mask=batch.attention_mask)
+    torch.testing.assert_close(logits, torch.stack([plain.start_logits, plain.end_logits], 1))
+
+
+def test_a_model_of_peft_is_run_without_its_wrapper():
+    """`PeftModelForQuestionAnswering` drops token types."""
+    bare = tiny_models.model("bert").eval()
+    wrapped = get_peft_model(bare, LoraConfig(task_type="QUESTION_ANS", target_modules=["query"]))
+    qa = ExtractiveQA(wrapped)
+    assert qa.model is wrapped
+    assert qa.base is bare
+    ids = torch.tensor([[2, 9, 8, 3, 7, 9]])
+    kinds = [Batch(ids, torch.ones_like(ids), types) for types in (0 * ids, (ids > 7).long())]
+    with torch.no_grad():
+        assert not torch.equal(qa.predict(kinds[0])[0], qa.predict(kinds[1])[0])

@@ -10,6 +10,7 @@ import deepspeed.ops
 import deepspeed.runtime.zero.linear
 import pytest
 import torch
+from deepspeed.runtime import torch_autocast
 from transformers import get_linear_schedule_with_warmup
 
 from swep_ds.methods.base import MicroStep
@@ -153,6 +154,12 @@ def test_a_parameter_without_a_gradient_counts_as_0_in_memory_that_stays(module,
             assert [place.abs().max().item() for place in group.places[:3]] == [0 in trained, 1, 0][: len(group.places)]
         engine.flat.release()
     engine.destroy()
+
+
+def test_the_flag_of_an_autocast_engine_is_taken_back(monkeypatch):
+    monkeypatch.setattr(torch_autocast, "TORCH_AUTOCAST_INITIALIZED", True)
+    forget_engine()
+    assert not torch_autocast.is_autocast_initialized()
 
 
 def test_numbers_do_not_depend_on_the_kind_of_an_earlier_engine(module, tmp_path):
