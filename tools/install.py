@@ -16,12 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent
 UV = "uv==0.13.9"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
-# what a run imports, in two parts that take as long: without PyTorch, and the rest
-IMPORTED = (
-    "datasets, matplotlib.backends.backend_svg, networkx, rich, scipy.optimize, scipy.stats, sympy, wandb",
-    "deepspeed, swep_ds.analysis.report, swep_ds.pipeline.run",
-)
-
 # pip's setting, the variable that tells uv, and what separates several values there (pip: white space)
 HANDED_ON = [
     ("index-url", "UV_DEFAULT_INDEX", " "),
@@ -76,16 +70,6 @@ def install_with_uv(requirements: str) -> None:
     subprocess.run([*uv, "--requirement", requirements, "--editable", ROOT], check=True, env=environment)
 
 
-def write_byte_code() -> None:
-    """Imports once what a run imports: the first run would else compile it on one core. pip compiles all files of all
-    packages, four times as many."""
-    environment = os.environ | {"DS_ACCELERATOR": "cpu"}
-    commands = [[sys.executable, "-c", f"import {modules}"] for modules in IMPORTED]
-    for process in [subprocess.Popen(command, env=environment) for command in commands]:
-        if process.wait():
-            sys.exit(f"an installed package cannot be imported: {process.args[-1]}")
-
-
 def main() -> None:
     requirements = sys.argv[1]
     try:
@@ -93,9 +77,7 @@ def main() -> None:
     except (subprocess.CalledProcessError, OSError, ValueError, SyntaxError):
         print("uv failed: pip installs the same versions, which takes some minutes", file=sys.stderr)
         pip = [*PIP, "install", "--quiet", "--requirement", requirements, "--editable", ROOT]
-        if code := subprocess.run(pip, check=False).returncode:
-            sys.exit(code)
-    write_byte_code()
+        sys.exit(subprocess.run(pip, check=False).returncode)
 
 
 if __name__ == "__main__":

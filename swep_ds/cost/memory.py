@@ -73,7 +73,8 @@ class _Model:
         self.largest = max(self.sizes)
         self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
         self.accumulates = config["gradient_accumulation_steps"] > 1
-        self.summed = 4 if self.accumulates and train.precision == "bf16" else self.width  # bytes of their sum
+        in_float32 = "data_types" in config or (self.accumulates and zero.stage == 1)
+        self.summed = 4 if in_float32 and train.precision == "bf16" else self.width  # bytes of their sum
         # one bucket for each dtype of gradients; autocast's have two
         self.sends_half = train.precision == "autocast"
         self.bucket = zero.reduce_bucket_size * (6 if self.sends_half else self.width)

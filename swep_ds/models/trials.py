@@ -14,7 +14,6 @@ from swep_ds.data.windows import WindowCutter, WindowSettings
 from swep_ds.models.backends import float32_products
 
 FIX = "use a model such as BERT, ELECTRA, RoBERTa, DeBERTa, ModernBERT, T5 or BART"
-MASKED = -1e4  # logits below are no guess of the model's
 Inputs = dict[str, Tensor]  # a model's, by name: [1, T], without padding
 
 
@@ -143,5 +142,5 @@ def _difference(model: PreTrainedModel, alone: Tensor, in_batch: Tensor) -> floa
         in_batch = in_batch[..., : alone.shape[-1]]
         alone = alone[..., : in_batch.shape[-1]]
     # BigBird gives the question's tokens -1e6, beside which all others would be alike
-    largest = alone.abs().masked_fill(alone < MASKED, 0).max().clamp(min=1)
+    largest = alone.abs().masked_fill(alone < -1e4, 0).max().clamp(min=1)
     return float((alone - in_batch).abs().max() / largest)

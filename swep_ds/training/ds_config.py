@@ -121,8 +121,8 @@ def _given(train: TrainSection, config: dict[str, Any], world_size: int, micro_s
             "torch_autocast.enabled": (train.precision == "autocast", "train.precision"),
             "torch_autocast.dtype": ("bfloat16", "train.precision"),
         }
-    if train.precision == "bf16" and train.gradient_accumulation_steps * micro_steps > 1 and zero_stage(config) > 1:
-        # in bf16 a sum of many gradients stands still; at ZeRO-1 `FlatGradient` adds them up, without offload
+    if train.precision == "bf16" and train.gradient_accumulation_steps * micro_steps > 2 and zero_stage(config) > 1:
+        # in bf16 a sum of many stands still; for two it is not worth a third more operations
         given["data_types.grad_accum_dtype"] = ("fp32", "train.precision")
     return given
 

@@ -51,7 +51,7 @@ def test_the_file_in_a_runs_folder_starts_that_run_anywhere(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stage", "accumulation", "dtype"), [(1, 2, None), (2, 2, "fp32"), (3, 2, "fp32"), (2, 1, None)]
+    ("stage", "accumulation", "dtype"), [(1, 3, None), (2, 3, "fp32"), (3, 3, "fp32"), (2, 2, None)]
 )
 def test_bf16_adds_the_backwards_of_an_update_up_in_float32(tmp_path, stage, accumulation, dtype):
     """At ZeRO-1 this package's flat gradient does."""

@@ -45,8 +45,7 @@ def before_initialize() -> None:
 
 
 def forget_engine() -> None:
-    """Undoes what an engine leaves in modules, with which later ones would compute other numbers: torch_autocast's flag
-    changes the dtypes in which they send; ZeRO-3's `linear` rounds in another order than PyTorch's."""
+    """Undoes what an engine leaves in modules: later ones would send other dtypes, and all of PyTorch round otherwise."""
     torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     if torch.nn.functional.linear.__module__.startswith("deepspeed"):
         torch.nn.functional.linear = torch._C._nn.linear
