@@ -45,7 +45,7 @@ def before_initialize() -> None:
 
 
 def forget_engine() -> None:
-    """Undoes what an engine leaves in modules: later ones would send other dtypes, and all of PyTorch round otherwise."""
+    """Undoes what an engine leaves in modules: later ones would send other dtypes, and PyTorch round otherwise."""
     torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     if torch.nn.functional.linear.__module__.startswith("deepspeed"):
         torch.nn.functional.linear = torch._C._nn.linear
