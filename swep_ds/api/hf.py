@@ -57,7 +57,8 @@ class RobustMixin:
         for fault, is_set in refused.items():
             if is_set:
                 raise InputError(f"method {method.name} does not go with {fault}")
-        if self.is_deepspeed_enabled and "gradient_clipping" not in given.hf_deepspeed_config.config:
+        deepspeed = getattr(given, "hf_deepspeed_config", None)  # the user's dictionary or file
+        if deepspeed and "gradient_clipping" not in deepspeed.config:
             fault = "deepspeed: has no gradient_clipping: DeepSpeed clips at 1.0, whatever max_grad_norm says (%s)"
             log.warning(f'{fault}: set it to "auto"', given.max_grad_norm)
         self.model_accepts_loss_kwargs = False  # the loss is a mean, to be divided by the accumulation

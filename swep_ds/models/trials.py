@@ -81,8 +81,7 @@ def depends_on_padding(model: PreTrainedModel, label: str, window: Inputs, longe
 
 
 def run_on_first_layers(model: PreTrainedModel, trial: Callable[[PreTrainedModel], bool]) -> bool:
-    """Tries only the first layer of each stack of a large model, unless that fails because the model counts its
-    layers."""
+    """Tries only the first layers of a large model, unless that fails because the model counts its layers."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     first = copy.deepcopy(model, tensors)  # shares the weights
     for parent in [*first.modules()]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,6 +147,15 @@ def test_evaluation_is_in_the_precision_that_the_trainer_is_asked_for(tmp_path):
     assert set(computed) == {torch.bfloat16}
     run.train()  # once more, from update 0
     assert run.robust.update == UPDATES
+
+
+@pytest.mark.parametrize(("clipping", "said"), [({}, 1), ({"gradient_clipping": "auto"}, 0)])
+def test_clipping_that_is_deepspeeds_default_is_said(clipping, said, tmp_path, caplog):
+    args = trainer(tmp_path, "mle", max_grad_norm=0.3).args
+    args.hf_deepspeed_config = SimpleNamespace(config={"zero_optimization": {"stage": 1}} | clipping)
+    RobustTrainer(model=tiny_models.model(), args=args, train_dataset=rows("bert"), method=sd.Mle())
+    fault = "deepspeed: has no gradient_clipping: DeepSpeed clips at 1.0, whatever max_grad_norm says (0.3): set it to"
+    assert caplog.text.count(fault) == said
 
 
 def test_what_does_not_go_with_a_method_is_named(tmp_path):

@@ -11,6 +11,7 @@ from swep_ds.data.batches import Batch
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
+from tests.support.bad_input import change_json
 from tools.models.making import save_model
 
 
@@ -71,3 +72,9 @@ def test_an_answer_of_mbart_that_is_cut_has_the_probability_of_what_was_written(
     with torch.no_grad():
         logits = saved.qa.model(input_ids=ids, decoder_input_ids=read).logits
     assert float(log_p) == pytest.approx(-float(cross_entropy(logits[0], written[0])), rel=1e-5)
+
+
+def test_a_model_computes_in_the_dtype_of_its_files_whatever_its_config_says(tmp_path):
+    save_model("bert", tmp_path)
+    change_json(tmp_path / "config.json", dtype="bfloat16")
+    assert load_saved(str(tmp_path)).qa.model.dtype == torch.float32
