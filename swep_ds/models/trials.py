@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ def example_window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | 
         cutter = WindowCutter(tokenizer, WindowSettings(task=task))
         prefix, middle, suffix, _ = (part.tolist() for part in cutter.template)
         special = [*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids]
-    word, other, *_ = [token for token in range(len(model.get_input_embeddings().weight)) if token not in special]
+    vocabulary = range(len(model.get_input_embeddings().weight))
+    word, other = islice((token for token in vocabulary if token not in special), 2)
     text = max(1, length - 1 - len(prefix + middle + suffix))
     row = torch.tensor([[*prefix, word, *middle, *[other] * text, *suffix]], device=model.device)
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row)}
@@ -67,8 +69,7 @@ def depends_on_padding(model: PreTrainedModel, label: str, window: Inputs, longe
     """
     alike = _padded(model, window, longer["input_ids"].shape[1])
     batch = {name: torch.cat([alike[name], longer[name]]) for name in alike}
-    longest = batch["input_ids"].shape[1]
-    failure = f"{label}: cannot be run on a window of {longest} tokens"
+    failure = f"{label}: cannot be run on a window of {batch['input_ids'].shape[1]} tokens"
     with as_input_error(failure, "name another model", but=(torch.OutOfMemoryError, MemoryError)), _trial(model):
         in_batch = _logits(model, label, **batch)[:1]
         change, noise = (_difference(model, _logits(model, label, **other), in_batch) for other in (window, alike))
@@ -115,8 +116,7 @@ def _trial(model: PreTrainedModel) -> Iterator[None]:
 
 def _padded(model: PreTrainedModel, window: Inputs, length: int) -> Inputs:
     values = {"input_ids": model.config.pad_token_id or 0}
-    added = length - window["input_ids"].shape[1]
-    wide = {name: pad(row, (0, added), value=values.get(name, 0)) for name, row in window.items()}
+    wide = {name: pad(row, (0, length - row.shape[1]), value=values.get(name, 0)) for name, row in window.items()}
     if "decoder_input_ids" in window:
         wide["decoder_input_ids"] = window["decoder_input_ids"]
     return wide

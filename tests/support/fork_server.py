@@ -192,8 +192,8 @@ def launch(order: dict) -> NoReturn:
 
 
 def stand_in(connection: socket.socket, streams: list[int]) -> None:
-    """Runs a program on the streams of a process that stands in for it. Answers with its number, and with its exit code
-    when it has ended; kills it when that process has gone."""
+    """Forks a program with the client's standard streams. Sends the client its process ID, then its exit code. Kills the
+    program if the client ends first."""
     order = json.loads(connection.makefile().readline())
     program = os.fork()
     if not program:

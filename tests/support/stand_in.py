@@ -1,4 +1,4 @@
-"""Stands in for `python` where a forked script or its launcher starts one: `[-u] (SCRIPT | -m MODULE) ARGUMENT...`.
+"""Replaces `python` for forked scripts and their launchers: `[-u] (SCRIPT | -m MODULE) ARGUMENT...`.
 
 The program runs in a process that `fork_server` forks, with this one's environment, folder and streams. Signals are
 handed on, and this process ends as that one does. Imports little: it takes 20 ms.
