@@ -192,8 +192,8 @@ def launch(order: dict) -> NoReturn:
 
 
 def stand_in(connection: socket.socket, streams: list[int]) -> None:
-    """Forks a program with the client's standard streams. Sends the client its process ID, then its exit code. Kills the
-    program if the client ends first."""
+    """Forks a program with the standard streams of the client. Sends the client its process ID, then its exit code.
+    Kills the program if the client ends first."""
     order = json.loads(connection.makefile().readline())
     program = os.fork()
     if not program:
