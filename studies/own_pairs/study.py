@@ -26,8 +26,8 @@ import swep_ds as sd
 from swep_ds.analysis.runs import Run
 from swep_ds.analysis.significance import QuestionScores, compare
 from swep_ds.api.texts import WORD
-from swep_ds.data.answers import occurrences
 from swep_ds.data.example import Example
+from swep_ds.data.places import occurrences
 from swep_ds.data.readers import read_examples
 
 COUNTS = (10, 50, 200, 1000)
@@ -120,7 +120,7 @@ def make(folder: Path, own: str, others: str) -> None:
     write(folder / "others.jsonl", rows(examples, 2, elsewhere, instead=False))
     examples = []
     for example in read_examples(own, training=False):
-        if example.answers and any(True for _ in occurrences(example.context, example.answers[0])):
+        if example.answers and occurrences(example.context, example.answers[0]):
             examples.append(example)
     articles = sorted({example.article for example in examples})
     random.Random(0).shuffle(articles)

@@ -60,13 +60,13 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
     "notes": where intervals are missing and why. "which": the questions that count, as words; empty where all do.
     """
     which = ""
-    if any(score.get("no_answer_total") for score in results.eval.values()):
+    if any(score.get("no_answer_total") for score in results.scores.values()):
         which = " with an answer"
     values: dict[str, np.ndarray] = {}  # see `resampled`
     totals: dict[str, int] = {}
     few: list[str] = []  # data sets about too few texts
     notes: list[str] = []
-    for name, score in results.eval.items():
+    for name, score in results.scores.items():
         items = answered.get(name, ())
         if items:
             same = np.allclose(_scores(items).mean(0), [score[metric] for metric in METRICS], atol=ROUNDING)
@@ -83,12 +83,14 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
             values[name] = resampled(scores, _scores(items), items, name)
             if items and np.isnan(values[name]).any():
                 few.append(name)
-    source = next(iter(results.eval))
+    source = next(iter(results.scores))
     if source not in values:
         notes.append(f"No question of {source}, the source domain, has an answer.")
         return {"rows": [], "loss": None, "notes": notes, "which": which}
     if few:
         notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
+    if withheld := results.eval.keys() - results.scores.keys():
+        notes.append(f"{', '.join(sorted(withheld))}: no scores, since its answers are withheld.")
     others = [name for name in values if name != source]
     if len(others) > 1:
         values[MEAN] = np.mean([values[name] for name in others], axis=0)

@@ -164,7 +164,8 @@ def forecast(home: Home, name: str, runs: Sequence[Sequence[Answered]]) -> Forec
     if declined_2.any():
         remark = f"As at home, {100 * declined_2[1]:.0f} % of all questions are taken to be declined rightly."
         f1, low, high = 100 * given[:, 1]
-        remarks.append(f"{remark} If all of them have an answer, F1 is {f1:.1f} ({low:.1f} to {high:.1f}).")
+        interval = "" if np.isnan(low) else f" ({low:.1f} to {high:.1f})"
+        remarks.append(f"{remark} If all of them have an answer, F1 is {f1:.1f}{interval}.")
     if distance > correction.farthest:
         remarks.append("Farther from home than any set that was measured: the score may be below the interval.")
     if np.isnan(error_2).any():

@@ -26,9 +26,10 @@ from scipy.stats import rankdata
 
 from swep_ds.common.errors import InputError, at, excerpt
 from swep_ds.common.files import write_atomically
-from swep_ds.data.answers import TRUE, answer_pairs, field, is_blank
+from swep_ds.data.answers import answer_pairs, field, is_blank, says_impossible
+from swep_ds.data.columns import ANSWERED, known_fields, name_of
 from swep_ds.data.example import Example
-from swep_ds.data.formats import ANSWERED, file_items
+from swep_ds.data.formats import file_items
 from swep_ds.evaluation.calibration import LEVEL
 
 MIN_LABELLED = 10
@@ -181,9 +182,10 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
     with at(f"--labelled {path}"):
         if not path.is_file():
             raise InputError("no such file")
-        for place, fields in file_items(path):
+        for place, item in file_items(path, ()):
             with at(place):
-                id_ = str(field(fields, "id"))
+                fields = known_fields(item, ())
+                id_ = name_of(field(fields, "id"))
                 row = row_of.pop(id_, None)
                 if row is None or field(fields, "question", str).split() != examples[row].question.split():
                     raise InputError(
@@ -216,7 +218,7 @@ def _answers(fields: dict[str, Any], context: str) -> tuple[str, ...] | None:
     if not answers and isinstance(given, str) and not is_blank(given):
         answers = (given,)  # N/A and the like, which are no answers elsewhere, say here neither no nor not yet
     if not answers:
-        return () if str(fields.get("is_impossible")).lower() in TRUE else None
+        return () if says_impossible(fields) else None
     if [answer.strip(" .").lower() for answer in answers] == [NO_ANSWER]:
         return ()
     for answer in answers:

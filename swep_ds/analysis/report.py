@@ -48,7 +48,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     world_size = 1
     if (folder / RESULTS).exists():
         results = read_results(folder / RESULTS)
-        names = list(results.eval)
+        names = list(results.scores)
         world_size = results.world_size
     batch = run.global_batch(recipe, world_size)
     lines = read_lines(folder / METRICS_FILE)

@@ -21,7 +21,7 @@ from swep_ds.sweeps.conditions import conditions
 MODEL = "model"  # the axis whose labels head the table's blocks
 # settings in which runs of one row may differ
 NOT_OF_THE_ROW = (*NEUTRAL, "seed", "model.name", "train.checkpoint_every", "eval.batch_size")
-OF_THE_TEST = ("data.holdout_fraction", "data.max_eval_examples", "data.unanswerable")
+OF_THE_TEST = ("data.holdout_fraction", "data.max_eval_examples", "data.unanswerable", "data.columns")
 SOURCES = ("model.name", "data.augmented", "pretrain.train")  # compared by their files, as `DataSection.sources` are
 
 
@@ -206,6 +206,7 @@ def _shared(run: Run) -> dict[tuple, str]:
         sources[f"data.eval.{name}"] = (f"data.eval.{name}", model, source)
     if data.holdout_fraction:  # it is tested on articles of its training data, also if these are one source of a mix
         tested["data.repeated_answers"] = data.repeated_answers
+        tested["data.misplaced_answers"] = data.misplaced_answers
         sources[data.home_field] = ("data.train", model, data.sources[data.home_field])
 
     shared = {("tested", model): tested | conditions(read_json(run.folder / DS_CONFIG))}

@@ -67,9 +67,9 @@ class QuestionScores:
         data = recipe.data
         source = data.eval.get(data_set)
         if data_set == HOLDOUT:
-            source = (data.sources[data.home_field], data.holdout_fraction, data.repeated_answers)
+            source = (data.sources[data.home_field], data.holdout_fraction)
         half = recipe.validation_set == data_set
-        key = (data_set, source, data.max_eval_examples, data.unanswerable, half)
+        key = (data_set, source, data.max_eval_examples, data.choices, half)
         note = f"No intervals on {data_set}: its questions cannot be read ({{}})."
         return self._once(key, note, lambda: reported_examples(recipe, data_set))
 
@@ -111,7 +111,7 @@ def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[
     """
     if not rows.get(base):
         return {}
-    columns = list(rows[base][0].results.eval)  # the source domain first
+    columns = list(rows[base][0].results.scores)  # the source domain first
     known, ids = {}, {}
     for column in columns:
         differences = question_differences(rows, base, column, scores)

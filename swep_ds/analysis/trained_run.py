@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerFast
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, as_input_error, excerpt
 from swep_ds.common.settings import suggest
-from swep_ds.data.answers import occurrences
 from swep_ds.data.batches import IGNORED, Batch, padded_inputs
 from swep_ds.data.example import Example
+from swep_ds.data.places import occurrences
 from swep_ds.data.windows import TextTokens, WindowCutter, WindowSettings
 from swep_ds.methods import build
 from swep_ds.methods.base import Inputs, Method, PassState, Perturbed
@@ -71,9 +71,9 @@ def answer_windows(
     for example in examples:
         span = example.span
         for answer in example.answers:  # test data is read without offsets
-            start = next(occurrences(example.context, answer), example.context.find(answer))
-            if span is None and start >= 0:
-                span = (start, start + len(answer))
+            starts = occurrences(example.context, answer)
+            if span is None and starts:
+                span = (starts[0], starts[0] + len(answer))
         if span:
             yield from _window(example, span, cutter)
 

@@ -17,6 +17,7 @@ from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_output, public_name, read_json, user_path, write_atomically
+from swep_ds.data.choices import Choices
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
@@ -100,7 +101,7 @@ def forecast(
 
 def _read(text: str, suggest: int | None) -> list[Example]:
     """The questions of a text. They have answers only if each has one or says that there is none."""
-    examples = read_examples(text, training=False, unanswerable=True, labels=None)
+    examples = read_examples(text, training=False, choices=Choices(unanswerable="train"), labels=None)
     if no_context := [example.id for example in examples if not example.context]:
         raise InputError(f"--text {text}: question {no_context[0]!r} has no context: give the text that it is about")
     if suggest and not MIN_SUGGESTED <= suggest <= len(examples):

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from swep_ds.common.errors import InputError
-from swep_ds.data.answers import UNSPACED, is_blank, normalize_answer
+from swep_ds.data.answers import is_blank, normalize_answer
 from swep_ds.data.example import Example
+from swep_ds.data.places import HANGUL, UNSPACED
 from swep_ds.data.windows import is_mark
 from swep_ds.evaluation.spans import Answer, with_null
 
@@ -31,8 +32,10 @@ WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
 FROM_EACH = 50  # best answers of what is read as one: those below take no part in n_best and confidence
 _MARKS = "".join(filter(is_mark, map(chr, range(0x10000))))
-# a run of letters and digits with their marks, such as accents; in a script without spaces each character is a word
-WORD = re.compile(rf"(?=\w)[{UNSPACED}][{_MARKS}]*|[^\W_{UNSPACED}]+(?:[{_MARKS}]+[^\W_{UNSPACED}]*)*")
+# a run of letters and digits with their marks, such as accents; in a script without spaces, and in
+# Korean, whose words have particles, each character is a word
+_SPLIT = UNSPACED + HANGUL
+WORD = re.compile(rf"(?=\w)[{_SPLIT}][{_MARKS}]*|[^\W_{_SPLIT}]+(?:[{_MARKS}]+[^\W_{_SPLIT}]*)*")
 
 
 class Passage(NamedTuple):

@@ -27,7 +27,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from swep_ds.commands.cli import Parser, at_least
+from swep_ds.commands.cli import Parser, add_reading_options, at_least
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import check_output, read_text, read_texts, user_path
@@ -48,6 +48,7 @@ def answer() -> None:
     given.add_argument("--texts", metavar="FOLDER", type=user_path, help="folder of texts to ask")
     options.add_argument("--passages", type=at_least(1), help="passages of --texts to read (default: 10)")
     options.add_argument("--output", type=user_path, help="new file for the answers to --questions")
+    add_reading_options(options, training=False)
     options.add_argument("--n_best", type=at_least(1), default=1, help="answers; a generative model has one")
     options.add_argument("--batch_size", type=at_least(1), default=32, help="windows in a forward pass")
     text = "decline a question whose null odds are above it (default: the model's; if it has none, never)"
@@ -99,12 +100,14 @@ def answer() -> None:
 
 def _answer_file(arguments: Namespace, texts: dict[str, str] | None, kwargs: dict[str, Any]) -> None:
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
+    from swep_ds.data.choices import Choices
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import read_examples
     from swep_ds.models.hub import model_checksum
 
     n_best = arguments.n_best
-    examples = read_examples(arguments.questions, training=False, labels=False)
+    choices = Choices(columns=arguments.columns)
+    examples = read_examples(arguments.questions, training=False, choices=choices, labels=False)
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
     fields = FIELDS if texts is None else (*FIELDS, "name")

@@ -10,7 +10,7 @@ samples that lose it are dropped and counted (Lee et al. 2021 have 4.92 samples 
 `torchrun`, `srun` and plain `python`; the ranks share the questions. To resume after a stop, run the command again.
 """
 
-from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
+from swep_ds.commands.cli import Parser, add_launch_options, add_reading_options, at_least, launch
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import user_path
 
@@ -27,16 +27,18 @@ def augment() -> None:
     parser.add_argument("--unprotect_answer", action="store_true", help=text)
     parser.add_argument("--seed", type=at_least(0), default=0, help="seed of the samples")
     parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank")
-    text = "as data.repeated_answers of the recipe that trains on the samples"
-    parser.add_argument("--repeated_answers", choices=["error", "first", "drop"], default="error", help=text)
+    add_reading_options(parser, training=True)
     add_launch_options(parser)
     arguments = vars(parser.parse_args())
     if not 0 < arguments["share"] <= 1:
         raise InputError(f"--share {arguments['share']}: must be above 0 and at most 1")
     data, model, output = (arguments.pop(name) for name in ("data", "model", "output"))
     protect = not arguments.pop("unprotect_answer")
+    reading = {name: arguments.pop(name) for name in ("repeated_answers", "misplaced_answers", "columns")}
     with launch(arguments.pop("ranks"), "augment"):
         # after the arguments: this import takes seconds
+        from swep_ds.data.choices import Choices
         from swep_ds.methods.ssmba_samples.augment import AugmentSettings, augment
 
-        augment(data, model, output, AugmentSettings(protect_answer=protect, **arguments))
+        choices = Choices(unanswerable="train", **reading)
+        augment(data, model, output, AugmentSettings(protect_answer=protect, **arguments), choices)

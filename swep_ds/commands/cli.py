@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from swep_ds.common.console import protect, say_on_stderr
 from swep_ds.common.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, RunExit, denied
+from swep_ds.data.columns import Columns, check_columns
 from swep_ds.ranks.environment import is_first_on_node, read_launch, report
 
 
@@ -69,6 +70,29 @@ def add_launch_options(options: argparse.ArgumentParser) -> None:
     text = "start N processes on this machine, each with a device (default: run in this process, as a rank if a "
     text += "launcher started it)"
     options.add_argument("--ranks", type=at_least(1), metavar="N", help=text)
+
+
+def add_reading_options(options: argparse.ArgumentParser, *, training: bool) -> None:
+    """How data sources are read: `data.Choices` in parts."""
+    text = "the names of the files' columns, as in question=Frage,context=Text; id= takes each question's place as its "
+    text += "id; as data.columns of a recipe"
+    options.add_argument("--columns", type=columns_of, default=(), metavar="COLUMN=NAME,...", help=text)
+    if training:
+        text = "as data.repeated_answers of the recipe that trains on the samples"
+        options.add_argument("--repeated_answers", choices=("error", "first", "drop"), default="error", help=text)
+        text = "as data.misplaced_answers of that recipe"
+        options.add_argument("--misplaced_answers", choices=("error", "find", "drop"), default="error", help=text)
+
+
+def columns_of(text: str) -> Columns:
+    """The type of an option: pairs of a column and its name."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    columns = tuple((column, name or None) for column, _, name in pairs)
+    try:
+        check_columns(dict(columns))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return columns
 
 
 def add_set_option(options: argparse.ArgumentParser, of: str) -> None:

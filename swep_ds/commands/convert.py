@@ -17,7 +17,8 @@ from pathlib import Path
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output, user_path, write_atomically
-from swep_ds.data.answers import is_blank, occurrences
+from swep_ds.data.answers import is_blank
+from swep_ds.data.places import occurrences
 
 
 def convert() -> None:
@@ -53,7 +54,7 @@ def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[s
                     row = json.loads(line)
                     question, context, answer = row["question"], row["context"], row["answer"].strip()
                     # the pair does not say where its answer comes from: take the first occurrence
-                    start = next(occurrences(context, answer), None) if answer else 0
+                    start = next(iter(occurrences(context, answer)), None) if answer else 0
                 has_blank = any(map(is_blank, (question, context, answer)))
             if start is None:
                 counts["answer not in the context"] += 1

@@ -7,7 +7,7 @@ MODEL is a Hugging Face folder or hub id. A model that a run exported keeps that
 Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are spread over the ranks.
 """
 
-from swep_ds.commands.cli import Parser, add_launch_options, at_least, launch
+from swep_ds.commands.cli import Parser, add_launch_options, add_reading_options, at_least, launch
 from swep_ds.common.files import check_new_folder, user_path
 from swep_ds.evaluation.scores import LANGUAGES
 
@@ -27,6 +27,7 @@ def evaluate() -> None:
     parser.add_argument("--language", choices=LANGUAGES, help="mlqa: for all data sets (default: the run's, or en)")
     text = "decline questions with null odds above it (default: the model's, or never)"
     parser.add_argument("--null_threshold", type=float, help=text)
+    add_reading_options(parser, training=False)
     add_launch_options(parser)
     arguments = vars(parser.parse_args())
     check_new_folder("--output_dir", arguments["output_dir"])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class Example:
     """One question about one context.
 
-    `answers` are the accepted texts for scoring; none = the context does not answer the question. `span` is the
-    training answer as characters [start, end) of `context`, None without an answer or when read for evaluation (and
-    until `settle_repeated` for an answer that occurs several times). `article` is its title, or else its context: a
+    `answers` are the accepted texts for scoring; none = the context does not answer the question, or its answer is
+    `withheld`, as by all questions of some test sets. `span` is the training answer as characters [start, end) of
+    `context`, None without an answer or when read for evaluation. `article` is its title, or else its context: a
     split of the data must keep the questions of one article on one side.
     """
 
@@ -20,3 +20,4 @@ class Example:
     span: tuple[int, int] | None
     article: str
     source: int = 0  # of training questions: the number of theirs in a mix
+    withheld: bool = False

@@ -6,18 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from swep_ds.common.errors import InputError, as_input_error, at, excerpt, reason
 from swep_ds.common.files import check_hub, read_json, user_path
 from swep_ds.common.plugins import check_free, load_entry_points
-from swep_ds.data.answers import occurrences
+from swep_ds.data.choices import STRICT, Choices, Remark
+from swep_ds.data.columns import Columns
 from swep_ds.data.example import Example
-from swep_ds.data.formats import Items, document_items, file_items, numbered, read_items, table_rows
+from swep_ds.data.formats import Items, document_items, file_items, numbered, table_rows
+from swep_ds.data.questions import Judged, judged_items
 from swep_ds.data.quickstart import corpus
 
 QUICKSTART = ("quickstart:", "quickstart_v2:")  # the second with unanswerable questions, as SQuAD v2.0 has them
 DATA_SUFFIXES = {".json", ".jsonl", ".parquet", ".arrow", ".csv", ".tsv", ".gz"}
+MAX_NAMED = 100  # faulty questions of a file, or repeated ids, that a message names
 GROUP = "swep_ds.readers"  # the entry points' group
 
 _HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<config>[^@]+))?(@(?P<split>.+))?")
@@ -27,57 +30,82 @@ _readers: dict[str, Reader] = {}
 
 
 def read_examples(
-    source: str, *, training: bool, unanswerable: bool = False, repeated: bool = False, labels: bool | None = True
+    source: str,
+    *,
+    training: bool,
+    unanswerable: bool = False,
+    choices: Choices = STRICT,
+    labels: bool | None = True,
+    remark: Callable[[Remark], None] = lambda _: None,
 ) -> list[Example]:
-    """Reads every example of `source`, in its order.
+    """Reads the examples of `source`, in its order.
 
     Args:
         source: a hub id `owner/name[:config][@split]`, a local file, a folder (saved by `Dataset.save_to_disk`, or
             else its data files in name order, whose names may tell splits apart), `quickstart:<domain>[.<split>]`,
             `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a registered reader. Of named splits
             it gives "train" for training, else "validation" or, without it, "test".
-        training: the first answer of each question must be at its offset or, without one, occur exactly once in the
-            context; it becomes `Example.span`.
-        unanswerable: questions without an answer are no error.
-        repeated: for training, an answer without an offset that occurs several times is no error; `settle_repeated`
-            then gives it a span or leaves it out.
+        training: the first answer of each question must be at its offset or, without one, stand in the context once;
+            it becomes `Example.span`.
+        unanswerable: questions without an answer are no error; short for `Choices(unanswerable="train")`.
+        choices: what becomes of questions that are unanswerable or whose answer is repeated or misplaced, and which
+            columns the files have for the fields.
         labels: False reads only questions and contexts. Answers need not be there; nor contexts, which are then "".
             None reads those answers that are there, and then a question may also have none if its row says so, by
             is_impossible or an empty list.
+        remark: is told of every question that a choice leaves out or moves, or that is doubtful.
 
-    Raises InputError: a missing or malformed source, faults of its questions, duplicate ids, or no example.
+    A test set without any answer, none of whose questions says that it has none, keeps its answers secret: its examples
+    are `withheld`.
+
+    Raises InputError: a missing or malformed source, faults of its questions, repeated ids, or no example.
     """
-    wanted = {"training": training, "unanswerable": unanswerable, "repeated": repeated, "labels": labels}
-    examples: list[Example] = []
-    for name, items in _parts(source, training):
+    if unanswerable:
+        choices = replace(choices, unanswerable="train")
+    parts = []
+    for name, items in _parts(source, training, choices.columns):
         with at(name):
-            examples += read_items(name, items, **wanted)
-    if not examples:
+            parts.append((name, list(judged_items(name, items, choices, training=training, labels=labels))))
+    every = [judged for _, questions in parts for judged in questions]
+    if not every:
         raise InputError(f"{source}: holds no questions; give a data set with at least one")
-    [(id_, count)] = Counter(example.id for example in examples).most_common(1)
-    if count > 1:
-        raise InputError(f"{source}: question id {excerpt(id_)} occurs twice; make every id unique")
+    if labels and not training and all(judged.is_silent for judged in every):
+        examples = [replace(judged.example, withheld=True) for judged in every]
+    else:
+        for name, questions in parts:
+            with at(name):
+                _check_faults(questions)
+        for judged in every:
+            if judged.remark:
+                remark(Remark(judged.id, judged.remark, judged.left_out))
+        examples = [judged.example for judged in every if not judged.left_out]
+    _check_ids(source, examples)
     return examples
 
 
-def settle_repeated(examples: list[Example], choice: Literal["error", "first", "drop"]) -> tuple[list[Example], int]:
-    """What `data.repeated_answers` makes of training examples that were read with `repeated`: those whose answer occurs
-    several times get its first place ("first") or are left out ("drop"). Also returns their number."""
-    settled = []
-    count = 0
-    for example in examples:
-        if example.answers and example.span is None:
-            count += 1
-            if choice == "drop":
-                continue
-            text = example.answers[0].strip()
-            start = next(occurrences(example.context, text))
-            example = replace(example, span=(start, start + len(text)))
-        settled.append(example)
-    return settled, count
+def _check_faults(questions: list[Judged]) -> None:
+    """Raises InputError for all faulty questions of a file."""
+    faulty = [judged for judged in questions if judged.fault]
+    if faulty:
+        message = f"question {excerpt(faulty[0].id)}: {faulty[0].fault}"
+        if len(faulty) > 1:
+            ids = ", ".join(excerpt(judged.id) for judged in faulty[1:MAX_NAMED])
+            message += f"; {len(faulty) - 1} more of this file's questions have faults: {ids}"
+        raise InputError(message)
 
 
-def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
+def _check_ids(source: str, examples: list[Example]) -> None:
+    """Raises InputError: ids are repeated."""
+    repeated = [id_ for id_, count in Counter(example.id for example in examples).items() if count > 1]
+    if repeated:
+        ids = ", ".join(map(excerpt, repeated[:MAX_NAMED]))
+        raise InputError(
+            f"{source}: {len(repeated)} question ids occur more than once: {ids}: make every id unique, or set "
+            "data.columns.id to null (--columns id=), and the place of each question in its file becomes its id"
+        )
+
+
+def _parts(source: str, training: bool, columns: Columns) -> Iterator[tuple[str, Items]]:
     """The files of a source, or all that another source holds, each with its name for messages and its items."""
     name, _, address = source.partition(":")
     if source.startswith(QUICKSTART):
@@ -90,9 +118,9 @@ def _parts(source: str, training: bool) -> Iterator[tuple[str, Items]]:
         yield source, _registered_rows(name, address, read)
     elif files := local_files(source, training=training):
         for file in files:
-            yield str(file), file_items(file)
+            yield str(file), file_items(file, columns)
     elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(Path(source).suffixes):
-        yield source, _hub_rows(source, hub_id, training)
+        yield source, _hub_rows(source, hub_id, training, columns)
     else:
         raise InputError(
             f"data source {source!r}: no such file or folder in {Path.cwd()}; name a local file or folder, a hub id "
@@ -152,7 +180,7 @@ def _registered_rows(name: str, address: str, read: Reader) -> Items:
         raise InputError(f"its reader {name} cannot read it ({reason(error)}): correct the data") from error
 
 
-def _hub_rows(source: str, hub_id: re.Match[str], training: bool) -> Items:
+def _hub_rows(source: str, hub_id: re.Match[str], training: bool, columns: Columns) -> Items:
     from datasets import DatasetDict, load_dataset
 
     check_hub(hub_id["name"], "README.md", f"{source}: not a local file", "dataset")
@@ -161,7 +189,7 @@ def _hub_rows(source: str, hub_id: re.Match[str], training: bool) -> Items:
         loaded = load_dataset(hub_id["name"], hub_id["config"], split=hub_id["split"])
     if isinstance(loaded, DatasetDict):
         loaded = loaded[_default_split(source, loaded, training)]
-    return numbered(table_rows(loaded.with_format("arrow")[:]))
+    return numbered(table_rows(loaded.with_format("arrow")[:], columns))
 
 
 def _data_files(folder: Path, training: bool) -> tuple[Path, ...]:

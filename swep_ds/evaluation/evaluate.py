@@ -25,7 +25,7 @@ from swep_ds.data.features import Features, build_features
 from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import N_BEST, Calibrator, calibrated_scores, calibration, features, fit
-from swep_ds.evaluation.results import Score, Scores, write_predictions
+from swep_ds.evaluation.results import WITHHELD, Score, Scores, write_predictions
 from swep_ds.evaluation.scores import METRICS, Scorer
 from swep_ds.evaluation.spans import Answer, Columns, GeneratedAnswers, SpanDecoder, SpanSettings, with_null
 from swep_ds.ranks.writing import write_on_rank0
@@ -75,6 +75,16 @@ class EvalSet:
     examples: list[Example]
     features: Features
     scorer: Scorer
+
+    @property
+    def rules(self) -> str:
+        """Whose rules score it, for people."""
+        return WITHHELD if self.withheld else self.scorer.name(self.golds)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether its answers are not known."""
+        return self.examples[0].withheld
 
     @property
     def golds(self) -> dict[str, tuple[str, ...]]:
@@ -135,20 +145,29 @@ class Evaluation:
             given = predictions.declining(self.null_threshold)
             n_best = {id_: [_fields(answer) for answer in answers] for id_, answers in given.n_best.items()}
             contents = {"predictions": given.texts, "confidence": given.confidences, "n_best": n_best}
-            right = test.right(given)
-            softmax = list(given.confidences.values())
-            score = test.scorer.score(given.texts, test.golds) | calibration(softmax, right)
             if self.calibrator:
                 sure = self.calibrator.confidence(given.features(test.examples)).tolist()
-                score |= calibrated_scores(softmax, sure, right, clusters(test.examples))
                 contents["calibrated"] = dict(zip(given.texts, sure, strict=True))
             if predictions.nulls:
                 contents["null_odds"] = predictions.odds
-                if not all(test.golds.values()):
-                    score |= test.best_thresholds(predictions)
-            scores[test.name] = score
+            scores[test.name] = self._score(test, predictions, given, contents.get("calibrated"))
             write_on_rank0(partial(write_predictions, folder, test.name, contents), folder)
         return scores
+
+    def _score(
+        self, test: EvalSet, predictions: Predictions, given: Predictions, calibrated: dict[str, float] | None
+    ) -> Score:
+        """The scores of the answers that were `given`, of the `predictions` before any was declined."""
+        if test.withheld:
+            return {"total": len(test.examples)}
+        right = test.right(given)
+        softmax = list(given.confidences.values())
+        score = test.scorer.score(given.texts, test.golds) | calibration(softmax, right)
+        if calibrated:
+            score |= calibrated_scores(softmax, list(calibrated.values()), right, clusters(test.examples))
+        if predictions.nulls and not all(test.golds.values()):
+            score |= test.best_thresholds(predictions)
+        return score
 
     def predict(self, predict: Predict, test: EvalSet) -> Predictions:
         """The best answers to each question, none declined, on every rank. Collective."""

@@ -3,6 +3,7 @@
 import json
 import platform
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -24,7 +25,9 @@ from swep_ds.evaluation.scores import METRICS
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
 BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
 RESULTS = "results.json"
+REMARKS = "remarks.jsonl"
 OUT_OF_DOMAIN = "out-of-domain mean"
+WITHHELD = "answers withheld"  # in place of scores and of scoring rules
 # those of `Scorer.score`; of a test set also those of `calibration`, `calibrated_scores` and `Scorer.best_thresholds`
 Score = dict[str, float | int]
 Scores = dict[str, Score]  # by data set
@@ -82,7 +85,13 @@ class Results(Checked):
 
     @property
     def scores(self) -> Scores:
-        return self.eval
+        """Of the data sets whose answers are not withheld."""
+        return {name: score for name, score in self.eval.items() if is_scored(score)}
+
+
+def is_scored(score: Score) -> bool:
+    """Whether the data set has answers: one whose answers are withheld has only its number of questions."""
+    return METRICS[0] in score
 
 
 def write_results(folder: Path, results: dict[str, Any]) -> None:
@@ -123,9 +132,9 @@ def _git(*arguments: str) -> str:
 
 
 def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
-    """Unweighted means over all data sets but the first, the source domain, of every score that all of them have. None
-    if there are fewer than two others: the mean of one repeats it."""
-    shifted = list(scores.values())[1:]
+    """Unweighted means over all data sets but the first, the source domain, of every score that all of them have. Those
+    whose answers are withheld do not count. None if there are fewer than two others: the mean of one repeats it."""
+    shifted = [score for score in list(scores.values())[1:] if is_scored(score)]
     if len(shifted) < 2:
         return None
     means = {}
@@ -147,6 +156,17 @@ def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any
             file.unlink(missing_ok=True)
 
 
+def write_remarks(folder: Path, remarks: list[dict[str, str]], say: Callable[[str], None]) -> None:
+    """Writes `REMARKS`: a JSON line with "field", "id" and "reason" for each question that was left out or moved when
+    the data were read, or that is doubtful. Without any, an earlier file is deleted."""
+    file = folder / REMARKS
+    if remarks:
+        write_atomically(file, (json.dumps(remark, ensure_ascii=False) + "\n" for remark in remarks))
+        say(f"{len(remarks)} questions were left out or moved, or are doubtful: {file}")
+    else:
+        file.unlink(missing_ok=True)
+
+
 def read_predictions(folder: Path, name: str) -> dict[str, str]:
     """A run's answers by question id. Raises InputError: the file is missing or not JSON."""
     return read_json(folder / "predictions" / f"{name}.json")
@@ -159,6 +179,9 @@ def print_scores(scores: Scores, title: str) -> None:
     for column in ("EM", "F1", "questions"):
         table.add_column(column, justify="right")
     for name, score in scores.items():
+        if not is_scored(score):
+            table.add_row(name, WITHHELD, "", str(score["total"]))
+            continue
         table.add_row(name, *_cells(score))
         for part, words in (("has_answer_", "  with an answer"), ("no_answer_", "  without an answer")):
             if f"{part}total" in score:

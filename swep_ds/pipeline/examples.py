@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
@@ -10,8 +11,9 @@ from pathlib import Path
 
 from swep_ds.common.errors import InputError, at
 from swep_ds.common.files import user_path
+from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
-from swep_ds.data.readers import local_files, read_examples, settle_repeated
+from swep_ds.data.readers import local_files, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.evaluation.results import RESULTS, read_results
 from swep_ds.models.folders import model_files
@@ -20,30 +22,41 @@ from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe, warn_once
 
 
-def load_examples(recipe: Recipe) -> tuple[list[Example], dict[str, list[Example]]]:
+def load_examples(
+    recipe: Recipe, remarks: list[dict[str, str]] | None = None
+) -> tuple[list[Example], dict[str, list[Example]]]:
     """Training examples, none of them on held-out articles, those of a mix in the order of its sources and augmented
-    samples last; and test examples by data set, held-out articles first."""
+    samples last; and test examples by data set, held-out articles first.
+
+    `remarks` gets the "field", "id" and "reason" of every question that is left out, moved or doubtful."""
     data = recipe.data
+    remarks = [] if remarks is None else remarks
     parts = {}
     for field, source in data.sources.items():
-        parts[field] = _read(data, _as_named(recipe, field), source, training=True)
+        parts[field] = _read(data, _as_named(recipe, field), source, remarks, training=True)
     home = parts[data.home_field]
-    parts[data.home_field], tests = _tests(data, home, recipe.test_sets)
+    parts[data.home_field], tests = _tests(data, home, recipe.test_sets, remarks)
+    for name in {*recipe.test_sets[:1], *filter(None, [recipe.eval.select_on])}:
+        if tests[name][0].withheld:
+            raise InputError(
+                f"data.eval.{name}: its answers are withheld, and the first test set, which stands for the source "
+                "domain, and that of eval.select_on need them: name another one"
+            )
     held_out = _texts(home) - _texts(parts[data.home_field])
     training = []
     for number, (field, part) in enumerate(parts.items()):
         kept = [example for example in part if held_out.isdisjoint((example.context, example.article))]
         if not kept:
             raise InputError(f"{field}: all of its questions are about held-out articles: take it out of data.train")
-        if len(kept) < len(part):
-            warn_once(f"{field}: {len(part) - len(kept)} of its questions are about held-out articles and are left out")
+        others = [example for example in part if not held_out.isdisjoint((example.context, example.article))]
+        _remark(field, [Remark(e.id, "about a held-out article: left out", True) for e in others], len(part), remarks)
         chosen = subset(kept, data.train_fraction, data.max_train_examples, recipe.seed)
         training += [replace(example, source=number) for example in chosen]
     if not any(example.answers for example in training):
         raise InputError(f"{recipe.training_source} {data.trained_on()}: no question has an answer: give some with one")
     warn_of_known(recipe, training, tests)
     if data.augmented:
-        training += samples_of(training, _read(data, "data.augmented", data.augmented, training=True))
+        training += samples_of(training, _read(data, "data.augmented", data.augmented, remarks, training=True))
     return training, tests
 
 
@@ -58,13 +71,14 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
     """The questions behind a run's results on one test set, the only one that is read; of `Recipe.validation_set` the
     reported half. Raises InputError: the source cannot be read."""
     data = recipe.data
-    training = _read(data, data.home_field, data.sources[data.home_field], training=True) if name == HOLDOUT else []
-    examples = _tests(data, training, [name])[1][name]
+    home = data.home_field
+    training = _read(data, home, data.sources[home], [], training=True) if name == HOLDOUT else []
+    examples = _tests(data, training, [name], [])[1][name]
     return halves(examples)[1] if name == recipe.validation_set else examples
 
 
 def _tests(
-    data: DataSection, training: list[Example], names: Collection[str]
+    data: DataSection, training: list[Example], names: Collection[str], remarks: list[dict[str, str]]
 ) -> tuple[list[Example], dict[str, list[Example]]]:
     """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
@@ -72,7 +86,7 @@ def _tests(
         training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
     for name, source in data.eval.items():
         if name in names:
-            tests[name] = _read(data, f"data.eval.{name}", source, training=False)
+            tests[name] = _read(data, f"data.eval.{name}", source, remarks, training=False)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
@@ -82,29 +96,40 @@ def _texts(examples: list[Example]) -> set[str]:
     return {example.context for example in examples} | {example.article for example in examples}
 
 
-def _read(data: DataSection, field: str, source: str, *, training: bool) -> list[Example]:
-    unanswerable = data.unanswerable != "error"
-    repeated = data.repeated_answers != "error"
-    with at(field):
-        examples = read_examples(source, training=training, unanswerable=unanswerable, repeated=repeated)
-    total = len(examples)
-    remarks = {}  # what some questions have -> their number
-    if training:
-        examples, repeating = settle_repeated(examples, data.repeated_answers)
-        end = "are left out" if data.repeated_answers == "drop" else "are trained on its first place"
-        remarks[f"an answer that occurs several times in its context, and {end} (data.repeated_answers)"] = repeating
+def _read(
+    data: DataSection, field: str, source: str, remarks: list[dict[str, str]], *, training: bool
+) -> list[Example]:
+    examples = read_reported(field, source, data.choices, remarks, training=training)
     without = sum(not example.answers for example in examples)
-    if data.unanswerable == "drop":
-        examples = [example for example in examples if example.answers]
-        remarks["no answer and are left out"] = without
-    elif training:
-        remarks["no answer and teach the model to decline (data.unanswerable)"] = without
-    if not examples:
-        raise InputError(f"{field}: {source}: data.unanswerable or data.repeated_answers drops all of its questions")
-    for remark, count in remarks.items():
-        if count:
-            warn_once(f"{field}: {count} of {total} questions have {remark}")
+    if training and without:
+        taught = "have no answer and teach the model to decline (data.unanswerable)"
+        warn_once(f"{field}: {without} of {len(examples)} questions {taught}")
     return examples
+
+
+def read_reported(
+    field: str, source: str, choices: Choices, remarks: list[dict[str, str]], *, training: bool
+) -> list[Example]:
+    """The examples of the source that a field or an option names. Warns of each remark's reason with its number, and
+    adds the remarks to `remarks`, as in `load_examples`. Raises InputError: as `read_examples`, or none is left."""
+    of_source: list[Remark] = []
+    with at(field):
+        examples = read_examples(source, training=training, choices=choices, remark=of_source.append)
+    total = len(examples) + sum(remark.left_out for remark in of_source)
+    _remark(field, of_source, total, remarks)
+    if not examples:
+        fields = "data.unanswerable, data.repeated_answers or data.misplaced_answers"
+        raise InputError(f"{field}: {source}: {fields} drops all of its questions")
+    if examples[0].withheld:
+        warn_once(f"{field}: none of {total} questions has an answer: they are taken as withheld, and get no score")
+    return examples
+
+
+def _remark(field: str, remarks: list[Remark], total: int, rows: list[dict[str, str]]) -> None:
+    """Warns of each reason with its number, and adds the rows of a file of remarks."""
+    for reason, count in Counter(remark.reason for remark in remarks).items():
+        warn_once(f"{field}: {count} of {total} questions: {reason}")
+    rows += [{"field": field, "id": remark.id, "reason": remark.reason} for remark in remarks]
 
 
 def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:

@@ -17,7 +17,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from swep_ds import ranks
 from swep_ds.common.files import hub_name, public_name, public_names, read_json, write_atomically
-from swep_ds.evaluation.results import METRICS, Evaluated, out_of_domain_mean, versions
+from swep_ds.evaluation.results import METRICS, Evaluated, is_scored, out_of_domain_mean, versions
 from swep_ds.methods import summary
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import DataSection, Recipe
@@ -152,6 +152,8 @@ def model_card(recipe: Recipe, tested: Evaluated, config: str) -> str:
     method = recipe.method
     results = []
     for data_set, score in tested.scores.items():
+        if not is_scored(score):
+            continue
         source = hub_name(recipe.data.eval.get(data_set) or recipe.data.sources[recipe.data.home_field]) or data_set
         for metric in METRICS:
             value = round(score[metric], 2)

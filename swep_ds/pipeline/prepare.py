@@ -58,6 +58,7 @@ class Prepared:
     validation: EvalSet | None  # scores the checkpoints, and chooses when to decline a question
     evaluation: Evaluation
     inputs: dict[str, str]  # `input_checksums`
+    remarks: list[dict[str, str]]  # of `load_examples`
 
 
 def prepare(
@@ -69,12 +70,13 @@ def prepare(
     questions of a second stage, by data set, on which this stage should not train.
     """
     torch.manual_seed(recipe.seed)
+    remarks: list[dict[str, str]] = []
 
     def read_text() -> tuple[PreTrainedTokenizerFast, list[Example], dict[str, list[Example]]]:
         read_ds_config(ds_config)
         ranks.set_deterministic(recipe.train.deterministic)
         tokenizer = run_tokenizer(recipe)
-        training, tests = load_examples(recipe)
+        training, tests = load_examples(recipe, remarks)
         for field, examples in (by_source(recipe, training) | tests).items():
             contexts = (example.context for example in examples)
             check_knows(tokenizer, contexts, f"model.name {recipe.model.name}", field)
@@ -115,6 +117,7 @@ def prepare(
         validation=next(iter(validation_sets), None),
         evaluation=evaluation,
         inputs=ranks.from_rank0(lambda: input_checksums(recipe)),
+        remarks=remarks,
     )
 
 

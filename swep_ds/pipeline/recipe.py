@@ -17,6 +17,8 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 from swep_ds.common.errors import InputError, excerpt
 from swep_ds.common.plugins import load_entry_points
 from swep_ds.common.settings import FieldFault, Section, change, load, read_whole, suggest, without_paths
+from swep_ds.data.choices import Choices
+from swep_ds.data.columns import check_columns
 from swep_ds.evaluation.scores import LANGUAGES
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
@@ -84,6 +86,12 @@ class DataSection(Section):
     unanswerable: Literal["error", "drop", "train"] = "error"
     # Training questions whose answer has no offset and occurs several times in its context: first = its first place
     repeated_answers: Literal["error", "first", "drop"] = "error"
+    # Training questions whose first answer is not at its offset, or nowhere in its context. find: the text there if it
+    # differs in case or white space only, or another answer that is at its own, or the only place where its text stands
+    misplaced_answers: Literal["error", "find", "drop"] = "error"
+    # The names of columns or fields in the files, as in {question: Frage, context: Text}; {id: null} = the place of a
+    # question is its id. A file without such a name has the field's own.
+    columns: dict[str, str | None] = Field({})
 
     @field_validator("train", mode="wrap")
     @classmethod
@@ -108,6 +116,12 @@ class DataSection(Section):
             raise ValueError(f"{HOLDOUT!r} names the held-out training articles: choose another name")
         return value
 
+    @field_validator("columns")
+    @classmethod
+    def _known_columns(cls, value: dict[str, str | None]) -> dict[str, str | None]:
+        check_columns(value)
+        return value
+
     @model_validator(mode="after")
     def _fits_together(self) -> "DataSection":
         names = list(self.sources.values())
@@ -116,6 +130,12 @@ class DataSection(Section):
         if len(names) > 1 and self.augmented is not None:
             raise FieldFault("augmented: holds samples of one source, and data.train is a mix: set one of them only")
         return self
+
+    @property
+    def choices(self) -> Choices:
+        """How the questions of all sources are read."""
+        columns = tuple(self.columns.items())
+        return Choices(self.unanswerable, self.repeated_answers, self.misplaced_answers, columns)
 
     @property
     def sources(self) -> dict[str, str]:

@@ -28,6 +28,7 @@ from swep_ds.evaluation.results import (
     provenance,
     read_results,
     versions,
+    write_remarks,
     write_results,
 )
 from swep_ds.pipeline.examples import check_unchanged
@@ -154,6 +155,7 @@ def _run_stage(
         before = checkpoints.load(engine, tags[0]) if tags else TrainState()
         # last, so that a start that is refused leaves the folder as it was
         _begin(main, prepared, is_trained=before.updates == updates)
+        write_on_rank0(lambda: write_remarks(folder.path, prepared.remarks, say), folder.path)
         if tags:
             say(f"resuming from {tags[0]}: {before.updates} of {updates} updates are done")
         settings = recipe.model_dump(mode="json")
@@ -264,7 +266,7 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
         say(f"{outcome.kind}, in {folder.path}:")
     evaluation = prepared.evaluation
     validation = prepared.validation
-    names = {test.name: test.scorer.name(test.golds) for test in prepared.tests}
+    names = {test.name: test.rules for test in prepared.tests}
     validated = None
     why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
     fitted = "confidences are softmax probabilities: no held-out half of the source domain calibrates them"

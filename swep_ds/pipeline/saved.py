@@ -14,12 +14,13 @@ from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, reason
 from swep_ds.common.files import read_json
 from swep_ds.common.settings import Section, validate
+from swep_ds.data.choices import Choices
+from swep_ds.data.columns import Columns
 from swep_ds.data.example import Example
-from swep_ds.data.readers import read_examples
 from swep_ds.data.windows import WindowSettings, empty_answer
 from swep_ds.evaluation.calibration import Calibrator
 from swep_ds.evaluation.evaluate import Evaluation
-from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, versions, write_results
+from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, versions, write_remarks, write_results
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models import hub
 from swep_ds.models.extractive import ExtractiveQA
@@ -27,6 +28,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trials import depends_on_padding, example_window
+from swep_ds.pipeline.examples import read_reported
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_name, warn_once
 from swep_ds.ranks.writing import write_on_rank0
@@ -150,16 +152,19 @@ def evaluate_saved(
     scorer: str | None = None,
     language: str | None = None,
     null_threshold: float | None = None,
+    columns: Columns = (),
 ) -> None:
     """Scores a saved model on `name=source` data sets, the source domain first; writes into `output_dir`. Collective.
 
-    `scorer` and `language` as in the recipe's section `eval`, for all data sets; `null_threshold` as in `load_saved`.
+    `scorer` and `language` as in the recipe's section `eval`, for all data sets; `null_threshold` as in `load_saved`;
+    `columns` as in `Choices`.
     Raises InputError: there is no such model or data. WriteFailed: a full disk or the like.
     """
     say = Console(quiet=not ranks.is_main()).print
+    remarks: list[dict[str, str]] = []
 
     def load() -> tuple[dict[str, list[Example]], SavedModel]:
-        tests = _read_data_sets(data)
+        tests = _read_data_sets(data, columns, remarks)
         saved = load_saved(model_name, null_threshold)
         if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":
             raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
@@ -179,12 +184,13 @@ def evaluate_saved(
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, saved.null_threshold, saved.calibrator)
     test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests, scoring.answer_language))
-    scorers = {test.name: test.scorer.name(test.golds) for test in test_sets}
+    scorers = {test.name: test.rules for test in test_sets}
     say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)
     results = {"model": model_name, "world_size": ranks.world_size(), "eval": scores, "scorers": scorers}
     calibrator = saved.calibrator.model_dump() if saved.calibrator else None
     results |= _given(null_threshold=saved.null_threshold, calibrator=calibrator, versions=versions())
+    write_on_rank0(lambda: write_remarks(output_dir, remarks, say), output_dir)
     write_on_rank0(lambda: write_results(output_dir, results), output_dir)
     if ranks.is_main():
         print_scores(scores, model_name)
@@ -195,8 +201,11 @@ def _given(**values: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _read_data_sets(options: Sequence[str]) -> dict[str, list[Example]]:
+def _read_data_sets(
+    options: Sequence[str], columns: Columns, remarks: list[dict[str, str]]
+) -> dict[str, list[Example]]:
     tests = {}
+    choices = Choices(unanswerable="train", columns=columns)
     for option in options:
         name, separator, source = option.partition("=")
         if not separator:
@@ -205,7 +214,7 @@ def _read_data_sets(options: Sequence[str]) -> dict[str, list[Example]]:
             raise InputError(f"--data {name}: is given twice: rename one")
         try:
             check_data_set_name(name)
-            tests[name] = read_examples(source, training=False, unanswerable=True)
-        except (InputError, ValueError) as error:
+        except ValueError as error:
             raise InputError(f"--data {name}: {error}") from None
+        tests[name] = read_reported(f"--data {name}", source, choices, remarks, training=False)
     return tests

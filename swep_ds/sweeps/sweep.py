@@ -264,17 +264,17 @@ def _check_cells(cells: Sequence[Cell], path: Path) -> None:
 
     def test_settings(recipe: Recipe) -> tuple:
         data = recipe.data
-        chosen = [data.holdout_fraction, data.max_eval_examples, data.unanswerable]
-        if data.holdout_fraction:
-            chosen.append(data.repeated_answers)  # it also decides which questions can be held out
+        chosen = [data.holdout_fraction, data.max_eval_examples, data.unanswerable, data.columns]
+        if data.holdout_fraction:  # these also decide which questions can be held out
+            chosen += [data.repeated_answers, data.misplaced_answers]
         return list(data.eval.items()), chosen, recipe.eval.model_copy(update={"batch_size": 1})
 
     for cell in cells:
         if test_settings(cell.recipe) != test_settings(cells[0].recipe):
             raise InputError(
                 f"{path}: variants.{cell.variant} is tested differently from {cells[0].variant}, but a table compares "
-                "runs on the same data: give data.eval, data.holdout_fraction, data.max_eval_examples, "
-                "data.unanswerable, data.repeated_answers and eval in set"
+                "runs on the same data: give data.eval, data.holdout_fraction, data.max_eval_examples, data.columns, "
+                "data.unanswerable, data.repeated_answers, data.misplaced_answers and eval in set"
             )
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from swep_ds.data.answers import find_answer, nested_value, normalize_answer
+from swep_ds.data.answers import nested_value, normalize_answer
+from swep_ds.data.choices import Choices
 from swep_ds.data.example import Example
-from swep_ds.data.readers import read_examples, settle_repeated
-from tests.support import bad_input
+from swep_ds.data.readers import read_examples
 from tests.support.qa_files import lines, refused
 
 CONTEXT = 'The "Otter Mill", a café, was built in 1931 by Vera Lind;\nit burnt down in 1977.'
@@ -32,7 +32,8 @@ EXAMPLES = [
     Example("1", "Who built it?", CONTEXT, ("Vera Lind", "Lind"), (47, 56), CONTEXT),
     Example("2", "Who's the owner?", CONTEXT, (), None, CONTEXT),
 ]
-read = functools.partial(read_examples, training=True, unanswerable=True)
+TRAIN = Choices(unanswerable="train")
+read = functools.partial(read_examples, training=True, choices=TRAIN)
 
 
 def table(rows: list[dict], delimiter: str = ",", **options) -> str:
@@ -140,8 +141,9 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
     printed = {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in asked.items()}
     for content in (json.dumps(asked), table([printed]), table([printed], ";", quoting=csv.QUOTE_ALL)):
         for training in (True, False):
-            expected = Example("q", "Who?", REPEATING, answers, span if training else None, REPEATING)
-            assert read_examples(save(content), training=training, unanswerable=True) == [expected]
+            withheld = not (training or answers or "is_impossible" in fields)  # as by all questions of this set
+            expected = Example("q", "Who?", REPEATING, answers, span if training else None, REPEATING, 0, withheld)
+            assert read_examples(save(content), training=training, choices=TRAIN) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_questions_need_no_answers(save):
         for content in (lines(rows), table(rows)):
             assert read_examples(save(content), training=False, labels=False) == expected
     for rows, answers in ((asked, [()] * len(ROWS)), (ROWS, [example.answers for example in EXAMPLES])):
-        read_them = read_examples(save(lines(rows)), training=False, unanswerable=True, labels=None)
+        read_them = read_examples(save(lines(rows)), training=False, choices=TRAIN, labels=None)
         assert [example.answers for example in read_them] == answers
 
 
@@ -221,47 +223,6 @@ def test_normalize_answer():
         "10\u00a0km\u2003away": "10 km away",
     }.items():
         assert normalize_answer(text) == normalized
-
-
-@pytest.mark.parametrize(
-    ("context", "text", "found"),
-    [
-        ("parties of art", "art", 11),
-        ("the U.S. and U.S.", "the U.S.", 0),
-        ("5 and 50 °C", "5", 0),
-        ("上海市在中国", "中国", 4),  # no spaces between words
-        ("in 1998年", "1998", 3),  # a script with spaces beside one without
-        ("tea", " tea ", 0),
-        ("un cafe\u0301 noir", "cafe\u0301", 3),  # a combining accent
-        ("วันที่1998", "1998", 6),
-        ("\u30c6\u30ec\u30d3\u3092\u898b\u308b", "\u30c6\u30ec\u30d3", 0),  # kana
-        ("tea or tea", "tea", "the answer 'tea' occurs 2 times in its context; give its answer_start"),
-        ("parties", "art", "the answer 'art' does not occur in its context; correct it"),
-        ("Tea", "tea", "does not occur"),
-        ("tea_pot", "tea", "does not occur"),
-        ("aa aa aa", "aa aa", "occurs 2 times"),
-        ("un cafe\u0301 noir", "cafe", "does not occur"),
-        ("\u0915\u0930\u093e\u091a\u0940", "\u0915\u0930", "does not occur"),  # a vowel sign of Devanagari
-    ],
-)
-def test_an_answer_is_found_only_where_it_occurs_once_as_whole_words(context, text, found):
-    if isinstance(found, int):
-        assert find_answer(context, text) == (found, found + len(text.strip()))
-    else:
-        assert found in bad_input.refused(find_answer, context, text)
-
-
-def test_a_repeated_answer_gets_its_first_place_or_is_left_out(save):
-    asked = {"question": "Who?", "context": "Annika met Ann, and Ann left."}
-    source = save(
-        [asked | {"answers": [" Ann ", "met"]}, asked | {"answer": "", "id": "none"}, asked | {"answer": "Annika"}]
-    )
-    [example, *others], count = settle_repeated(read(source, repeated=True), "first")
-    assert (example.span, count) == ((11, 14), 1)
-    assert [other.span for other in others] == [None, (0, 6)]
-    assert settle_repeated(read(source, repeated=True), "drop") == (others, 1)
-    assert "the answer 'Ann' occurs 2 times in its context; give its answer_start (in char" in refused(source)
-    assert len(read_examples(source, training=False, unanswerable=True)) == 3  # tests need no place
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -291,7 +252,7 @@ def test_other_formats_are_refused_with_the_fix(save):
         ('question,context,answer\nq,A,A\nq,"B,B\nq,C,C\n', "malformed table of text after row 2 (unexpected end of"),
         ('question,context,answer\nq,"To be" is said,be\n', "malformed table of text after row 1 (',' expected after"),
         ("question;text;answer\nWho?;A text;text\n", "has no column context (found: ['question', 'text', 'answer'])"),
-        ("question,context,Answer,answer\na,b,b,b\n", "has the column 'answer' 2 times"),
+        ("question,context,Answer,answer\na,b,b,b\n", "has the column 'answer' twice ('Answer', 'answer')"),
     ],
 )
 def test_faults_of_text_tables(save, content, said):

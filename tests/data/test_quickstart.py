@@ -8,7 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from swep_ds.data.formats import document_items, read_items
+from swep_ds.data.choices import Choices
+from swep_ds.data.formats import document_items
+from swep_ds.data.questions import judged_items
 from swep_ds.data.quickstart import DOMAINS, ENCODER, SOURCE, T5, corpus
 from swep_ds.data.quickstart.grammar import World, load_kinds, slots, write_passage, write_unanswerable
 from tools.quickstart import encoder, pretraining, t5
@@ -46,8 +48,10 @@ def test_the_corpus_is_the_same_on_every_platform_and_every_answer_is_at_its_off
         for old, new in zip(paragraphs(corpora[pair]), paragraphs(data), strict=False):
             assert new["context"] == old["context"]
             assert [qa for qa in new["qas"] if qa["answers"]] == old["qas"]
-        reading = {"training": True, "unanswerable": True, "repeated": False, "labels": True}
-        asked = [*read_items("v2", document_items(data), **reading)]  # checks offsets and is_impossible
+        choices = Choices(unanswerable="train")
+        judged = [*judged_items("v2", document_items(data), choices, training=True, labels=True)]
+        assert not any(question.fault or question.remark for question in judged)  # of offsets and is_impossible
+        asked = [question.example for question in judged]
         assert len({example.id for example in asked}) == len(asked)
         assert not any("{" in example.question + example.context for example in asked)
         assert sum(not example.answers for example in asked) / len(asked) == pytest.approx(0.21, abs=0.005)

@@ -9,8 +9,8 @@ import datasets
 import pyarrow as pa
 import pytest
 
-from swep_ds.data.answers import mrqa_span
 from swep_ds.data.example import Example
+from swep_ds.data.places import mrqa_place
 from swep_ds.data.readers import read_examples
 from tests.support import bad_input, qa_files
 from tests.support.qa_files import file, lines, parquet, refused, stream
@@ -114,12 +114,12 @@ def test_mrqa_markers_become_blanks_and_offsets_hold(save):
 def test_articles_punctuation_case_and_white_space_make_no_other_answer(written, text):
     context = f"It is {written} and more"
     detected = [{"text": text, "char_spans": [[6, 5 + len(written)]]}]
-    assert context[slice(*mrqa_span(context, detected))] == written  # as the file has it
+    assert context[slice(*mrqa_place(context, detected)[:2])] == written  # as the file has it
     from_the_end = [place - len(context) for place in (6, 5 + len(written))]
-    said = bad_input.refused(mrqa_span, context, [detected[0] | {"char_spans": [from_the_end]}])
+    said = bad_input.refused(mrqa_place, context, [detected[0] | {"char_spans": [from_the_end]}])
     assert f"is not at char_spans {from_the_end} of its context, which has '' there" in said
     for other in ("", "!", "another text", text + "s"):
-        said = bad_input.refused(mrqa_span, context, [detected[0] | {"text": other}])
+        said = bad_input.refused(mrqa_place, context, [detected[0] | {"text": other}])
         assert f"is not at char_spans [6, {5 + len(written)}] of its context" in said
 
 
@@ -137,7 +137,9 @@ def test_a_folders_files_are_read_in_name_order_or_told_apart_by_the_splits_that
     assert [e.id for e in read(training=True)] == ["q3", "q1"]
     assert [e.id for e in read(training=False)] == ["q2"]
     save(LAYOUTS["JSON lines"](WHEN), "train.jsonl")
-    assert "'q1' occurs twice" in refused(str(tmp_path))
+    assert "1 question ids occur more than once: 'q1': make every id unique, or set data.columns.id to null" in refused(
+        str(tmp_path)
+    )
     save(LAYOUTS["squad"](WHEN | {"id": "q4"}), "trainers.json")
     assert "some files name a split and trainers.json does not" in refused(str(tmp_path))
 
@@ -192,25 +194,29 @@ def test_tables_of_many_rows(save):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
+        (" \n", "is empty; fetch it again"),
+        ("text", "holds neither JSON nor Parquet, Arrow or CSV (whose first line names"),
         ('{"data": []}', "holds no questions"),
         ('{\n  "data": [\n    {"paragraphs": ]\n}', "not JSON (Expecting value: line 3 column 20"),
         (lines(rows(WHEN)) + '\n{"id": "q2", "question"\n' + lines(rows(WHAT)), "line 3 is not JSON (Expecting ':'"),
-        (json.dumps(squad(WHEN)) + "\n{}", "line 1: has no column question (found: ['version', 'data']): rename"),
+        (
+            json.dumps(squad(WHEN)) + "\n{}",
+            "line 1: has no column question, context, answers (found: [",
+        ),
         (gzip.compress(b"{}" * 99, mtime=0)[:-12], "damaged gzip file"),
         (parquet(table(WHEN))[:-40], "damaged data file"),
         (stream(table(WHEN))[:-8], "damaged data file (it is cut off)"),  # between batches: to Arrow's reader, its end
         (mrqa(detected_answers=[]), "question 'm1': no detected_answers"),
         # the contexts of mrqa-workshop/mrqa have markers
         (rows(WHEN | {"detected_answers": ["1998"]}), "row 0: has MRQA's column detected_answers"),
-        (squad(WHEN, context=" \n"), "data[0].paragraphs[0]: context is empty"),
+        (squad(WHEN, context=" \n"), "question 'q1': context is empty"),
         (squad({"question": "When?"}), "question 'data-0.0.0': field 'answers' is missing"),
         (squad(WHEN | {"question": "\u200b \t"}), "question 'q1': question is empty"),
         (squad(WHEN | {"answers": [{"answer_start": 5}]}), "question 'q1': field 'text' is missing"),
         ([{"question": "Is it?", "context": "True", "answer": True}], "the answer True is not text; give a string"),
         ({"data": None}, "field 'data' is None; expected a list"),
-        ({"data": [{"paragraphs": {}}]}, "data[0]: field 'paragraphs' is {}; expected a list"),
-        ({"data": [{"paragraphs": [None]}]}, "data[0].paragraphs[0]: expected an object with the field 'context'"),
+        ({"data": [{"paragraphs": {}}]}, "data[0].paragraphs[0]: field 'context' is missing"),
+        ({"data": [{"paragraphs": [None]}]}, "data[0].paragraphs[0]: expected an object with fields such as context"),
     ],
 )
 def test_bad_files_and_questions_are_named_in_one_line(save, content, message):

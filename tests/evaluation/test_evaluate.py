@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from swep_ds.data.batches import Batch
+from swep_ds.data.choices import STRICT
 from swep_ds.data.example import Example
 from swep_ds.data.features import build_features
-from swep_ds.data.formats import document_items, read_items
+from swep_ds.data.formats import document_items
+from swep_ds.data.questions import judged_items
 from swep_ds.data.splits import clusters
 from swep_ds.evaluation import evaluate
 from swep_ds.evaluation.calibration import FEATURES, Calibrator, calibrated_scores, calibration, features
@@ -120,8 +122,8 @@ def predict(batch: Batch) -> tuple[torch.Tensor, ...]:
 
 
 def examples_of(count: int, seed: int) -> list[Example]:
-    wanted = {"training": False, "unanswerable": False, "repeated": False, "labels": True}
-    return [*read_items("squad", document_items(squad(count, seed)), **wanted)]
+    judged = judged_items("squad", document_items(squad(count, seed)), STRICT, training=False, labels=True)
+    return [question.example for question in judged]
 
 
 @pytest.mark.parametrize("world", [1, 3])

@@ -87,8 +87,8 @@ def test_of_a_mix_each_source_is_read_as_alone_but_for_the_articles_that_home_ho
     home, home_tests = load_examples(recipe(folder, **data | {"train": sources[1], "home": None}))
     held_out = {example.article for example in tests[HOLDOUT]}
     alone = [example for example in training(folder) if example.article not in held_out]
-    said = "{}: {} of its questions are about held-out articles and are left out"
-    assert [record.message for record in caplog.records] == [said.format("data.train.0.source", 100 - len(alone))]
+    said = "{}: {} of {} questions: about a held-out article: left out"
+    assert [record.message for record in caplog.records] == [said.format("data.train.0.source", 100 - len(alone), 100)]
     assert 0 < len(alone) < 100
     assert tests == home_tests
     assert examples == alone + [replace(example, source=1) for example in home]
@@ -111,7 +111,7 @@ def test_of_a_mix_each_source_is_read_as_alone_but_for_the_articles_that_home_ho
         if name == "made":
             made = [example.context for example in training(folder, **data) if example.source == 0]
             assert made == [text for text, kept in texts.items() if kept]
-            assert caplog.records[-1].message == said.format("data.train.0.source", len(texts) - len(made))
+            assert caplog.records[-1].message == said.format("data.train.0.source", len(texts) - len(made), len(texts))
     assert refused(training, folder, **data).startswith("data.train.0.source: all of its questions are about held-out")
 
 
@@ -161,11 +161,11 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, 
 
     training, _ = load_examples(stage(choice))
     assert [example.span for example in training] == SPANS[choice]
-    end = {"first": "are trained on its first place", "drop": "are left out"}[choice]
+    end = {"first": "trained on its first place", "drop": "left out"}[choice]
+    total = len(SPANS[choice])
     assert [record.message for record in caplog.records] == [
-        f"{field}: 1 of 3 questions have an answer that occurs several times in its context, and {end} "
-        "(data.repeated_answers)",
-        f"{field}: 1 of 3 questions have no answer and teach the model to decline (data.unanswerable)",
+        f"{field}: 1 of 3 questions: the answer occurs several times in its context: {end} (data.repeated_answers)",
+        f"{field}: 1 of {total} questions have no answer and teach the model to decline (data.unanswerable)",
     ]
     fault = rf"{field}: .*'rows.json-1': the answer 'Ann' occurs 2 times .* set data\.repeated_answers to"
     assert re.match(fault, refused(load_examples, stage("error")))
@@ -176,7 +176,9 @@ def test_some_question_must_be_left(tmp_path, setting, answer):
     (tmp_path / "rows.json").write_text(json.dumps([{"question": "Who?", "context": "Ann, Ann", "answer": answer}]))
     settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", f"data.{setting}=drop"]
     said = refused(load_examples, Recipe.load("quickstart", settings))
-    assert said.endswith("data.unanswerable or data.repeated_answers drops all of its questions")
+    assert said.endswith(
+        "data.unanswerable, data.repeated_answers or data.misplaced_answers drops all of its questions"
+    )
 
 
 # Fractions and samples

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from swep_ds.data.answers import normalize_answer
+from swep_ds.data.choices import Choices
 from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves, hold_out_articles
 from swep_ds.data.windows import WindowSettings
@@ -49,8 +50,8 @@ def test_they_are_an_error_or_dropped_or_kept(folder, caplog):
     assert (len(training), len(tests["test"])) == (28, 6)
     assert all(example.answers and example.span for example in training)
     assert [record.message for record in caplog.records] == [
-        "data.train: 14 of 42 questions have no answer and are left out",
-        "data.eval.test: 3 of 9 questions have no answer and are left out",
+        "data.train: 14 of 42 questions: no answer: left out (data.unanswerable)",
+        "data.eval.test: 3 of 9 questions: no answer: left out (data.unanswerable)",
     ]
     training, tests = load_examples(train)
     assert (len(training), len(tests["test"])) == (42, 9)
@@ -59,7 +60,7 @@ def test_they_are_an_error_or_dropped_or_kept(folder, caplog):
 
 @pytest.mark.parametrize(("task", "left_out"), [("extractive", "cls"), ("extractive", "drop"), ("generative", "drop")])
 def test_they_are_trained_towards_cls_or_an_empty_answer(folder, task, left_out):
-    examples = read_examples(str(folder / "train.json"), training=True, unanswerable=True)
+    examples = read_examples(str(folder / "train.json"), training=True, choices=Choices(unanswerable="train"))
     parts = examples, [e for e in examples if not e.answers], [e for e in examples if e.answers]
     tokenizer, options = tiny.wordpiece(), {"training": True, "windows_without_answer": left_out}
     rows, alone, others = (build(part, "wordpiece", WindowSettings(40, 8, 16, task), **options)[1] for part in parts)
@@ -117,7 +118,7 @@ def test_a_run_declines_what_is_above_its_threshold(runs, name):
         assert scores["has_answer_total"] + scores["no_answer_total"] == scores["total"] == len(examples)
         assert results["scorers"][test] == "SQuAD v2.0"
     if name == "extractive":
-        examples = read_examples(str(runs / "train.json"), training=True, unanswerable=True)
+        examples = read_examples(str(runs / "train.json"), training=True, choices=Choices(unanswerable="train"))
         _, reported = halves(hold_out_articles(examples, 0.5)[1])  # the first half chose the threshold
         held_out = json.loads((run / "predictions" / "held_out.json").read_text())
         assert list(held_out) == [example.id for example in reported]

@@ -25,9 +25,10 @@ from swep_ds import ranks
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError
 from swep_ds.data.batches import padded_inputs
+from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.chunks import Chunks, digest
 from swep_ds.data.example import Example
-from swep_ds.data.readers import read_examples, settle_repeated
+from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import SAMPLE_SUFFIX
 from swep_ds.data.windows import Template, context_windows, plain_backend
 from swep_ds.methods.ssmba_samples.corruption import Text, Vocabulary, corrupt, splice
@@ -49,7 +50,6 @@ class AugmentSettings:
     seed: int = 0
     batch_size: int = 32  # windows per forward pass
     protect_answer: bool = True  # no token of the answer is corrupted; else samples that lose it are dropped
-    repeated_answers: str = "error"  # as data.repeated_answers of the recipe that trains on the samples
 
 
 class Sample(NamedTuple):
@@ -220,20 +220,21 @@ class Reconstructor:
             )
 
 
-def augment(source: str, model_name: str, output: Path, settings: AugmentSettings) -> None:
+def augment(source: str, model_name: str, output: Path, settings: AugmentSettings, choices: Choices) -> None:
     """Writes samples of the questions of `source` to `output`, a new file on a file system that all ranks share.
     Collective. Started again with the same arguments, on any number of ranks, it resumes with the missing chunks.
 
     Raises InputError: bad data or model, `output` exists, or its chunks have other settings.
     """
     console = Console(quiet=not ranks.is_main())
-    examples = ranks.on_all_ranks(lambda: read_answerable(source, settings.repeated_answers, console))
+    examples = ranks.on_all_ranks(lambda: read_answerable(source, choices, console))
     chunks = ranks.on_all_ranks(lambda: Chunks(output, math.ceil(len(examples) / QUESTIONS_IN_A_CHUNK)))
     reconstruct = ranks.on_all_ranks(lambda: Reconstructor(model_name, settings, ranks.device()))
 
     def take() -> tuple[dict[str, Any], list[int]]:
         setup = {"model": model_name, "files": model_checksum(model_name, "--model")}
-        setup |= {**asdict(settings), "data": source, "questions": digest(examples)}
+        setup |= {**asdict(settings), **asdict(choices), "columns": dict(choices.columns)}
+        setup |= {"data": source, "questions": digest(examples)}
         return setup, chunks.take(setup)
 
     setup, missing = ranks.from_rank0(take)
@@ -263,13 +264,13 @@ def augment(source: str, model_name: str, output: Path, settings: AugmentSetting
         )
 
 
-def read_answerable(source: str, repeated: str, console: Console) -> list[Example]:
+def read_answerable(source: str, choices: Choices, console: Console) -> list[Example]:
     """The questions that have an answer: a corrupted text may begin to answer a question, or cease to, and only an
     answer that is kept says which."""
-    examples = read_examples(source, training=True, unanswerable=True, repeated=repeated != "error")
-    examples, count = settle_repeated(examples, repeated)
-    if count:
-        console.print(f"{count} answers occur several times in their context (--repeated_answers {repeated})")
+    remarks: list[Remark] = []
+    examples = read_examples(source, training=True, choices=choices, remark=remarks.append)
+    for reason, count in Counter(remark.reason for remark in remarks).items():
+        console.print(f"{count} questions: {reason}")
     answerable = [example for example in examples if example.answers]
     if not answerable:
         raise InputError(f"--data: {source}: no question has an answer: name other data")

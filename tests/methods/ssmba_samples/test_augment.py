@@ -16,6 +16,7 @@ from transformers import AutoModelForMaskedLM, BertModel, MobileBertConfig
 from swep_ds.commands import augment as command
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
+from swep_ds.data.choices import STRICT, Choices
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.methods.ssmba_samples import augment as module
@@ -249,16 +250,17 @@ def test_a_mistake_in_an_option_is_one_line(monkeypatch):
 def test_repeated_answers_are_settled_and_counted(tmp_path, capsys, choice, spans):
     rows = [{"question": "Who?", "context": "Ann Bob Ann", "answer": answer} for answer in ("Ann", "Bob")]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    examples = read_answerable(str(tmp_path / "rows.json"), choice, Console())
+    examples = read_answerable(str(tmp_path / "rows.json"), Choices("train", choice), Console())
     assert [example.span for example in examples] == spans
-    said = f"1 answers occur several times in their context (--repeated_answers {choice})"
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert "1 questions: the answer occurs several times in its context" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(squad(5)))
     with process_group():
-        said = bad_input.refused(augment, str(tmp_path / "train.json"), "nowhere", tmp_path / "o", AugmentSettings())
+        said = bad_input.refused(
+            augment, str(tmp_path / "train.json"), "nowhere", tmp_path / "o", AugmentSettings(), STRICT
+        )
     assert said.startswith("--model nowhere: no tokenizer to load there")
     assert [file.name for file in tmp_path.iterdir()] == ["train.json"]
 
@@ -277,7 +279,7 @@ def test_all_that_decides_the_samples_is_noted_with_them(models, tmp_path, monke
 
     def start(questions: int = 3, **settings) -> None:
         data.write_text(json.dumps(squad(questions)))
-        bad_input.refused(augment, str(data), str(folder), tmp_path / "o", AugmentSettings(**settings))
+        bad_input.refused(augment, str(data), str(folder), tmp_path / "o", AugmentSettings(**settings), STRICT)
 
     with process_group():
         for changed in ({}, {}, {"questions": 4}, {"seed": 1}, {"share": 0.5}, {"samples": 2}, {"batch_size": 3}):

@@ -1,0 +1,87 @@
+"""The columns and fields of a question, and the names that files have for them."""
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any
+
+from swep_ds.common.errors import InputError, excerpt
+from swep_ds.data.answers import MRQA_COLUMN, is_missing
+
+# (column, name) pairs: the name of the column in the files; None = their column is not read. A tuple, to be hashed
+Columns = tuple[tuple[str, str | None], ...]
+
+COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible", MRQA_COLUMN)
+ANSWERED = {"answers", "answer", "is_impossible"}
+OTHER_NAMES = {
+    "answer_text": "answer",  # Kaggle's chaii and tables of Haystack
+    "context_text": "context",  # CMRC 2018, as the next two
+    "query_text": "question",
+    "query_id": "id",
+}
+COLUMNS += ("paragraphs", "qas")  # of an article and of a paragraph
+COLUMNS += ("stratum",)  # of a question that was suggested for labelling (`analysis/labelled.py`)
+
+
+def check_columns(columns: Mapping[str, str | None]) -> None:
+    """Raises ValueError: not all keys are columns, or one but the id has no name."""
+    for column, name in columns.items():
+        if column not in COLUMNS:
+            raise ValueError(f"{excerpt(column)} is not one of {', '.join(COLUMNS)}")
+        if name is None and column != "id":
+            raise ValueError(f"{column}: give the name of its column; only the id can do without")
+
+
+@lru_cache(256)  # the rows of a file have the same names
+def column_names(names: tuple[str, ...], columns: Columns) -> dict[str, str]:
+    """By column of `COLUMNS`, the name that stands for it: the one that `columns` gives, if it is among `names`, or
+    else its own, in any case and with spaces or a byte-order mark. Raises InputError: two names stand for a column."""
+    chosen = {column: name for column, name in columns if name in names}
+    ignored = {*chosen, *(column for column, name in columns if name is None)}
+    for name in names:
+        column = str(name).strip(" \t\ufeff").lower()
+        column = OTHER_NAMES.get(column, column)
+        if column not in COLUMNS or column in ignored or name in chosen.values():
+            continue
+        if column in chosen:
+            raise InputError(f"has the column {column!r} twice ({chosen[column]!r}, {name!r}); keep one")
+        chosen[column] = name
+    return chosen
+
+
+def known_fields(item: Any, columns: Columns) -> dict[str, Any]:
+    """The fields of an article, a paragraph, a question or a row, by column. Raises InputError: not an object, or as
+    `column_names`."""
+    if not isinstance(item, dict):
+        raise InputError(f"expected an object with fields such as context and question, found {excerpt(item)}")
+    return {column: item[name] for column, name in column_names(tuple(item), columns).items()}
+
+
+def name_of(value: Any) -> str:
+    """An id or a title, which may be a number; "" for none. pandas makes 7.0 of the number 7 in a column with gaps."""
+    if is_missing(value):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value)
+
+
+@lru_cache(256)
+def known_names(names: tuple[str, ...], columns: Columns) -> dict[str, str]:
+    """`column_names` of a row or table. Raises InputError: none stands for the question, or the rows are MRQA's."""
+    chosen = column_names(names, columns)
+    if "question" not in chosen:
+        missing = ["question"]
+        missing += [] if "context" in chosen else ["context"]
+        missing += [] if ANSWERED & chosen.keys() else ["answers"]
+        raise no_column(missing, names)
+    if MRQA_COLUMN in chosen:
+        raise InputError(
+            "has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which are no text: "
+            "name the file of the shared task (.jsonl.gz)"
+        )
+    return chosen
+
+
+def no_column(missing: list[str], names: Collection[str]) -> InputError:
+    fix = f"rename yours, or name them in data.columns (--columns), as in {missing[0]}=NAME"
+    return InputError(f"has no column {', '.join(missing)} (found: {excerpt(list(names))}): {fix}")

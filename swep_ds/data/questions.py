@@ -1,0 +1,156 @@
+"""The questions of a file's items, each read and judged by the choices of a recipe."""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from swep_ds.common.errors import InputError, as_input_error, at
+from swep_ds.data.answers import (
+    MRQA_COLUMN,
+    answer_pairs,
+    field,
+    is_blank,
+    is_missing,
+    listed,
+    says_impossible,
+    says_none,
+    text_field,
+)
+from swep_ds.data.choices import Choices, LeftOut
+from swep_ds.data.columns import ANSWERED, Columns, known_fields, known_names, name_of, no_column
+from swep_ds.data.example import Example
+from swep_ds.data.formats import Items
+from swep_ds.data.places import stands, training_place
+
+MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")  # several of its sets put [SEP] after titles
+
+
+class Judged(NamedTuple):
+    """A question of a file, and what is wrong with it."""
+
+    id: str
+    example: Example | None  # None: it cannot be read
+    fault: str = ""
+    remark: str = ""  # why it is left out, moved or doubtful
+    left_out: bool = False
+    is_silent: bool = False  # it has no answer, and its row does not say that there is none
+
+
+def judged_items(
+    source: str, items: Items, choices: Choices, *, training: bool, labels: bool | None
+) -> Iterator[Judged]:
+    """The questions of a file's items, with the options of `read_examples`. A missing id is made of the last part of
+    `source` and the numbers of the question's place."""
+    for place, fields in _rows(source, items, labels, choices.columns):
+        id_ = name_of(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
+        try:
+            yield _judged(id_, fields, choices, training=training, labels=labels)
+        except LeftOut as reason:
+            yield Judged(id_, None, remark=str(reason), left_out=True)
+        except InputError as error:
+            yield Judged(id_, None, fault=str(error))
+
+
+def _rows(source: str, items: Items, labels: bool | None, columns: Columns) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the unchecked fields of each question."""
+    untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
+    for place, item in items:
+        with at(place):
+            fields = known_fields(item, columns)
+        title = name_of(fields.get("title"))
+        if "paragraphs" in fields:
+            with at(place):
+                paragraphs = listed(fields["paragraphs"])
+            for number, paragraph in enumerate(paragraphs):
+                of_paragraph = f"{place}.paragraphs[{number}]"
+                with at(of_paragraph):
+                    parts = known_fields(paragraph, columns)
+                    title = title or untitled.setdefault(str(parts.get("context")), f"{source}: {place}")
+                yield from _paragraph_rows(of_paragraph, parts, title, columns)
+        elif "qas" in fields:
+            yield from _paragraph_rows(place, fields, title, columns)
+        else:
+            with at(place):
+                known = known_names(tuple(item), columns)
+                if labels and "context" not in known:
+                    raise no_column(["context"] if ANSWERED & known.keys() else ["context", "answers"], item)
+            if isinstance(fields.get("context"), str):
+                fields["context"] = sys.intern(fields["context"])  # rows repeat their paragraph
+            yield place, fields
+
+
+def _paragraph_rows(
+    place: str, paragraph: dict[str, Any], title: str, columns: Columns
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The questions about one context. MRQA's have a `qid`."""
+    with at(place):
+        context = field(paragraph, "context")
+        qas = field(paragraph, "qas", list)
+    if any("qid" in qa or MRQA_COLUMN in qa for qa in qas):
+        # as many blanks as the marker has characters, so that every offset holds
+        context = MRQA_MARKER.sub(lambda marker: " " * len(marker[0]), context)
+    for number, qa in enumerate(qas):
+        with at(f"{place}.qas[{number}]"):
+            fields = known_fields(qa, columns)
+        if "qid" in qa and ("id", None) not in columns:
+            fields["id"] = qa["qid"]
+        yield f"{place}.qas[{number}]", {**fields, "context": context, "title": title}
+
+
+def _judged(id_: str, fields: dict[str, Any], choices: Choices, *, training: bool, labels: bool | None) -> Judged:
+    """Raises InputError: the question is faulty. LeftOut: a choice leaves it out."""
+    impossible = says_impossible(fields)
+    unanswerable = choices.unanswerable
+    for name in ("question", "context") if labels and unanswerable != "error" else ():
+        value = field(fields, name)
+        if is_missing(value) or (isinstance(value, str) and is_blank(value)):
+            raise LeftOut(f"the {name} is empty: left out")
+    question = text_field(fields, "question")
+    context = text_field(fields, "context") if labels or fields.get("context") else ""
+    with as_input_error("holds half of a surrogate pair, which is not text", "remove or complete it"):
+        f"{id_}{question}{context}".encode()  # a run would end where it writes its predictions
+    example = Example(id_, question, context, (), None, article=name_of(fields.get("title")) or context)
+    if labels is None:
+        labels = not ANSWERED.isdisjoint(fields)
+        if says_none(fields):
+            unanswerable = "train"
+    if not labels:
+        return Judged(id_, example)
+    pairs = answer_pairs(fields, context)
+    judged = Judged(id_, replace(example, answers=tuple(text for text, _ in pairs)))
+    if not pairs or impossible:
+        return _without_answer(judged, impossible, unanswerable, training=training)
+    if training:
+        begin, end, remark = training_place(fields, context, pairs, choices)
+        return judged._replace(example=replace(judged.example, span=(begin, end)), remark=remark)
+    if MRQA_COLUMN not in fields and not any(stands(context, text) for text, _ in pairs):
+        return judged._replace(remark="no accepted answer stands in the context: no extracted answer can be right")
+    return judged
+
+
+def _without_answer(judged: Judged, impossible: bool | None, unanswerable: str, *, training: bool) -> Judged:
+    """The judgement of a question without an answer, or of one that should have none. Where its fields contradict each
+    other, neither is trained on, and tests go by the answers, as the official scorer of SQuAD v2.0 does."""
+    answers = judged.example.answers
+    contradiction = ""
+    if answers:
+        contradiction = "is_impossible is true, but it has answers"
+    elif impossible is False:
+        contradiction = "is_impossible is false, but it has no answers"
+    judged = judged._replace(is_silent=not answers and not impossible)
+    if unanswerable == "error" and contradiction:
+        fix = "correct one of the two, or set data.unanswerable to drop such questions"
+        return judged._replace(fault=f"{contradiction}: {fix}")
+    if unanswerable == "error":
+        fix = "give it, or set data.unanswerable to drop such questions or to train on them"
+        return judged._replace(fault=f"has no answer; {fix}")
+    if contradiction and (training or unanswerable == "drop"):
+        return judged._replace(remark=f"{contradiction}: left out", left_out=True)
+    if contradiction:
+        return judged._replace(remark=f"{contradiction}: scored by its answers")
+    if unanswerable == "drop":
+        return judged._replace(remark="no answer: left out (data.unanswerable)", left_out=True)
+    return judged
