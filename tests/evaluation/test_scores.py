@@ -22,6 +22,10 @@ ARTICLES = {
     "es": ["un", "una", "unos", "unas", "el", "la", "los", "las"],
     "vi": ["của", "là", "cái", "chiếc", "những"],
     "de": ["ein", "eine", "einen", "einem", "eines", "einer", "der", "die", "das", "den", "dem", "des"],
+    "ca": ["un", "una", "uns", "unes", "el", "la", "els", "les"],
+    "fr": ["le", "la", "les", "un", "une", "des"],
+    "it": ["il", "lo", "la", "i", "gli", "le", "un", "uno", "una"],
+    "pt": ["o", "a", "os", "as", "um", "uma", "uns", "umas"],
 }
 
 
@@ -159,6 +163,10 @@ multilingual = st.text(
 @example("Die Straße, des  Königs", "de")
 @example("The “cat”", "en")  # SQuAD's rules keep these marks
 @example("5 $ <b> | ~c", "es")  # symbols to Unicode, and ASCII punctuation
+@example("L'home i els gats", "ca")
+@example("le chat, des amis", "fr")
+@example("gli amici e il mare", "it")
+@example("as praias e um rio", "pt")
 @example("كتالب", "ar")  # the article's letters inside a word go, too
 def test_mlqa_normalisation(text, language):
     assert normalize_mlqa(text, language) == normalize_by_hand(text, PUNCTUATION, language)
