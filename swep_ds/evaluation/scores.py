@@ -65,9 +65,9 @@ class Scorer:
 
     def name(self, golds: Golds) -> str:
         """Whose rules these are, for people."""
-        if all(golds.values()):
+        if self.rules.empty or all(golds.values()):
             return self.rules.name
-        return self.rules.name_with_unanswerable or f"{self.rules.name}, unanswerable as in SQuAD v2.0"
+        return self.rules.v2_name or f"{self.rules.name}, unanswerable as in SQuAD v2.0"
 
     def advice(self, data_set: str, golds: Golds) -> str | None:
         """Which scorer to take for answers that are mostly in a script of `SCRIPTS`, if this is another."""

@@ -11,8 +11,8 @@ What the official scripts do is kept, although some of it surprises:
   - KLUE-MRC: "F1" is its ROUGE-W, the longest run of characters that both texts have, blanks included. The marks that
     KorQuAD makes blanks of stay, because the script's pattern asks for several of them in a row. In an accepted answer
     of 200 characters or more, no run begins at a frequent character (`difflib` takes them for junk).
-  - JGLUE (for JSQuAD and JaQuAD): F1 counts characters, blanks included. Only ideographic full stops at the very end
-    go, and no other punctuation.
+  - JGLUE (for JSQuAD, and for JaQuAD, whose own notebook takes any order of the same characters for an exact match): F1
+    counts characters, blanks included. Only ideographic full stops at the very end go, and no other punctuation.
   - CMRC 2018 (for DRCD, too): F1 is the longest run of Chinese characters and Western words. Some marks go and others
     stay, such as "!", the ellipsis and an opening single quotation mark; blanks at the ends go before them. Western
     words are those of NLTK's tokenizer, here without its cut into sentences.
@@ -28,7 +28,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import lru_cache, partial
+from functools import partial
+from typing import Literal
 
 from swep_ds.data.answers import normalize_answer
 
@@ -66,7 +67,6 @@ def collapse(text: str) -> str:
     return " ".join(text.split())
 
 
-@lru_cache(2**16)
 def normalize_mlqa(text: str, language: str) -> str:
     """MLQA's normalisation (Lewis et al., ACL 2020; the official scorer, version 1): lower case, without ASCII
     punctuation, Unicode's categories P* and the language's articles. In Chinese every character from U+4E00 to U+9FA5
@@ -135,10 +135,10 @@ class Rules:
     steps: Sequence[Step]
     units: Callable[[str], Sequence[str]] = str.split
     overlap: Callable[[Sequence[str], Sequence[str]], int] = in_common
-    name_with_unanswerable: str | None = None  # None: `name`, and that they are scored as v2.0 does
-    # None: v2.0's rules for empty texts hold where some question of a data set has no answer. Else in every data set;
-    # "kept" if accepted answers that normalise to nothing count as well
-    empty: str | None = None
+    v2_name: str | None = None  # where some question of a data set has no answer; None: `name`, and that v2.0 decides
+    # None: v2.0's rules for empty texts hold where some question has no answer. Else they hold in every data set, and
+    # accepted answers that normalise to nothing are dropped or kept
+    empty: Literal["dropped", "kept"] | None = None
 
     def normalize(self, text: str) -> str:
         for step in self.steps:
@@ -147,7 +147,7 @@ class Rules:
 
 
 RULES = {
-    "squad": Rules("SQuAD v1.1", [normalize_answer], name_with_unanswerable="SQuAD v2.0"),
+    "squad": Rules("SQuAD v1.1", [normalize_answer], v2_name="SQuAD v2.0"),
     "korquad": Rules(
         "KorQuAD 1.0",
         [blank("""['"《》<>〈〉()‘’]"""), str.lower, drop(string.punctuation), collapse],
@@ -158,12 +158,9 @@ RULES = {
         [blank("""['"《》<>〈〉]\\(\\)‘’"""), str.lower, drop(string.punctuation), collapse],
         str,
         partial(longest_run, skips_frequent=True),
-        name_with_unanswerable="KLUE-MRC",
         empty="kept",
     ),
-    "jglue": Rules(
-        "JGLUE", [str.lower, blank(r"。+\Z"), collapse], str, name_with_unanswerable="JGLUE", empty="dropped"
-    ),
+    "jglue": Rules("JGLUE", [str.lower, blank(r"。+\Z"), collapse], str, empty="dropped"),
     "cmrc": Rules("CMRC 2018", [str.lower, str.strip, drop(CMRC_MARKS)], cmrc_units, longest_run),
     "dureader": Rules("DuReader-robust", [str.lower, drop(DUREADER_MARKS)], dureader_units, longest_run),
     "persianqa": Rules("PersianQA", [blank("\u200c"), str.strip], str),
@@ -172,6 +169,4 @@ RULES = {
 SCORERS = ("mlqa", *RULES)
 for language in LANGUAGES:
     name = f"MLQA ({language})"
-    RULES[f"mlqa {language}"] = Rules(
-        name, [partial(normalize_mlqa, language=language)], name_with_unanswerable=f"{name}, v2.0"
-    )
+    RULES[f"mlqa {language}"] = Rules(name, [partial(normalize_mlqa, language=language)], v2_name=f"{name}, v2.0")
