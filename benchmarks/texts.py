@@ -91,7 +91,7 @@ def read(
 ) -> None:
     """Prints the scores of answers from the right paragraph, and from the best passages of all texts."""
     golds = {example.id: example.answers for example in drawn}
-    scorer = Scorer("en")
+    scorer = Scorer("mlqa en")
     replies = answerer.answer((example.question, example.context) for example in drawn)
     answers = {example.id: reply.text for example, [reply] in zip(drawn, replies, strict=True)}
     print(f"  reading the right paragraph: {scored(answers, scorer, golds)}")

@@ -64,7 +64,7 @@ def main() -> None:
     for file, other in zip(given.files, reversed(given.files), strict=True):
         golds = {example.id: example.answers for example in drawn[file]}
         for way, answers in best_answers(model, texts[file], drawn[file]).items():
-            print(f"{file.name}, by {way}: exact match {Scorer('en').score(answers, golds)['exact_match']:.1f}")
+            print(f"{file.name}, by {way}: exact match {Scorer('mlqa en').score(answers, golds)['exact_match']:.1f}")
         for count in (1, COUNT):
             asks = model.over(texts[other], count)
             declined = sum(not asks(example.question)[0].text for example in drawn[file])

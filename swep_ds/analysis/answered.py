@@ -126,7 +126,7 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     answers = read_predictions(folder, name)
     wrote = {kind: _read_if_any(folder, kind, name) for kind in ("confidence", "calibrated", "n_best")}
     examples = reported_examples(recipe, name)
-    scorer = Scorer(recipe.eval.answer_language(name))
+    scorer = recipe.eval.scorer_of(name)
     others = {}
     if against:
         others = scored(_read_if_any(against, "predictions", name), examples, scorer)

@@ -222,7 +222,7 @@ def read_home(folders: Sequence[Path]) -> Home:
     for (folder, run), (again, other) in combinations(zip(folders, runs, strict=True), 2):
         if run == other:
             raise InputError(f"{folder} and {again} are the same run: name runs that differ in their seed")
-    return Home(name, runs, words(training), Scorer(recipe.eval.answer_language(name)))
+    return Home(name, runs, words(training), recipe.eval.scorer_of(name))
 
 
 def read_runs(folders: Sequence[Path], name: str) -> list[list[Answered]]:

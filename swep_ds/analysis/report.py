@@ -7,6 +7,8 @@ is left out, and the page says so.
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
         "kinds": kinds,
         "answered": {name: by_kind(items) for name, items in answered.items()},
         "missing": missing,
+        "scoring": list(filter(None, starmap(partial(_advice, recipe), answered.items()))),
         "confidence": confidence(answered),
         "forecasts": [read_json(file) for file in sorted(run.forecasts.glob("*.json"))],
         "maps": heat_maps(folder, answered),
@@ -100,6 +103,10 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     html = template("report.html.jinja").render(content)
     write_atomically(output or folder / REPORT, html)
     return html, _tables(results, answered)
+
+
+def _advice(recipe: Recipe, name: str, items: Sequence[Answered]) -> str | None:
+    return recipe.eval.scorer_of(name).advice(name, {item.example.id: item.example.answers for item in items})
 
 
 def _compared(

@@ -19,7 +19,6 @@ from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, read_predictions
-from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.examples import check_unchanged, reported_examples, source_of_test_set
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 
@@ -87,7 +86,7 @@ def _scores(run: Run, data_set: str, examples: Sequence[Example]) -> pd.DataFram
     check_unchanged(run.recipe, run.folder, [source_of_test_set(run.recipe, data_set)])
     predictions = read_predictions(run.folder, data_set)
     golds = {example.id: example.answers for example in examples}
-    by_question = Scorer(run.recipe.eval.answer_language(data_set)).by_question(predictions, golds)
+    by_question = run.recipe.eval.scorer_of(data_set).by_question(predictions, golds)
     scores = pd.DataFrame(100 * np.array([*by_question.values()]), index=list(by_question), columns=list(METRICS))
     em, f1 = scores.mean()
     reported = run.results.eval[data_set]

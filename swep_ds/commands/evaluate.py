@@ -9,7 +9,7 @@ Runs under `deepspeed`, `torchrun`, `srun` and plain `python`; the questions are
 
 from swep_ds.commands.cli import Parser, add_launch_options, add_reading_options, at_least, launch
 from swep_ds.common.files import check_new_folder, user_path
-from swep_ds.evaluation.scores import LANGUAGES
+from swep_ds.evaluation.scoring_rules import LANGUAGES, SCORERS
 
 
 def evaluate() -> None:
@@ -23,7 +23,8 @@ def evaluate() -> None:
     text = "tokens between windows' starts (default: as trained, else 128)"
     parser.add_argument("--doc_stride", type=at_least(1), help=text)
     parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank")
-    parser.add_argument("--scorer", choices=("squad", "mlqa"), help="scoring rules (default: the run's, or squad)")
+    text = "scoring rules, for all data sets (default: the run's, or squad)"
+    parser.add_argument("--scorer", choices=SCORERS, help=text)
     parser.add_argument("--language", choices=LANGUAGES, help="mlqa: for all data sets (default: the run's, or en)")
     text = "decline questions with null odds above it (default: the model's, or never)"
     parser.add_argument("--null_threshold", type=float, help=text)

@@ -119,14 +119,14 @@ class Evaluation:
     null_threshold: float | None = None  # a question with null odds above this is declined; None = never
     calibrator: Calibrator | None = None
 
-    def prepare(self, tests: dict[str, list[Example]], language: Callable[[str], str | None]) -> list[EvalSet]:
-        """Tokenises data sets by name, each with the `Scorer` of its language. On several ranks call it inside
+    def prepare(self, tests: dict[str, list[Example]], scorer_of: Callable[[str], Scorer]) -> list[EvalSet]:
+        """Tokenises data sets by name, each with its `Scorer`. On several ranks call it inside
         `local_rank_zero_first`, for the cache."""
         build = partial(build_features, training=False, cache_dir=CACHE, console=Console(quiet=not ranks.is_main()))
         sets = []
         for name, examples in tests.items():
             windows = build(examples, self.tokenizer, self.windows)
-            sets.append(EvalSet(name, examples, windows, Scorer(language(name))))
+            sets.append(EvalSet(name, examples, windows, scorer_of(name)))
         return sets
 
     def run(self, predict: Predict, tests: list[EvalSet], folder: Path, say: Callable[[str], None]) -> Scores:

@@ -1,72 +1,85 @@
-"""Exact match and F1 exactly as the official scorers of SQuAD v1.1 and v2.0, of MRQA 2019 and of MLQA have them.
+"""Exact match and F1 exactly as the official scorers of SQuAD v1.1 and v2.0, of MRQA 2019, of MLQA and of the data sets
+in `scoring_rules.py` have them.
 
 All normalise both texts, compare with each accepted answer and keep the best. A question without a prediction scores 0.
+Some official scripts do so as well; v2.0's ends in a KeyError, and those of JGLUE and KLUE leave it out of the mean.
   - Where every question has an answer, two texts that both normalise to nothing match exactly (EM 1) but share no token
     (F1 0).
   - Where some questions of a data set have no answer, v2.0's rules hold for all of its questions: an accepted answer
     that normalises to nothing is none, a question without an answer accepts only the prediction that normalises to
-    nothing, and F1 is 1 where both texts have no token.
+    nothing, and F1 is 1 where both texts have no token. PersianQA's script, which has EM 1 and F1 0 there, is followed
+    in all else.
+  - JGLUE has v2.0's rules in every data set. So has KLUE, but there an accepted answer that normalises to nothing is
+    an answer like others.
 """
 
 import math
 import re
-import string
-import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
 
-from swep_ds.data.answers import normalize_answer
+from swep_ds.data.places import UNSPACED
+from swep_ds.evaluation.scoring_rules import RULES, Rules
 
 Golds = Mapping[str, Sequence[str]]  # accepted answers by question id; none = the question has no answer
 METRICS = ("exact_match", "f1")
-ARTICLES = {
-    "en": r"\b(a|an|the)\b",
-    "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
-    "vi": r"\b(của|là|cái|chiếc|những)\b",
-    "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
-    "ar": "ال",
+# Scripts without spaces, or with particles or articles at their words, in the order in which they are looked for: their
+# characters, the share of an answer's letters above which they are named, the rows that know them, and what to set
+SCRIPTS = {
+    "Korean": ("\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3", 0.5, ("korquad", "klue"), "korquad or klue"),
+    "Thai, Lao, Khmer or Burmese": (
+        "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff",
+        0.5,
+        ("jglue",),
+        "jglue, which counts characters (no official scorer is known)",
+    ),
+    "Japanese": ("\u3040-\u30ff\uff66-\uff9f", 0.1, ("jglue",), "jglue"),
+    "Chinese": (UNSPACED, 0.5, ("cmrc", "dureader", "mlqa zh"), "cmrc, dureader or, with eval.language zh, mlqa"),
+    "in Arabic script": (
+        "\u0600-\u06ff\u0750-\u077f",
+        0.5,
+        ("arcd", "persianqa", "mlqa ar"),
+        "persianqa if they are Persian, arcd or, with eval.language ar, mlqa if they are Arabic",
+    ),
 }
-Language = Literal["ar", "de", "en", "es", "hi", "vi", "zh"]
-LANGUAGES = get_args(Language)
 
 
-@lru_cache(2**16)
-def normalize_mlqa(text: str, language: Language) -> str:
-    """MLQA's normalisation (Lewis et al., ACL 2020; the official scorer, version 1): lower case, without ASCII
-    punctuation, Unicode's categories P* and the language's articles. In Chinese every character from U+4E00 to U+9FA5
-    is a token.
-
-    Two effects of the official rules are kept: Vietnamese loses classifiers and the word for "of", and Arabic loses its
-    article's two letters wherever they stand, in the middle of words, too.
-    """
-    kept = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
-    if language in ARTICLES:
-        kept = re.sub(ARTICLES[language], " ", kept)
-    if language == "zh":
-        kept = re.sub("([\u4e00-\u9fa5])", r" \1 ", kept)
-    return " ".join(kept.split())
+@lru_cache(2**16)  # both metrics of every evaluation normalise the same gold answers
+def _normalized(text: str, rules: str) -> str:
+    return RULES[rules].normalize(text)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """The rules for one data set. `language`: None = SQuAD's, else MLQA's for answers in this language."""
+    """The rules for one data set: a row of `RULES`, such as "squad" or "mlqa de"."""
 
-    language: str | None = None
+    row: str = "squad"
+
+    @property
+    def rules(self) -> Rules:
+        return RULES[self.row]
 
     def normalize(self, text: str) -> str:
-        if self.language:
-            return normalize_mlqa(text, self.language)
-        return normalize_answer(text)
+        return _normalized(text, self.row)
 
     def name(self, golds: Golds) -> str:
         """Whose rules these are, for people."""
-        answered = all(golds.values())
-        if self.language is None:
-            return "SQuAD v1.1" if answered else "SQuAD v2.0"
-        return f"MLQA ({self.language})" if answered else f"MLQA ({self.language}), v2.0"
+        if self.rules.empty or all(golds.values()):
+            return self.rules.name
+        return self.rules.v2_name or f"{self.rules.name}, unanswerable as in SQuAD v2.0"
+
+    def advice(self, data_set: str, golds: Golds) -> str | None:
+        """Which scorer to take for answers that are mostly in a script of `SCRIPTS`, if this is another."""
+        texts = "".join(text for answers in golds.values() for text in answers)
+        letters = sum(map(str.isalpha, texts))
+        for script, (characters, share, fitting, words) in SCRIPTS.items():
+            if len(re.findall(f"[{characters}]", texts)) > share * letters:
+                if self.row in fitting:
+                    return None
+                rules = self.name(golds)
+                return f"{data_set}: answers are {script}, which {rules} has no rules for: set eval.scorer to {words}"
+        return None
 
     def exact_match(self, prediction: str, answers: Sequence[str]) -> float:
         """1.0 if `prediction` equals one of `answers` after normalisation, else 0.0."""
@@ -74,25 +87,29 @@ class Scorer:
         return float(any(normalized == self.normalize(answer) for answer in answers))
 
     def f1(self, prediction: str, answers: Sequence[str]) -> float:
-        """F1 in [0, 1] between the bags of normalised tokens, the best over `answers`, which is not empty."""
-        predicted = Counter(self.normalize(prediction).split())
+        """F1 in [0, 1] of what two normalised texts share, the best over `answers`, which is not empty."""
+        rules = self.rules
+        predicted = rules.units(self.normalize(prediction))
         best = 0.0
         for answer in answers:
-            gold = Counter(self.normalize(answer).split())
-            if same := (predicted & gold).total():
-                precision = same / predicted.total()
-                recall = same / gold.total()
+            gold = rules.units(self.normalize(answer))
+            if same := rules.overlap(predicted, gold):
+                precision = same / len(predicted)
+                recall = same / len(gold)
                 best = max(best, 2 * precision * recall / (precision + recall))
         return best
 
     def by_question(self, predictions: Mapping[str, str], golds: Golds) -> dict[str, tuple[float, float]]:
         """EM and F1 in [0, 1] of each question in `golds`; 0 without a prediction."""
-        is_v2 = not all(golds.values())
+        empty = self.rules.empty
+        is_v2 = empty is not None or not all(golds.values())
         scores = dict.fromkeys(golds, (0.0, 0.0))
         for id_ in golds.keys() & predictions.keys():
             answers = golds[id_]
+            if is_v2 and empty != "kept":
+                answers = [answer for answer in answers if self.normalize(answer)]
             if is_v2:
-                answers = [answer for answer in answers if self.normalize(answer)] or [""]
+                answers = answers or [""]
             right = self.exact_match(predictions[id_], answers)
             overlap = self.f1(predictions[id_], answers)
             if is_v2 and not self.normalize(predictions[id_]):

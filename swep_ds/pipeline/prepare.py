@@ -31,7 +31,7 @@ from swep_ds.models.hub import check_knows, check_length, load_tokenizer, pad_to
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
-from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.recipe import Recipe, warn_once
 from swep_ds.ranks import accelerator
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
 from swep_ds.training.settings import REPORTS, SPREAD
@@ -102,10 +102,13 @@ def prepare(
 
     def tokenise() -> tuple[Features, list[EvalSet], list[EvalSet]]:
         features = training_features(recipe, tokenizer, training, Console(quiet=not ranks.is_main()))
-        language = recipe.eval.answer_language
-        return features, evaluation.prepare(tests, language), evaluation.prepare(validation, language)
+        scorer_of = recipe.eval.scorer_of
+        return features, evaluation.prepare(tests, scorer_of), evaluation.prepare(validation, scorer_of)
 
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
+    for test in test_sets:
+        if advice := test.scorer.advice(test.name, test.golds):
+            warn_once(advice)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), accelerator.on_gpu())
     return Prepared(
         objective=objective,

@@ -19,7 +19,8 @@ from swep_ds.common.plugins import load_entry_points
 from swep_ds.common.settings import FieldFault, Section, change, load, read_whole, suggest, without_paths
 from swep_ds.data.choices import Choices
 from swep_ds.data.columns import check_columns
-from swep_ds.evaluation.scores import LANGUAGES
+from swep_ds.evaluation.scores import Scorer
+from swep_ds.evaluation.scoring_rules import LANGUAGES, SCORERS
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
 from swep_ds.ranks.environment import is_first_on_node
@@ -187,27 +188,32 @@ class EvalSection(Section):
     n_best: int = Field(20, ge=5, le=10_000)
     max_answer_tokens: Count = 30  # longest answer; if generated, with its end-of-sequence token
     beams: int = Field(4, ge=1, le=1000)  # generative: width of the beam search; 1 = greedy
-    scorer: Literal["squad", "mlqa"] = "squad"  # scoring rules: SQuAD's, for English, or MLQA's, for `language`
+    # Scoring rules; or by data set, else squad. squad (English), mlqa (for `language`), korquad, klue (Korean), jglue
+    # (Japanese), cmrc, dureader (Chinese), persianqa, arcd (Arabic)
+    scorer: str | dict[str, str] = "squad"
     language: str | dict[str, str] = "en"  # mlqa: language of the answers; or by data set, else en
 
     @model_validator(mode="after")
     def _fits_together(self) -> "EvalSection":
-        languages = [self.language] if isinstance(self.language, str) else self.language.values()
-        for language in languages:
-            if language not in LANGUAGES:
-                known = ", ".join(LANGUAGES)
-                raise FieldFault(f"language: {language!r} is not one of {known}: give one, or one by data set")
-        if self.scorer == "squad" and self.language != "en":
-            raise FieldFault("language: scorer squad has rules only for English: set eval.scorer to mlqa")
+        for field, known in (("scorer", SCORERS), ("language", LANGUAGES)):
+            given = getattr(self, field)
+            for value in given.values() if isinstance(given, dict) else [given]:
+                if value not in known:
+                    names = ", ".join(known)
+                    raise FieldFault(f"{field}: {value!r} is not one of {names}: give one, or one by data set")
+        if self.language != "en" and not self.uses_mlqa:
+            raise FieldFault("language: only scorer mlqa has rules by language: set eval.scorer to mlqa")
         return self
 
-    def answer_language(self, data_set: str) -> str | None:
-        """The language whose rules score a data set; None = SQuAD's rules."""
-        if self.scorer == "squad":
-            return None
-        if isinstance(self.language, dict):
-            return self.language.get(data_set, "en")
-        return self.language
+    @property
+    def uses_mlqa(self) -> bool:
+        return self.scorer == "mlqa" or (isinstance(self.scorer, dict) and "mlqa" in self.scorer.values())
+
+    def scorer_of(self, data_set: str) -> Scorer:
+        """The rules that score a data set."""
+        scorer = self.scorer.get(data_set, "squad") if isinstance(self.scorer, dict) else self.scorer
+        language = self.language.get(data_set, "en") if isinstance(self.language, dict) else self.language
+        return Scorer(f"mlqa {language}" if scorer == "mlqa" else scorer)
 
 
 class Recipe(Section):
@@ -244,10 +250,10 @@ class Recipe(Section):
                 f"eval.select_on: {select_on!r} is not a data set of data.eval{suggest(select_on, tests)} "
                 f"({HOLDOUT} needs data.holdout_fraction)"
             )
-        if isinstance(self.eval.language, dict):
-            for name in self.eval.language:
+        for field, given in (("scorer", self.eval.scorer), ("language", self.eval.language)):
+            for name in given if isinstance(given, dict) else ():
                 if name not in tests:
-                    yield f"eval.language: {name!r} is not a data set of data.eval{suggest(name, tests)}"
+                    yield f"eval.{field}: {name!r} is not a data set of data.eval{suggest(name, tests)}"
         if train.execution == "joint" and method.needs_gradient:
             yield (
                 f"train.execution: joint has one backward for all passes, and {method.name} needs the gradient of one "

@@ -166,8 +166,8 @@ def evaluate_saved(
     def load() -> tuple[dict[str, list[Example]], SavedModel]:
         tests = _read_data_sets(data, columns, remarks)
         saved = load_saved(model_name, null_threshold)
-        if language not in (None, "en") and (scorer or saved.eval.scorer) == "squad":
-            raise InputError(f"--language {language}: SQuAD's rules are for English: give --scorer mlqa as well")
+        if language not in (None, "en") and not saved.eval.model_copy(update=_given(scorer=scorer)).uses_mlqa:
+            raise InputError(f"--language {language}: only MLQA has rules by language: give --scorer mlqa as well")
         for name, examples in tests.items():
             texts = (example.context for example in examples)
             hub.check_knows(saved.tokenizer, texts, f"model {model_name}", f"--data {name}")
@@ -183,7 +183,10 @@ def evaluate_saved(
     scoring = saved.eval.model_copy(update=_given(scorer=scorer, language=language))
     say(f"windows of {windows.max_length} tokens, {windows.doc_stride} apart")
     evaluation = Evaluation(saved.tokenizer, windows, saved.spans, batch_size, saved.null_threshold, saved.calibrator)
-    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests, scoring.answer_language))
+    test_sets = ranks.local_rank_zero_first(lambda: evaluation.prepare(tests, scoring.scorer_of))
+    for test in test_sets:
+        if advice := test.scorer.advice(test.name, test.golds):
+            warn_once(advice)
     scorers = {test.name: test.rules for test in test_sets}
     say(f"scoring rules: {', '.join(f'{name} {rule}' for name, rule in scorers.items())}")
     scores = evaluation.run(saved.qa.predict, test_sets, output_dir, say)

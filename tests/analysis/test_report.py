@@ -18,6 +18,7 @@ from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
 from swep_ds.analysis.pages import template
 from swep_ds.commands.report import report as command
+from swep_ds.evaluation import scores
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import GlobalBatch, RunFolder
@@ -223,6 +224,13 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
     assert MEAN not in shown
     shutil.rmtree(other / "predictions")
     assert "answers none of the questions" in refused(report.write_report, run, other)
+
+
+def test_answers_that_the_rules_do_not_know_are_named_with_a_scorer(run, monkeypatch):
+    change_data(run)
+    monkeypatch.setitem(scores.SCRIPTS, "Latin", ("A-Za-z", 0.5, ("klue",), "klue"))
+    said = "squad: answers are Latin, which SQuAD v1.1 has no rules for: set eval.scorer to klue"
+    assert said in Page(report.write_report(run)[0]).texts["domains"]
 
 
 def test_questions_without_an_answer_are_shown_apart(against, run, home, tmp_path):

@@ -161,8 +161,8 @@ def test_scores_and_files_are_of_the_answers_that_are_given(on_rank, tmp_path, m
     tests = {"some have none": examples_of(40, 1), "German": examples_of(9, 2)}
     threshold = -4.0
     evaluation = Evaluation(tiny.wordpiece(), SIZES, SpanSettings(), 4, threshold, calibrator)
-    sets = evaluation.prepare(tests, {"German": "de"}.get)
-    assert [test.scorer for test in sets] == [Scorer(), Scorer("de")]
+    sets = evaluation.prepare(tests, lambda name: Scorer("mlqa de" if name == "German" else "squad"))
+    assert [test.scorer for test in sets] == [Scorer(), Scorer("mlqa de")]
     undeclined = evaluation.predict(predict, sets[0]).texts
     for row, example in enumerate(sets[0].examples):
         sets[0].examples[row] = replace(example, answers=(undeclined[example.id],) if row % 3 else ())

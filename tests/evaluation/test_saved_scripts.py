@@ -47,12 +47,21 @@ def test_scores_and_predictions_are_written_once(folder):
 
 def test_scoring_rules_are_those_of_the_run(folder, tmp_path):
     model = shutil.copytree(folder / "model", tmp_path / "model")
-    change_json(model / "reading.json", "eval", scorer="mlqa", language={"zh": "zh"})
-    data = [word for name in ("zh", "test") for word in ("--data", f"{name}={folder / 'test.json'}")]
+    change_json(model / "reading.json", "eval", scorer={"zh": "mlqa", "ja": "jglue"}, language={"zh": "zh"})
+    document = json.loads((folder / "test.json").read_text())
+    for article in document["data"]:
+        for paragraph in article["paragraphs"]:
+            paragraph["context"] += " 서울"
+            for qa in paragraph["qas"]:
+                qa["answers"] = [{"text": "서울", "answer_start": len(paragraph["context"]) - 2}]
+    (tmp_path / "ko.json").write_text(json.dumps(document))
+    sources = {"zh": folder / "test.json", "ja": folder / "test.json", "ko": tmp_path / "ko.json"}
+    data = [word for name, source in sources.items() for word in ("--data", f"{name}={source}")]
     ended = run_script("swep_ds", "evaluate", str(model), *data, "--output_dir", str(tmp_path / "scores"))
-    assert "scoring rules: zh MLQA (zh), test MLQA (en)" in ended.stdout
+    assert "scoring rules: zh MLQA (zh), ja JGLUE, ko SQuAD v1.1" in ended.stdout
+    assert ended.stderr.count("ko: answers are Korean, which SQuAD v1.1 has no rules for: set eval.scorer to") == 1
     rules = json.loads((tmp_path / "scores" / "results.json").read_text())["scorers"]
-    assert rules == {"zh": "MLQA (zh)", "test": "MLQA (en)"}
+    assert rules == {"zh": "MLQA (zh)", "ja": "JGLUE", "ko": "SQuAD v1.1"}
     options = ["--output_dir", str(tmp_path / "no"), "--scorer", "squad", "--language", "de"]
     refused = run_script("swep_ds", "evaluate", str(model), *data, *options, check=False)
     assert (refused.returncode, "give --scorer mlqa as well" in refused.stderr) == (2, True)

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swep_ds.data.answers import normalize_answer
-from swep_ds.evaluation.scores import LANGUAGES, METRICS, Scorer, normalize_mlqa
+from swep_ds.evaluation.scores import METRICS, Scorer
+from swep_ds.evaluation.scoring_rules import LANGUAGES, normalize_mlqa
 
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 texts = st.text(alphabet=st.sampled_from("aAnthe THE catdog.,-_' \t\u2013\u201cé\u0130ß7\u00a0"), max_size=25)
@@ -21,6 +22,10 @@ ARTICLES = {
     "es": ["un", "una", "unos", "unas", "el", "la", "los", "las"],
     "vi": ["của", "là", "cái", "chiếc", "những"],
     "de": ["ein", "eine", "einen", "einem", "eines", "einer", "der", "die", "das", "den", "dem", "des"],
+    "ca": ["un", "una", "uns", "unes", "el", "la", "els", "les"],
+    "fr": ["le", "la", "les", "un", "une", "des"],
+    "it": ["il", "lo", "la", "i", "gli", "le", "un", "uno", "una"],
+    "pt": ["o", "a", "os", "as", "um", "uma", "uns", "umas"],
 }
 
 
@@ -140,7 +145,7 @@ def test_where_every_question_has_an_answer_the_rules_of_v1_hold():
     assert scorer.score({}, {"1": ["the"]}) == {"exact_match": 0.0, "f1": 0.0, "total": 1}
     assert scorer.score({"1": "", "2": "x"}, {"1": ["the"], "2": []})["f1"] == 50.0
     assert (scorer.name({"1": ["a"]}), scorer.name({"1": []})) == ("SQuAD v1.1", "SQuAD v2.0")
-    assert (Scorer("de").name({"1": ["a"]}), Scorer("de").name({"1": []})) == ("MLQA (de)", "MLQA (de), v2.0")
+    assert (Scorer("mlqa de").name({"1": ["a"]}), Scorer("mlqa de").name({"1": []})) == ("MLQA (de)", "MLQA (de), v2.0")
 
 
 # MLQA
@@ -158,11 +163,15 @@ multilingual = st.text(
 @example("Die Straße, des  Königs", "de")
 @example("The “cat”", "en")  # SQuAD's rules keep these marks
 @example("5 $ <b> | ~c", "es")  # symbols to Unicode, and ASCII punctuation
+@example("L'home i els gats", "ca")
+@example("le chat, des amis", "fr")
+@example("gli amici e il mare", "it")
+@example("as praias e um rio", "pt")
 @example("كتالب", "ar")  # the article's letters inside a word go, too
 def test_mlqa_normalisation(text, language):
     assert normalize_mlqa(text, language) == normalize_by_hand(text, PUNCTUATION, language)
 
 
 def test_f1_counts_chinese_characters():
-    assert Scorer("zh").f1("上海市", ["上海"]) == pytest.approx(4 / 5)
+    assert Scorer("mlqa zh").f1("上海市", ["上海"]) == pytest.approx(4 / 5)
     assert Scorer().f1("上海市", ["上海"]) == 0.0

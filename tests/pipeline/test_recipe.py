@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from swep_ds.common.files import ds_config_path
 from swep_ds.common.settings import flatten
+from swep_ds.evaluation.scores import Scorer
+from swep_ds.evaluation.scoring_rules import LANGUAGES, SCORERS
 from swep_ds.pipeline.recipe import RECIPES, Recipe, warn_once
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support.bad_input import refused
@@ -294,17 +296,25 @@ def test_what_a_file_lacks(tmp_path):
         assert said in message(write(tmp_path / "r.yaml", MINIMAL | changes))
 
 
-def test_languages_are_those_of_mlqa_and_of_test_sets(path):
-    assert Recipe.load(str(path)).eval.answer_language("any") is None
+def test_scorers_and_languages_are_known_and_of_test_sets(path):
+    assert Recipe.load(str(path)).eval.scorer_of("any") == Scorer("squad")
+    assert Recipe.load(str(path), ["eval.scorer=korquad"]).eval.scorer_of("any") == Scorer("korquad")
     mlqa = ["eval.scorer=mlqa", "data.eval.zh=zh.json"]
     testing = Recipe.load(str(path), [*mlqa, "eval.language={zh: zh}"]).eval
-    assert (testing.answer_language("zh"), testing.answer_language("other")) == ("zh", "en")
-    assert Recipe.load(str(path), [*mlqa, "eval.language=de"]).eval.answer_language("zh") == "de"
-    assert "eval.language: scorer squad has rules only for English" in message(path, "eval.language=de")
+    assert (testing.scorer_of("zh"), testing.scorer_of("other")) == (Scorer("mlqa zh"), Scorer("mlqa en"))
+    assert Recipe.load(str(path), [*mlqa, "eval.language=de"]).eval.scorer_of("zh") == Scorer("mlqa de")
+    both = ["data.eval.zh=zh.json", "data.eval.ko=ko.json", "eval.scorer={zh: mlqa, ko: klue}", "eval.language=zh"]
+    testing = Recipe.load(str(path), both).eval
+    assert [testing.scorer_of(name).row for name in ("zh", "ko", "other")] == ["mlqa zh", "klue", "squad"]
+    for scorer in ("squad", "korquad"):
+        said = message(path, "eval.language=de", f"eval.scorer={scorer}")
+        assert "eval.language: only scorer mlqa has rules by language: set eval.scorer to mlqa" in said
     assert "eval.language: 'hz' is not a data set" in message(path, *mlqa, "eval.language={hz: zh}")
-    for language in ("fr", "{zh: fr}"):
-        said = message(path, *mlqa, f"eval.language={language}")
-        assert "eval.language: 'fr' is not one of ar, de, en, es, hi, vi, zh: give one, or one by data set" in said
+    assert "eval.scorer: 'hz' is not a data set" in message(path, "data.eval.zh=zh.json", "eval.scorer={hz: cmrc}")
+    known = {"language": ", ".join(LANGUAGES), "scorer": ", ".join(SCORERS)}
+    for field, value in (("language", "xx"), ("language", "{zh: xx}"), ("scorer", "xx"), ("scorer", "{zh: xx}")):
+        said = message(path, *mlqa, f"eval.{field}={value}")
+        assert f"eval.{field}: 'xx' is not one of {known[field]}: give one, or one by data set" in said
 
 
 # The resolved copy

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from swep_ds.common.settings import differences
+from swep_ds.evaluation import scores
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import Prepared, load_model, prepare, resume_setup, training_batches
 from swep_ds.pipeline.recipe import Recipe
@@ -89,6 +90,16 @@ def test_a_precision_that_the_processor_emulates_is_warned_of(folder, monkeypatc
         monkeypatch.setattr(accelerator, "emulates", lambda dtype, emulated=emulated: emulated)
         job(folder, f"train.precision={precision}", stage=1)
         assert caplog.text.count("train.precision bf16: this processor has no instructions for bf16") == warned
+
+
+def test_answers_that_the_rules_do_not_know_are_named_once_with_a_scorer(folder, monkeypatch, caplog):
+    monkeypatch.setitem(scores.SCRIPTS, "Latin", ("A-Za-z", 0.5, ("klue",), "klue"))
+    sources = [f"data.eval.{name}={folder / 'test.json'}" for name in ("latin", "klue")]
+    job(folder, *sources, "eval.scorer={klue: klue}", "eval.select_on=latin", stage=1)
+    assert (
+        caplog.text.count("latin: answers are Latin, which SQuAD v1.1 has no rules for: set eval.scorer to klue") == 1
+    )
+    assert "klue: answers" not in caplog.text
 
 
 def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, caplog):

@@ -103,6 +103,6 @@ def test_checkpoints_and_tests_are_scored_with_the_mean(folder, tmp_path, monkey
         saved, selection = load_saved(str(part / "model")), read_results(part / "results.json").selection
         evaluation = Evaluation(saved.tokenizer, saved.windows, saved.spans, batch_size=8)
         tests = {"test": halves(load_examples(recipe)[1]["test"])[0]}
-        [half] = evaluation.prepare(tests, recipe.eval.answer_language)
+        [half] = evaluation.prepare(tests, recipe.eval.scorer_of)
         score = half.score(evaluation.predict(saved.qa.predict, half))
         assert (selection.update, selection.f1) == (chosen + 1, pytest.approx(score["f1"]))
