@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -51,7 +51,7 @@ TYPES = {  # of the columns of `Features.dataset`; positions are indices in `inp
 
 @dataclass(frozen=True)
 class Features:
-    """Windows, and what some examples lost on the way or lose in an answer."""
+    """Windows, and what examples lost on the way or lose in an answer."""
 
     dataset: Dataset  # columns as in `TYPES`; rows in the order of the examples and of the windows of a context
     examples: int
@@ -69,25 +69,14 @@ class Features:
         """The windows of all parts, one after the other; a single part as it is."""
         if len(parts) == 1:
             return parts[0]
-        facts = {}
+        counts = {}
         for name in ("examples", "questions_cut", "targets_cut", "windows_without_answer"):
-            facts[name] = sum(getattr(part, name) for part in parts)
-        facts["answer_tokens"] = list(chain.from_iterable(part.answer_tokens for part in parts))
-        facts["rewritten"] = dict(chain.from_iterable(part.rewritten.items() for part in parts))
+            counts[name] = sum(getattr(part, name) for part in parts)
+        counts["answer_tokens"] = [tokens for part in parts for tokens in part.answer_tokens]
+        counts["rewritten"] = dict(chain.from_iterable(part.rewritten.items() for part in parts))
         fingerprint = "+".join(part.fingerprint for part in parts)
         windows = concatenate_datasets([part.dataset for part in parts])
-        return Features(windows, **facts, fingerprint=fingerprint, parts=tuple(parts))
-
-
-@dataclass
-class _Counts:
-    """The counts of `Features`, while the rows are made."""
-
-    questions_cut: int = 0
-    targets_cut: int = 0
-    windows_without_answer: int = 0
-    answer_tokens: list[int] = field(default_factory=list)
-    rewritten: dict[str, str] = field(default_factory=dict)
+        return Features(windows, **counts, fingerprint=fingerprint, parts=tuple(parts))
 
 
 def build_features(
@@ -124,7 +113,7 @@ def build_features(
     cached = cache_dir / f"{kind}-{digest.hexdigest()[:32]}.arrow"
 
     if _load(cached) is None:
-        counts = _Counts()
+        counts = _counts(len(examples))
         with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
             questions = _shown(cutter.tokenise(examples), progress)
             if training:
@@ -138,9 +127,15 @@ def build_features(
 def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tuple[pa.Table, int]:
     """The windows of a few examples, at least one, as `build_features` makes them for evaluation, but in memory; and
     how many questions were cut. Raises InputError: a context has no token."""
-    counts = _Counts()
+    counts = _counts(len(examples))
     rows = _rows_to_answer(examples, cutter.tokenise(examples), cutter, counts)
-    return pa.Table.from_batches(_batches(rows)), counts.questions_cut
+    return pa.Table.from_batches(_batches(rows)), counts["questions_cut"]
+
+
+def _counts(examples: int) -> dict[str, Any]:
+    """What `Features` says of so many examples, before the first."""
+    counts = dict.fromkeys(("questions_cut", "targets_cut", "windows_without_answer"), 0)
+    return counts | {"examples": examples, "answer_tokens": [], "rewritten": {}}
 
 
 # The cache: an Arrow stream of the windows and, written last, a small JSON file with its size and the counts
@@ -157,7 +152,7 @@ def _load(cached: Path) -> Features | None:
     return Features(Dataset.from_file(str(cached)), **facts, fingerprint=cached.stem)
 
 
-def _save(cached: Path, batches: Iterator[pa.RecordBatch], counts: _Counts) -> None:
+def _save(cached: Path, batches: Iterator[pa.RecordBatch], counts: dict[str, Any]) -> None:
     """Writes the windows, then `counts`, which `batches` fills."""
     first = next(batches, None)
     if first is None:
@@ -173,7 +168,7 @@ def _save(cached: Path, batches: Iterator[pa.RecordBatch], counts: _Counts) -> N
             with pa.OSFile(str(windows), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
                 for batch in chain([first], batches):
                     writer.write_batch(batch)
-            facts = {"bytes": windows.stat().st_size, "examples": len(counts.answer_tokens), **asdict(counts)}
+            facts = {"bytes": windows.stat().st_size, **counts}
             if _load(cached) is None:  # else another node has made it, too: on NFS a new file would take it away
                 os.replace(windows, cached)
                 write_atomically(cached.with_suffix(".json"), json.dumps(facts))
@@ -197,32 +192,32 @@ def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
 
 
 def _rows_to_learn(
-    examples: Sequence[Example], questions: Iterator[Question], cutter: WindowCutter, counts: _Counts, drop: bool
+    examples: Sequence[Example], questions: Iterator[Question], cutter: WindowCutter, counts: dict[str, Any], drop: bool
 ) -> Iterator[dict[str, Any]]:
     """The training windows, with the first and last token of the answer (or the null position for both), or with the
     tokens to write."""
     generative = cutter.settings.task == "generative"
-    targets = _Targets(cutter, counts)
     for example, question in zip(examples, questions, strict=True):
-        counts.questions_cut += question.cut
+        counts["questions_cut"] += question.cut
         first = last = -1  # in no window
         answer = ""
+        tokens = 0
         if example.span:
             first, last = question.context.answer_tokens(example.span)
             answer = example.context[slice(*example.span)]
-        tokens = last - first + 1
+            tokens = last - first + 1
         if generative:
-            target = targets[answer]
-            tokens = len(target)
+            target = _target(cutter, answer, counts)
+            tokens = len(target) if answer else 0
             longest = cutter.settings.max_target_length
-            if tokens > longest:
-                counts.targets_cut += 1
+            if len(target) > longest:
+                counts["targets_cut"] += 1
                 target = np.delete(target, np.s_[longest - 1 : -1])  # the end token stays
-        counts.answer_tokens.append(tokens if answer else 0)
+        counts["answer_tokens"].append(tokens)
         for window in cutter.windows(len(question.ids), len(question.context.ids)):
             has_answer = window.begin <= first <= last < window.end
             if not has_answer:
-                counts.windows_without_answer += 1
+                counts["windows_without_answer"] += 1
                 if drop and example.span:
                     continue
             row = _inputs(question, window, cutter)
@@ -239,17 +234,13 @@ def _rows_to_learn(
 
 
 def _rows_to_answer(
-    examples: Sequence[Example], questions: Iterator[Question], cutter: WindowCutter, counts: _Counts
+    examples: Sequence[Example], questions: Iterator[Question], cutter: WindowCutter, counts: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """The windows of every question, to find or to write its answer."""
-    targets = _Targets(cutter, counts)
     for number, (example, question) in enumerate(zip(examples, questions, strict=True)):
-        counts.questions_cut += question.cut
-        if cutter.settings.task == "generative":
-            tokens = [len(targets[answer]) for answer in example.answers]
-        else:
-            tokens = [_tokens_of(answer, example.context, question, cutter) for answer in example.answers]
-        counts.answer_tokens.append(min(tokens, default=0))
+        counts["questions_cut"] += question.cut
+        tokens = [_gold_tokens(cutter, question, example.context, answer, counts) for answer in example.answers]
+        counts["answer_tokens"].append(min(tokens, default=0))
         context_begin = cutter.template.context_begin(len(question.ids))
         for window in cutter.windows(len(question.ids), len(question.context.ids)):
             row = _inputs(question, window, cutter)
@@ -275,8 +266,10 @@ def _inputs(question: Question, window: ContextWindow, cutter: WindowCutter) -> 
     return row
 
 
-def _tokens_of(answer: str, context: str, question: Question, cutter: WindowCutter) -> int:
-    """The tokens of a gold answer: those at its first place in the context or, if it has none, those it has alone."""
+def _gold_tokens(cutter: WindowCutter, question: Question, context: str, answer: str, counts: dict[str, Any]) -> int:
+    """The tokens of an accepted answer: of its first place in the context, or its own where it has none."""
+    if cutter.settings.task == "generative":
+        return len(_target(cutter, answer, counts))
     place = context.find(answer)
     if place < 0:
         return len(cutter.encode(answer).ids)
@@ -284,17 +277,13 @@ def _tokens_of(answer: str, context: str, question: Question, cutter: WindowCutt
     return last - first + 1
 
 
-class _Targets(dict[str, np.ndarray]):
-    """The target of each answer, made and decoded once. `counts` gets the answers that come back as another text."""
-
-    def __init__(self, cutter: WindowCutter, counts: _Counts):
-        super().__init__()
-        self.cutter = cutter
-        self.counts = counts
-
-    def __missing__(self, answer: str) -> np.ndarray:
-        self[answer] = target = self.cutter.target(answer)
-        [text] = decoded(self.cutter.tokenizer, [target.tolist()])
-        if text != answer.strip():
-            self.counts.rewritten[answer] = text
-        return target
+def _target(cutter: WindowCutter, answer: str, counts: dict[str, Any]) -> np.ndarray:
+    """The token ids to write for an answer, of any length. `counts` keeps what comes back if it is another text."""
+    encoded = cutter.backend.encode(answer)
+    text = np.array(encoded.special_tokens_mask) == 0  # the rest is the template's
+    target = np.array(encoded.ids, np.int32)
+    target[text] = cutter.as_text(target[text])
+    [text] = decoded(cutter.tokenizer, [target.tolist()])
+    if text != answer.strip():
+        counts["rewritten"][answer] = text
+    return target

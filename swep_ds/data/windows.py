@@ -98,8 +98,8 @@ def named_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     return {str(token): tokenizer.convert_tokens_to_ids(str(token)) for token in tokens if token is not None}
 
 
-def decoded(tokenizer: PreTrainedTokenizerFast, ids: Sequence[Sequence[int]]) -> list[str]:
-    """The texts of written answers, without special tokens."""
+def decoded(tokenizer: PreTrainedTokenizerFast, ids: list[list[int]]) -> list[str]:
+    """The texts of generated answers."""
     # whatever the tokenizer's configuration says: cleaning up would join " 's" to the word before
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return [text.strip() for text in texts]
@@ -143,7 +143,6 @@ class TextTokens(NamedTuple):
         starts -= len(gap)
         ends -= len(gap)
         _cover_marks(text, starts, ends)
-        _give_back_joiners(text, starts, ends)
         return cls(np.array(encoding.ids, np.int32), starts, ends)
 
     def answer_tokens(self, span: tuple[int, int]) -> tuple[int, int]:
@@ -186,27 +185,22 @@ def _deal_out_bytes(encoding: Encoding, text: str, starts: np.ndarray, ends: np.
 
 
 def _cover_marks(text: str, starts: np.ndarray, ends: np.ndarray) -> None:
-    """Moves each token's end over the marks and format characters behind it that a tokenizer leaves out, since it
-    strips accents, composes characters or drops what has no width: an answer would be cut in a letter or before its
-    joiner."""
-    if not any(is_mark(character) or is_format(character) for character in set(text)):
+    """Moves each token's end over the combining marks and format characters behind it: an answer would be cut in a
+    letter or before its joiner. A tokenizer that strips accents, composes characters or drops what has no width leaves
+    them out. Others, such as XLM-R's, take a joiner for a space and put it in front of the next word."""
+    characters = {*text}
+    if not any(is_mark(character) or is_format(character) for character in characters):
         return
     limits = np.append(starts[1:], len(text))
     for token in np.flatnonzero((ends >= 0) & (ends < limits)):
         while ends[token] < limits[token] and (is_mark(text[ends[token]]) or is_format(text[ends[token]])):
             ends[token] += 1
-
-
-def _give_back_joiners(text: str, starts: np.ndarray, ends: np.ndarray) -> None:
-    """Gives a format character at a word's end to the token before it. A tokenizer that reads it as a space, such as
-    T5's and XLM-R's, gives it to the next word, and an answer that ends with it would take in that word as well."""
-    if not any(map(is_format, set(text))):
-        return
-    follows = (ends[:-1] > 0) & (ends[:-1] == starts[1:])
-    for token in np.flatnonzero(follows & (ends[1:] - starts[1:] > 1)) + 1:
-        while starts[token] < ends[token] - 1 and is_format(text[starts[token]]):
-            ends[token - 1] += 1
-            starts[token] += 1
+    if any(map(is_format, characters)):
+        longer = (ends[1:] - starts[1:] > 1) & (ends[:-1] == starts[1:]) & (starts[1:] > 0)
+        for token in np.flatnonzero(longer) + 1:
+            while is_format(text[starts[token]]) and starts[token] < ends[token] - 1:
+                starts[token] += 1
+                ends[token - 1] += 1
 
 
 def is_mark(character: str) -> bool:
@@ -217,7 +211,7 @@ def is_mark(character: str) -> bool:
 
 
 def is_format(character: str) -> bool:
-    """Whether this has no width and shapes its neighbours: a joiner (U+200C, U+200D), a soft hyphen, a direction."""
+    """Whether this has no width: a joiner (U+200C, U+200D), a soft hyphen, a mark of direction."""
     return unicodedata.category(character) == "Cf"
 
 
@@ -335,14 +329,6 @@ class WindowCutter:
     def encode(self, text: str) -> TextTokens:
         """The tokens of a question or a context."""
         return self._tokens(self.backend.encode(self.gap + text, add_special_tokens=False), text)
-
-    def target(self, answer: str) -> np.ndarray:
-        """The int32 ids that a model learns to write for an answer, with special ones, of any length."""
-        encoded = self.backend.encode(answer)
-        text = np.array(encoded.special_tokens_mask) == 0  # the rest is the template's
-        ids = np.array(encoded.ids, np.int32)
-        ids[text] = self.as_text(ids[text])
-        return ids
 
     def _tokens(self, encoding: Encoding, text: str) -> TextTokens:
         tokens = TextTokens.of(encoding, text, self.gap)
