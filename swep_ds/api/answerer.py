@@ -47,8 +47,11 @@ class QuestionAnswerer:
             None = the model's own, which it has if it was trained with unanswerable questions; others never decline.
             Another than its own leaves out its calibrator, which was fitted with that.
         min_confidence: a question is declined where the best answer's confidence is lower.
+        max_answer_tokens: the longest answer. None = the model's own, or 30. Clauses, lists and scripts whose letters
+            are several tokens need more. Another than the model's own leaves out its calibrator as well.
 
-    Raises InputError: `min_confidence` is no probability, or the model cannot be loaded or has no trained head.
+    Raises InputError: `min_confidence` is no probability, `max_answer_tokens` < 1, or the model cannot be loaded or has
+    no trained head.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class QuestionAnswerer:
         batch_size: int = 32,
         null_threshold: float | None = None,
         min_confidence: float = 0.0,
+        max_answer_tokens: int | None = None,
     ):
         if not 0 <= min_confidence <= 1:
             raise InputError(f"min_confidence {min_confidence}: must be a probability, from 0 to 1")
@@ -65,7 +69,7 @@ class QuestionAnswerer:
         self.batch_size = batch_size
         self.min_confidence = min_confidence
         with ranks.quiet():
-            self._saved = load_saved(self.name, null_threshold)
+            self._saved = load_saved(self.name, null_threshold, max_answer_tokens)
         self.null_threshold = self._saved.null_threshold
         self.generative = self._saved.windows.task == "generative"
         self._cutter = WindowCutter(self._saved.tokenizer, self._saved.windows)

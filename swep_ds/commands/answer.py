@@ -55,6 +55,8 @@ def answer() -> None:
     options.add_argument("--null_threshold", type=float, help=text)
     text = "decline if the best answer's confidence is lower"
     options.add_argument("--min_confidence", type=float, default=0.0, help=text)
+    text = "tokens of the longest answer (default: the model's, or 30)"
+    options.add_argument("--max_answer_tokens", type=at_least(1), help=text)
     arguments = options.parse_args()
     context = arguments.text
     if arguments.text_file:
@@ -75,7 +77,8 @@ def answer() -> None:
     from swep_ds.ranks.group import process_group
 
     with process_group():
-        kwargs = {name: getattr(arguments, name) for name in ("batch_size", "null_threshold", "min_confidence")}
+        names = ("batch_size", "null_threshold", "min_confidence", "max_answer_tokens")
+        kwargs = {name: getattr(arguments, name) for name in names}
         if arguments.questions is not None:
             _answer_file(arguments, texts, kwargs)
             return

@@ -28,6 +28,8 @@ def evaluate() -> None:
     parser.add_argument("--language", choices=LANGUAGES, help="mlqa: for all data sets (default: the run's, or en)")
     text = "decline questions with null odds above it (default: the model's, or never)"
     parser.add_argument("--null_threshold", type=float, help=text)
+    text = "tokens of the longest answer (default: the run's, or 30)"
+    parser.add_argument("--max_answer_tokens", type=at_least(1), help=text)
     add_reading_options(parser, training=False)
     add_launch_options(parser)
     arguments = vars(parser.parse_args())

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -20,9 +19,9 @@ from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, reason
 from swep_ds.common.files import write_atomically
 from swep_ds.data.example import Example
-from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSettings
+from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSettings, decoded
 
-FORMAT_VERSION = 6  # part of every cache file's name: raise it when the columns or their meaning change
+FORMAT_VERSION = 7  # part of every cache file's name: raise it when the columns or their meaning change
 ROWS_AT_A_TIME = 1000  # written at once
 
 LIST = pa.list_(pa.int32())
@@ -52,14 +51,17 @@ TYPES = {  # of the columns of `Features.dataset`; positions are indices in `inp
 
 @dataclass(frozen=True)
 class Features:
-    """Windows, and how many examples lost something on the way."""
+    """Windows, and what examples lost on the way or lose in an answer."""
 
     dataset: Dataset  # columns as in `TYPES`; rows in the order of the examples and of the windows of a context
     examples: int
     questions_cut: int  # questions longer than max_query_length
     targets_cut: int  # target answers (task generative) longer than max_target_length
     windows_without_answer: int  # training windows, kept or dropped; 0 for evaluation
-    fingerprint: str  # changes with the examples, the tokenizer and the settings
+    # by example: tokens of its training answer or its shortest gold, special ones included if generated; 0 without any
+    answer_tokens: list[int]
+    rewritten: dict[str, str]  # task generative: what comes back of each answer that the tokenizer writes differently
+    fingerprint: str  # changes with the examples, their answers, the tokenizer and the settings
     parts: tuple["Features", ...] = ()  # of which they are `joined`
 
     @staticmethod
@@ -70,6 +72,8 @@ class Features:
         counts = {}
         for name in ("examples", "questions_cut", "targets_cut", "windows_without_answer"):
             counts[name] = sum(getattr(part, name) for part in parts)
+        counts["answer_tokens"] = [tokens for part in parts for tokens in part.answer_tokens]
+        counts["rewritten"] = dict(chain.from_iterable(part.rewritten.items() for part in parts))
         fingerprint = "+".join(part.fingerprint for part in parts)
         windows = concatenate_datasets([part.dataset for part in parts])
         return Features(windows, **counts, fingerprint=fingerprint, parts=tuple(parts))
@@ -103,19 +107,19 @@ def build_features(
     for example in examples:
         context = numbers.get(example.context, example.context)
         numbers.setdefault(example.context, len(numbers))
-        span = example.span if training else None
-        digest.update(repr((example.question, context, span)).encode())
+        answer = example.span if training else example.answers
+        digest.update(repr((example.question, context, answer)).encode())
     kind = "train" if training else "eval"
     cached = cache_dir / f"{kind}-{digest.hexdigest()[:32]}.arrow"
 
     if _load(cached) is None:
-        counts = Counter(examples=len(examples), questions_cut=0, targets_cut=0, windows_without_answer=0)
+        counts = _counts(len(examples))
         with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
             questions = _shown(cutter.tokenise(examples), progress)
             if training:
                 rows = _rows_to_learn(examples, questions, cutter, counts, drop)
             else:
-                rows = _rows_to_answer(questions, cutter, counts)
+                rows = _rows_to_answer(examples, questions, cutter, counts)
             _save(cached, _batches(rows), counts)
     return _load(cached)
 
@@ -123,9 +127,15 @@ def build_features(
 def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tuple[pa.Table, int]:
     """The windows of a few examples, at least one, as `build_features` makes them for evaluation, but in memory; and
     how many questions were cut. Raises InputError: a context has no token."""
-    counts = Counter()
-    rows = _rows_to_answer(cutter.tokenise(examples), cutter, counts)
+    counts = _counts(len(examples))
+    rows = _rows_to_answer(examples, cutter.tokenise(examples), cutter, counts)
     return pa.Table.from_batches(_batches(rows)), counts["questions_cut"]
+
+
+def _counts(examples: int) -> dict[str, Any]:
+    """What `Features` says of so many examples, before the first."""
+    counts = dict.fromkeys(("questions_cut", "targets_cut", "windows_without_answer"), 0)
+    return counts | {"examples": examples, "answer_tokens": [], "rewritten": {}}
 
 
 # The cache: an Arrow stream of the windows and, written last, a small JSON file with its size and the counts
@@ -142,7 +152,7 @@ def _load(cached: Path) -> Features | None:
     return Features(Dataset.from_file(str(cached)), **facts, fingerprint=cached.stem)
 
 
-def _save(cached: Path, batches: Iterator[pa.RecordBatch], counts: Counter) -> None:
+def _save(cached: Path, batches: Iterator[pa.RecordBatch], counts: dict[str, Any]) -> None:
     """Writes the windows, then `counts`, which `batches` fills."""
     first = next(batches, None)
     if first is None:
@@ -182,7 +192,7 @@ def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
 
 
 def _rows_to_learn(
-    examples: Sequence[Example], questions: Iterator[Question], cutter: WindowCutter, counts: Counter, drop: bool
+    examples: Sequence[Example], questions: Iterator[Question], cutter: WindowCutter, counts: dict[str, Any], drop: bool
 ) -> Iterator[dict[str, Any]]:
     """The training windows, with the first and last token of the answer (or the null position for both), or with the
     tokens to write."""
@@ -190,10 +200,20 @@ def _rows_to_learn(
     for example, question in zip(examples, questions, strict=True):
         counts["questions_cut"] += question.cut
         first = last = -1  # in no window
+        answer = ""
+        tokens = 0
         if example.span:
             first, last = question.context.answer_tokens(example.span)
+            answer = example.context[slice(*example.span)]
+            tokens = last - first + 1
         if generative:
-            target = _target(cutter, example, counts)
+            target = _target(cutter, answer, counts)
+            tokens = len(target) if answer else 0
+            longest = cutter.settings.max_target_length
+            if len(target) > longest:
+                counts["targets_cut"] += 1
+                target = np.delete(target, np.s_[longest - 1 : -1])  # the end token stays
+        counts["answer_tokens"].append(tokens)
         for window in cutter.windows(len(question.ids), len(question.context.ids)):
             has_answer = window.begin <= first <= last < window.end
             if not has_answer:
@@ -213,10 +233,14 @@ def _rows_to_learn(
             yield row
 
 
-def _rows_to_answer(questions: Iterator[Question], cutter: WindowCutter, counts: Counter) -> Iterator[dict[str, Any]]:
+def _rows_to_answer(
+    examples: Sequence[Example], questions: Iterator[Question], cutter: WindowCutter, counts: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     """The windows of every question, to find or to write its answer."""
-    for number, question in enumerate(questions):
+    for number, (example, question) in enumerate(zip(examples, questions, strict=True)):
         counts["questions_cut"] += question.cut
+        tokens = [_gold_tokens(cutter, question, example.context, answer, counts) for answer in example.answers]
+        counts["answer_tokens"].append(min(tokens, default=0))
         context_begin = cutter.template.context_begin(len(question.ids))
         for window in cutter.windows(len(question.ids), len(question.context.ids)):
             row = _inputs(question, window, cutter)
@@ -242,17 +266,24 @@ def _inputs(question: Question, window: ContextWindow, cutter: WindowCutter) -> 
     return row
 
 
-def _target(cutter: WindowCutter, example: Example, counts: Counter) -> np.ndarray:
-    """The token ids of the training answer, or of "" without one; cut, and counted, beyond `max_target_length`."""
-    answer = ""
-    if example.span:
-        answer = example.context[slice(*example.span)]
+def _gold_tokens(cutter: WindowCutter, question: Question, context: str, answer: str, counts: dict[str, Any]) -> int:
+    """The tokens of an accepted answer: of its first place in the context, or its own where it has none."""
+    if cutter.settings.task == "generative":
+        return len(_target(cutter, answer, counts))
+    place = context.find(answer)
+    if place < 0:
+        return len(cutter.encode(answer).ids)
+    first, last = question.context.answer_tokens((place, place + len(answer)))
+    return last - first + 1
+
+
+def _target(cutter: WindowCutter, answer: str, counts: dict[str, Any]) -> np.ndarray:
+    """The token ids to write for an answer, of any length. `counts` keeps what comes back if it is another text."""
     encoded = cutter.backend.encode(answer)
     text = np.array(encoded.special_tokens_mask) == 0  # the rest is the template's
     target = np.array(encoded.ids, np.int32)
     target[text] = cutter.as_text(target[text])
-    longest = cutter.settings.max_target_length
-    if len(target) > longest:
-        counts["targets_cut"] += 1
-        target = np.delete(target, np.s_[longest - 1 : -1])  # the end token stays
+    [text] = decoded(cutter.tokenizer, [target.tolist()])
+    if text != answer.strip():
+        counts["rewritten"][answer] = text
     return target

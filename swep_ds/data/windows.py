@@ -98,6 +98,13 @@ def named_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     return {str(token): tokenizer.convert_tokens_to_ids(str(token)) for token in tokens if token is not None}
 
 
+def decoded(tokenizer: PreTrainedTokenizerFast, ids: list[list[int]]) -> list[str]:
+    """The texts of generated answers."""
+    # whatever the tokenizer's configuration says: cleaning up would join " 's" to the word before
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return [text.strip() for text in texts]
+
+
 def empty_answer(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """The ids that a generative model learns to write where a context holds no answer: only special tokens."""
     return plain_backend(tokenizer).encode("").ids
@@ -178,14 +185,22 @@ def _deal_out_bytes(encoding: Encoding, text: str, starts: np.ndarray, ends: np.
 
 
 def _cover_marks(text: str, starts: np.ndarray, ends: np.ndarray) -> None:
-    """Moves each token's end over the combining marks behind it, which a tokenizer that strips accents or composes
-    characters leaves out: an answer would be cut in a letter."""
-    if not any(map(is_mark, set(text))):
+    """Moves each token's end over the combining marks and format characters behind it: an answer would be cut in a
+    letter or before its joiner. A tokenizer that strips accents, composes characters or drops what has no width leaves
+    them out. Others, such as XLM-R's, take a joiner for a space and put it in front of the next word."""
+    characters = {*text}
+    if not any(is_mark(character) or is_format(character) for character in characters):
         return
     limits = np.append(starts[1:], len(text))
     for token in np.flatnonzero((ends >= 0) & (ends < limits)):
-        while ends[token] < limits[token] and is_mark(text[ends[token]]):
+        while ends[token] < limits[token] and (is_mark(text[ends[token]]) or is_format(text[ends[token]])):
             ends[token] += 1
+    if any(map(is_format, characters)):
+        longer = (ends[1:] - starts[1:] > 1) & (ends[:-1] == starts[1:]) & (starts[1:] > 0)
+        for token in np.flatnonzero(longer) + 1:
+            while is_format(text[starts[token]]) and starts[token] < ends[token] - 1:
+                starts[token] += 1
+                ends[token - 1] += 1
 
 
 def is_mark(character: str) -> bool:
@@ -193,6 +208,11 @@ def is_mark(character: str) -> bool:
     end of a Hangul syllable."""
     mark = unicodedata.category(character).startswith("M") or character in "\uff9e\uff9f"
     return mark or "\u1160" <= character <= "\u11ff"
+
+
+def is_format(character: str) -> bool:
+    """Whether this has no width: a joiner (U+200C, U+200D), a soft hyphen, a mark of direction."""
+    return unicodedata.category(character) == "Cf"
 
 
 class Question(NamedTuple):
@@ -260,6 +280,7 @@ class WindowCutter:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, settings: WindowSettings):
         self.settings = settings
+        self.tokenizer = tokenizer
         self.backend = plain_backend(tokenizer)
         self.gap = ""
         if settings.task == "generative":

@@ -28,6 +28,7 @@ from swep_ds.evaluation.calibration import N_BEST, Calibrator, calibrated_scores
 from swep_ds.evaluation.results import WITHHELD, Score, Scores, write_predictions
 from swep_ds.evaluation.scores import METRICS, Scorer
 from swep_ds.evaluation.spans import Answer, Columns, GeneratedAnswers, SpanDecoder, SpanSettings, with_null
+from swep_ds.evaluation.unreachable import unreachable
 from swep_ds.ranks.writing import write_on_rank0
 
 CACHE = Path(datasets.config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
@@ -141,6 +142,9 @@ class Evaluation:
             if windows.questions_cut:
                 cut = f", {windows.questions_cut} questions cut"
             say(f"evaluating {test.name}: {windows.examples} questions in {len(windows.dataset)} windows{cut}")
+            golds = list(test.golds.values())
+            for line in unreachable(windows, golds, test.scorer, self.spans.max_answer_tokens, "max_answer_tokens"):
+                say(f"  {line}")
             predictions = self.predict(predict, test)
             given = predictions.declining(self.null_threshold)
             n_best = {id_: [_fields(answer) for answer in answers] for id_, answers in given.n_best.items()}

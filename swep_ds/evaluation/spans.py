@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds.data.batches import IGNORED
 from swep_ds.data.example import Example
+from swep_ds.data.windows import decoded
 
 Columns = Mapping[str, np.ndarray | pa.ListArray]  # the windows' columns by name; lists stay in Arrow
 
@@ -253,11 +254,10 @@ class GeneratedAnswers:
         """Adds N windows: their evaluation columns (`read_columns`), and the output of `GenerativeQA.predict`."""
         rows = [int(row) for row in columns["example"]]
         ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
-        # whatever the tokenizer's configuration says: cleaning up would join " 's" to the word before
-        texts = self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        texts = decoded(self.tokenizer, ids.tolist())
         counts = (token_ids_NK != IGNORED).sum(1).tolist()
         for row, text, score, count in zip(rows, texts, _finite(score_N), counts, strict=True):
-            proposal = (not text.strip(), -score, text.strip(), count)
+            proposal = (not text, -score, text, count)
             self._best[row] = min(self._best.get(row, proposal), proposal)
         if null_N is not None:
             for row, null in zip(rows, _finite(null_N), strict=True):

@@ -21,7 +21,9 @@ from swep_ds.data.features import Features, WindowSettings, build_features
 from swep_ds.data.splits import halves
 from swep_ds.data.windows import empty_answer, separate_texts
 from swep_ds.evaluation.evaluate import CACHE, EvalSet, Evaluation
+from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanSettings
+from swep_ds.evaluation.unreachable import unreachable
 from swep_ds.kernels.op import implementation
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
@@ -53,6 +55,7 @@ class Prepared:
     tokenizer: PreTrainedTokenizerFast
     config: dict[str, Any]  # the resolved ds_config
     features: Features  # the windows to train on
+    unreachable: list[str]  # sentences about training answers that the model can never give
     batches: TrainingBatches
     tests: list[EvalSet]  # the source domain first
     validation: EvalSet | None  # scores the checkpoints, and chooses when to decline a question
@@ -110,11 +113,13 @@ def prepare(
         if advice := test.scorer.advice(test.name, test.golds):
             warn_once(advice)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), accelerator.on_gpu())
+    scorer = test_sets[0].scorer if test_sets else Scorer()
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,
         config=config,
         features=features,
+        unreachable=unreachable_training(recipe, features, training, scorer),
         batches=batches,
         tests=test_sets,
         validation=next(iter(validation_sets), None),
@@ -153,6 +158,15 @@ def training_features(recipe: Recipe, tokenizer, examples: list[Example], consol
         with at(field):
             parts.append(build(part))
     return Features.joined(parts)
+
+
+def unreachable_training(recipe: Recipe, features: Features, examples: list[Example], scorer: Scorer) -> list[str]:
+    """As `unreachable`, for the answers of training, which have only the text that is learned."""
+    golds = [(example.context[slice(*example.span)],) if example.span else () for example in examples]
+    option = "eval.max_answer_tokens"
+    if recipe.task == "generative":
+        option = f"data.max_target_length and {option}"
+    return unreachable(features, golds, scorer, recipe.eval.max_answer_tokens, option)
 
 
 def training_batches(

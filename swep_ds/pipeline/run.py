@@ -192,6 +192,8 @@ def _say_training(recipe: Recipe, prepared: Prepared, folder: RunFolder, say: Sa
         f"ZeRO-{zero_stage(prepared.config)}, {ranks.world_size()} rank(s) on {ranks.device().type}, "
         f"{recipe.train.precision}, {recipe.train.execution} execution"
     )
+    for line in prepared.unreachable:
+        say(f"  {line}")
     read = sum(len(batches.windows(update)) for update in range(batches.updates))
     for part in _mix(recipe, prepared):
         say(

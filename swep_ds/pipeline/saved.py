@@ -73,14 +73,16 @@ class SavedModel:
     eval: EvalSection
 
 
-def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
+def load_saved(name: str, null_threshold: float | None = None, max_answer_tokens: int | None = None) -> SavedModel:
     """Loads an exported run, or any question-answering model with default settings.
 
     It computes in the dtype of its files or, on a CPU that could only emulate that one, in float32. `null_threshold`
-    replaces the model's own, which its calibrator was fitted with: another one leaves that out. Raises InputError: the
-    model cannot be loaded or has no trained head; its tokenizer is another model's; or, tried on a short and on its
-    longest window, it fails or computes NaN.
+    and `max_answer_tokens` replace the model's own, which its calibrator was fitted with: others leave that out. Raises
+    InputError: `max_answer_tokens` < 1; the model cannot be loaded or has no trained head; its tokenizer is another
+    model's; or, tried on a short and on its longest window, it fails or computes NaN.
     """
+    if max_answer_tokens is not None and max_answer_tokens < 1:
+        raise InputError(f"max_answer_tokens {max_answer_tokens}: must be at least 1")
     source = hub.resolve_model(name, "model")
     label = f"model {name}"
     if Path(source, RECIPE).is_file():
@@ -108,16 +110,20 @@ def load_saved(name: str, null_threshold: float | None = None) -> SavedModel:
         sizes = WindowSection(max_length=min(WindowSettings.max_length, longest), max_query_length=query)
         reading = ReadingSettings(data=sizes, eval=EvalSection())
     windows = WindowSettings(task="generative" if generative else "extractive", **reading.data.model_dump())
-    calibrator = None
-    if null_threshold in (None, reading.null_threshold):  # with another one it declines other questions
+    calibrator = reading.calibrator
+    if null_threshold is None:
         null_threshold = reading.null_threshold
-        calibrator = reading.calibrator
+    if max_answer_tokens is None:
+        max_answer_tokens = reading.eval.max_answer_tokens
+    # with others it declines other questions, or chooses among other answers
+    if (null_threshold, max_answer_tokens) != (reading.null_threshold, reading.eval.max_answer_tokens):
+        calibrator = None
     sizes = (windows.max_length // 2, windows.max_length)
     if depends_on_padding(model, label, *(example_window(model, tokenizer, size) for size in sizes)):
         hub.pad_to_one_length(tokenizer, model, windows.max_length)
-    spans = SpanSettings(reading.eval.n_best, reading.eval.max_answer_tokens)
+    spans = SpanSettings(reading.eval.n_best, max_answer_tokens)
     if generative:
-        qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=spans.max_answer_tokens)
+        qa = GenerativeQA(model, beams=reading.eval.beams, max_answer_tokens=max_answer_tokens)
         qa.answer_like(empty_answer(tokenizer), declines=null_threshold is not None)
     else:
         qa = ExtractiveQA(model)
@@ -152,12 +158,13 @@ def evaluate_saved(
     scorer: str | None = None,
     language: str | None = None,
     null_threshold: float | None = None,
+    max_answer_tokens: int | None = None,
     columns: Columns = (),
 ) -> None:
     """Scores a saved model on `name=source` data sets, the source domain first; writes into `output_dir`. Collective.
 
-    `scorer` and `language` as in the recipe's section `eval`, for all data sets; `null_threshold` as in `load_saved`;
-    `columns` as in `Choices`.
+    `scorer` and `language` as in the recipe's section `eval`, for all data sets; `null_threshold` and
+    `max_answer_tokens` as in `load_saved`; `columns` as in `Choices`.
     Raises InputError: there is no such model or data. WriteFailed: a full disk or the like.
     """
     say = Console(quiet=not ranks.is_main()).print
@@ -165,7 +172,7 @@ def evaluate_saved(
 
     def load() -> tuple[dict[str, list[Example]], SavedModel]:
         tests = _read_data_sets(data, columns, remarks)
-        saved = load_saved(model_name, null_threshold)
+        saved = load_saved(model_name, null_threshold, max_answer_tokens)
         if language not in (None, "en") and not saved.eval.model_copy(update=_given(scorer=scorer)).uses_mlqa:
             raise InputError(f"--language {language}: only MLQA has rules by language: give --scorer mlqa as well")
         for name, examples in tests.items():

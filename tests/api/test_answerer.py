@@ -46,7 +46,7 @@ def model(tmp_path_factory) -> str:
 
 
 @torch.no_grad()
-def by_hand(model: str, question: str, context: str) -> tuple[list[tuple], float]:
+def by_hand(model: str, question: str, context: str, longest: int = 4) -> tuple[list[tuple], float]:
     """All allowed spans, best first, as (score, start, end, text), and the null score."""
     qa = AutoModelForQuestionAnswering.from_pretrained(model).eval()
     cutter = WindowCutter(tiny.wordpiece(), WindowSettings(**SIZES))
@@ -60,7 +60,7 @@ def by_hand(model: str, question: str, context: str) -> tuple[list[tuple], float
         first = cutter.template.context_begin(len(tokens)) - begin
         nulls.append(starts[0] + ends[0])
         for a in range(own_begin, own_end):
-            for b in range(a, min(a + 4, end)):
+            for b in range(a, min(a + longest, end)):
                 start, stop = int(text.starts[a]), int(text.ends[b])
                 spans.append((starts[first + a] + ends[first + b], start, stop, context[start:stop]))
     return sorted(spans, key=lambda span: -span[0]), min(nulls)
@@ -90,6 +90,14 @@ def test_the_n_best_are_exact_and_the_null_score_declines_where_it_exceeds_the_b
         assert sum(reply.probability for reply in replies) == pytest.approx(1, rel=1e-4)
         [best] = asks(*asked)
         assert (best.text == "") == declined
+
+
+@pytest.mark.parametrize("longest", [1, 9])
+def test_the_longest_answer_can_be_another_than_the_models_own(model, longest):
+    spans, _ = by_hand(model, *ASKED[1], longest)
+    replies = QuestionAnswerer(model, max_answer_tokens=longest)(*ASKED[1], n_best=len(spans))
+    assert [reply.score for reply in replies] == pytest.approx([score for score, *_ in spans], abs=1e-5)
+    assert "max_answer_tokens 0: must be at least 1" in refused(lambda: QuestionAnswerer(model, max_answer_tokens=0))
 
 
 def test_one_answer_is_the_first_of_many_and_batches_change_nothing(model, monkeypatch):
@@ -144,6 +152,8 @@ def test_a_calibrator_sees_five_answers_and_an_answer_is_withheld_below_the_conf
     assert (withheld.text, withheld.confidence) == ("", reply.confidence)
     asks = QuestionAnswerer(other, null_threshold=1e5)  # at which it was not fitted
     assert not asks.calibrated
+    assert QuestionAnswerer(other, max_answer_tokens=4).calibrated
+    assert not QuestionAnswerer(other, max_answer_tokens=5).calibrated
     [reply] = asks(*ASKED[1])
     assert reply.confidence == reply.probability == pytest.approx(best[0].probability, rel=1e-4)
 

@@ -223,6 +223,66 @@ def test_a_prompt_is_the_plain_text(name):
     assert (row["target_ids"], features.targets_cut) == (tokenizer("").input_ids, 0)
 
 
+GOLDS = [  # of the first, only a part of the second is in its context
+    dataclasses.replace(EXAMPLES[0], answers=("an abbot from the northern valley", "by an abbot")),
+    dataclasses.replace(EXAMPLES[1], answers=("not  too small and not too big", "It is not too small; is it?")),
+    dataclasses.replace(EXAMPLES[3], answers=(), span=None),
+]
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+def test_tokens_of_answers_are_counted_where_they_stand_in_the_context(kind):
+    def count(example, answer):
+        if answer not in example.context:
+            return len(tokens(kind, answer)[0])
+        begin = example.context.index(answer)
+        end = begin + len(answer)
+        return sum(stop > begin and start < end for start, stop in tokens(kind, example.context)[1])
+
+    training, _ = build([*EXAMPLES, GOLDS[2]], kind, SMALL, training=True)
+    assert training.answer_tokens == [*(count(example, example.answers[0]) for example in EXAMPLES), 0]
+    assert training.rewritten == {}
+    evaluation, _ = build(GOLDS, kind, SMALL)
+    assert evaluation.answer_tokens[:2] == [min(count(gold, text) for text in gold.answers) for gold in GOLDS[:2]]
+    assert evaluation.answer_tokens[2] == 0
+    other, _ = build([*GOLDS[:2], dataclasses.replace(GOLDS[2], answers=("1998",))], kind, SMALL)
+    assert other.answer_tokens[2] > 0
+    assert other.fingerprint != evaluation.fingerprint
+    joined = Features.joined([training, evaluation])
+    assert joined.answer_tokens == training.answer_tokens + evaluation.answer_tokens
+
+
+@pytest.mark.parametrize("kind", tiny.TOKENIZERS)
+@pytest.mark.parametrize("training", [True, False])
+def test_answers_that_do_not_come_back_from_the_tokenizer_are_kept_with_what_does(kind, training):
+    tokenizer = tiny.TOKENIZERS[kind]()
+    texts = [
+        "an abbot",
+        "ABBOT",
+        "It's",
+        "5 \u20ac",
+        "caf\u00e9",
+        "10 mg",
+        "p < 0.05",
+        "{x}",
+        "\uff11",
+        "sm\u00f8rrebr\u00f8d </s>",
+    ]
+    context = " ".join([*tiny.SENTENCES, *texts])
+    examples = [tiny.example("Which?", context, text, str(number)) for number, text in enumerate(texts + texts)]
+    sizes = dataclasses.replace(GENERATIVE, max_length=400)
+    features, _ = build(examples, kind, sizes, training=training)
+    written = {text: tokenizer(text, split_special_tokens=True).input_ids for text in texts}
+    assert features.answer_tokens == [len(written[text]) for text in texts + texts]
+    back = {text: tokenizer.decode(ids, skip_special_tokens=True).strip() for text, ids in written.items()}
+    assert features.rewritten == {text: back[text] for text in texts if back[text] != text}
+    if kind == "unigram":  # joined
+        assert Features.joined([features, features]).rewritten == features.rewritten
+        assert features.rewritten["\uff11"] == "1"
+    if kind == "byte_bpe":
+        assert features.rewritten == {}
+
+
 def test_only_prompts_with_the_answer_are_learned():
     """They have every token that overlaps it, though a space is put in front of the context."""
     tokenizer = tiny.byte_bpe()

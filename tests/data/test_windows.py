@@ -110,6 +110,8 @@ KINDS = {
     "Unigram": lambda: unigram(normalizer=normalizers.NFKC(), pre_tokenizer=METASPACE["always"]),
     "Unigram, bytes": lambda: unigram(byte_fallback=True, pre_tokenizer=METASPACE["always"]),
     "T5's Unigram": lambda: unigram(pre_tokenizer=T5),
+    # as T5's and XLM-R's, which read a joiner as a space
+    "Unigram, joiners as spaces": lambda: unigram(normalizer=normalizers.Nmt(), pre_tokenizer=METASPACE["always"]),
 }
 MARKERS = [
     None,
@@ -137,6 +139,9 @@ MARKED = (
     "\u4e2d\u56fd\u3002|1998| \u5e74\uff0c\u4e0a\u6d77",  # Chinese
     "\u0648\u0647\u0648 \u064a\u0642\u062f\u0645 |\u0627\u0644\u0634\u0627\u064a|.",  # Arabic
     "\u092f\u0939\u093e\u0901 |\u091a\u093e\u092f| \u092e\u093f\u0932\u0924\u0940",  # Hindi
+    "x |\u062e\u0627\u0646\u0647\u200c| \u0631\u0627",  # Persian, with a joiner at the end
+    "x |Ve\u00adra\u00ad|, \u200ey",
+    "\ufeff|Vera\u200d|\n",
 )
 
 
@@ -147,6 +152,8 @@ MARKED = (
         (normalizers.NFC(), "the cafe\u0301 x", None),
         (normalizers.NFKC(), "\u1112\u1161\u11ab x", None),  # a Hangul syllable
         (normalizers.BertNormalizer(lowercase=True), "plain caf\u00e9, x", ["plain", "caf\u00e9", ",", "x"]),
+        (normalizers.BertNormalizer(), "\u200fx\u200c\u200d \u200by\u00ad.", ["x\u200c\u200d", "y\u00ad", "."]),
+        (normalizers.NFC(), "a.\u200cb", ["a", ".\u200c", "b"]),
     ],
 )
 def test_a_token_reaches_over_the_marks_that_its_tokenizer_leaves_out(normalizer, text, words):

@@ -28,7 +28,8 @@ def folder(tmp_path_factory) -> Path:
 def test_scores_and_predictions_are_written_once(folder):
     model, source, output = str(folder / "model"), str(folder / "test.json"), folder / "scores"
     command = ["evaluate", model, "--data", f"test={source}", "--output_dir", str(output)]
-    ended = run_script("swep_ds", *command, "--doc_stride", "20", ranks=2)
+    ended = run_script("swep_ds", *command, "--doc_stride", "20", "--max_answer_tokens", "1", ranks=2)
+    assert "questions have only answers of more than 1 tokens, which are never given: raise max_answer" in ended.stdout
     assert "windows of 64 tokens, 20 apart" in ended.stdout  # as the run cut them, and as the option says
     predictions = json.loads((output / "predictions" / "test.json").read_text())
     golds = {example.id: example.answers for example in read_examples(source, training=False)}

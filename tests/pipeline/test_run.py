@@ -74,6 +74,26 @@ def test_what_each_source_of_a_mix_gives_is_printed_and_one_without_a_window_is_
     assert refused(job, folder, *mixed("long.json")).startswith("data.train.1.source: no window holds its whole answer")
 
 
+def test_answers_that_a_model_would_learn_and_never_give_are_told_before_training(folder, tmp_path):
+    long = " ".join(["tea in the north"] * 8)
+    rows = [{"question": "What?", "context": f"{name} had {long}.", "answer": f"{name} had {long}"} for name in "ab"]
+    rows.append({"question": "What?", "context": "b had tea.", "answer": "tea"})
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    settings = [f"data.train={tmp_path / 'rows.json'}", "data.max_length=64"]
+    begin = "  2 of 3 questions have only answers of more than"
+    longest = job(folder, *settings).features.answer_tokens[0]
+    assert longest > 30
+    fix = f"which are never given: raise eval.max_answer_tokens, up to {longest} for the longest"
+    for limit, told in ((longest - 1, [f"{begin} {longest - 1} tokens, {fix}"]), (longest, [])):
+        recipe = Recipe.load(str(folder / "recipe.yaml"), [*settings, f"eval.max_answer_tokens={limit}"])
+        say = mock.Mock()
+        with process_group():
+            prepared = prepare(recipe, str(tiny_run.ds_config(folder, 0)))
+            _say_training(recipe, prepared, RunFolder(tmp_path), say)
+        said = [call.args[0] for call in say.call_args_list]
+        assert [line for line in said if "only answers" in line] == told
+
+
 def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alike(folder):
     """Fewer windows fit into its updates."""
     for setting, said in (("train.max_tokens=200", "widths rounded up to None there, 16 here"), ("seed=1", "")):

@@ -36,6 +36,8 @@ def test_a_model_is_read_as_its_run_did(folder):
     assert (saved.windows.max_length, saved.windows.doc_stride, saved.windows.max_query_length) == (48, 16, 8)
     assert (saved.windows.task, saved.spans.max_answer_tokens) == ("generative", 9)
     assert (saved.qa.generation.num_beams, saved.qa.generation.max_new_tokens) == (2, 9)
+    saved = load_saved(str(folder), max_answer_tokens=40)
+    assert (saved.spans.max_answer_tokens, saved.qa.generation.max_new_tokens) == (40, 40)
     (folder / READING).write_text(json.dumps(READ | {"data": {"doc_strid": 3}}))
     said = f"{folder / READING}: data.doc_strid is not a field; did you mean 'data.doc_stride'?"
     assert refused(load_saved, str(folder)) == said

@@ -135,7 +135,7 @@ def build(examples, kind: str, sizes: WindowSettings, **options) -> tuple[Featur
 
 
 def with_marks(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Each token takes in the combining marks that follow it and that no token covers."""
+    """Each token takes in the combining marks and format characters that follow it and that no token covers."""
     moved = []
     for (start, end), (limit, _) in pairwise([*offsets, (len(text), 0)]):
         marks = takewhile(is_mark, text[end : max(end, limit)])
@@ -144,6 +144,7 @@ def with_marks(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int
 
 
 def is_mark(character: str) -> bool:
-    """A combining mark, a voicing mark of half-width kana, a vowel or an end of a Hangul syllable."""
+    """A combining mark, a voicing mark of half-width kana, a vowel or end of a Hangul syllable, a format character."""
     code = ord(character)
-    return unicodedata.category(character)[0] == "M" or code in (0xFF9E, 0xFF9F) or 0x1160 <= code <= 0x11FF
+    category = unicodedata.category(character)
+    return category[0] == "M" or category == "Cf" or code in (0xFF9E, 0xFF9F) or 0x1160 <= code <= 0x11FF
