@@ -108,13 +108,14 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
         if "answer" not in row and impossible not in TRUE:
             field(row, "answers")
         given = _unpacked(row.get("answer"), context)
-    starts = row.get("answer_start")
+    starts = _starts(row)
     if isinstance(given, dict):
-        starts = given.get("answer_start")
+        starts = _starts(given)
         given = field(given, "text")
     answers = _listed(given)
     if any(isinstance(answer, dict) for answer in answers):
-        starts = [answer.get("answer_start") for answer in answers]
+        answers = [answer for answer in answers if answer.get("answer_category") != "NOT_GIVEN"]  # Haystack's
+        starts = [_starts(answer) for answer in answers]
         answers = [field(answer, "text") for answer in answers]
     texts = [_text(answer, context) for answer in answers]
     starts = _unpacked(starts, "")
@@ -129,6 +130,15 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     if not pairs and impossible in FALSE:
         raise InputError("is_impossible is false, but it has no answers: correct one of the two")
     return pairs
+
+
+def _starts(given: dict[str, Any]) -> Any:
+    """`answer_start`, or else `start` if it is a whole number or a list of them."""
+    starts = given.get("answer_start")
+    other = given.get("start")
+    if is_missing(starts) and re.fullmatch(r"\[?\d+(\.0)?(, \d+(\.0)?)*\]?", str(other)):
+        return other
+    return starts
 
 
 def _listed(value: Any) -> list[Any]:

@@ -7,8 +7,10 @@ import csv
 import gzip
 import io
 import json
+import logging
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.common.errors import InputError, as_input_error, at, excerpt
+from swep_ds.data.annotations import NOT_READ, annotated_rows, is_export, not_read
 from swep_ds.data.answers import (
     MRQA_COLUMN,
     TRUE,
@@ -28,6 +31,8 @@ from swep_ds.data.answers import (
     training_span,
 )
 from swep_ds.data.example import Example
+
+log = logging.getLogger(__name__)
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
 
@@ -57,6 +62,9 @@ def file_items(path: Path) -> Items:
     text = re.sub(r"\Asep=[,;\t]\r?\n", "", text)  # a hint for Excel
     header = re.match(r"\s*([^\r\n]*)", text)[1]
     delimiter = max(",;\t", key=header.count)
+    for begin, tool in NOT_READ.items():
+        if isinstance(begin, str) and header.startswith(begin):
+            raise not_read(tool)
     if header.startswith(("{", "[")):
         yield from _json_items(text)
     elif delimiter in header or column_of(header) == "question":
@@ -100,7 +108,7 @@ def document_items(document: Any) -> Items:
     if "question" in map(column_of, columns):
         cells = [list(cells.values()) if isinstance(cells, dict) else cells for cells in columns.values()]
         return numbered(dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True))
-    if "data" in document:
+    if "data" in document and "annotations" not in document:  # a task of Label Studio
         return ((f"data[{number}]", article) for number, article in enumerate(field(document, "data", list)))
     if isinstance(document.get("rows"), list):
         return numbered(row.get("row", row) for row in document["rows"])
@@ -124,7 +132,8 @@ def table_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     """The rows of a table, with the columns among `COLUMNS`. Raises InputError: as `known_names`."""
     known = known_names(tuple(table.column_names))
     # where there is no context, a message names them all
-    chosen = [number for number, name in enumerate(known) if name in COLUMNS or "context" not in known]
+    every = "context" not in known or is_export(known)
+    chosen = [number for number, name in enumerate(known) if every or name in COLUMNS]
     for batch in table.select(chosen).to_batches(ROWS_AT_A_TIME):
         yield from batch.to_pylist()
 
@@ -185,6 +194,8 @@ def read_items(source: str, items: Items, **wanted: bool | None) -> Iterator[Exa
     part of `source` and the numbers of the question's place. Raises InputError: for all faulty questions of a file."""
     message = ""
     faulty: list[str] = []  # ids
+    reasons: Counter[str] = Counter()
+    items = annotated_rows(items, _renamed, lambda _, reason: reasons.update([reason]), bool(wanted["labels"]))
     for place, fields in _rows(source, items, wanted["labels"]):
         id_ = _name(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
         try:
@@ -196,6 +207,12 @@ def read_items(source: str, items: Items, **wanted: bool | None) -> Iterator[Exa
         message += f"; {len(faulty) - 1} more of this file's questions have faults: {', '.join(faulty[1:MAX_NAMED])}"
     if message:
         raise InputError(message)
+    for reason, count in reasons.items():
+        log.warning("%s: %d questions: %s", source, count, reason)
+
+
+def _renamed(row: dict[str, Any]) -> dict[str, Any]:
+    return {column_of(name): value for name, value in row.items()}
 
 
 def _rows(source: str, items: Items, labels: bool | None) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,0 +1,333 @@
+"""Exports of annotation tools, read as they are: Label Studio, Prodigy, doccano and Argilla.
+
+A tool is recognised by the first item of its export. What its annotators marked for a question becomes a plain row with
+the question's answers. Ends of spans are exclusive. The shapes are those of label-studio-sdk 2.1.2 (converter),
+Prodigy's ner_manual and spans_manual, doccano's data_export and argilla 2.8.0 (records/_io).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain
+from typing import Any, NamedTuple
+
+from swep_ds.common.errors import InputError, as_input_error, at, excerpt
+from swep_ds.data.answers import answer_pairs, is_blank, is_missing, nested_value
+
+Items = Iterator[tuple[str, Any]]
+Row = dict[str, Any]
+
+NOT_ANNOTATED = "not annotated"
+PRODIGY_NAMES = {"_task_hash", "_input_hash", "_view_id"}
+PRODIGY_STATUSES = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # and why a question is left out
+DOCCANO_SPANS = ("label", "entities", "labels")  # labels before version 1
+NOT_READ = {  # how a text begins, or names of the first item -> what wrote it
+    "T1\t": "brat",
+    "#FORMAT=WebAnno": "INCEpTION or WebAnno (TSV)",
+    "<?xml": "a tool that writes XML, such as INCEpTION or GATE",
+    "-DOCSTART-": "a tool that writes CoNLL",
+    ("%TYPES", "%VIEWS"): "INCEpTION (UIMA CAS)",
+    ("annotatable", "anncomplete"): "tagtog",
+    ("examples", "schema"): "LightTag",
+    ("data_row", "projects"): "Labelbox",
+    ("documentName", "tokens"): "UBIAI",
+    ("annotation", "annotation_agent"): "Argilla 1",
+}
+
+
+class Span(NamedTuple):
+    """A marked part of a context, or a typed answer, whose `start` is None."""
+
+    label: str
+    control: str  # the column or question that it was marked for
+    start: Any
+    end: Any
+    text: str | None  # as the export has it
+
+
+class Submission(NamedTuple):
+    """What an annotator said about a question."""
+
+    row: Row  # what was imported
+    spans: list[Span]
+    left_out: str = ""  # why this does not answer the question
+
+
+class Tool(NamedTuple):
+    name: str
+    read: Callable[[Row], Iterator[Submission]]
+    context: tuple[str, ...]  # the fields that may hold it, the likelier first
+    units: tuple[str, ...]  # by which spans are counted; where there are two, the span's text tells which
+
+
+def annotated_rows(
+    items: Items, rename: Callable[[Row], Row], remark: Callable[[str, str], None], labels: bool
+) -> Items:
+    """The items; in place of an export's those of its questions: rows {id, title, question, context, answers}.
+
+    Args:
+        rename: gives the fields of an imported row their usual names.
+        remark: is told the id of a question that is left out or whose imported answer is not read, and why.
+        labels: whether questions without an annotation are left out; else they have no `answers`.
+
+    Raises InputError: an export of another tool, or one that does not say what or where the answers are.
+    """
+    first = next(items, None)
+    if first is None:
+        return iter(())
+    items = chain([first], items)
+    tool = tool_of(first[1])
+    if tool is None:
+        return items
+    return _question_rows(tool, items, rename, remark, labels)
+
+
+def tool_of(item: Any) -> Tool | None:
+    """The tool whose export begins with this. Raises InputError: one whose exports are not read."""
+    if not isinstance(item, dict):
+        return None
+    for names, tool in NOT_READ.items():
+        if isinstance(names, tuple) and item.keys() >= set(names):
+            raise not_read(tool)
+    if item.keys() >= {"fields", "responses", "suggestions"}:
+        raise InputError(
+            "is written by Argilla's to_json, which does not say which responses were discarded: export with to_datasets "
+            "or to_list(flatten=True)"
+        )
+    if any(name.endswith((".responses", ".suggestion")) for name in item):
+        return ARGILLA
+    if isinstance(item.get("data"), dict) and isinstance(item.get("annotations", item.get("completions")), list):
+        return LABEL_STUDIO
+    if item.keys() >= {"annotation_id", "annotator"} or any(map(_regions, item.values())):
+        return LABEL_STUDIO_ROWS
+    if item.get("answer") in PRODIGY_STATUSES and (item.keys() & PRODIGY_NAMES or "spans" in item):
+        return PRODIGY
+    marks = next((item[name] for name in DOCCANO_SPANS if isinstance(item.get(name), list)), None)
+    if marks is not None and isinstance(item.get("text"), str):
+        has_spans = marks and (isinstance(marks[0], list) or "start_offset" in marks[0])
+        if has_spans or "Comments" in item or "context" not in item:
+            return DOCCANO
+    return None
+
+
+def is_export(names: tuple[str, ...]) -> bool:
+    """Whether a table with these columns may be an export, whose other columns are needed, too."""
+    return any(name in {*PRODIGY_NAMES, "annotation_id", "Comments"} or name.endswith(".responses") for name in names)
+
+
+def not_read(tool: str) -> InputError:
+    return InputError(
+        f"is an export of {tool}, which is not read: mark the answers in Label Studio, Prodigy, doccano or Argilla, or "
+        "write rows with question, context, answer and answer_start (in characters, from 0)"
+    )
+
+
+def _question_rows(tool: Tool, items: Items, rename: Callable, remark: Callable, labels: bool) -> Items:
+    questions: dict[tuple[str, ...], list[Submission]] = {}
+    places = {}  # of the first item about a question
+    for place, item in items:
+        with as_input_error(f"{place} is not as {tool.name} writes it", "export it again"):
+            given = [submission._replace(row=rename(submission.row)) for submission in tool.read(item)]
+        for submission in given:
+            row = submission.row
+            texts = [row[name] for name in tool.context if isinstance(row.get(name), str) and not is_blank(row[name])]
+            if "question" not in row or (labels and not texts):
+                raise InputError(
+                    f"{place}: an export of {tool.name} without question, context or text (has {excerpt(list(row))}): "
+                    "import the questions with their texts, or name the fields in data.columns"
+                )
+            row["context"] = texts[0] if texts else ""
+            asked = (str(row.get("id")), str(row["question"]), row["context"])
+            places.setdefault(asked, place)
+            questions.setdefault(asked, []).append(submission)
+    names = _answer_names(tool, [*chain(*questions.values())])
+    for asked, submissions in questions.items():
+        imported = submissions[0].row
+        row = {name: imported[name] for name in ("id", "title", "question", "context") if name in imported}
+        id_ = places[asked] if is_missing(row.get("id")) else str(row["id"])
+        answered = [submission for submission in submissions if not submission.left_out]
+        if answered:
+            spans = [span for submission in answered for span in submission.spans if span[:2] == names]
+            with at(f"question {excerpt(id_)}"):
+                pairs = list(dict.fromkeys(_text_and_start(tool, span, row["context"]) for span in spans))
+            row["answers"] = {"text": [text for text, _ in pairs], "answer_start": [start for _, start in pairs]}
+            if _differs(imported, pairs):
+                remark(id_, "the imported answer is not that of the annotation: not read")
+        elif labels:
+            remark(id_, ", ".join(sorted({submission.left_out for submission in submissions})))
+            continue
+        yield places[asked], row
+
+
+def _answer_names(tool: Tool, submissions: list[Submission]) -> tuple[str, str]:
+    """Label and control of those spans that are answers. Typed answers are only where nothing is marked. Raises
+    InputError: nothing says which."""
+    answered = [submission for submission in submissions if not submission.left_out]
+    spans = [span for submission in answered for span in submission.spans]
+    if not spans and any(_differs(submission.row, []) for submission in answered):
+        raise InputError(
+            f"an export of {tool.name} in which no span is marked, with answers that were imported: if annotators "
+            "accepted those, write them as rows; else mark the answers"
+        )
+    names = {span[:2] for span in spans if span.start is not None} or {span[:2] for span in spans} or {("", "")}
+    for number in range(2):
+        if len(names) > 1:
+            names = {name for name in names if name[number].lower() == "answer"} or names
+    if len(names) > 1:
+        shown = excerpt(sorted(label or control for label, control in names))
+        raise InputError(f"an export of {tool.name} with the labels {shown}: name that of the answers Answer")
+    return names.pop()
+
+
+def _differs(imported: Row, pairs: list[tuple[str, int | None]]) -> bool:
+    """Whether the imported row has another answer, or the same text elsewhere."""
+    try:
+        old = answer_pairs({"answers": None, "answer": None, **imported}, imported["context"])
+    except InputError:  # malformed: there is something that is not read
+        return True
+    texts = [text for text, _ in pairs]
+    return any(pair not in pairs and (pair[1] is not None or pair[0] not in texts) for pair in old)
+
+
+def _text_and_start(tool: Tool, span: Span, context: str) -> tuple[str, int | None]:
+    """Text and first character of a span; as the export has them where they do not fit together, which every reader of
+    answers reports. Raises InputError: it is no place in the context, or without a text there are two."""
+    if span.start is None:
+        return span.text, None
+    if not (type(span.start) is type(span.end) is int):
+        raise InputError(
+            f"its span begins at {excerpt(span.start)}, a place in HTML or in a dialogue: import plain text and mark that"
+        )
+    places = [place for units in tool.units if (place := _characters(context, span, units))]
+    if span.text is not None:
+        letters = _letters(span.text)
+        equal = [place for place in places if _letters(context[slice(*place)]) == letters]
+        # with granularity="word" Label Studio's text is what was selected, and the span its whole words
+        places = equal[:1] or [place for place in places if letters in _letters(context[slice(*place)])]
+    if len(set(places)) == 1:
+        begin, end = places[0]
+        return context[begin:end], begin
+    if span.text is None:
+        raise InputError(
+            f"its span {span.start} to {span.end} is no place in its context, or two (characters, UTF-16 units): mark it "
+            f"again in {tool.name}"
+        )
+    return span.text, span.start
+
+
+def _characters(context: str, span: Span, units: str) -> tuple[int, int] | None:
+    """Characters [begin, end) of a span; None if it is empty, cuts a character or goes beyond the end."""
+    begin, end = span.start, span.end
+    if units == "UTF-16":  # as browsers count: an emoji is two units
+        encoded = context.encode("utf-16-le", "surrogatepass")
+        if 2 * end > len(encoded):
+            return None
+        try:
+            begin, end = (len(encoded[: 2 * number].decode("utf-16-le")) for number in (begin, end))
+        except UnicodeDecodeError:
+            return None
+    return (begin, end) if 0 <= begin < end <= len(context) else None
+
+
+def _letters(text: str) -> str:
+    """A text without white space, which Label Studio merges or writes as the letters \\n."""
+    return "".join(text.replace("\\n", " ").split())
+
+
+def _label_studio(task: Row) -> Iterator[Submission]:
+    row = {**task["data"], "id": task.get("id")}
+    annotations = task.get("annotations", task.get("completions"))  # the latter before version 1
+    if not annotations:
+        yield Submission(row, [], NOT_ANNOTATED)
+    for annotation in annotations:
+        spans = []
+        for result in annotation["result"]:
+            spans += _region_spans(result.get("from_name", ""), result.get("value", {}))
+        skipped = annotation.get("was_cancelled") or annotation.get("skipped")
+        yield Submission(row, spans, "skipped" if skipped else "")
+
+
+def _label_studio_row(row: Row) -> Iterator[Submission]:
+    """A row of JSON-MIN or CSV: an annotation of a task, or a task without one, whose annotation_id is empty. A column
+    holds what was marked for a control, or what was imported."""
+    marked = {name: regions for name, value in row.items() if (regions := _regions(value))}
+    spans = [span for name, regions in marked.items() for region in regions for span in _region_spans(name, region)]
+    spans += _typed("answer", row.get("answer") if "answer" not in marked else None)
+    annotated = row.get("annotation_id", "unknown")
+    imported = {name: value for name, value in row.items() if name not in marked}
+    yield Submission(imported, spans, NOT_ANNOTATED if is_missing(annotated) or annotated == "" else "")
+
+
+def _regions(value: Any) -> list[Row]:
+    """The regions of a cell of JSON-MIN or CSV; none of another cell."""
+    cells = _listed(value)
+    regions = [region for region in cells if isinstance(region, dict) and "start" in region]
+    return [region for region in regions if any(name.endswith("labels") for name in region)]
+
+
+def _listed(cell: Any) -> list[Any]:
+    """A list, which a table of text holds as JSON or as Python prints it; none of another cell."""
+    if isinstance(cell, str) and cell.startswith("["):
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError):
+            cell = nested_value(cell)
+    return cell if isinstance(cell, list) else []
+
+
+def _region_spans(control: str, region: Row) -> list[Span]:
+    """The span of each label of a region, or what was typed; none of another result."""
+    if "start" not in region:
+        return _typed(control, region.get("text"))
+    labels = next((value for name, value in region.items() if name.endswith("labels")), None) or [""]
+    return [Span(label, control, region["start"], region["end"], region.get("text")) for label in labels]
+
+
+def _typed(control: str, value: Any) -> list[Span]:
+    """Answers that were typed: a text or texts of the control `answer`, since others may be comments."""
+    texts = [value] if isinstance(value, str) else value or []
+    return [Span("", control, None, None, text) for text in texts if control.lower() == "answer" and text]
+
+
+def _prodigy(row: Row) -> Iterator[Submission]:
+    """Its `answer` is a status."""
+    imported = {**(row.get("meta") or {}), **row}
+    left_out = PRODIGY_STATUSES[imported.pop("answer")]
+    spans = [
+        Span(span.get("label", ""), "", span["start"], span["end"], span.get("text")) for span in row.get("spans") or []
+    ]
+    yield Submission(imported, spans, left_out)
+
+
+def _doccano(row: Row) -> Iterator[Submission]:
+    """`label` has [start, end, label] or, in a project of sequence to sequence, typed answers."""
+    spans = []
+    for mark in next(row[name] for name in DOCCANO_SPANS if name in row):
+        if isinstance(mark, str):
+            spans += _typed("answer", mark)
+        elif isinstance(mark, dict):
+            spans.append(Span(mark["label"], "answer", mark["start_offset"], mark["end_offset"], None))
+        else:
+            start, end, label = mark
+            spans.append(Span(label, "answer", start, end, None))
+    yield Submission({**(row.get("meta") or {}), **row}, spans)
+
+
+def _argilla(row: Row) -> Iterator[Submission]:
+    """Each of the data set's questions has a response of each user, and its status."""
+    submissions = []
+    for name in row:
+        question = name.removesuffix(".responses")
+        responses = _listed(row[name]) if question != name else []
+        statuses = _listed(row[f"{name}.status"]) if responses else []
+        for response, status in zip(responses, statuses, strict=True):
+            marks = [mark for mark in _listed(response) if isinstance(mark, dict)]
+            spans = [Span(mark.get("label") or "", question, mark["start"], mark["end"], None) for mark in marks]
+            if isinstance(response, str):
+                spans = _typed(question, response)
+            submissions.append(Submission(row, spans, "" if status == "submitted" else str(status)))
+    yield from submissions or [Submission(row, [], NOT_ANNOTATED)]
+
+
+LABEL_STUDIO = Tool("Label Studio", _label_studio, ("context", "text"), ("characters", "UTF-16"))
+LABEL_STUDIO_ROWS = LABEL_STUDIO._replace(read=_label_studio_row)
+PRODIGY = Tool("Prodigy", _prodigy, ("text", "context"), ("characters",))
+DOCCANO = Tool("doccano", _doccano, ("text", "context"), ("UTF-16",))
+ARGILLA = Tool("Argilla", _argilla, ("context", "text"), ("UTF-16",))
