@@ -7,11 +7,11 @@ Prodigy's ner_manual and spans_manual, doccano's data_export and argilla 2.8.0 (
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from swep_ds.common.errors import InputError, as_input_error, at, excerpt
-from swep_ds.data.answers import answer_pairs, is_blank, is_missing, nested_value
+from swep_ds.data.answers import answer_pairs, is_missing, nested_value
 
 Items = Iterator[tuple[str, Any]]
 Row = dict[str, Any]
@@ -20,17 +20,22 @@ NOT_ANNOTATED = "not annotated"
 PRODIGY_NAMES = {"_task_hash", "_input_hash", "_view_id"}
 PRODIGY_STATUSES = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # and why a question is left out
 DOCCANO_SPANS = ("label", "entities", "labels")  # labels before version 1
-NOT_READ = {  # how a text begins, or names of the first item -> what wrote it
-    "T1\t": "brat",
-    "#FORMAT=WebAnno": "INCEpTION or WebAnno (TSV)",
-    "<?xml": "a tool that writes XML, such as INCEpTION or GATE",
-    "-DOCSTART-": "a tool that writes CoNLL",
+NOT_READ = {  # names of an export's first item -> what wrote it
     ("%TYPES", "%VIEWS"): "INCEpTION (UIMA CAS)",
     ("annotatable", "anncomplete"): "tagtog",
     ("examples", "schema"): "LightTag",
-    ("data_row", "projects"): "Labelbox",
-    ("documentName", "tokens"): "UBIAI",
     ("annotation", "annotation_agent"): "Argilla 1",
+    (
+        "fields",
+        "responses",
+        "suggestions",
+    ): "Argilla by to_json, which loses that a response was discarded (export with to_datasets)",
+}
+TEXTS_NOT_READ = {  # how an export begins -> what wrote it
+    r"T\d+\t": "brat",
+    "#FORMAT=WebAnno": "INCEpTION or WebAnno (TSV)",
+    r"<\?xml": "a tool that writes XML, such as INCEpTION or GATE",
+    "-DOCSTART-": "a tool that writes CoNLL",
 }
 
 
@@ -60,51 +65,43 @@ class Tool(NamedTuple):
 
 
 def annotated_rows(
-    items: Items, rename: Callable[[Row], Row], remark: Callable[[str, str], None], labels: bool
+    items: Items, rename: Callable[[Row], Row], remark: Callable[[str, str, bool], None], labels: bool
 ) -> Items:
     """The items; in place of an export's those of its questions: rows {id, title, question, context, answers}.
 
     Args:
         rename: gives the fields of an imported row their usual names.
-        remark: is told the id of a question that is left out or whose imported answer is not read, and why.
+        remark: is told of a question whose imported answer is not read, or that is left out: id, why, whether left out.
         labels: whether questions without an annotation are left out; else they have no `answers`.
 
     Raises InputError: an export of another tool, or one that does not say what or where the answers are.
     """
-    first = next(items, None)
-    if first is None:
-        return iter(())
-    items = chain([first], items)
-    tool = tool_of(first[1])
-    if tool is None:
-        return items
-    return _question_rows(tool, items, rename, remark, labels)
+    first = list(islice(items, 1))
+    items = chain(first, items)
+    tool = tool_of(first[0][1]) if first else None
+    return _question_rows(tool, items, rename, remark, labels) if tool else items
 
 
 def tool_of(item: Any) -> Tool | None:
     """The tool whose export begins with this. Raises InputError: one whose exports are not read."""
     if not isinstance(item, dict):
         return None
-    for names, tool in NOT_READ.items():
-        if isinstance(names, tuple) and item.keys() >= set(names):
+    names = item.keys()
+    for some, tool in NOT_READ.items():
+        if names >= set(some):
             raise not_read(tool)
-    if item.keys() >= {"fields", "responses", "suggestions"}:
-        raise InputError(
-            "is written by Argilla's to_json, which does not say which responses were discarded: export with to_datasets "
-            "or to_list(flatten=True)"
-        )
-    if any(name.endswith((".responses", ".suggestion")) for name in item):
+    if any(str(name).endswith((".responses", ".suggestion")) for name in names):
         return ARGILLA
     if isinstance(item.get("data"), dict) and isinstance(item.get("annotations", item.get("completions")), list):
         return LABEL_STUDIO
-    if item.keys() >= {"annotation_id", "annotator"} or any(map(_regions, item.values())):
+    if names >= {"annotation_id", "annotator"} or any(map(_regions, item.values())):
         return LABEL_STUDIO_ROWS
-    if item.get("answer") in PRODIGY_STATUSES and (item.keys() & PRODIGY_NAMES or "spans" in item):
+    if item.get("answer") in list(PRODIGY_STATUSES) and ("spans" in names or names & PRODIGY_NAMES):
         return PRODIGY
     marks = next((item[name] for name in DOCCANO_SPANS if isinstance(item.get(name), list)), None)
     if marks is not None and isinstance(item.get("text"), str):
-        has_spans = marks and (isinstance(marks[0], list) or "start_offset" in marks[0])
-        if has_spans or "Comments" in item or "context" not in item:
+        is_marked = any(isinstance(mark, list) or (isinstance(mark, dict) and "start_offset" in mark) for mark in marks)
+        if is_marked or "Comments" in names or "context" not in names:
             return DOCCANO
     return None
 
@@ -129,19 +126,16 @@ def _question_rows(tool: Tool, items: Items, rename: Callable, remark: Callable,
             given = [submission._replace(row=rename(submission.row)) for submission in tool.read(item)]
         for submission in given:
             row = submission.row
-            texts = [row[name] for name in tool.context if isinstance(row.get(name), str) and not is_blank(row[name])]
-            if "question" not in row or (labels and not texts):
-                raise InputError(
-                    f"{place}: an export of {tool.name} without question, context or text (has {excerpt(list(row))}): "
-                    "import the questions with their texts, or name the fields in data.columns"
-                )
-            row["context"] = texts[0] if texts else ""
-            asked = (str(row.get("id")), str(row["question"]), row["context"])
+            row |= next(({"context": row[name]} for name in tool.context if not is_missing(row.get(name))), {})
+            asked = tuple(str(row.get(name)) for name in ("id", "question", "context"))
             places.setdefault(asked, place)
             questions.setdefault(asked, []).append(submission)
     names = _answer_names(tool, [*chain(*questions.values())])
     for asked, submissions in questions.items():
         imported = submissions[0].row
+        if not imported.keys() >= {"question", "context"}:
+            yield places[asked], imported  # whose reader says what is missing
+            continue
         row = {name: imported[name] for name in ("id", "title", "question", "context") if name in imported}
         id_ = places[asked] if is_missing(row.get("id")) else str(row["id"])
         answered = [submission for submission in submissions if not submission.left_out]
@@ -149,11 +143,13 @@ def _question_rows(tool: Tool, items: Items, rename: Callable, remark: Callable,
             spans = [span for submission in answered for span in submission.spans if span[:2] == names]
             with at(f"question {excerpt(id_)}"):
                 pairs = list(dict.fromkeys(_text_and_start(tool, span, row["context"]) for span in spans))
+            row["is_impossible"] = not pairs
             row["answers"] = {"text": [text for text, _ in pairs], "answer_start": [start for _, start in pairs]}
             if _differs(imported, pairs):
-                remark(id_, "the imported answer is not that of the annotation: not read")
+                remark(id_, "the imported answer is not that of the annotation: not read", False)
         elif labels:
-            remark(id_, ", ".join(sorted({submission.left_out for submission in submissions})))
+            reasons = sorted({submission.left_out for submission in submissions})
+            remark(id_, f"{', '.join(reasons)}: left out", True)
             continue
         yield places[asked], row
 
@@ -181,7 +177,7 @@ def _answer_names(tool: Tool, submissions: list[Submission]) -> tuple[str, str]:
 def _differs(imported: Row, pairs: list[tuple[str, int | None]]) -> bool:
     """Whether the imported row has another answer, or the same text elsewhere."""
     try:
-        old = answer_pairs({"answers": None, "answer": None, **imported}, imported["context"])
+        old = answer_pairs({"answers": None, "answer": None, **imported}, str(imported.get("context")))
     except InputError:  # malformed: there is something that is not read
         return True
     texts = [text for text, _ in pairs]
@@ -195,21 +191,21 @@ def _text_and_start(tool: Tool, span: Span, context: str) -> tuple[str, int | No
         return span.text, None
     if not (type(span.start) is type(span.end) is int):
         raise InputError(
-            f"its span begins at {excerpt(span.start)}, a place in HTML or in a dialogue: import plain text and mark that"
+            f"its span begins at {excerpt(span.start)}, a place in HTML or a dialogue: import plain text, and mark that"
         )
     places = [place for units in tool.units if (place := _characters(context, span, units))]
     if span.text is not None:
         letters = _letters(span.text)
         equal = [place for place in places if _letters(context[slice(*place)]) == letters]
         # with granularity="word" Label Studio's text is what was selected, and the span its whole words
-        places = equal[:1] or [place for place in places if letters in _letters(context[slice(*place)])]
+        places = (equal or [place for place in places if letters in _letters(context[slice(*place)])])[:1]
     if len(set(places)) == 1:
         begin, end = places[0]
         return context[begin:end], begin
     if span.text is None:
         raise InputError(
-            f"its span {span.start} to {span.end} is no place in its context, or two (characters, UTF-16 units): mark it "
-            f"again in {tool.name}"
+            f"its span {span.start} to {span.end} is no place in the context, or two (in characters, in UTF-16 units): "
+            f"mark it again in {tool.name}"
         )
     return span.text, span.start
 
@@ -240,7 +236,7 @@ def _label_studio(task: Row) -> Iterator[Submission]:
         yield Submission(row, [], NOT_ANNOTATED)
     for annotation in annotations:
         spans = []
-        for result in annotation["result"]:
+        for result in annotation.get("result") or []:
             spans += _region_spans(result.get("from_name", ""), result.get("value", {}))
         skipped = annotation.get("was_cancelled") or annotation.get("skipped")
         yield Submission(row, spans, "skipped" if skipped else "")

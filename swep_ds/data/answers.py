@@ -112,11 +112,11 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     if isinstance(given, dict):
         starts = _starts(given)
         given = field(given, "text")
-    answers = _listed(given)
+    answers = [answer for answer in _listed(given) if not _is_not_given(answer)]
     if any(isinstance(answer, dict) for answer in answers):
-        answers = [answer for answer in answers if answer.get("answer_category") != "NOT_GIVEN"]  # Haystack's
+        texts = [field(answer, "text") for answer in answers]
         starts = [_starts(answer) for answer in answers]
-        answers = [field(answer, "text") for answer in answers]
+        answers = texts
     texts = [_text(answer, context) for answer in answers]
     starts = _unpacked(starts, "")
     if is_missing(starts) or not any(texts):
@@ -139,6 +139,11 @@ def _starts(given: dict[str, Any]) -> Any:
     if is_missing(starts) and re.fullmatch(r"\[?\d+(\.0)?(, \d+(\.0)?)*\]?", str(other)):
         return other
     return starts
+
+
+def _is_not_given(answer: Any) -> bool:
+    """Whether Haystack's annotators said that this is no answer, next to a span."""
+    return isinstance(answer, dict) and answer.get("answer_category") == "NOT_GIVEN"
 
 
 def _listed(value: Any) -> list[Any]:

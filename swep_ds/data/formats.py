@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.common.errors import InputError, as_input_error, at, excerpt
-from swep_ds.data.annotations import NOT_READ, annotated_rows, is_export, not_read
+from swep_ds.data.annotations import TEXTS_NOT_READ, annotated_rows, is_export, not_read, tool_of
 from swep_ds.data.answers import (
     MRQA_COLUMN,
     TRUE,
@@ -42,7 +42,18 @@ ROWS_AT_A_TIME = 100  # converted to Python objects at once: many rows may repea
 MAX_NAMED = 100  # faulty questions of a file that a message names
 
 MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")  # several of its sets put [SEP] after titles
-COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible", MRQA_COLUMN)
+COLUMNS = (
+    "id",
+    "title",
+    "question",
+    "context",
+    "answers",
+    "answer",
+    "answer_start",
+    "start",
+    "is_impossible",
+    MRQA_COLUMN,
+)
 ANSWERED = {"answers", "answer", "is_impossible"}
 COLUMNS += ("stratum",)  # of a question that was suggested for labelling (`analysis/labelled.py`)
 
@@ -62,8 +73,8 @@ def file_items(path: Path) -> Items:
     text = re.sub(r"\Asep=[,;\t]\r?\n", "", text)  # a hint for Excel
     header = re.match(r"\s*([^\r\n]*)", text)[1]
     delimiter = max(",;\t", key=header.count)
-    for begin, tool in NOT_READ.items():
-        if isinstance(begin, str) and header.startswith(begin):
+    for begin, tool in TEXTS_NOT_READ.items():
+        if re.match(begin, header):
             raise not_read(tool)
     if header.startswith(("{", "[")):
         yield from _json_items(text)
@@ -108,7 +119,7 @@ def document_items(document: Any) -> Items:
     if "question" in map(column_of, columns):
         cells = [list(cells.values()) if isinstance(cells, dict) else cells for cells in columns.values()]
         return numbered(dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True))
-    if "data" in document and "annotations" not in document:  # a task of Label Studio
+    if "data" in document and tool_of(document) is None:  # no task of Label Studio, whose data is a row
         return ((f"data[{number}]", article) for number, article in enumerate(field(document, "data", list)))
     if isinstance(document.get("rows"), list):
         return numbered(row.get("row", row) for row in document["rows"])
@@ -195,7 +206,7 @@ def read_items(source: str, items: Items, **wanted: bool | None) -> Iterator[Exa
     message = ""
     faulty: list[str] = []  # ids
     reasons: Counter[str] = Counter()
-    items = annotated_rows(items, _renamed, lambda _, reason: reasons.update([reason]), bool(wanted["labels"]))
+    items = annotated_rows(items, _renamed, lambda _, reason, __: reasons.update([reason]), bool(wanted["labels"]))
     for place, fields in _rows(source, items, wanted["labels"]):
         id_ = _name(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
         try:
