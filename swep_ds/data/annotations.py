@@ -25,11 +25,7 @@ NOT_READ = {  # names of an export's first item -> what wrote it
     ("annotatable", "anncomplete"): "tagtog",
     ("examples", "schema"): "LightTag",
     ("annotation", "annotation_agent"): "Argilla 1",
-    (
-        "fields",
-        "responses",
-        "suggestions",
-    ): "Argilla by to_json, which loses that a response was discarded (export with to_datasets)",
+    ("fields", "responses", "suggestions"): "Argilla's to_json, which forgets what was discarded (unlike to_datasets),",
 }
 TEXTS_NOT_READ = {  # how an export begins -> what wrote it
     r"T\d+\t": "brat",
@@ -113,7 +109,7 @@ def is_export(names: tuple[str, ...]) -> bool:
 
 def not_read(tool: str) -> InputError:
     return InputError(
-        f"is an export of {tool}, which is not read: mark the answers in Label Studio, Prodigy, doccano or Argilla, or "
+        f"an export of {tool} is not read: mark the answers in Label Studio, Prodigy, doccano or Argilla, or "
         "write rows with question, context, answer and answer_start (in characters, from 0)"
     )
 
@@ -126,14 +122,14 @@ def _question_rows(tool: Tool, items: Items, rename: Callable, remark: Callable,
             given = [submission._replace(row=rename(submission.row)) for submission in tool.read(item)]
         for submission in given:
             row = submission.row
-            row |= next(({"context": row[name]} for name in tool.context if not is_missing(row.get(name))), {})
+            row |= next(({"context": row[name]} for name in tool.context if row.get(name)), {})
             asked = tuple(str(row.get(name)) for name in ("id", "question", "context"))
             places.setdefault(asked, place)
             questions.setdefault(asked, []).append(submission)
     names = _answer_names(tool, [*chain(*questions.values())])
     for asked, submissions in questions.items():
         imported = submissions[0].row
-        if not imported.keys() >= {"question", "context"}:
+        if "question" not in imported or not isinstance(imported.get("context"), str):
             yield places[asked], imported  # whose reader says what is missing
             continue
         row = {name: imported[name] for name in ("id", "title", "question", "context") if name in imported}
@@ -213,15 +209,15 @@ def _text_and_start(tool: Tool, span: Span, context: str) -> tuple[str, int | No
 def _characters(context: str, span: Span, units: str) -> tuple[int, int] | None:
     """Characters [begin, end) of a span; None if it is empty, cuts a character or goes beyond the end."""
     begin, end = span.start, span.end
+    encoded = context.encode("utf-16-le", "surrogatepass")
+    if not 0 <= begin < end <= len(encoded) // 2:
+        return None
     if units == "UTF-16":  # as browsers count: an emoji is two units
-        encoded = context.encode("utf-16-le", "surrogatepass")
-        if 2 * end > len(encoded):
-            return None
         try:
             begin, end = (len(encoded[: 2 * number].decode("utf-16-le")) for number in (begin, end))
         except UnicodeDecodeError:
             return None
-    return (begin, end) if 0 <= begin < end <= len(context) else None
+    return (begin, end) if end <= len(context) else None
 
 
 def _letters(text: str) -> str:
@@ -230,7 +226,7 @@ def _letters(text: str) -> str:
 
 
 def _label_studio(task: Row) -> Iterator[Submission]:
-    row = {**task["data"], "id": task.get("id")}
+    row = {"id": task.get("id"), **task["data"]}
     annotations = task.get("annotations", task.get("completions"))  # the latter before version 1
     if not annotations:
         yield Submission(row, [], NOT_ANNOTATED)
@@ -250,6 +246,9 @@ def _label_studio_row(row: Row) -> Iterator[Submission]:
     spans += _typed("answer", row.get("answer") if "answer" not in marked else None)
     annotated = row.get("annotation_id", "unknown")
     imported = {name: value for name, value in row.items() if name not in marked}
+    imported |= {
+        name[6:]: value for name, value in row.items() if name.startswith("_data_")
+    }  # CSV's, of a control's name
     yield Submission(imported, spans, NOT_ANNOTATED if is_missing(annotated) or annotated == "" else "")
 
 
@@ -257,7 +256,7 @@ def _regions(value: Any) -> list[Row]:
     """The regions of a cell of JSON-MIN or CSV; none of another cell."""
     cells = _listed(value)
     regions = [region for region in cells if isinstance(region, dict) and "start" in region]
-    return [region for region in regions if any(name.endswith("labels") for name in region)]
+    return [region for region in regions if any(str(name).endswith("labels") for name in region)]
 
 
 def _listed(cell: Any) -> list[Any]:
@@ -273,22 +272,25 @@ def _region_spans(control: str, region: Row) -> list[Span]:
     if "start" not in region:
         return _typed(control, region.get("text"))
     labels = next((value for name, value in region.items() if name.endswith("labels")), None) or [""]
-    return [Span(label, control, region["start"], region["end"], region.get("text")) for label in labels]
+    return [_span(control, label, region["start"], region["end"], region.get("text")) for label in labels]
+
+
+def _span(control: str, label: Any, start: Any, end: Any, text: Any = None) -> Span:
+    return Span(str(label or ""), control, start, end, None if text is None else str(text))
 
 
 def _typed(control: str, value: Any) -> list[Span]:
     """Answers that were typed: a text or texts of the control `answer`, since others may be comments."""
-    texts = [value] if isinstance(value, str) else value or []
-    return [Span("", control, None, None, text) for text in texts if control.lower() == "answer" and text]
+    texts = _listed(value) or [value]
+    return [_span(control, "", None, None, text) for text in texts if control.lower() == "answer" and text]
 
 
 def _prodigy(row: Row) -> Iterator[Submission]:
     """Its `answer` is a status."""
     imported = {**(row.get("meta") or {}), **row}
     left_out = PRODIGY_STATUSES[imported.pop("answer")]
-    spans = [
-        Span(span.get("label", ""), "", span["start"], span["end"], span.get("text")) for span in row.get("spans") or []
-    ]
+    marks = row.get("spans") or []
+    spans = [_span("", mark.get("label"), mark["start"], mark["end"], mark.get("text")) for mark in marks]
     yield Submission(imported, spans, left_out)
 
 
@@ -299,10 +301,10 @@ def _doccano(row: Row) -> Iterator[Submission]:
         if isinstance(mark, str):
             spans += _typed("answer", mark)
         elif isinstance(mark, dict):
-            spans.append(Span(mark["label"], "answer", mark["start_offset"], mark["end_offset"], None))
+            spans.append(_span("", mark["label"], mark["start_offset"], mark["end_offset"]))
         else:
             start, end, label = mark
-            spans.append(Span(label, "answer", start, end, None))
+            spans.append(_span("", label, start, end))
     yield Submission({**(row.get("meta") or {}), **row}, spans)
 
 
@@ -315,7 +317,7 @@ def _argilla(row: Row) -> Iterator[Submission]:
         statuses = _listed(row[f"{name}.status"]) if responses else []
         for response, status in zip(responses, statuses, strict=True):
             marks = [mark for mark in _listed(response) if isinstance(mark, dict)]
-            spans = [Span(mark.get("label") or "", question, mark["start"], mark["end"], None) for mark in marks]
+            spans = [_span(question, mark.get("label"), mark["start"], mark["end"]) for mark in marks]
             if isinstance(response, str):
                 spans = _typed(question, response)
             submissions.append(Submission(row, spans, "" if status == "submitted" else str(status)))
