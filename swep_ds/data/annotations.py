@@ -276,7 +276,7 @@ def _region_spans(control: str, region: Row) -> list[Span]:
 
 
 def _span(control: str, label: Any, start: Any, end: Any, text: Any = None) -> Span:
-    return Span(str(label or ""), control, start, end, None if text is None else str(text))
+    return Span(str(label or ""), str(control), start, end, None if text is None else str(text))
 
 
 def _typed(control: str, value: Any) -> list[Span]:
