@@ -12,18 +12,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output, user_path, write_atomically
-from swep_ds.data.annotations import tool_of
 from swep_ds.data.answers import is_blank, occurrences
-from swep_ds.data.formats import file_items
 
-LINE_OF_IDS = re.compile(rb"[\d ]+\t")
+FIX = "data sources read SQuAD-like JSON and exports of annotation tools as they are; see `swep-ds convert --help`"
 
 
 def convert() -> None:
@@ -33,7 +30,6 @@ def convert() -> None:
     text = "hub id or local folder of the tokenizer that made the ids"
     parser.add_argument("--tokenizer", default="google-bert/bert-base-uncased", help=text)
     arguments = parser.parse_args()
-    _check_no_export(arguments.source)
     check_output("OUTPUT.jsonl", arguments.output)
     if arguments.output.exists():
         raise InputError(f"{arguments.output}: exists already: name another file")
@@ -48,29 +44,13 @@ def convert() -> None:
         print(f"dropped: {count} ({reason})")
 
 
-def _check_no_export(source: Path) -> None:
-    """Raises InputError: it is an export of an annotation tool."""
-    with source.open("rb") as file:
-        line = file.readline()
-    if LINE_OF_IDS.match(line):
-        return
-    item = None
-    with suppress(ValueError):
-        item = json.loads(line)
-    if not isinstance(item, dict):  # the beginning of a document, or no JSON
-        with suppress(InputError, StopIteration):
-            _, item = next(file_items(source))
-    if tool := tool_of(item):
-        raise InputError(f"{source}: data sources read exports of {tool.name} as they are; no conversion is needed")
-
-
 def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[str]:
     with source.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            with as_input_error(f"{source}: line {number} is not a generated pair", "see `swep-ds convert --help`"):
-                if LINE_OF_IDS.match(line):
+            with as_input_error(f"{source}: line {number} is not a generated pair", FIX):
+                if re.match(rb"[\d ]+\t", line):
                     question, context, answer, start = _of_ids(line.decode(), load_tokenizer())
                 else:
                     row = json.loads(line)

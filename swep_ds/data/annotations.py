@@ -19,7 +19,7 @@ Row = dict[str, Any]
 NOT_ANNOTATED = "not annotated"
 PRODIGY_NAMES = {"_task_hash", "_input_hash", "_view_id"}
 PRODIGY_STATUSES = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # and why a question is left out
-DOCCANO_SPANS = ("label", "entities", "labels")  # labels before version 1
+DOCCANO_SPANS = ("label", "entities", "labels")
 NOT_READ = {  # names of an export's first item -> what wrote it
     ("%TYPES", "%VIEWS"): "INCEpTION (UIMA CAS)",
     ("annotatable", "anncomplete"): "tagtog",
@@ -57,7 +57,8 @@ class Tool(NamedTuple):
     name: str
     read: Callable[[Row], Iterator[Submission]]
     context: tuple[str, ...]  # the fields that may hold it, the likelier first
-    units: tuple[str, ...]  # by which spans are counted; where there are two, the span's text tells which
+    in_characters: bool = False  # whether spans are counted so; where both may be, the span's text tells
+    in_utf16: bool = False  # as browsers count: an emoji is two units
 
 
 def annotated_rows(
@@ -109,14 +110,15 @@ def is_export(names: tuple[str, ...]) -> bool:
 
 def not_read(tool: str) -> InputError:
     return InputError(
-        f"an export of {tool} is not read: mark the answers in Label Studio, Prodigy, doccano or Argilla, or "
-        "write rows with question, context, answer and answer_start (in characters, from 0)"
+        f"an export of {tool} is not read: mark answers in Label Studio, Prodigy, doccano or Argilla, or write rows with "
+        "question, context, answer and answer_start (in characters, from 0)"
     )
 
 
 def _question_rows(tool: Tool, items: Items, rename: Callable, remark: Callable, labels: bool) -> Items:
-    questions: dict[tuple[str, ...], list[Submission]] = {}
-    places = {}  # of the first item about a question
+    questions: dict[
+        tuple[str, ...], tuple[str, list[Submission]]
+    ] = {}  # the place of the first item, and all annotators'
     for place, item in items:
         with as_input_error(f"{place} is not as {tool.name} writes it", "export it again"):
             given = [submission._replace(row=rename(submission.row)) for submission in tool.read(item)]
@@ -124,18 +126,18 @@ def _question_rows(tool: Tool, items: Items, rename: Callable, remark: Callable,
             row = submission.row
             row |= next(({"context": row[name]} for name in tool.context if row.get(name)), {})
             asked = tuple(str(row.get(name)) for name in ("id", "question", "context"))
-            places.setdefault(asked, place)
-            questions.setdefault(asked, []).append(submission)
-    names = _answer_names(tool, [*chain(*questions.values())])
-    for asked, submissions in questions.items():
+            questions.setdefault(asked, (place, []))[1].append(submission)
+    names = _answer_names(tool, [submission for _, given in questions.values() for submission in given])
+    for place, submissions in questions.values():
         imported = submissions[0].row
-        if "question" not in imported or not isinstance(imported.get("context"), str):
-            yield places[asked], imported  # whose reader says what is missing
+        answered = [submission for submission in submissions if not submission.left_out]
+        id_ = place if is_missing(imported.get("id")) else str(imported["id"])
+        if labels and not answered:
+            reasons = sorted({submission.left_out for submission in submissions})
+            remark(id_, f"{', '.join(reasons)}: left out", True)
             continue
         row = {name: imported[name] for name in ("id", "title", "question", "context") if name in imported}
-        id_ = places[asked] if is_missing(row.get("id")) else str(row["id"])
-        answered = [submission for submission in submissions if not submission.left_out]
-        if answered:
+        if answered and isinstance(row.get("context"), str):
             spans = [span for submission in answered for span in submission.spans if span[:2] == names]
             with at(f"question {excerpt(id_)}"):
                 pairs = list(dict.fromkeys(_text_and_start(tool, span, row["context"]) for span in spans))
@@ -143,11 +145,7 @@ def _question_rows(tool: Tool, items: Items, rename: Callable, remark: Callable,
             row["answers"] = {"text": [text for text, _ in pairs], "answer_start": [start for _, start in pairs]}
             if _differs(imported, pairs):
                 remark(id_, "the imported answer is not that of the annotation: not read", False)
-        elif labels:
-            reasons = sorted({submission.left_out for submission in submissions})
-            remark(id_, f"{', '.join(reasons)}: left out", True)
-            continue
-        yield places[asked], row
+        yield place, row if "context" in row and "question" in row else imported  # to say what it has in their place
 
 
 def _answer_names(tool: Tool, submissions: list[Submission]) -> tuple[str, str]:
@@ -181,43 +179,35 @@ def _differs(imported: Row, pairs: list[tuple[str, int | None]]) -> bool:
 
 
 def _text_and_start(tool: Tool, span: Span, context: str) -> tuple[str, int | None]:
-    """Text and first character of a span; as the export has them where they do not fit together, which every reader of
-    answers reports. Raises InputError: it is no place in the context, or without a text there are two."""
-    if span.start is None:
-        return span.text, None
-    if not (type(span.start) is type(span.end) is int):
-        raise InputError(
-            f"its span begins at {excerpt(span.start)}, a place in HTML or a dialogue: import plain text, and mark that"
-        )
-    places = [place for units in tool.units if (place := _characters(context, span, units))]
-    if span.text is not None:
-        letters = _letters(span.text)
-        equal = [place for place in places if _letters(context[slice(*place)]) == letters]
-        # with granularity="word" Label Studio's text is what was selected, and the span its whole words
-        places = (equal or [place for place in places if letters in _letters(context[slice(*place)])])[:1]
-    if len(set(places)) == 1:
-        begin, end = places[0]
-        return context[begin:end], begin
-    if span.text is None:
-        raise InputError(
-            f"its span {span.start} to {span.end} is no place in the context, or two (in characters, in UTF-16 units): "
-            f"mark it again in {tool.name}"
-        )
-    return span.text, span.start
-
-
-def _characters(context: str, span: Span, units: str) -> tuple[int, int] | None:
-    """Characters [begin, end) of a span; None if it is empty, cuts a character or goes beyond the end."""
+    """Text and first character of a span. As the export has them where they do not fit together: every reader of
+    answers reports that. Raises InputError: it is no place in the context, or without a text there are two."""
     begin, end = span.start, span.end
-    encoded = context.encode("utf-16-le", "surrogatepass")
-    if not 0 <= begin < end <= len(encoded) // 2:
-        return None
-    if units == "UTF-16":  # as browsers count: an emoji is two units
-        try:
-            begin, end = (len(encoded[: 2 * number].decode("utf-16-le")) for number in (begin, end))
-        except UnicodeDecodeError:
-            return None
-    return (begin, end) if end <= len(context) else None
+    if begin is None:
+        return span.text, None
+    if not (type(begin) is type(end) is int):
+        raise InputError(
+            f"its span begins at {excerpt(begin)}, a place in HTML or a dialogue: import plain text, mark that"
+        )
+    places = []
+    units = context.encode("utf-16-le", "surrogatepass")
+    if tool.in_characters and 0 <= begin < end <= len(context):
+        places.append((context[begin:end], begin))
+    if tool.in_utf16 and 0 <= begin < end <= len(units) // 2:
+        with suppress(UnicodeDecodeError):  # it begins or ends inside of a character
+            marked = units[2 * begin : 2 * end].decode("utf-16-le")
+            places.append((marked, len(units[: 2 * begin].decode("utf-16-le"))))
+    if span.text is not None:
+        said = _letters(span.text)
+        equal = [place for place in places if _letters(place[0]) == said]
+        # with granularity="word" Label Studio's text is what was selected, and the span its whole words
+        longer = [place for place in places if said in _letters(place[0])]
+        return next(iter(equal or longer), (span.text, begin))
+    if len(set(places)) != 1:
+        raise InputError(
+            f"its span {begin} to {end} is no place in the context, or two (in characters and in UTF-16 units): mark it "
+            f"again in {tool.name}"
+        )
+    return places[0]
 
 
 def _letters(text: str) -> str:
@@ -324,8 +314,8 @@ def _argilla(row: Row) -> Iterator[Submission]:
     yield from submissions or [Submission(row, [], NOT_ANNOTATED)]
 
 
-LABEL_STUDIO = Tool("Label Studio", _label_studio, ("context", "text"), ("characters", "UTF-16"))
+LABEL_STUDIO = Tool("Label Studio", _label_studio, ("context", "text"), in_characters=True, in_utf16=True)  # now; once
 LABEL_STUDIO_ROWS = LABEL_STUDIO._replace(read=_label_studio_row)
-PRODIGY = Tool("Prodigy", _prodigy, ("text", "context"), ("characters",))
-DOCCANO = Tool("doccano", _doccano, ("text", "context"), ("UTF-16",))
-ARGILLA = Tool("Argilla", _argilla, ("context", "text"), ("UTF-16",))
+PRODIGY = Tool("Prodigy", _prodigy, ("text", "context"), in_characters=True)
+DOCCANO = Tool("doccano", _doccano, ("text", "context"), in_utf16=True)
+ARGILLA = Tool("Argilla", _argilla, ("context", "text"), in_utf16=True)

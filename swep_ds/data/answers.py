@@ -112,11 +112,12 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     if isinstance(given, dict):
         starts = _starts(given)
         given = field(given, "text")
-    answers = [answer for answer in _listed(given) if not _is_not_given(answer)]
+    answers = _listed(given)
     if any(isinstance(answer, dict) for answer in answers):
         texts = [field(answer, "text") for answer in answers]
         starts = [_starts(answer) for answer in answers]
-        answers = texts
+        not_given = [answer.get("answer_category") == "NOT_GIVEN" for answer in answers]  # Haystack's, beside a span
+        answers = ["" if none else text for none, text in zip(not_given, texts, strict=True)]
     texts = [_text(answer, context) for answer in answers]
     starts = _unpacked(starts, "")
     if is_missing(starts) or not any(texts):
@@ -139,11 +140,6 @@ def _starts(given: dict[str, Any]) -> Any:
     if is_missing(starts) and re.fullmatch(r"\[?\d+(\.0)?(, \d+(\.0)?)*\]?", str(other)):
         return other
     return starts
-
-
-def _is_not_given(answer: Any) -> bool:
-    """Whether Haystack's annotators said that this is no answer, next to a span."""
-    return isinstance(answer, dict) and answer.get("answer_category") == "NOT_GIVEN"
 
 
 def _listed(value: Any) -> list[Any]:

@@ -206,7 +206,12 @@ def read_items(source: str, items: Items, **wanted: bool | None) -> Iterator[Exa
     message = ""
     faulty: list[str] = []  # ids
     reasons: Counter[str] = Counter()
-    items = annotated_rows(items, _renamed, lambda _, reason, __: reasons.update([reason]), bool(wanted["labels"]))
+    items = annotated_rows(
+        items,
+        rename=lambda row: {column_of(name): value for name, value in row.items()},
+        remark=lambda id_, reason, left_out: reasons.update([reason]),
+        labels=bool(wanted["labels"]),
+    )
     for place, fields in _rows(source, items, wanted["labels"]):
         id_ = _name(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
         try:
@@ -220,10 +225,6 @@ def read_items(source: str, items: Items, **wanted: bool | None) -> Iterator[Exa
         raise InputError(message)
     for reason, count in reasons.items():
         log.warning("%s: %d questions: %s", source, count, reason)
-
-
-def _renamed(row: dict[str, Any]) -> dict[str, Any]:
-    return {column_of(name): value for name, value in row.items()}
 
 
 def _rows(source: str, items: Items, labels: bool | None) -> Iterator[tuple[str, dict[str, Any]]]:

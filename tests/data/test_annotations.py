@@ -297,7 +297,7 @@ OTHERS = {
 def test_other_exports_are_refused_in_a_line_that_says_what_to_do(save, tool, text):
     message = refused(save(text))
     assert tool in message
-    assert "mark the answers in Label Studio, Prodigy, doccano or Argilla, or write rows" in message
+    assert "mark answers in Label Studio, Prodigy, doccano or Argilla, or write rows" in message
 
 
 def test_exports_with_faults_are_refused(save):
