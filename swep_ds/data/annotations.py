@@ -110,15 +110,13 @@ def is_export(names: tuple[str, ...]) -> bool:
 
 def not_read(tool: str) -> InputError:
     return InputError(
-        f"an export of {tool} is not read: mark answers in Label Studio, Prodigy, doccano or Argilla, or write rows with "
-        "question, context, answer and answer_start (in characters, from 0)"
+        f"an export of {tool} is not read: mark answers in Label Studio, Prodigy, doccano or Argilla, or write rows "
+        "with question, context, answer and answer_start (in characters, from 0)"
     )
 
 
 def _question_rows(tool: Tool, items: Items, rename: Callable, remark: Callable, labels: bool) -> Items:
-    questions: dict[
-        tuple[str, ...], tuple[str, list[Submission]]
-    ] = {}  # the place of the first item, and all annotators'
+    questions: dict[tuple[str, ...], tuple[str, list[Submission]]] = {}  # the first item's place, and all annotators'
     for place, item in items:
         with as_input_error(f"{place} is not as {tool.name} writes it", "export it again"):
             given = [submission._replace(row=rename(submission.row)) for submission in tool.read(item)]
@@ -204,8 +202,8 @@ def _text_and_start(tool: Tool, span: Span, context: str) -> tuple[str, int | No
         return next(iter(equal or longer), (span.text, begin))
     if len(set(places)) != 1:
         raise InputError(
-            f"its span {begin} to {end} is no place in the context, or two (in characters and in UTF-16 units): mark it "
-            f"again in {tool.name}"
+            f"its span {begin} to {end} is no place in the context, or two (in characters and in UTF-16 units): mark "
+            f"it again in {tool.name}"
         )
     return places[0]
 
