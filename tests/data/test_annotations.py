@@ -306,8 +306,8 @@ def test_exports_with_faults_are_refused(save):
         ([doccano(YEAR, YEAR_PAIR), {"text": CONTEXT}], "row 1 is not as doccano writes it"),
         ([{**argilla("a", YEAR, ("submitted", [])), "span.responses.status": None}], "not as Argilla writes it"),
         ([task(1, YEAR, MARKED), 3], "row 1 is not as Label Studio writes it"),
-        ([{"id": 1, "data": {"body": CONTEXT, "question": YEAR}, "annotations": []}], "no column context"),
-        ([{"id": 1, "data": {"text": CONTEXT, "query": YEAR}, "annotations": []}], "no column question"),
+        ([{"id": 1, "data": {"body": CONTEXT, "question": YEAR}, "annotations": [{}]}], "no column context"),
+        ([{"id": 1, "data": {"text": CONTEXT, "query": YEAR}, "annotations": [{}]}], "no column question"),
     ):
         assert said in refused(save(json.dumps(items)), unanswerable=True)
 
