@@ -27,7 +27,7 @@ def test_no_file_is_too_long():
 # What someone reads who wants to know what the package does: the rooms whose every file makes a window, a loss or a
 # score, with the files that docs/window.md names.
 ROOMS = ("kernels", "swep_ds/data", "swep_ds/models", "swep_ds/methods")
-APART = {"chunks.py", "trials.py"}  # a cache, and what is tried before any window
+APART = {"annotations.py", "chunks.py", "trials.py"}  # the tools' exports, a cache, and what is tried before any window
 
 
 def test_the_core_is_read_in_an_evening():

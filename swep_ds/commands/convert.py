@@ -4,7 +4,8 @@
     swep-ds train --recipe synthetic --set pretrain.train=synthetic.jsonl
 
 Reads the published pairs of Info-HCVAE (Lee et al., ACL 2020), lines of token ids, and the output of its generator,
-JSON lines {"context", "question", "answer"}. SQuAD-like JSON needs no conversion: name it as a data source.
+JSON lines {"context", "question", "answer"}. SQuAD-like JSON and exports of Label Studio, Prodigy, doccano and Argilla
+need no conversion: name them as a data source.
 """
 
 import json
@@ -19,6 +20,8 @@ from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_output, user_path, write_atomically
 from swep_ds.data.answers import is_blank
 from swep_ds.data.places import occurrences
+
+FIX = "data sources read SQuAD-like JSON and exports of annotation tools as they are; see `swep-ds convert --help`"
 
 
 def convert() -> None:
@@ -47,7 +50,7 @@ def _rows(source: Path, load_tokenizer: Callable, counts: Counter) -> Iterator[s
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            with as_input_error(f"{source}: line {number} is not a generated pair", "see `swep-ds convert --help`"):
+            with as_input_error(f"{source}: line {number} is not a generated pair", FIX):
                 if re.match(rb"[\d ]+\t", line):
                     question, context, answer, start = _of_ids(line.decode(), load_tokenizer())
                 else:

@@ -104,14 +104,16 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
         if "answer" not in row and says_impossible(row) is not True:
             field(row, "answers")
         given = _unpacked(row.get("answer"), context)
-    starts = row.get("answer_start")
+    starts = _starts(row)
     if isinstance(given, dict):
-        starts = given.get("answer_start")
+        starts = _starts(given)
         given = field(given, "text")
     answers = listed(given)
     if any(isinstance(answer, dict) for answer in answers):
-        starts = [answer.get("answer_start") for answer in answers]
-        answers = [field(answer, "text") for answer in answers]
+        answers = [answer for answer in answers if not _is_not_given(answer)]
+        texts = [field(answer, "text") for answer in answers]
+        starts = [_starts(answer) for answer in answers]
+        answers = texts
     texts = [_text(answer, context) for answer in answers]
     starts = _unpacked(starts, "")
     if is_missing(starts) or not any(texts):
@@ -122,12 +124,28 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
     return [(text, start) for text, start in zip(texts, starts, strict=True) if text]
 
 
+def _starts(given: dict[str, Any]) -> Any:
+    """`answer_start`, or else `start` if it is a whole number or a list of them."""
+    starts = given.get("answer_start")
+    other = given.get("start")
+    if is_missing(starts) and re.fullmatch(r"\[?\d+(\.0)?(, \d+(\.0)?)*\]?", str(other)):
+        return other
+    return starts
+
+
 def says_impossible(row: dict[str, Any]) -> bool | None:
     """What the row says in `is_impossible`: whether the question has no answer; None if it does not say."""
+    if any(map(_is_not_given, listed(row.get("answers")))):
+        return True
     said = str(row.get("is_impossible")).lower()
     if said in TRUE:
         return True
     return False if said in FALSE else None
+
+
+def _is_not_given(answer: Any) -> bool:
+    """Whether an answer says that there is none: Haystack's annotation tool writes this beside a span."""
+    return isinstance(answer, dict) and answer.get("answer_category") == "NOT_GIVEN"
 
 
 def says_none(row: dict[str, Any]) -> bool:

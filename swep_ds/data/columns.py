@@ -10,7 +10,7 @@ from swep_ds.data.answers import MRQA_COLUMN, is_missing
 # (column, name) pairs: the name of the column in the files; None = their column is not read. A tuple, to be hashed
 Columns = tuple[tuple[str, str | None], ...]
 
-COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible", MRQA_COLUMN)
+COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
 ANSWERED = {"answers", "answer", "is_impossible"}
 OTHER_NAMES = {
     "answer_text": "answer",  # Kaggle's chaii and tables of Haystack
@@ -18,7 +18,7 @@ OTHER_NAMES = {
     "query_text": "question",
     "query_id": "id",
 }
-COLUMNS += ("paragraphs", "qas")  # of an article and of a paragraph
+COLUMNS += ("start", MRQA_COLUMN, "paragraphs", "qas")
 COLUMNS += ("stratum",)  # of a question that was suggested for labelling (`analysis/labelled.py`)
 
 

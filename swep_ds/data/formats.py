@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.common.errors import InputError, as_input_error, excerpt
+from swep_ds.data.annotations import TEXTS_NOT_READ, is_export, not_read, tool_of
 from swep_ds.data.answers import field
 from swep_ds.data.columns import Columns, column_names, known_names
 
@@ -48,6 +49,9 @@ def file_items(path: Path, columns: Columns) -> Items:
         raise InputError("is empty; fetch it again")
     header = re.match(r"\s*([^\r\n]*)", text)[1]
     delimiter = max(",;\t", key=header.count)
+    for begin, tool in TEXTS_NOT_READ.items():
+        if re.match(begin, header):
+            raise not_read(tool)
     if header.startswith(("{", "[")):
         yield from _json_items(text, columns)
     elif delimiter in header or "question" in column_names((header,), columns):
@@ -91,7 +95,7 @@ def document_items(document: Any, columns: Columns = ()) -> Items:
     if "question" in column_names(tuple(table), columns):
         cells = [list(cells.values()) if isinstance(cells, dict) else cells for cells in table.values()]
         return numbered(dict(zip(table, row, strict=True)) for row in zip(*cells, strict=True))
-    if "data" in document:
+    if "data" in document and tool_of(document) is None:  # no task of Label Studio, whose data is a row
         return ((f"data[{number}]", article) for number, article in enumerate(field(document, "data", list)))
     if isinstance(document.get("rows"), list):
         return numbered(row.get("row", row) for row in document["rows"])
@@ -114,7 +118,7 @@ def _arrow_table(content: bytes) -> pa.Table:
 def table_rows(table: pa.Table, columns: Columns) -> Iterator[dict[str, Any]]:
     """The rows of a table, with the columns that stand for `COLUMNS`. Raises InputError: as `known_names`."""
     known = known_names(tuple(table.column_names), columns)
-    if "context" in known:  # or else a message names them all
+    if "context" in known and not is_export(tuple(table.column_names)):  # or else a message names them all
         table = table.select(list(known.values()))
     decode = dict
     if any("arrow.json" in str(kind) for kind in table.schema.types):  # as `datasets` keeps texts and numbers, mixed

@@ -2,12 +2,13 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from swep_ds.common.errors import InputError, as_input_error, at
+from swep_ds.data.annotations import annotated_rows
 from swep_ds.data.answers import (
     MRQA_COLUMN,
     answer_pairs,
@@ -19,7 +20,7 @@ from swep_ds.data.answers import (
     says_none,
     text_field,
 )
-from swep_ds.data.choices import Choices, LeftOut
+from swep_ds.data.choices import Choices, LeftOut, Remark
 from swep_ds.data.columns import ANSWERED, Columns, known_fields, known_names, name_of, no_column
 from swep_ds.data.example import Example
 from swep_ds.data.formats import Items
@@ -40,10 +41,22 @@ class Judged(NamedTuple):
 
 
 def judged_items(
-    source: str, items: Items, choices: Choices, *, training: bool, labels: bool | None
+    source: str,
+    items: Items,
+    choices: Choices,
+    *,
+    training: bool,
+    labels: bool | None,
+    remark: Callable[[Remark], None] = lambda _: None,
 ) -> Iterator[Judged]:
     """The questions of a file's items, with the options of `read_examples`. A missing id is made of the last part of
-    `source` and the numbers of the question's place."""
+    `source` and the numbers of the question's place. `remark` is told of questions whose annotations are left out."""
+    items = annotated_rows(
+        items,
+        rename=lambda row: row | known_fields(row, choices.columns),
+        remark=lambda *said: remark(Remark(*said)),
+        labels=bool(labels),
+    )
     for place, fields in _rows(source, items, labels, choices.columns):
         id_ = name_of(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
         try:

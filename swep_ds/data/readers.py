@@ -65,7 +65,8 @@ def read_examples(
     parts = []
     for name, items in _parts(source, training, choices.columns):
         with at(name):
-            parts.append((name, list(judged_items(name, items, choices, training=training, labels=labels))))
+            judged = judged_items(name, items, choices, training=training, labels=labels, remark=remark)
+            parts.append((name, list(judged)))
     every = [judged for _, questions in parts for judged in questions]
     if not every:
         raise InputError(f"{source}: holds no questions; give a data set with at least one")
