@@ -125,12 +125,12 @@ def answer_pairs(row: dict[str, Any], context: str) -> list[tuple[str, Any]]:
 
 
 def _starts(given: dict[str, Any]) -> Any:
-    """`answer_start`, or else `start` if it is a whole number or a list of them."""
-    starts = given.get("answer_start")
-    other = given.get("start")
-    if is_missing(starts) and re.fullmatch(r"\[?\d+(\.0)?(, \d+(\.0)?)*\]?", str(other)):
-        return other
-    return starts
+    """`answer_start`, or else `start_char` (QRCD), or `start` if it is a whole number or a list of them."""
+    if not is_missing(given.get("answer_start")):
+        return given["answer_start"]
+    if re.fullmatch(r"\[?\d+(\.0)?(, \d+(\.0)?)*\]?", str(given.get("start"))):
+        return given["start"]
+    return given.get("start_char")
 
 
 def says_impossible(row: dict[str, Any]) -> bool | None:
