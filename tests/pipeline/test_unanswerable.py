@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from swep_ds.analysis.report import write_report
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.choices import Choices
 from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves, hold_out_articles
 from swep_ds.data.windows import WindowSettings
+from swep_ds.evaluation.results import out_of_domain_mean, read_results
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.examples import load_examples, reported_examples
 from swep_ds.pipeline.recipe import Recipe
@@ -37,7 +39,13 @@ def folder(tmp_path_factory) -> Path:
         prepare(home, architecture=architecture)
         (home / "train.json").write_text(json.dumps(with_unanswerable(42)))
         (home / "test.json").write_text(json.dumps(with_unanswerable(9, seed=1)))
-    (path / "answered.json").write_text(json.dumps(squad(20, seed=2)))
+    answered, secret = squad(20, seed=2), squad(5, seed=3)
+    answered["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
+    for article in secret["data"]:
+        for paragraph in article["paragraphs"]:
+            paragraph["qas"][0]["answers"] = []
+    (path / "answered.json").write_text(json.dumps(answered))
+    (path / "secret.json").write_text(json.dumps(secret))
     return path
 
 
@@ -75,17 +83,21 @@ def test_they_are_trained_towards_cls_or_an_empty_answer(folder, task, left_out)
 
 # Runs
 
+WITHHELD = ("data.misplaced_answers=drop", "data.eval={{test: {folder}/test.json, secret: {folder}/secret.json}}")
+
 
 @pytest.fixture(scope="module")
 def runs(folder) -> Path:
-    """extractive and generative, with held-out articles; plain, without; answerable, without such questions."""
+    """extractive and generative, with held-out articles; plain, without; answerable, without such questions, but with a
+    misplaced answer and a test set whose answers are withheld."""
     listed = []
     for name, home, *settings in (
         ("extractive", folder, "data.holdout_fraction=0.5", f"data.eval.test={folder / 'test.json'}"),
         ("generative", folder / "t5", "data.holdout_fraction=0.5", f"data.eval.test={folder / 't5' / 'test.json'}"),
         ("plain", folder),
-        ("answerable", folder, f"data.train={folder / 'answered.json'}"),
+        ("answerable", folder, f"data.train={folder / 'answered.json'}", *WITHHELD),
     ):
+        settings = [setting.format(folder=folder) for setting in settings]
         settings += ["data.unanswerable=train", "train.max_updates=2"]
         run = {"recipe": str(home / "recipe.yaml"), "set": settings, "ds_config": str(ds_config(folder, 1))}
         listed.append(run | {"output_dir": str(folder / name)})
@@ -134,3 +146,33 @@ def test_a_model_that_did_not_learn_to_decline_does_not(runs):
     assert load_saved(str(runs / "answerable" / "model")).null_threshold is None
     assert all(json.loads((runs / "answerable" / "predictions" / "test.json").read_text()).values())
     assert results["eval"]["test"]["no_answer_exact_match"] == 0  # of questions that it should have declined
+
+
+@pytest.mark.slow
+def test_withheld_answers_get_predictions_and_no_score_wherever_scores_are(runs):
+    """And questions that are left out, or doubtful, are in a file beside them."""
+    run = runs / "answerable"
+    results = read_results(run / "results.json")
+    assert results.eval["secret"] == {"total": 5}
+    assert list(results.scores) == ["test"]
+    assert results.scorers["secret"] == "answers withheld"
+    assert out_of_domain_mean(results.eval) is None
+    assert len(json.loads((run / "predictions" / "secret.json").read_text())) == 5
+    said = (runs / "out").read_text()
+    assert re.search(r"secret\W+answers withheld\W+5", said)
+    assert "answers withheld (secret)" in (run / "model" / "README.md").read_text()
+    assert "secret: no scores, since its answers are withheld" in write_report(run)[0]
+    [left_out] = [json.loads(line) for line in (run / "remarks.jsonl").read_text().splitlines()]
+    assert (left_out["field"], left_out["id"]) == ("data.train", "q2-0")
+    assert "left out (data.misplaced_answers)" in left_out["reason"]
+
+
+def test_the_source_domain_needs_its_answers(folder):
+    recipe = str(folder / "recipe.yaml")
+    secret = [setting.format(folder=folder) for setting in WITHHELD]
+    first = Recipe.load(recipe, [f"data.eval={{secret: {folder / 'secret.json'}}}", "data.unanswerable=train"])
+    selects = Recipe.load(recipe, [*secret, "eval.select_on=secret", "data.unanswerable=train"])
+    for wrong in (first, selects):
+        assert refused(load_examples, wrong).startswith(
+            "data.eval.secret: its answers are withheld, and the first test"
+        )
