@@ -14,7 +14,7 @@ from swep_ds.data.choices import STRICT, Choices, LeftOut
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-HANGUL = "\uac00-\ud7af"  # Korean syllables
+HANGUL = "\u1100-\u115f\uac00-\ud7af"  # Korean syllables, and what decomposed ones begin with
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 _HANGUL = re.compile(f"[{HANGUL}]")
 _HEBREW = re.compile("[\u05d0-\u05ea]")

@@ -4,6 +4,7 @@ import json
 import math
 import runpy
 import sys
+import unicodedata
 from collections import Counter
 from types import SimpleNamespace
 
@@ -90,6 +91,8 @@ def test_passages_have_a_hundred_words_and_begin_fifty_apart():
     [
         ("\u4e0a\u6d77\u5728\u30fb\u4e2d\u3002", ["\u4e0a", "\u6d77", "\u5728", "\u4e2d"], "\u6d77?"),  # Chinese
         ("\u0e40\u0e1b\u0e47\u0e19 \u0e3f5", ["\u0e40", "\u0e1b\u0e47", "\u0e19", "5"], "\u0e1b\u0e47"),  # Thai
+        ("다리는 1931년", [*"다리는", "1931", "년"], "다리를"),  # Korean, whose particles differ
+        (unicodedata.normalize("NFD", "다리는"), [unicodedata.normalize("NFD", word) for word in "다리는"], "다리"),
         (
             "\u0939\u093f\u0928\u094d\u0926\u0940, \u0939\u0948",
             ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u0939\u0948"],

@@ -213,6 +213,17 @@ def test_questions_need_no_answers(save):
         assert [example.answers for example in read_them] == answers
 
 
+def test_an_empty_list_or_object_says_that_there_is_no_answer(save):
+    """Also as CSV holds it."""
+    for none in (NONE, [], {"text": [""], "answer_start": [-1]}):
+        asked = [row(ANSWERS), row(none, "2", "Who's the owner?")]
+        for content in (lines(asked), table(asked)):
+            examples = read_examples(save(content), training=False, labels=None)
+            assert [example.answers for example in examples] == [("Vera Lind", "Lind"), ()]
+    asked = [row("Vera Lind"), row("", "2")]
+    assert "question '2': has no answer" in refused(save(table(asked)), training=False, labels=None)
+
+
 def test_normalize_answer():
     for text, normalized in {
         "  an   apple\tand\nthe theatre ": "apple and theatre",  # articles only as whole words
