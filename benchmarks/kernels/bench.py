@@ -82,7 +82,7 @@ def check(d: int, dtype: torch.dtype, device: str) -> None:
     """Compares the implementation that will be timed with float64 on a small batch with padding.
 
     The mean error may be twice that of rounding the float64 result to `dtype` once, plus a little float32 arithmetic.
-    The largest error may be more: a normal of a radius under 0.01 is accurate to 1e-3 only (docs/kernels.md).
+    The largest error may be more: a normal of a radius under 0.01 is accurate to 1e-3 only (kernels/README.md).
     Raises: RuntimeError where an error is larger.
     """
     batch = inputs(3, 32, d, dtype, device)

@@ -35,8 +35,10 @@ def field(mapping: Any, name: str, kind: type = object) -> Any:
     if not isinstance(mapping, dict):
         raise InputError(f"expected an object with the field {name!r}, found {excerpt(mapping)}")
     if name not in mapping:
-        named = "add it, or name yours in data.columns (--columns)"
-        raise InputError(f"field {name!r} is missing; {named} (found: {excerpt(list(mapping))})")
+        raise InputError(
+            f"field {name!r} is missing; add it, or name yours in data.columns (--columns) (found: "
+            f"{excerpt(list(mapping))})"
+        )
     if not isinstance(mapping[name], kind):
         raise InputError(f"field {name!r} is {excerpt(mapping[name])}; expected a {kind.__name__}")
     return mapping[name]

@@ -158,8 +158,8 @@ def _without_answer(judged: Judged, impossible: bool | None, unanswerable: str, 
         fix = "correct one of the two, or set data.unanswerable to drop such questions"
         return judged._replace(fault=f"{contradiction}: {fix}")
     if unanswerable == "error":
-        fix = "give it, or set data.unanswerable to drop such questions or to train on them"
-        return judged._replace(fault=f"has no answer; {fix}")
+        fault = "has no answer; give it, or set data.unanswerable to drop such questions or to train on them"
+        return judged._replace(fault=fault)
     if contradiction and (training or unanswerable == "drop"):
         return judged._replace(remark=f"{contradiction}: left out", left_out=True)
     if contradiction:

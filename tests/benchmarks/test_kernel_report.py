@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton compiles nothing under TRITON_INTERPRET=1"
 )
 KEY = ("seed_low", "seed_high", "draw")
-DOCUMENTATION = (scripts.ROOT / "docs/kernels.md").read_text()
+DOCUMENTATION = (scripts.ROOT / "kernels/README.md").read_text()
 
 
 def rows(text):
