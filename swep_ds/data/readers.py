@@ -70,16 +70,18 @@ def read_examples(
     every = [judged for _, questions in parts for judged in questions]
     if not every:
         raise InputError(f"{source}: holds no questions; give a data set with at least one")
-    if labels and not training and all(judged.is_silent for judged in every):
-        examples = [replace(judged.example, withheld=True) for judged in every]
+    silent = [judged for judged in every if judged.is_silent]
+    if labels and not training and silent and all(judged.is_silent or judged.left_out for judged in every):
+        examples = [replace(judged.example, withheld=True) for judged in silent]
+        every = [judged for judged in every if not judged.is_silent]
     else:
         for name, questions in parts:
             with at(name):
                 _check_faults(questions)
-        for judged in every:
-            if judged.remark:
-                remark(Remark(judged.id, judged.remark, judged.left_out))
         examples = [judged.example for judged in every if not judged.left_out]
+    for judged in every:
+        if judged.remark:
+            remark(Remark(judged.id, judged.remark, judged.left_out))
     _check_ids(source, examples)
     return examples
 

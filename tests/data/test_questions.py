@@ -93,6 +93,8 @@ def test_a_test_set_without_any_answer_is_withheld(save):
         assert [(example.answers, example.withheld) for example in examples] == [((), True)] * 4
     source = save([*silent, row(id="false", answers=[], **FALSE)])  # says that it has answers
     assert all(example.withheld for example in read_examples(source, training=False))
+    kept, reasons = read(save([*silent, row(id="blank", context="", answers=[])]), "train", False)
+    assert (len(kept), reasons) == (4, {"blank": "the context is empty: left out"})
     for last in (ANSWERED, IMPOSSIBLE):
         examples = read_examples(save([*silent, last]), training=False, unanswerable=True)
         assert not any(example.withheld for example in examples)
