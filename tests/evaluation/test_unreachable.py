@@ -51,5 +51,5 @@ def test_an_answer_cannot_be_written_where_what_comes_back_is_scored_as_wrong():
     [squad] = unreachable(counted, golds, Scorer(), 30, "limit")
     assert squad.startswith("3 of 7 questions have only answers that the model's tokenizer cannot write, such as ")
     assert "such as '\u20ac 5', which comes back as '5': name a model" in squad
-    [french] = unreachable(counted, golds, Scorer("fr"), 30, "limit")
+    [french] = unreachable(counted, golds, Scorer("mlqa fr"), 30, "limit")
     assert french.startswith("2 of 7 questions")
