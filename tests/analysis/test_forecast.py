@@ -201,6 +201,8 @@ def test_questions_declined_rightly_are_as_many_as_at_home(monkeypatch):
     assert made.remarks[0].startswith("As at home, 24 % of all questions are taken to be declined rightly. If all of")
     certain = forecast(home, "there", [answered(examples("s", 40, 1, gold=False), ["red"] * 40)] * 2)
     assert [*certain.f1, certain.uncorrected[1]] == [100] * 4  # 98.75 and 23.75 are more
+    few = forecast(home, "there", [answered(examples("t", 5, 1, gold=False), of_run[:5]) for of_run in there])
+    assert re.search(r"If all of them have an answer, F1 is \d+\.\d\.$", few.remarks[0])  # without an interval
 
 
 def test_runs_are_read_from_their_folders(tmp_path):
