@@ -20,19 +20,6 @@ NOT_ANNOTATED = "not annotated"
 PRODIGY_NAMES = {"_task_hash", "_input_hash", "_view_id"}
 PRODIGY_STATUSES = {"accept": "", "reject": "rejected", "ignore": "ignored"}  # and why a question is left out
 DOCCANO_SPANS = ("label", "entities", "labels")
-NOT_READ = {  # names of an export's first item -> what wrote it
-    ("%TYPES", "%VIEWS"): "INCEpTION (UIMA CAS)",
-    ("annotatable", "anncomplete"): "tagtog",
-    ("examples", "schema"): "LightTag",
-    ("annotation", "annotation_agent"): "Argilla 1",
-    ("fields", "responses", "suggestions"): "Argilla's to_json, which forgets what was discarded (unlike to_datasets),",
-}
-TEXTS_NOT_READ = {  # how an export begins -> what wrote it
-    r"T\d+\t": "brat",
-    "#FORMAT=WebAnno": "INCEpTION or WebAnno (TSV)",
-    r"<\?xml": "a tool that writes XML, such as INCEpTION or GATE",
-    "-DOCSTART-": "a tool that writes CoNLL",
-}
 
 
 class Span(NamedTuple):
@@ -80,13 +67,12 @@ def annotated_rows(
 
 
 def tool_of(item: Any) -> Tool | None:
-    """The tool whose export begins with this. Raises InputError: one whose exports are not read."""
+    """The tool whose export begins with this. Raises InputError: an export that forgets what was discarded."""
     if not isinstance(item, dict):
         return None
     names = item.keys()
-    for some, tool in NOT_READ.items():
-        if names >= set(some):
-            raise not_read(tool)
+    if names >= {"fields", "responses", "suggestions"}:
+        raise InputError("Argilla's to_json forgets what was discarded: export to_datasets or to_list(flatten=True)")
     if any(str(name).endswith((".responses", ".suggestion")) for name in names):
         return ARGILLA
     if isinstance(item.get("data"), dict) and isinstance(item.get("annotations", item.get("completions")), list):
@@ -106,13 +92,6 @@ def tool_of(item: Any) -> Tool | None:
 def is_export(names: tuple[str, ...]) -> bool:
     """Whether a table with these columns may be an export, whose other columns are needed, too."""
     return any(name in {*PRODIGY_NAMES, "annotation_id", "Comments"} or name.endswith(".responses") for name in names)
-
-
-def not_read(tool: str) -> InputError:
-    return InputError(
-        f"an export of {tool} is not read: mark answers in Label Studio, Prodigy, doccano or Argilla, or write rows "
-        "with question, context, answer and answer_start (in characters, from 0)"
-    )
 
 
 def _question_rows(tool: Tool, items: Items, rename: Callable, remark: Callable, labels: bool) -> Items:
@@ -234,9 +213,8 @@ def _label_studio_row(row: Row) -> Iterator[Submission]:
     spans += _typed("answer", row.get("answer") if "answer" not in marked else None)
     annotated = row.get("annotation_id", "unknown")
     imported = {name: value for name, value in row.items() if name not in marked}
-    imported |= {
-        name[6:]: value for name, value in row.items() if name.startswith("_data_")
-    }  # CSV's, of a control's name
+    # in CSV an imported column of a control's name is _data_NAME
+    imported |= {name[6:]: value for name, value in row.items() if name.startswith("_data_")}
     yield Submission(imported, spans, NOT_ANNOTATED if is_missing(annotated) or annotated == "" else "")
 
 

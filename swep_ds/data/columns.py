@@ -10,6 +10,7 @@ from swep_ds.data.answers import MRQA_COLUMN, is_missing
 # (column, name) pairs: the name of the column in the files; None = their column is not read. A tuple, to be hashed
 Columns = tuple[tuple[str, str | None], ...]
 
+EXPORTS = "of annotation tools, those of Label Studio, Prodigy, doccano and Argilla are read"
 COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
 ANSWERED = {"answers", "answer", "is_impossible"}
 OTHER_NAMES = {
@@ -83,5 +84,5 @@ def known_names(names: tuple[str, ...], columns: Columns) -> dict[str, str]:
 
 
 def no_column(missing: list[str], names: Collection[str]) -> InputError:
-    fix = f"rename yours, or name them in data.columns (--columns), as in {missing[0]}=NAME"
+    fix = f"rename yours, or name them in data.columns (--columns), as in {missing[0]}=NAME; {EXPORTS}"
     return InputError(f"has no column {', '.join(missing)} (found: {excerpt(list(names))}): {fix}")

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.common.errors import InputError, as_input_error, excerpt
-from swep_ds.data.annotations import TEXTS_NOT_READ, is_export, not_read, tool_of
+from swep_ds.data.annotations import is_export, tool_of
 from swep_ds.data.answers import field
-from swep_ds.data.columns import Columns, column_names, known_names
+from swep_ds.data.columns import EXPORTS, Columns, column_names, known_names
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
 
@@ -49,9 +49,6 @@ def file_items(path: Path, columns: Columns) -> Items:
         raise InputError("is empty; fetch it again")
     header = re.match(r"\s*([^\r\n]*)", text)[1]
     delimiter = max(",;\t", key=header.count)
-    for begin, tool in TEXTS_NOT_READ.items():
-        if re.match(begin, header):
-            raise not_read(tool)
     if header.startswith(("{", "[")):
         yield from _json_items(text, columns)
     elif delimiter in header or "question" in column_names((header,), columns):
@@ -59,7 +56,8 @@ def file_items(path: Path, columns: Columns) -> Items:
     else:
         raise InputError(
             f"holds neither JSON nor Parquet, Arrow or CSV (whose first line names the columns question, context and "
-            f"answers), but begins with {excerpt(header)}; save it as SQuAD or MRQA JSON, or as rows in one of these"
+            f"answers), but begins with {excerpt(header)}; save it as SQuAD or MRQA JSON, or as rows in one of these; "
+            f"{EXPORTS}"
         )
 
 

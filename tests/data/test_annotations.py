@@ -283,21 +283,23 @@ def test_typed_answers_have_no_place():
 OTHERS = {
     "brat": "T1\tAnswer 29 33\t1907\n#1\tAnnotatorNotes T1\tWhen?\n",
     "WebAnno": "#FORMAT=WebAnno TSV 3.3\n#Text=It opened.\n1-1\t0-2\tIt\t_\t\n",
-    "writes XML": '<?xml version="1.0" encoding="UTF-8"?><xmi:XMI/>',
-    "writes CoNLL": "-DOCSTART- -X- O\nIt -X- _ O\n",
+    "XML": '<?xml version="1.0" encoding="UTF-8"?><xmi:XMI/>',
+    "CoNLL": "-DOCSTART- -X- O\nIt -X- _ O\n",
     "UIMA CAS": '{"%TYPES": {}, "%FEATURE_STRUCTURES": [], "%VIEWS": {}}',
     "tagtog": '{"annotatable": {"parts": ["s1"]}, "anncomplete": true, "entities": []}',
     "LightTag": '{"examples": [{"content": "It"}], "schema": {}, "relations": []}',
     "Argilla 1": '[{"text": "It", "tokens": ["It"], "annotation": [], "annotation_agent": "a"}]',
-    "discarded": '[{"id": "1", "fields": {}, "responses": {}, "suggestions": {}, "metadata": {}}]',
 }
 
 
-@pytest.mark.parametrize(("tool", "text"), OTHERS.items(), ids=OTHERS)
-def test_other_exports_are_refused_in_a_line_that_says_what_to_do(save, tool, text):
-    message = refused(save(text))
-    assert tool in message
-    assert "mark answers in Label Studio, Prodigy, doccano or Argilla, or write rows" in message
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_other_exports_are_refused_in_a_line_that_says_what_is_read(save, text):
+    assert "of annotation tools, those of Label Studio, Prodigy, doccano and Argilla are read" in refused(save(text))
+
+
+def test_an_export_that_forgets_what_was_discarded_is_refused(save):
+    forgetful = [{"id": "1", "fields": {}, "responses": {}, "suggestions": {}, "metadata": {}}]
+    assert "to_json forgets what was discarded: export to_datasets" in refused(save(forgetful))
 
 
 def test_exports_with_faults_are_refused(save):
