@@ -121,9 +121,7 @@ def read_reported(
         fields = "data.unanswerable, data.repeated_answers or data.misplaced_answers"
         raise InputError(f"{field}: {source}: {fields} drops all of its questions")
     if examples[0].withheld:
-        warn_once(
-            f"{field}: none of {total} questions has an answer: the answers are taken as withheld, and there is no score"
-        )
+        warn_once(f"{field}: none of {total} questions has an answer: taken as withheld, and without a score")
     return examples
 
 
