@@ -183,7 +183,7 @@ def test_the_page_is_written_between_its_markers(published, monkeypatch, tmp_pat
     assert ": 4 sets, 1 languages, 17 questions. 4 files are read for testing and 3 for training, " in lines[2]
     link = "[someone/bridges](https://github.com/someone/bridges/tree/0123456789ab)"
     data = "`{unanswerable: train, columns: {context: review, answer: spans}}`"
-    row = f"{link} `table.csv` | {data} | (`{{scorer: mlqa, language: de}}`) | 1 without offset (1 once) |"
+    row = f"{link} `bridges/table.csv` | {data} | (`{{scorer: mlqa, language: de}}`) | 1 without offset (1 once) |"
     assert f"| table | en | 2 | 2 | {row}" in lines
     assert "| spoilt | en | 11 + 0 | 6 |" in file.read_text()
     assert f"- labels ({link}): tokens with labels" in lines
@@ -199,8 +199,9 @@ def test_bad_input_is_said_in_a_line(arguments, monkeypatch, capsys):
 
 
 def test_files_are_named_by_what_their_paths_share():
-    assert files_pattern(["data/a.json"]) == "data/a.json"
-    assert files_pattern(["data/dev-1.json", "data/dev-2.json"]) == "data/dev-*.json"
+    entry = {"repository": "someone/bridges", "files": ["data/dev-1.json"]}
+    assert files_pattern(entry) == "bridges/data/dev-1.json"
+    assert files_pattern(entry | {"files": ["data/dev-1.json", "data/dev-2.json"]}) == "bridges/data/dev-*.json"
 
 
 @pytest.mark.parametrize("entry", READ, ids=lambda entry: entry["name"])

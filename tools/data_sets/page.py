@@ -57,7 +57,7 @@ def line(entry: Entry, seen: Seen) -> str:
         " ".join(entry["language"]),
         f"{training:,} + {counts['questions'] - training:,}" if training else f"{counts['questions']:,}",
         f"{counts['trained']:,}",
-        f"{_link(entry)} {_code(files_pattern(entry['files']))}",
+        f"{_link(entry)} {_code(files_pattern(entry))}",
         _code(settings_text(entry["data"])) if "data" in entry else "",
         eval_text(entry),
         "; ".join(faults(entry, counts)),
@@ -89,8 +89,10 @@ def eval_text(entry: Entry) -> str:
     return f"({_code(settings_text(entry['fitting']))})" if "fitting" in entry else ""
 
 
-def files_pattern(files: list[str]) -> str:
-    """The path of a file, or what the paths begin and end with."""
+def files_pattern(entry: Entry) -> str:
+    """The path of the file below the clone's folder, or what the paths begin and end with."""
+    folder = entry["repository"].rpartition("/")[2]
+    files = [f"{folder}/{file}" for file in entry["files"]]
     if len(files) == 1:
         return files[0]
     end = _same_beginning([file[::-1] for file in files])[::-1]
