@@ -311,7 +311,14 @@ class Recipe(Section):
         return change(Recipe, tree, changes, place)
 
     @classmethod
-    def check_layer(cls, base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
+    def lay_over(cls, base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+        """As in all sections. Raises InputError: see `_check_source_domain`."""
+        merged = super().lay_over(base, layer)
+        cls._check_source_domain(base, layer, merged)
+        return merged
+
+    @staticmethod
+    def _check_source_domain(base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
         """Checks that the source domain, which is the first test set, still fits where a layer replaces data.train or
         holds articles out. Warns if all test sets are the recipe's, for data.train may be of the same domain. Raises
         InputError if the only domain that was trained on could count as out of domain."""
