@@ -171,8 +171,10 @@ def _suggest_field(model: type[Section], kind: str | None, location: Sequence[st
         return suggest(name, [*model.model_fields, "extends"])
     here = model
     for parent in parents:
-        if parent in here.model_fields:
-            here = kinds.get(kind) or next(iter(sections_of(here, parent)), here)
+        if kind and parent in here.kinds:
+            here = kinds[kind]
+        elif parent in here.model_fields:  # neither a number in a list nor a name in a mapping
+            here = next(iter(sections_of(here, parent)), here)
     return suggest(name, here.model_fields, f"{'.'.join(parents)}.")
 
 
