@@ -40,7 +40,7 @@ def recipes() -> None:
         from swep_ds.sweeps.sweep import Sweep  # imports pandas, for a second
 
         model = {"recipe": Recipe, "sweep": Sweep}[arguments.schema]
-        print(json.dumps(for_editors(model.model_json_schema()), indent=2, ensure_ascii=False))
+        print(json.dumps(for_editors(model), indent=2, ensure_ascii=False))
     elif arguments.fields:
         explain(name or "quickstart")
     elif name:
@@ -78,7 +78,7 @@ def explain(name: str) -> None:
             fields = kinds[0].model_fields.items()
             tree[section] = {name: REQUIRED for name, field in fields if field.is_required()} | given
     recipe = validate(Recipe, tree, path)
-    for field in describe(Recipe.model_json_schema(), recipe.model_dump(mode="json")):
+    for field in describe(recipe):
         value = REQUIRED if field.value == REQUIRED else json.dumps(field.value, ensure_ascii=False)
         print(f"{field.name}: {value}")
         print(f"    {field.type}; default: {field.default}")

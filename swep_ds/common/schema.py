@@ -1,7 +1,6 @@
 """What settings mean, in their JSON schema: a field's meaning is the comment beside it or above it."""
 
 import ast
-import copy
 import functools
 import inspect
 import json
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
 
 Schema = dict[str, Any]
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
@@ -45,33 +45,27 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
 
 def add_meanings(schema: Schema, section: type[BaseModel]) -> None:
     """Pydantic's `json_schema_extra`: describes the fields of a class."""
-    for name, meaning in meanings(section).items():
-        if name in schema.get("properties", {}):
-            schema["properties"][name]["description"] = meaning
+    for name, field in schema.get("properties", {}).items():
+        if name in meanings(section):
+            field["description"] = meanings(section)[name]
 
 
-def describe(schema: Schema, values: dict[str, Any], prefix: str = "") -> Iterator[Field]:
-    """Every field of settings with these values, those of the kinds of section that they chose included."""
+def describe(settings: BaseModel, prefix: str = "") -> Iterator[Field]:
+    """Every field of settings and of the sections in them."""
+    schema = type(settings).model_json_schema()
+    values = settings.model_dump(mode="json")
     for name, field in schema["properties"].items():
-        value = values[name]
-        kinds = [schema["$defs"][part["$ref"].rpartition("/")[2]] for part in _parts(field) if "$ref" in part]
-        if kinds and isinstance(value, dict):
-            named = [kind for kind in kinds if kind["properties"].get("name", {}).get("const") == value.get("name")]
-            section = (named or kinds)[0] | {"$defs": schema["$defs"]}
-            yield from describe(section, value, f"{prefix}{name}.")
+        section = getattr(settings, name)
+        if isinstance(section, BaseModel):
+            yield from describe(section, f"{prefix}{name}.")
         else:
             default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else "required"
-            yield Field(prefix + name, value, default, _type(field), field.get("description", ""))
-
-
-def _parts(field: Schema) -> list[Schema]:
-    return field.get("anyOf") or field.get("oneOf") or [field]
+            yield Field(prefix + name, values[name], default, _type(field), field.get("description", ""))
 
 
 def _type(field: Schema) -> str:
     """Such as "integer, at least 1 or null"."""
-    parts = _parts(field)
-    if len(parts) > 1:
+    if parts := field.get("anyOf") or field.get("oneOf"):
         return " or ".join(map(_type, parts))
     if "const" in field or "enum" in field:
         choices = field.get("enum") or [field["const"]]
@@ -83,15 +77,20 @@ def _type(field: Schema) -> str:
     return ", ".join([kind, *limits])
 
 
-def for_editors(schema: Schema) -> Schema:
-    """The schema of a file that `extends` another one, in which every field may be missing."""
-    schema = copy.deepcopy(schema)
-    for section in (schema, *schema.get("$defs", {}).values()):
-        section.pop("required", None)
-        for field in section.get("properties", {}).values():
-            if "oneOf" in field:  # without its name, a section of one kind may look like one of another kind
-                field["anyOf"] = field.pop("oneOf")
-                del field["discriminator"]
+class _ForEditors(GenerateJsonSchema):
+    """A file that `extends` another one may leave out every field. Without its name, a section of one kind may look
+    like one of another kind."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return False
+
+    def tagged_union_schema(self, schema: Any) -> Schema:
+        return self.union_schema({"type": "union", "choices": list(schema["choices"].values())})
+
+
+def for_editors(model: type[BaseModel]) -> Schema:
+    """The schema of a file, which may extend another one."""
+    schema = model.model_json_schema(schema_generator=_ForEditors)
     extends = {"type": "string", "description": "what this file changes: name of a shipped one, or path"}
     schema["properties"] = {"extends": extends} | schema["properties"]
     return schema

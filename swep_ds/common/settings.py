@@ -43,31 +43,40 @@ class Section(BaseModel, metaclass=_Settings):
     def _no_bool_is_a_number(cls, tree: Any) -> Any:
         """YAML reads yes and on as true, which pydantic would take for 1."""
         for name, value in tree.items() if isinstance(tree, dict) else ():
-            field = cls.model_fields.get(name)
-            if field and isinstance(value, bool) and _takes_numbers(field.annotation):
-                raise FieldFault(f"{name}: {value}: must be a number")
+            if isinstance(value, bool) and name in cls.model_fields:
+                parts = _parts(cls.model_fields[name].annotation)
+                if int in parts or float in parts:
+                    raise FieldFault(f"{name}: {value}: must be a number")
         return tree
 
     @classmethod
-    def check_layer(cls, base: Tree, layer: Tree, merged: Tree) -> None:
-        """Checks settings, those laid over them (a file's or a call's) and the result, which is not yet validated."""
-
-
-def _takes_numbers(annotation: Any) -> bool:
-    return annotation in (int, float) or any(_takes_numbers(part) for part in get_args(annotation))
+    def lay_over(cls, base: Tree, layer: Tree) -> Tree:
+        """Settings of a file or a call laid over others, neither validated yet. Another `name` of a section drops the
+        settings of the former kind."""
+        merged = _merge(base, layer)
+        for section in cls.kinds:
+            former = base.get(section)
+            given = layer.get(section)
+            if isinstance(former, dict) and isinstance(given, dict):
+                name = former.get("name")
+                if given.get("name", name) != name:
+                    merged[section] = given
+        return merged
 
 
 S = TypeVar("S", bound=Section)
+
+
+def _parts(annotation: Any) -> list[Any]:
+    """An annotation and all that it is made of: `list[int] | None` has int."""
+    return [annotation, *(inner for part in get_args(annotation) for inner in _parts(part))]
 
 
 def sections_of(model: type[Section], name: str) -> list[type[Section]]:
     """The classes of a section, the first of several kinds first; [] for a field that is not a section."""
     if name in model.kinds:
         return list(model.kinds[name].values())
-    annotation = model.model_fields[name].annotation
-    parts = [annotation, *get_args(annotation)]
-    parts += [inner for part in get_args(annotation) for inner in get_args(part)]  # of a list
-    return [part for part in parts if hasattr(part, "model_fields")]
+    return [part for part in _parts(model.model_fields[name].annotation) if isinstance(part, _Settings)]
 
 
 def without_paths(value: Any) -> Any:
@@ -128,7 +137,7 @@ def _faults(error: ValidationError, model: type[Section]) -> Iterator[str]:
             for message in error_of_ours.args:
                 yield ".".join([*location, message])
         elif fault["type"] == "extra_forbidden":
-            yield f"{field} is not a field{_suggest_field(location, kind, model)}"
+            yield f"{field} is not a field{_suggest_field(model, kind, location)}"
         elif fault["type"] == "missing":
             yield f"{field} is required: set it"
         elif fault["type"] == "union_tag_not_found":
@@ -145,23 +154,26 @@ def _faults(error: ValidationError, model: type[Section]) -> Iterator[str]:
             yield f"{field}: {excerpt(fault['input'])}: {text[0].lower()}{text[1:]}"
 
 
-def _suggest_field(location: Sequence[str], kind: str | None, model: type[Section]) -> str:
+def _suggest_field(model: type[Section], kind: str | None, location: Sequence[str]) -> str:
     """The end of a message about an unknown field: where a field of that name is, else the nearest name here."""
     *parents, name = location
-    kinds = model.kinds[location[0]] if kind else {}
-    if others := [other for other, settings in kinds.items() if name in settings.model_fields]:
+    kinds = model.kinds[parents[0]] if kind else {}
+    if others := [other for other, section in kinds.items() if name in section.model_fields]:
         return f" of {kind}, but of {', '.join(others)}"
-    owners = []
-    for section in model.model_fields:
-        if len(parents) < 2 and any(name in settings.model_fields for settings in sections_of(model, section)):
-            owners.append(f"{section}.{name}")
-    if owners:
-        return f"; did you mean {' or '.join(map(repr, owners))}?"
+    if len(parents) < 2:
+        elsewhere = []
+        for field in model.model_fields:
+            if any(name in section.model_fields for section in sections_of(model, field)):
+                elsewhere.append(f"{field}.{name}")
+        if elsewhere:
+            return f"; did you mean {' or '.join(map(repr, elsewhere))}?"
     if not parents:
         return suggest(name, [*model.model_fields, "extends"])
-    here = kinds[kind] if kind else next(iter(sections_of(model, parents[0])), model)
-    for parent in parents[1:]:
-        if parent in here.model_fields:
+    here = model
+    for parent in parents:
+        if kind and parent in here.kinds:
+            here = kinds[kind]
+        elif parent in here.model_fields:  # neither a number in a list nor a name in a mapping
             here = next(iter(sections_of(here, parent)), here)
     return suggest(name, here.model_fields, f"{'.'.join(parents)}.")
 
@@ -201,7 +213,7 @@ def parse_yaml(text: str, what: str) -> Any:
 
 def load(model: type[S], name_or_path: str, shipped: Path, option: str, overrides: Sequence[str] = ()) -> S:
     """Reads `<shipped>/<name>.yaml` or a YAML file, lays it over what it `extends`, and applies `--set` overrides, in
-    order. `option` is what the user names the file with. Raises InputError: see `read_layers` and `validate`; an
+    order. `option` is what the user names the file with. Raises InputError: see `read_whole` and `validate`; an
     override that is not `a.b=c`."""
     path, tree = read_whole(name_or_path, shipped, option, model)
     place = path if Path(name_or_path).suffix else f"{option} {name_or_path}"  # a shipped file is not to be edited
@@ -215,42 +227,31 @@ def load(model: type[S], name_or_path: str, shipped: Path, option: str, override
     return change(model, tree, changes, place)
 
 
-def read_whole(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, Tree]:
-    """As `read_layers`, each file laid over the former one."""
-    path, layers = read_layers(name_or_path, shipped, option, model)
-    tree: Tree = {}
-    for layer in layers:
-        tree = _lay_over(model, tree, layer)
-    return path, tree
-
-
-def read_layers(name_or_path: str, shipped: Path, option: str, model: type[Section]) -> tuple[Path, list[Tree]]:
-    """The path of `<shipped>/<name>.yaml` or of a YAML file, and the unvalidated contents of the files that it extends
-    and, at the end, of itself. Raises InputError: no such file (suggests a shipped one), not YAML, without any field of
-    a recipe or a sweep, or files that extend each other in a circle."""
+def read_whole(
+    name_or_path: str, shipped: Path, option: str, model: type[Section], above: Sequence[Path] = ()
+) -> tuple[Path, Tree]:
+    """The path of `<shipped>/<name>.yaml` or of a YAML file, and its unvalidated content laid over what it `extends`.
+    The files `above` extend this one. Raises InputError: no such file (suggests a shipped one), not YAML, without any
+    field of the model, or files that extend each other in a circle."""
     kind = model.__name__.lower()
-    files: list[Path] = []
-    layers: list[Tree] = []
-    while True:
-        path = user_path(name_or_path)
-        if not path.suffix:
-            path = shipped / f"{name_or_path}.yaml"
-        if not path.exists():
-            known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
-            raise InputError(f"{option} {name_or_path}: no such {kind}{known}")
-        if any(path.samefile(file) for file in files):
-            raise InputError(f"{option} {name_or_path}, which extends this one: files cannot go round in a circle")
-        tree = parse_yaml(read_text(path), str(path))
-        if not isinstance(tree, dict) or not tree.keys() & {*model.model_fields, "extends"}:
-            raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
-        files.append(path)
-        layers.insert(0, tree)
-        if "extends" not in tree:
-            return files[0], layers
-        name_or_path = str(tree.pop("extends"))
-        if Path(name_or_path).suffix and not name_or_path.startswith("~"):
-            name_or_path = str(path.parent / name_or_path)
-        option = f"{path}: extends"
+    path = user_path(name_or_path)
+    if not path.suffix:
+        path = shipped / f"{name_or_path}.yaml"
+    if not path.exists():
+        known = suggest(name_or_path, [file.stem for file in shipped.glob("*.yaml")])
+        raise InputError(f"{option} {name_or_path}: no such {kind}{known}")
+    if any(path.samefile(file) for file in above):
+        raise InputError(f"{option} {name_or_path}, which extends this one: files cannot go round in a circle")
+    tree = parse_yaml(read_text(path), str(path))
+    if not isinstance(tree, dict) or not tree.keys() & {*model.model_fields, "extends"}:
+        raise InputError(f"{path}: a {kind} is a mapping with the sections {', '.join(model.model_fields)}")
+    if "extends" in tree:
+        below = str(tree.pop("extends"))
+        if Path(below).suffix and not below.startswith("~"):
+            below = str(path.parent / below)
+        _, base = read_whole(below, shipped, f"{path}: extends", model, [*above, path])
+        tree = model.lay_over(base, tree)
+    return path, tree
 
 
 def change(model: type[S], tree: Tree, changes: Iterable[Change], place: Path | str) -> S:
@@ -263,23 +264,11 @@ def change(model: type[S], tree: Tree, changes: Iterable[Change], place: Path | 
                 node[key] = {}
             node = node[key]
         node[leaf] = _Whole(value) if isinstance(value, dict) else value
-    return validate(model, _lay_over(model, tree, layer), place)
+    return validate(model, model.lay_over(tree, layer), place)
 
 
 class _Whole(dict):
     """Replaces the mapping that it is laid over."""
-
-
-def _lay_over(model: type[Section], base: Tree, layer: Tree) -> Tree:
-    """Another `name` of a section drops the settings of the former kind."""
-    merged = _merge(base, layer)
-    for section in model.kinds:
-        former = base.get(section)
-        given = layer.get(section)
-        if isinstance(former, dict) and isinstance(given, dict) and given.get("name") not in (None, former.get("name")):
-            merged[section] = given
-    model.check_layer(base, layer, merged)
-    return merged
 
 
 def _merge(base: Tree, layer: Tree) -> Tree:

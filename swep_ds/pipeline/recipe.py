@@ -311,17 +311,18 @@ class Recipe(Section):
         return change(Recipe, tree, changes, place)
 
     @classmethod
-    def check_layer(cls, base: dict[str, Any], layer: dict[str, Any], merged: dict[str, Any]) -> None:
-        """Checks that the source domain, which is the first test set, still fits where a layer replaces data.train or
-        holds articles out. Warns if all test sets are the recipe's, for data.train may be of the same domain. Raises
+    def lay_over(cls, base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+        """Also checks that the source domain, which is the first test set, still fits where a layer replaces data.train
+        or holds articles out. Warns if all test sets are the recipe's, for data.train may be of the same domain. Raises
         InputError if the only domain that was trained on could count as out of domain."""
+        merged = super().lay_over(base, layer)
         before = _mapping(base, "data")
         given = _mapping(layer, "data")
         after = _mapping(merged, "data")
         added = _mapping(given, "eval")
         name, source = next(iter(_mapping(before, "eval").items()), (None, None))
         if name is None or name in added or _mapping(after, "eval").get(name) != source:
-            return
+            return merged
         own = "as in --set 'data.eval={NAME: FILE}'"
         home = _home(after)
         home_before = _home(before)
@@ -342,6 +343,7 @@ class Recipe(Section):
                     f"one of data.train's domain first, {own}"
                 )
             warn_once(f"{kept}: if it is of another domain, replace it, {own}")
+        return merged
 
     def first_stage(self) -> "FirstStage":
         """The run on `pretrain.train` that comes first. It tests nothing and averages no weights: the second stage

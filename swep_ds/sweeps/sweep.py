@@ -7,7 +7,6 @@ All recipes are validated before the first run starts. Only the folders say whic
 resumes, and a table can be made at any time: `sweep.json` says what each folder holds.
 """
 
-import functools
 import itertools
 import json
 import logging
@@ -22,7 +21,7 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
 from swep_ds.common.errors import InputError, at
 from swep_ds.common.files import is_locked, read_json, write_atomically
-from swep_ds.common.settings import Section, differences, flatten, read_layers, validate, without
+from swep_ds.common.settings import Section, differences, flatten, read_whole, validate, without
 from swep_ds.evaluation.results import RESULTS
 from swep_ds.pipeline.folder import BATCH, RECIPE, UNAVERAGED
 from swep_ds.pipeline.recipe import NEUTRAL, Recipe
@@ -30,7 +29,7 @@ from swep_ds.pipeline.recipe import NEUTRAL, Recipe
 log = logging.getLogger(__name__)
 SWEEPS = Path(__file__).parent
 EXIT_LINE = "# exit code "  # ends an attempt in a cell's log
-OR_EMPTY = WithJsonSchema({"type": ["object", "null"], "additionalProperties": True})  # null: as in `_lay_over`
+OR_EMPTY = WithJsonSchema({"type": ["object", "null"], "additionalProperties": True})  # null: as in `Sweep.lay_over`
 START_LINE = "$ "  # begins an attempt; its command follows
 DESCRIPTION = "sweep.json"  # in the sweep's folder: what each run's folder holds
 # (row, the row it is compared with, metric, data set or "shifted": the mean over all but the first); a row is a variant
@@ -66,6 +65,21 @@ class Sweep(Section):
     # [ROW, THE ROW IT IS COMPARED WITH, f1 or exact_match, DATA SET or shifted]: tested by itself, without adjustment
     primary: Comparison | None = None
     secondary: list[Comparison] | None = None  # written likewise, and adjusted together by Holm's method
+
+    @classmethod
+    def lay_over(cls, base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+        """Whole fields of `layer` replace those of the sweep that it extends, except for `set`, which is laid over. A
+        variant without settings has those of the variant of its name there."""
+        merged = base | layer
+        if isinstance(base.get("set"), dict) and isinstance(layer.get("set"), dict):
+            merged["set"] = base["set"] | layer["set"]
+        if isinstance(base.get("variants"), dict) and isinstance(layer.get("variants"), dict):
+            variants = dict(layer["variants"])
+            for name, given in variants.items():
+                if given is None:
+                    variants[name] = base["variants"].get(name)
+            merged["variants"] = variants
+        return merged
 
 
 @dataclass(frozen=True)
@@ -200,8 +214,8 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     Raises InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
     an override of a setting that distinguishes variants or points.
     """
-    path, layers = read_layers(name_or_path, SWEEPS, "sweep", Sweep)
-    sweep = validate(Sweep, functools.reduce(_lay_over, layers), path)
+    path, tree = read_whole(name_or_path, SWEEPS, "sweep", Sweep)
+    sweep = validate(Sweep, tree, path)
     given = [override.partition("=")[0].strip() for override in overrides]
     if "seed" in given:
         raise InputError("--set seed=...: the seeds are in the sweep's file, as seeds: [...]")
@@ -230,21 +244,6 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     if sweep.primary:
         _check_comparison("primary", sweep.primary, cells, path)
     return sweep, cells
-
-
-def _lay_over(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
-    """Whole fields of `tree` replace those of the sweep that it extends, except for `set`, which is laid over. A
-    variant without settings has those of the variant of its name there."""
-    merged = base | tree
-    if isinstance(base.get("set"), dict) and isinstance(tree.get("set"), dict):
-        merged["set"] = base["set"] | tree["set"]
-    if isinstance(base.get("variants"), dict) and isinstance(tree.get("variants"), dict):
-        variants = dict(tree["variants"])
-        for name, given in variants.items():
-            if given is None:
-                variants[name] = base["variants"].get(name)
-        merged["variants"] = variants
-    return merged
 
 
 def _check_set_once(places: dict[str, dict[str, Iterable[str]]], path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_registered_method_is_one_of_the_recipes(registry, tmp_path):
     assert Recipe.load(str(written), ["method.name=swep"]).method == sd.Swep()
     assert "scal is not a field; did you mean '" in refused(Recipe.load, str(written), ["method.scal=1"])
     assert type(methods.build(loaded.method, 16, 16)) is Scaled
-    fields = describe(Recipe.model_json_schema(), recipe(name="scaled").model_dump(mode="json"))
+    fields = describe(recipe(name="scaled"))
     said = {field.name: (field.type, field.meaning) for field in fields if field.name.startswith("method.")}
     assert said == {
         "method.name": ("scaled", __doc__),

@@ -2,10 +2,11 @@
 
 from typing import ClassVar, Literal
 
+import jsonschema
 import pytest
 from pydantic import Field
 
-from swep_ds.common.schema import meanings
+from swep_ds.common.schema import describe, for_editors, meanings
 from swep_ds.common.settings import Section, change, differences, flatten, load, sections_of, suggest, without
 from tests.support.bad_input import refused
 
@@ -29,7 +30,7 @@ class Base(Section):
 class Recipe(Base):
     kinds: ClassVar = {"method": {"plain": Plain, "kind": Kind}}
     limit: float | None = None  # of the recipe
-    method: Plain | Kind = Plain()
+    method: Plain | Kind = Field(Plain(), discriminator="name")
     names: dict[str, str] = Field({})
 
 
@@ -64,7 +65,13 @@ def test_the_file_that_extends_counts_and_another_kind_drops_the_settings_of_the
 
 
 def test_yes_and_nan_are_no_numbers(tmp_path):
-    for text in ("count: yes", "limit: no", "method: {rate: on}", "limit: .nan", "method: {rate: .inf}"):
+    for text in (
+        "count: yes",
+        "limit: no",
+        "method: {name: plain, rate: on}",
+        "limit: .nan",
+        "method: {name: plain, rate: .inf}",
+    ):
         (tmp_path / "r.yaml").write_text(text)
         assert "must be a" in refused(load, Recipe, str(tmp_path / "r.yaml"), tmp_path, "--file")
 
@@ -73,6 +80,20 @@ def test_the_comments_above_and_beside_a_field_are_its_meaning_and_the_last_clas
     assert meanings(Recipe)["count"] == "how many, at least"
     assert meanings(Recipe)["limit"] == "of the recipe"
     assert sections_of(Recipe, "method") == [Plain, Kind]
+
+
+class Line(Section):
+    slope: float  # required
+
+
+def test_fields_are_those_of_the_kind_that_was_chosen_and_a_file_that_extends_another_need_give_none():
+    fields = {field.name: (field.value, field.default, field.type) for field in describe(Recipe(method=Kind(size=3)))}
+    assert list(fields) == ["count", "limit", "method.name", "method.size", "names"]
+    assert fields["method.size"] == (3, "2", "integer")
+    for model, tree in ((Line, {}), (Line, {"extends": "line"}), (Recipe, {"method": {}})):
+        jsonschema.validate(tree, for_editors(model))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"method": {"name": "plain", "size": 1}}, for_editors(Recipe))
 
 
 @pytest.mark.parametrize(("name", "said"), [("cuont", "; did you mean 'count'?"), ("zzz", "; known are count, limit")])
