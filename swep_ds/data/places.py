@@ -18,6 +18,7 @@ HANGUL = "\u1100-\u115f\uac00-\ud7af"  # Korean syllables, and what decomposed o
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 _HANGUL = re.compile(f"[{HANGUL}]")
 _HEBREW = re.compile("[\u05d0-\u05ea]")
+NEAR = 5  # characters; further off, a text that stands several times may be meant anywhere
 UNKNOWN = -1  # the offset that converters write where they know none
 
 
@@ -88,8 +89,8 @@ def _offset(start: Any) -> int | None:
 
 
 def _found_place(context: str, pairs: list[tuple[str, Any]]) -> Place | None:
-    """The place of the first answer, which is not at its offset; or else that of another answer which is at its own;
-    or else the only place at which the first text, or else another, stands."""
+    """The place of the first answer, which is not at its offset but close to it; or else that of another answer which
+    is at its own; or else the only place at which the first text, or else another, stands."""
     text, start = pairs[0]
     begin = _offset(start)
     if begin is not None:
@@ -100,6 +101,9 @@ def _found_place(context: str, pairs: list[tuple[str, Any]]) -> Place | None:
         if _stands_at_utf16(context, text, begin):
             characters = len(_utf16(context)[: 2 * begin].decode("utf-16-le"))
             return _bare(text, characters)._replace(remark="the answer's offset counts UTF-16 units: converted")
+        near = context.find(text, max(0, begin - NEAR), begin + len(text) + NEAR)
+        if near >= 0 and context.find(text, near + 1, begin + len(text) + NEAR) < 0:
+            return _bare(text, near)._replace(remark=f"the answer's offset is at most {NEAR} characters off: corrected")
     for other, other_start in pairs[1:]:
         begin = _offset(other_start)
         if begin is not None and context.startswith(other, begin):

@@ -140,7 +140,7 @@ def _judged(id_: str, fields: dict[str, Any], choices: Choices, *, training: boo
         begin, end, remark = training_place(fields, context, pairs, choices)
         return judged._replace(example=replace(judged.example, span=(begin, end)), remark=remark)
     if MRQA_COLUMN not in fields and not any(stands(context, text) for text, _ in pairs):
-        return judged._replace(remark="no accepted answer stands in the context: no extracted answer can be right")
+        return judged._replace(remark="no accepted answer stands in the context as words")
     return judged
 
 

@@ -88,7 +88,7 @@ class DataSection(Section):
     # Training questions whose answer has no offset and occurs several times in its context: first = its first place
     repeated_answers: Literal["error", "first", "drop"] = "error"
     # Training questions whose first answer is not at its offset, or nowhere in its context. find: the text there if it
-    # differs in case or white space only, or another answer that is at its own, or the only place where its text stands
+    # differs in case or white space only, its text close by, another answer that is at its own, or the only place
     misplaced_answers: Literal["error", "find", "drop"] = "error"
     # The names of columns or fields in the files, as in {question: Frage, context: Text}; {id: null} = the place of a
     # question is its id. A file without such a name has the field's own.
