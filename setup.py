@@ -26,7 +26,7 @@ setup(
             "training/zero/names.yaml",
             "data/quickstart/encoder/*",
             "data/quickstart/t5/*",
-            "data/quickstart/templates/*.yaml",
+            "data/quickstart/corpora/*",
             "analysis/*.jinja",
             "pipeline/*.jinja",
             "analysis/*.yaml",

@@ -8,7 +8,7 @@ from tests.support.fork_server import ROOT, run_script
 PROGRAMS = {  # by the words without which something that is missing would be the fault
     ROOT / "scripts" / "train.py": [],
     ROOT / "tools" / "same_numbers.py": ["NAME"],
-    "tools.quickstart": ["NAME"],
+    "tools.quickstart": ["encoder", "FOLDER"],
     "benchmarks.training": [],
     "benchmarks.kernels": [],
     "benchmarks.kernels.tune": [],

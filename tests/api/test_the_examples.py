@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForQuestionAnswering
 
 import swep_ds as sd
+from swep_ds.data.quickstart import corpus
 from tests.api.test_extending import registry  # noqa: F401 (a fixture)
 from tests.support.fork_server import ROOT
 
@@ -15,11 +16,15 @@ pytestmark = pytest.mark.slow
 EXAMPLES = ROOT / "examples"
 
 
+def few_articles(domain: str, split: str, unanswerable: bool = False) -> dict:
+    whole = corpus(domain, split, unanswerable)
+    return whole | {"data": whole["data"][: 60 if split == "train" else 8]}
+
+
 @pytest.fixture
 def example(monkeypatch):
     monkeypatch.setattr("swep_ds.analysis.report.write_report", lambda folder: ("", {}))  # has tests of its own
-    monkeypatch.setattr("swep_ds.data.quickstart._ARTICLES", {"train": 60, "test": 8})
-    monkeypatch.setattr("swep_ds.data.quickstart._SHORT_ARTICLES", {"train": 8, "test": 2})
+    monkeypatch.setattr("swep_ds.data.readers.corpus", few_articles)
 
     def run(name: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [name, *arguments])

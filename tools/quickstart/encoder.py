@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BatchEncoding, BertConfig, BertForMaskedLM, BertModel, BertTokenizer
 
-from swep_ds.data.quickstart.grammar import World
+from tools.quickstart.grammar import World
 from tools.quickstart.pretraining import Span, draw_batches, span_labels, span_losses, tokenizer_texts
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

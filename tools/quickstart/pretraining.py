@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swep_ds.data.quickstart import DOMAINS
-from swep_ds.data.quickstart.grammar import Mention, Passage, World, load_kinds, slots, write_passage
+from tools.quickstart.grammar import Mention, Passage, World, load_kinds, slots, write_passage
 
 Span = tuple[int, int]
 POOL = 16  # batches that are drawn together and sorted by length, against padding

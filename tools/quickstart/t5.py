@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BatchEncoding, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from swep_ds.data.quickstart.grammar import World
+from tools.quickstart.grammar import World
 from tools.quickstart.pretraining import Span, draw_batches, span_labels, span_losses, tokenizer_texts
 
 _SPECIAL = ("<pad>", "</s>", "<unk>", "<extra_id_0>")
