@@ -20,8 +20,8 @@ from swep_ds.data.batches import Batch
 from swep_ds.kernels import op
 from swep_ds.methods.base import MicroStep
 from swep_ds.methods.objective import Objective
+from swep_ds.training.instruments import add_up
 from swep_ds.training.loop import observe, run_update
-from swep_ds.training.metrics import add_up
 from swep_ds.training.settings import TrainSection
 
 WARMUP = 3  # updates before the counted one; at ZeRO-3 they record the order of the modules

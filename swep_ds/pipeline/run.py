@@ -36,13 +36,13 @@ from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
 from swep_ds.pipeline.prepare import FIRST_STAGE, Prepared, check_alike, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks.accelerator import peak_memory_bytes
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import train
-from swep_ds.training.metrics import peak_memory_bytes
 from swep_ds.training.tracking import Table, Tracker, check_wandb
 
 log = logging.getLogger(__name__)

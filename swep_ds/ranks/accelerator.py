@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 
 import psutil
 import torch
@@ -27,6 +28,13 @@ def device_count() -> int:
 def total_memory() -> list[int]:
     """Bytes of memory of each accelerator; empty if the CPU computes."""
     return [get_accelerator().total_memory(number) for number in range(device_count())]
+
+
+def peak_memory_bytes() -> int:
+    """Peak memory so far: allocated on the GPU where there is one, else resident in the process."""
+    if on_gpu():
+        return get_accelerator().max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def has_tf32() -> bool:

@@ -15,8 +15,8 @@ from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, RunExit, reason
 from swep_ds.common.files import read_lines, write_atomically
 from swep_ds.evaluation.results import Scores
+from swep_ds.ranks.accelerator import peak_memory_bytes
 from swep_ds.training.checkpoint_files import TrainState
-from swep_ds.training.metrics import peak_memory_bytes
 from swep_ds.training.settings import TrackingSection
 
 log = logging.getLogger(__name__)

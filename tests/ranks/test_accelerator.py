@@ -9,7 +9,6 @@ import torch
 
 from swep_ds.cost.plan import GIB, Devices
 from swep_ds.ranks import accelerator
-from swep_ds.training import metrics
 
 MEMORY = psutil.virtual_memory().total
 
@@ -22,15 +21,14 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
     assert not accelerator.on_gpu()
     assert not accelerator.has_tf32()
     assert (accelerator.device_count(), accelerator.total_memory(), accelerator.product_name()) == (0, [], None)
-    assert metrics.peak_memory_bytes() > 2**20
+    assert accelerator.peak_memory_bytes() > 2**20
     assert Devices.parse("") == Devices(1, MEMORY, False, MEMORY)
 
 
 def test_a_gpu_that_deepspeed_uses_is(monkeypatch):
     gpus = Mock(device_name=lambda: "cuda", device_count=lambda: 2, max_memory_allocated=lambda: 123)
     gpus.total_memory = lambda number=0: (80 - number) * GIB
-    for module in (accelerator, metrics):
-        monkeypatch.setattr(module, "get_accelerator", lambda: gpus)
+    monkeypatch.setattr(accelerator, "get_accelerator", lambda: gpus)
     vendor = ModuleType("vendor")
     monkeypatch.setattr(torch, "get_device_module", lambda kind: vendor)
     assert accelerator.product_name() == "cuda"
@@ -40,7 +38,7 @@ def test_a_gpu_that_deepspeed_uses_is(monkeypatch):
     assert not accelerator.emulates(torch.bfloat16)
     assert accelerator.total_memory() == [80 * GIB, 79 * GIB]
     assert Devices.parse("") == Devices(2, 79 * GIB, True, MEMORY)
-    assert metrics.peak_memory_bytes() == 123
+    assert accelerator.peak_memory_bytes() == 123
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,8 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from swep_ds.training import loop
 from swep_ds.training.checkpoint_files import TrainState
-from swep_ds.training.instruments import Instruments
+from swep_ds.training.instruments import NUMBERS, Instruments, Stopwatch
 from swep_ds.training.loop import AHEAD, prefetch, seed_dropout
-from swep_ds.training.metrics import NUMBERS, Stopwatch
 from swep_ds.training.settings import TrainSection
 from tests.data import test_batches
 from tests.support import tiny_run
@@ -181,7 +180,7 @@ def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
         return made
 
     monkeypatch.setattr(ranks, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr("swep_ds.training.metrics.get_accelerator", lambda: SimpleNamespace(Event=event))
+    monkeypatch.setattr("swep_ds.training.instruments.get_accelerator", lambda: SimpleNamespace(Event=event))
     watch = Stopwatch()
     for update, passes in ((1, 5), (2, 2)):
         watch.next_update(update)
@@ -194,7 +193,7 @@ def test_on_a_gpu_the_logged_updates_passes_are_timed_by_events(monkeypatch):
 
 def test_a_watch_counts_earlier_starts_and_means_over_updates(monkeypatch):
     now = [50.0]
-    monkeypatch.setattr("swep_ds.training.metrics.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("swep_ds.training.instruments.time", SimpleNamespace(perf_counter=lambda: now[0]))
     watch = Stopwatch(100.0)
     for update, seconds in ((1, 1.0), (2, 3.0)):
         watch.next_update(update)
@@ -263,7 +262,7 @@ def test_a_line_has_the_means_over_ranks_and_updates_since_the_line_before(instr
 
 def test_a_line_has_the_rate_of_its_update_and_a_run_no_seconds_of_validation(instruments, monkeypatch):
     now = [instruments.watch.started]
-    monkeypatch.setattr("swep_ds.training.metrics.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("swep_ds.training.instruments.time", SimpleNamespace(perf_counter=lambda: now[0]))
     remarks = []
     instruments.engine.module.method.remark = lambda means, progress: remarks.append(progress)
 
