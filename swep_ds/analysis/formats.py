@@ -13,13 +13,13 @@ from rich.text import Text
 
 from swep_ds.analysis import figures, table
 from swep_ds.analysis.crossed import LEVEL
-from swep_ds.analysis.pages import template
 from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.runs import Run
 from swep_ds.analysis.table import BETWEEN, HEADS, Table
 from swep_ds.common.console import Console
 from swep_ds.common.errors import printable
 from swep_ds.common.files import write_atomically
+from swep_ds.common.pages import template
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
 from swep_ds.evaluation.results import METRICS
 
@@ -155,7 +155,7 @@ def _page(name: str, table: Table, escaped: Callable[[str], str], blocks: Blocks
 
     notes = [text(note) for note in table.notes]
     missing = [text(run.line) for run in table.missing]
-    page = template(name).render(blocks=blocks(table, text), notes=notes, missing=missing)
+    page = template(f"analysis/{name}").render(blocks=blocks(table, text), notes=notes, missing=missing)
     return page.rstrip() + "\n"
 
 

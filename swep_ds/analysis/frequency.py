@@ -16,10 +16,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from swep_ds.analysis.pages import template
 from swep_ds.analysis.paper import PAPER
 from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, answer_windows
 from swep_ds.common.errors import InputError
+from swep_ds.common.pages import template
 from swep_ds.data.example import Example
 from swep_ds.data.windows import plain_backend
 
@@ -102,5 +102,4 @@ def _means_by_word(run: TrainedRun, windows: list[AnswerWindow]) -> pd.DataFrame
 
 def markdown(table: dict[str, Any], title: str) -> str:
     """The table with the paper's rows; a dash marks a missing value."""
-    text = template("frequency.md.jinja").render(table, title=title, paper=PAPER["by_frequency"])
-    return text + "\n"
+    return template("analysis/frequency.md.jinja").render(table, title=title, paper=PAPER["by_frequency"])

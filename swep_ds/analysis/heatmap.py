@@ -14,9 +14,9 @@ from matplotlib.colors import to_hex, to_rgb
 from torch import Tensor
 
 from swep_ds.analysis.answered import Answered, in_fixed_order
-from swep_ds.analysis.pages import template
 from swep_ds.analysis.trained_run import AnswerWindow, TextWord, TrainedRun, answer_windows
 from swep_ds.common.errors import InputError
+from swep_ds.common.pages import template
 from swep_ds.methods.noise_effect import nearest
 
 AROUND = 20  # words of the text that a report shows before and after the answer
@@ -83,7 +83,7 @@ def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFr
 
 def page(titles: Sequence[str], texts: Sequence[Sequence[TextWord]], heading: str, draws: int) -> str:
     """An HTML page of several examples under one colour scale."""
-    macros = template("heatmap.html.jinja").module
+    macros = template("analysis/heatmap.html.jinja").module
     return str(macros.page(heading, list(zip(titles, texts, strict=True)), Scale.of(texts), draws))
 
 

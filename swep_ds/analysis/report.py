@@ -18,9 +18,9 @@ from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order, 
 from swep_ds.analysis.charts import confidence, learning_curves
 from swep_ds.analysis.domains import changes, domains
 from swep_ds.analysis.noise_report import noise_effect, noise_size
-from swep_ds.analysis.pages import template
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, read_lines, write_atomically
+from swep_ds.common.pages import template
 from swep_ds.common.settings import flatten
 from swep_ds.evaluation.results import OUT_OF_DOMAIN, RESULTS, Results, out_of_domain_mean, read_results
 from swep_ds.kernels import MODES
@@ -100,7 +100,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
         "dose": dose,
         "effect": noise_effect(lines),
     }
-    html = template("report.html.jinja").render(content)
+    html = template("analysis/report.html.jinja").render(content)
     write_atomically(output or folder / REPORT, html)
     return html, _tables(results, answered)
 

@@ -12,13 +12,13 @@ import pandas as pd
 
 from swep_ds.analysis import crossed, significance
 from swep_ds.analysis.noise_report import late_noise
-from swep_ds.analysis.pages import template
 from swep_ds.analysis.paper import PAPER, SQUAD, paper_effects, paper_score, paper_scores, was_trained_on
 from swep_ds.analysis.robustness import ABOVE, Line, add_points, fitted, in_domain_f1
 from swep_ds.analysis.runs import MODEL, Run, differing_settings, mixed_versions, read_runs
 from swep_ds.analysis.significance import Difference, Rows
 from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import public_names, read_lines
+from swep_ds.common.pages import template
 from swep_ds.common.settings import flatten, without
 from swep_ds.data import splits
 from swep_ds.evaluation import calibration
@@ -98,7 +98,7 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         secondary += [about | entry for entry in family]
 
     table = frame_of(cells, CELL)
-    notes = template("notes.jinja").render(
+    notes = template("analysis/notes.jinja").render(
         {"blocks": blocks, "cells": table, "base": base, "line": line, "no_line": no_line},
         registered=primary or secondary,
         effects=any(entry.get("difference_paper") for entry in (*cells, *primary, *secondary)),

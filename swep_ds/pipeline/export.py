@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -17,6 +16,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from swep_ds import ranks
 from swep_ds.common.files import hub_name, public_name, public_names, read_json, write_atomically
+from swep_ds.common.pages import template
 from swep_ds.evaluation.results import METRICS, Evaluated, is_scored, out_of_domain_mean, versions
 from swep_ds.methods import summary
 from swep_ds.pipeline.folder import READING
@@ -32,16 +32,6 @@ FILE_BYTES = 2**30  # weights in one file, and in rank 0's memory while it is wr
 def _trained_on(data: DataSection) -> str:
     names = public_names(data.shares)
     return data.trained_on(lambda source: f"`{names[source]}`")
-
-
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
-TEMPLATES.filters |= {"public": public_name, "trained_on": _trained_on}
 
 
 def export_model(
@@ -183,7 +173,8 @@ def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:
     )
 
 
-def card(head: ModelCardData, template: str, **values: Any) -> str:
+def card(head: ModelCardData, name: str, **values: Any) -> str:
     """A model card of this head and a template of this folder."""
-    text = TEMPLATES.get_template(template).render(**values, versions=versions())
+    body = template(f"pipeline/{name}", public=public_name, trained_on=_trained_on)
+    text = body.render(**values, versions=versions())
     return str(ModelCard(f"---\n{head.to_yaml()}\n---\n\n{text}"))

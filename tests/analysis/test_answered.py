@@ -10,8 +10,8 @@ from swep_ds.analysis import charts
 from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order
 from swep_ds.analysis.charts import OTHERS, confidence
 from swep_ds.analysis.domains import MEAN, changes, domains, resampled
-from swep_ds.analysis.pages import template
 from swep_ds.analysis.significance import resampled_means
+from swep_ds.common.pages import template
 from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import calibration
 from swep_ds.evaluation.results import Results
@@ -150,7 +150,7 @@ def bootstrap(*rights: list[int]) -> np.ndarray:
 
 def said(found: dict) -> tuple[str, str]:
     """The headline and the statement under it."""
-    page = template("finding.html.jinja").module
+    page = template("analysis/finding.html.jinja").module
     return page.headline(found).strip(), " ".join(page.statement(found).split())
 
 

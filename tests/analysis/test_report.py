@@ -16,8 +16,8 @@ from swep_ds.analysis import charts, heatmap, report, words
 from swep_ds.analysis.answered import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
-from swep_ds.analysis.pages import template
 from swep_ds.commands.report import report as command
+from swep_ds.common.pages import template
 from swep_ds.evaluation import scores
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.export import NOISE
@@ -160,7 +160,7 @@ def test_what_the_noise_does_is_said_in_numbers_and_words(run):
         ((0.03, 0.03, 0.0), "raises the nll of the gold answer by 0.030 nats and raises the nll of the model's own"),
         ((0.004, -0.004, 0.0), "does to the answer what noise from the prior does"),
     ):
-        statement = template("noise.html.jinja").module.statement(noise_effect(compared(*changes, 0.01)))
+        statement = template("analysis/noise.html.jinja").module.statement(noise_effect(compared(*changes, 0.01)))
         assert said in statement.unescape()
         assert "favours" not in statement or changes[0] != changes[1]
     assert noise_effect([*lines[:26], {"update": 40}]) is None  # three lines in the second half
