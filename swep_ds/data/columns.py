@@ -67,13 +67,14 @@ def name_of(value: Any) -> str:
 
 
 @lru_cache(256)
-def known_names(names: tuple[str, ...], columns: Columns) -> dict[str, str]:
-    """`column_names` of a row or table. Raises InputError: none stands for the question, or the rows are MRQA's."""
+def check_names(names: tuple[str, ...], columns: Columns, needs_context: bool = False) -> dict[str, str]:
+    """`column_names` of a row or table. Raises InputError: none stands for the question or, if it is needed, for the
+    context; or the rows are MRQA's."""
     chosen = column_names(names, columns)
-    if "question" not in chosen:
-        missing = ["question"]
-        missing += [] if "context" in chosen else ["context"]
-        missing += [] if ANSWERED & chosen.keys() else ["answers"]
+    missing = [column for column in ("question", "context") if column not in chosen]
+    if "question" in missing or (missing and needs_context):
+        if ANSWERED.isdisjoint(chosen):
+            missing.append("answers")
         raise no_column(missing, names)
     if MRQA_COLUMN in chosen:
         raise InputError(

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from swep_ds.common.errors import InputError, as_input_error, excerpt
 from swep_ds.data.annotations import is_export, tool_of
 from swep_ds.data.answers import field
-from swep_ds.data.columns import EXPORTS, Columns, column_names, known_names
+from swep_ds.data.columns import EXPORTS, Columns, check_names, column_names
 
 Items = Iterator[tuple[str, Any]]  # articles, paragraphs or rows, each with its place, such as "row 7"
 
@@ -114,8 +114,8 @@ def _arrow_table(content: bytes) -> pa.Table:
 
 
 def table_rows(table: pa.Table, columns: Columns) -> Iterator[dict[str, Any]]:
-    """The rows of a table, with the columns that stand for `COLUMNS`. Raises InputError: as `known_names`."""
-    known = known_names(tuple(table.column_names), columns)
+    """The rows of a table, with the columns that stand for `COLUMNS`. Raises InputError: as `check_names`."""
+    known = check_names(tuple(table.column_names), columns)
     if "context" in known and not is_export(tuple(table.column_names)):  # or else a message names them all
         table = table.select(list(known.values()))
     decode = dict
@@ -140,7 +140,7 @@ def _csv_rows(text: str, delimiter: str, columns: Columns) -> Items:
                 continue
             if not header:
                 header = cells
-                known_names(tuple(header), columns)
+                check_names(tuple(header), columns)
                 continue
             if len(cells) != len(header):
                 raise InputError(f"row {number} has {len(cells)} cells, and the header {len(header)}: correct it")

@@ -21,7 +21,7 @@ from swep_ds.data.answers import (
     text_field,
 )
 from swep_ds.data.choices import Choices, LeftOut, Remark
-from swep_ds.data.columns import ANSWERED, Columns, known_fields, known_names, name_of, no_column
+from swep_ds.data.columns import ANSWERED, Columns, check_names, known_fields, name_of
 from swep_ds.data.example import Example
 from swep_ds.data.formats import Items
 from swep_ds.data.places import stands, training_place
@@ -87,9 +87,7 @@ def _rows(source: str, items: Items, labels: bool | None, columns: Columns) -> I
             yield from _paragraph_rows(place, fields, title, columns)
         else:
             with at(place):
-                known = known_names(tuple(item), columns)
-                if labels and "context" not in known:
-                    raise no_column(["context"] if ANSWERED & known.keys() else ["context", "answers"], item)
+                check_names(tuple(item), columns, needs_context=bool(labels))
             if isinstance(fields.get("context"), str):
                 fields["context"] = sys.intern(fields["context"])  # rows repeat their paragraph
             yield place, fields
