@@ -137,7 +137,7 @@ def _starts(given: dict[str, Any]) -> Any:
 
 def says_impossible(row: dict[str, Any]) -> bool | None:
     """What the row says in `is_impossible`: whether the question has no answer; None if it does not say."""
-    if any(map(_is_not_given, listed(row.get("answers")))):
+    if any(map(_is_not_given, [row, *listed(row.get("answers"))])):
         return True
     said = str(row.get("is_impossible")).lower()
     if said in TRUE:
@@ -146,7 +146,7 @@ def says_impossible(row: dict[str, Any]) -> bool | None:
 
 
 def _is_not_given(answer: Any) -> bool:
-    """Whether an answer says that there is none: Haystack's annotation tool writes this beside a span."""
+    """Whether an answer, or its row, says that there is none: Haystack's annotation tool writes this beside a span."""
     return isinstance(answer, dict) and answer.get("answer_category") == "NOT_GIVEN"
 
 

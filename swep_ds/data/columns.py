@@ -10,7 +10,10 @@ from swep_ds.data.answers import MRQA_COLUMN, is_missing
 # (column, name) pairs: the name of the column in the files; None = their column is not read. A tuple, to be hashed
 Columns = tuple[tuple[str, str | None], ...]
 
-EXPORTS = "of annotation tools, those of Label Studio, Prodigy, doccano and Argilla are read"
+EXPORTS = (
+    "of annotation tools, those of Label Studio, Prodigy, doccano and Argilla are read; from others, export rows with "
+    "question, context, answer and answer_start"
+)
 COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
 ANSWERED = {"answers", "answer", "is_impossible"}
 OTHER_NAMES = {
@@ -19,34 +22,42 @@ OTHER_NAMES = {
     "query_text": "question",
     "query_id": "id",
 }
-COLUMNS += ("start", MRQA_COLUMN, "paragraphs", "qas")
+COLUMNS += ("start", "answer_category", MRQA_COLUMN, "paragraphs", "qas")
 COLUMNS += ("stratum",)  # of a question that was suggested for labelling (`analysis/labelled.py`)
 
 
 def check_columns(columns: Mapping[str, str | None]) -> None:
-    """Raises ValueError: not all keys are columns, or one but the id has no name."""
+    """Raises ValueError: not all keys are columns, one but the id has no name, or two have the same."""
     for column, name in columns.items():
         if column not in COLUMNS:
             raise ValueError(f"{excerpt(column)} is not one of {', '.join(COLUMNS)}")
         if name is None and column != "id":
             raise ValueError(f"{column}: give the name of its column; only the id can do without")
+        if list(columns.values()).count(name) > 1:
+            raise ValueError(f"{column}: {excerpt(name)} also stands for another column")
 
 
 @lru_cache(256)  # the rows of a file have the same names
 def column_names(names: tuple[str, ...], columns: Columns) -> dict[str, str]:
     """By column of `COLUMNS`, the name that stands for it: the one that `columns` gives, if it is among `names`, or
     else its own, in any case and with spaces or a byte-order mark. Raises InputError: two names stand for a column."""
-    chosen = {column: name for column, name in columns if name in names}
+    plain = {name: _plain(name) for name in names}
+    chosen = {column: name for column, wanted in columns for name in names if wanted and plain[name] == _plain(wanted)}
     ignored = {*chosen, *(column for column, name in columns if name is None)}
+    if "answer" in ignored:  # which the column `answers` would go before
+        ignored.add("answers")
     for name in names:
-        column = str(name).strip(" \t\ufeff").lower()
-        column = OTHER_NAMES.get(column, column)
+        column = OTHER_NAMES.get(plain[name], plain[name])
         if column not in COLUMNS or column in ignored or name in chosen.values():
             continue
         if column in chosen:
             raise InputError(f"has the column {column!r} twice ({chosen[column]!r}, {name!r}); keep one")
         chosen[column] = name
     return chosen
+
+
+def _plain(name: Any) -> str:
+    return str(name).strip(" \t\ufeff").lower()
 
 
 def known_fields(item: Any, columns: Columns) -> dict[str, Any]:

@@ -89,8 +89,8 @@ def _offset(start: Any) -> int | None:
 
 
 def _found_place(context: str, pairs: list[tuple[str, Any]]) -> Place | None:
-    """The place of the first answer, which is not at its offset but close to it; or else that of another answer which
-    is at its own; or else the only place at which the first text, or else another, stands."""
+    """The place of the first answer, which is not at its offset; or else that of another answer which is at its own;
+    or else the only place at which the first text, or else another, stands, or the only one close to its offset."""
     text, start = pairs[0]
     begin = _offset(start)
     if begin is not None:
@@ -101,19 +101,21 @@ def _found_place(context: str, pairs: list[tuple[str, Any]]) -> Place | None:
         if _stands_at_utf16(context, text, begin):
             characters = len(_utf16(context)[: 2 * begin].decode("utf-16-le"))
             return _bare(text, characters)._replace(remark="the answer's offset counts UTF-16 units: converted")
-        near = context.find(text, max(0, begin - NEAR), begin + len(text) + NEAR)
-        if near >= 0 and context.find(text, near + 1, begin + len(text) + NEAR) < 0:
-            return _bare(text, near)._replace(remark=f"the answer's offset is at most {NEAR} characters off: corrected")
     for other, other_start in pairs[1:]:
         begin = _offset(other_start)
         if begin is not None and context.startswith(other, begin):
             remark = "the first answer is not at its offset: another of its answers is trained on"
             return _bare(other, begin)._replace(remark=remark)
-    for text, _ in pairs:
+    for text, start in pairs:
         places = occurrences(context, text.strip())
         if len(places) == 1:
             remark = "the answer is not at its offset: trained at the only place where its text stands"
             return _bare(text.strip(), places[0])._replace(remark=remark)
+        begin = _offset(start)
+        near = [place for place in places if begin is not None and abs(place - begin) <= NEAR]
+        if len(near) == 1:
+            remark = "the answer is not at its offset: trained at the one place that is close to it"
+            return _bare(text.strip(), near[0])._replace(remark=remark)
     return None
 
 

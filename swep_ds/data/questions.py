@@ -130,6 +130,8 @@ def _judged(id_: str, fields: dict[str, Any], choices: Choices, *, training: boo
             unanswerable = "train"
     if not labels:
         return Judged(id_, example)
+    if ANSWERED.isdisjoint(fields) and not training:  # as in test sets whose answers are not published
+        return Judged(id_, example, fault=f"has none of the fields {', '.join(sorted(ANSWERED))}", is_silent=True)
     pairs = answer_pairs(fields, context)
     judged = Judged(id_, replace(example, answers=tuple(text for text, _ in pairs)))
     if not pairs or impossible:

@@ -63,13 +63,16 @@ def read_examples(
     if unanswerable:
         choices = replace(choices, unanswerable="train")
     parts = []
+    remarks: list[Remark] = []
     for name, items in _parts(source, training, choices.columns):
         with at(name):
-            judged = judged_items(name, items, choices, training=training, labels=labels, remark=remark)
+            judged = judged_items(name, items, choices, training=training, labels=labels, remark=remarks.append)
             parts.append((name, list(judged)))
     every = [judged for _, questions in parts for judged in questions]
     if not every:
-        raise InputError(f"{source}: holds no questions; give a data set with at least one")
+        reasons = Counter(remark.reason for remark in remarks)
+        why = "".join(f"; {count} with the remark {reason!r}" for reason, count in reasons.items())
+        raise InputError(f"{source}: holds no questions{why}; give a data set with at least one")
     silent = [judged for judged in every if judged.is_silent]
     if labels and not training and silent and all(judged.is_silent or judged.left_out for judged in every):
         examples = [replace(judged.example, withheld=True) for judged in silent]
@@ -79,9 +82,9 @@ def read_examples(
             with at(name):
                 _check_faults(questions)
         examples = [judged.example for judged in every if not judged.left_out]
-    for judged in every:
-        if judged.remark:
-            remark(Remark(judged.id, judged.remark, judged.left_out))
+    remarks += [Remark(judged.id, judged.remark, judged.left_out) for judged in every if judged.remark]
+    for told in remarks:
+        remark(told)
     _check_ids(source, examples)
     return examples
 

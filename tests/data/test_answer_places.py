@@ -89,7 +89,8 @@ CONTEXT = "🏺 Ada  Brook built the Mill in 1931. The mill burnt in 1977, and B
         ([("the mill", 19)], "the Mill", "differs in case or white space"),
         ([("built", 14)], "built", "counts UTF-16 units: converted"),
         ([("1977", 40), ("1931", 31)], "1931", "another of its answers is trained on"),
-        ([("1977", 50)], "1977", "at most 5 characters off: corrected"),  # it also stands elsewhere
+        ([("1977", 54)], "1977", "the one place that is close to it"),  # it also stands elsewhere
+        ([("1977", 54), ("1931", 31)], "1931", "another of its answers is trained on"),
         ([("1931", 20)], "1931", "the only place where its text stands"),
         ([("in 1850", -1), ("1931", -1)], "1931", "the only place where its text stands"),
         ([("1977", 40)], None, ""),  # twice in the context

@@ -53,6 +53,16 @@ def test_the_name_that_was_given_goes_before_the_columns_own(save):
     assert told(save([row]), ("context", "question"), ("question", "context")) == EXPECTED
 
 
+def test_a_named_answer_goes_before_the_column_answers(save):
+    row = ROW | {"answers": {"text": ["1931"], "answer_start": [28]}, "gold": "Ada Brook"}
+    del row["answer"]
+    assert told(save([row]), ("answer", "gold")) == EXPECTED
+
+
+def test_names_are_compared_in_any_case(save):
+    assert told(save([GERMAN]), *((column, f" {name.upper()} ") for column, name in COLUMNS)) == EXPECTED
+
+
 def test_repeated_ids_are_told_at_once_and_read_by_their_places(save):
     source = save([ROW, ROW | {"id": "b"}, ROW, ROW | {"id": "b"}, ROW | {"id": "c"}])
     for wanted in ({}, {"training": False}, {"training": False, "labels": False}):
@@ -84,6 +94,7 @@ def test_mistakes_in_columns_are_refused():
     for columns, said in (
         ({"frage": "question"}, "'frage' is not one of id, title, question"),
         ({"context": None}, "context: give the name of its column; only the id can do without"),
+        ({"context": "text", "question": "text"}, "context: 'text' also stands for another column"),
     ):
         with pytest.raises(ValueError, match=said):
             check_columns(columns)

@@ -84,6 +84,9 @@ def test_haystacks_not_given_is_no_answer(save):
     given = [{"text": "1931", "answer_start": 28, "answer_category": "NOT_GIVEN"}]
     source = save([ANSWERED, row(answers=given, **FALSE)])
     assert read(source, "train", True) == ({"first": ("Ada Brook",), "it": ()}, {})
+    table = row(answer_text="1931", answer_start=28, answer_category="NOT_GIVEN")  # as a table has it
+    kept, reasons = read(save([ANSWERED, table]), "train", True)
+    assert (list(kept), list(reasons)) == (["first"], ["it"])
 
 
 def test_a_test_set_without_any_answer_is_withheld(save):
@@ -91,6 +94,8 @@ def test_a_test_set_without_any_answer_is_withheld(save):
     for choice in ("error", "drop", "train"):
         examples = read_examples(save(silent), training=False, choices=Choices(choice))
         assert [(example.answers, example.withheld) for example in examples] == [((), True)] * 4
+    assert all(example.withheld for example in read_examples(save([row(), row(id="other")]), training=False))
+    assert "question 'it': has none of the fields answer, answers" in refused(save([ANSWERED, row()]), training=False)
     source = save([*silent, row(id="false", answers=[], **FALSE)])  # says that it has answers
     assert all(example.withheld for example in read_examples(source, training=False))
     kept, reasons = read(save([*silent, row(id="blank", context="", answers=[])]), "train", False)

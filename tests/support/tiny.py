@@ -135,16 +135,26 @@ def build(examples, kind: str, sizes: WindowSettings, **options) -> tuple[Featur
 
 
 def with_marks(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Each token takes in the combining marks and format characters that follow it and that no token covers."""
+    """Each token takes in the combining marks and format characters that follow it and that no token covers, and the
+    format characters with which the next token begins, if that has more."""
     moved = []
     for (start, end), (limit, _) in pairwise([*offsets, (len(text), 0)]):
         marks = takewhile(is_mark, text[end : max(end, limit)])
         moved.append((start, end + len(list(marks))))
+    for number in range(1, len(moved)):
+        before, (start, end) = moved[number - 1], moved[number]
+        if before[1] == start > 0:
+            taken = len(list(takewhile(is_format, text[start : end - 1])))
+            moved[number - 1], moved[number] = (before[0], start + taken), (start + taken, end)
     return moved
 
 
 def is_mark(character: str) -> bool:
     """A combining mark, a voicing mark of half-width kana, a vowel or end of a Hangul syllable, a format character."""
     code = ord(character)
-    category = unicodedata.category(character)
-    return category[0] == "M" or category == "Cf" or code in (0xFF9E, 0xFF9F) or 0x1160 <= code <= 0x11FF
+    is_combining = unicodedata.category(character)[0] == "M"
+    return is_combining or is_format(character) or code in (0xFF9E, 0xFF9F) or 0x1160 <= code <= 0x11FF
+
+
+def is_format(character: str) -> bool:
+    return unicodedata.category(character) == "Cf"
