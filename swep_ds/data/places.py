@@ -209,8 +209,10 @@ def occurrences(context: str, text: str) -> list[int]:
 def stands(context: str, text: str) -> bool:
     """Whether a text that is not blank stands in a context, in any case and with any white space between its words, and
     not only in the middle of words."""
-    ends = _ends_of_words(*(" ".join(part.casefold().split()) for part in (context, text)))
-    return any(starts_word or ends_word for _, starts_word, ends_word in ends)
+    if any(starts_word or ends_word for _, starts_word, ends_word in _ends_of_words(context, text)):
+        return True
+    folded = (" ".join(part.casefold().split()) for part in (context, text))
+    return any(starts_word or ends_word for _, starts_word, ends_word in _ends_of_words(*folded))
 
 
 def _ends_of_words(context: str, text: str) -> Iterator[tuple[int, bool, bool]]:

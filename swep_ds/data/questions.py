@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,23 +122,25 @@ def _judged(id_: str, fields: dict[str, Any], choices: Choices, *, training: boo
     context = text_field(fields, "context") if labels or fields.get("context") else ""
     with as_input_error("holds half of a surrogate pair, which is not text", "remove or complete it"):
         f"{id_}{question}{context}".encode()  # a run would end where it writes its predictions
-    example = Example(id_, question, context, (), None, article=name_of(fields.get("title")) or context)
+    article = name_of(fields.get("title")) or context
     if labels is None:
         labels = not ANSWERED.isdisjoint(fields)
         if says_none(fields):
             unanswerable = "train"
     if not labels:
-        return Judged(id_, example)
+        return Judged(id_, Example(id_, question, context, (), None, article))
     if ANSWERED.isdisjoint(fields) and not training:  # as in test sets whose answers are not published
+        example = Example(id_, question, context, (), None, article)
         return Judged(id_, example, fault=f"has none of the fields {', '.join(sorted(ANSWERED))}", is_silent=True)
     pairs = answer_pairs(fields, context)
-    judged = Judged(id_, replace(example, answers=tuple(text for text, _ in pairs)))
+    answers = tuple(text for text, _ in pairs)
+    if training and pairs and not impossible:
+        begin, end, remark = training_place(fields, context, pairs, choices)
+        return Judged(id_, Example(id_, question, context, answers, (begin, end), article), remark=remark)
+    judged = Judged(id_, Example(id_, question, context, answers, None, article))
     if not pairs or impossible:
         return _without_answer(judged, impossible, unanswerable, training=training)
-    if training:
-        begin, end, remark = training_place(fields, context, pairs, choices)
-        return judged._replace(example=replace(judged.example, span=(begin, end)), remark=remark)
-    if MRQA_COLUMN not in fields and not any(stands(context, text) for text, _ in pairs):
+    if MRQA_COLUMN not in fields and not any(stands(context, text) for text in answers):
         return judged._replace(remark="no accepted answer stands in the context as words")
     return judged
 
