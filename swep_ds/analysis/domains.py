@@ -89,8 +89,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
         return {"rows": [], "loss": None, "notes": notes, "which": which}
     if few:
         notes.append(f"{', '.join(few)}: no interval, since the questions are about fewer than {MIN_CLUSTERS} texts.")
-    if withheld := results.eval.keys() - results.scores.keys():
-        notes.append(f"{', '.join(sorted(withheld))}: no scores, since its answers are withheld.")
+    notes += results.withheld
     others = [name for name in values if name != source]
     if len(others) > 1:
         values[MEAN] = np.mean([values[name] for name in others], axis=0)

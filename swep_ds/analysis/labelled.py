@@ -27,7 +27,7 @@ from scipy.stats import rankdata
 from swep_ds.common.errors import InputError, at, excerpt
 from swep_ds.common.files import write_atomically
 from swep_ds.data.answers import answer_pairs, field, is_blank, says_impossible
-from swep_ds.data.columns import ANSWERED, known_fields, name_of
+from swep_ds.data.columns import ANSWERED, Columns, known_fields, name_of
 from swep_ds.data.example import Example
 from swep_ds.data.formats import file_items
 from swep_ds.evaluation.calibration import LEVEL
@@ -170,11 +170,11 @@ class Labels(NamedTuple):
     strata: np.ndarray  # [n]
 
 
-def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
+def read_labelled(path: Path, examples: Sequence[Example], columns: Columns = ()) -> Labels:
     """The labelled questions of `examples`. The file is one of `write_suggested`, or rows of any format with id,
     question and answer: a simple random sample. An empty answer is not given yet; `NO_ANSWER` or is_impossible says
-    that the context has none. Raises InputError: a row is not of `examples`, its answer is not in its context, or too
-    few rows have answers."""
+    that the context has none. `columns` as in `Choices`. Raises InputError: a row is not of `examples`, its answer is
+    not in its context, or too few rows have answers."""
     row_of = {example.id: row for row, example in enumerate(examples)}
     names: list[str | None] = []  # of the strata
     labelled: dict[int, Example] = {}
@@ -182,9 +182,9 @@ def read_labelled(path: Path, examples: Sequence[Example]) -> Labels:
     with at(f"--labelled {path}"):
         if not path.is_file():
             raise InputError("no such file")
-        for place, item in file_items(path, ()):
+        for place, item in file_items(path, columns):
             with at(place):
-                fields = known_fields(item, ())
+                fields = known_fields(item, columns)
                 id_ = name_of(field(fields, "id"))
                 row = row_of.pop(id_, None)
                 if row is None or field(fields, "question", str).split() != examples[row].question.split():

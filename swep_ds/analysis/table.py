@@ -112,7 +112,8 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         splits=splits,
         calibration=calibration,
     )
-    notes = list(dict.fromkeys(notes.splitlines()))
+    withheld = [line for run in runs for line in run.results.withheld]
+    notes = list(dict.fromkeys([*notes.splitlines(), *withheld]))
     registered = frame_of(primary, CONTRAST), frame_of(secondary, CONTRAST)
     return Table(table, *registered, base, line, missing, notes)
 

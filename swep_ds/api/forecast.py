@@ -19,6 +19,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_output, public_name, read_json, user_path, write_atomically
 from swep_ds.data.choices import Choices
 from swep_ds.data.chunks import Chunks, digest
+from swep_ds.data.columns import Columns
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.calibration import LEVEL
@@ -68,8 +69,9 @@ def forecast(
         for name in RunFolder(paths[0]).read_recipe().test_sets[1:]:
             made[name] = forecast_from(home, name, read_runs(paths, name))
     else:
-        examples = _read(text, suggest)
-        labels = read_labelled(user_path(labelled), examples) if labelled else None
+        columns = RunFolder(paths[0]).read_recipe().data.choices.columns
+        examples = _read(text, suggest, columns)
+        labels = read_labelled(user_path(labelled), examples, columns) if labelled else None
         if labels and not labels.strata.any():
             Console().print(f"{labelled}: without the column stratum its questions count as drawn at random")
         answers = [_answers(path, examples, folder / "answers") for path in paths]
@@ -99,9 +101,11 @@ def forecast(
     return made
 
 
-def _read(text: str, suggest: int | None) -> list[Example]:
-    """The questions of a text. They have answers only if each has one or says that there is none."""
-    examples = read_examples(text, training=False, choices=Choices(unanswerable="train"), labels=None)
+def _read(text: str, suggest: int | None, columns: Columns) -> list[Example]:
+    """The questions of a text, whose columns have the names of the runs' data. They have answers only if each has one
+    or says that there is none."""
+    choices = Choices(unanswerable="train", columns=columns)
+    examples = read_examples(text, training=False, choices=choices, labels=None)
     if no_context := [example.id for example in examples if not example.context]:
         raise InputError(f"--text {text}: question {no_context[0]!r} has no context: give the text that it is about")
     if suggest and not MIN_SUGGESTED <= suggest <= len(examples):
@@ -109,7 +113,7 @@ def _read(text: str, suggest: int | None) -> list[Example]:
     given = {bool(example.answers) for example in examples}
     if len(given) > 1:
         try:
-            read_examples(text, training=False, labels=None)
+            read_examples(text, training=False, choices=Choices(columns=columns), labels=None)
         except InputError:  # some have none, and nothing says that there is none
             examples = [replace(example, answers=()) for example in examples]
             Console().print(f"{text}: not all questions have an answer: the forecast is not compared with those given")

@@ -220,7 +220,7 @@ def _batches(
 ) -> tuple[int, TrainingBatches]:
     """(number of training questions, rank 0's `TrainingBatches`). The test sets may be missing."""
     data = recipe.data.model_copy(update={"eval": {}})
-    training, _ = load_examples(recipe.model_copy(update={"data": data}))
+    training, _ = load_examples(recipe.model_copy(update={"data": data}), [])
     features = prepare.training_features(recipe, tokenizer, training)
     return len(training), prepare.training_batches(recipe, tokenizer, features, 0, ranks, on_gpu)
 

@@ -106,7 +106,7 @@ def _check_ids(source: str, examples: list[Example]) -> None:
     if repeated:
         ids = ", ".join(map(excerpt, repeated[:MAX_NAMED]))
         raise InputError(
-            f"{source}: {len(repeated)} question ids occur more than once: {ids}: make every id unique, or set "
+            f"{source}: question ids that occur more than once: {len(repeated)} ({ids}): make every id unique, or set "
             "data.columns.id to null (--columns id=), and the place of each question in its file becomes its id"
         )
 

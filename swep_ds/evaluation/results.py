@@ -88,6 +88,12 @@ class Results(Checked):
         """Of the data sets whose answers are not withheld."""
         return {name: score for name, score in self.eval.items() if is_scored(score)}
 
+    @property
+    def withheld(self) -> list[str]:
+        """A sentence about each other data set."""
+        others = self.eval.keys() - self.scores.keys()
+        return [f"{name}: no scores, since its answers are withheld." for name in sorted(others)]
+
 
 def is_scored(score: Score) -> bool:
     """Whether the data set has answers: one whose answers are withheld has only its number of questions."""
@@ -162,7 +168,7 @@ def write_remarks(folder: Path, remarks: list[dict[str, str]], say: Callable[[st
     file = folder / REMARKS
     if remarks:
         write_atomically(file, (json.dumps(remark, ensure_ascii=False) + "\n" for remark in remarks))
-        say(f"{len(remarks)} questions were left out or moved, or are doubtful: {file}")
+        say(f"questions left out, moved or doubtful: {len(remarks)}, in {file}")
     else:
         file.unlink(missing_ok=True)
 

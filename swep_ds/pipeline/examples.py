@@ -21,16 +21,16 @@ from swep_ds.models.hub import QUICKSTART
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe, warn_once
 
+Remarks = list[dict[str, str]]  # rows of remarks.jsonl
 
-def load_examples(
-    recipe: Recipe, remarks: list[dict[str, str]] | None = None
-) -> tuple[list[Example], dict[str, list[Example]]]:
+
+def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[Example], dict[str, list[Example]]]:
     """Training examples, none of them on held-out articles, those of a mix in the order of its sources and augmented
     samples last; and test examples by data set, held-out articles first.
 
-    `remarks` gets the "field", "id" and "reason" of every question that is left out, moved or doubtful."""
+    `remarks` gets the "field", "id" and "reason" of every question that is left out, moved or doubtful, and warnings
+    count them. None = the run has said it all."""
     data = recipe.data
-    remarks = [] if remarks is None else remarks
     parts = {}
     for field, source in data.sources.items():
         parts[field] = _read(data, _as_named(recipe, field), source, remarks, training=True)
@@ -54,7 +54,8 @@ def load_examples(
         training += [replace(example, source=number) for example in chosen]
     if not any(example.answers for example in training):
         raise InputError(f"{recipe.training_source} {data.trained_on()}: no question has an answer: give some with one")
-    warn_of_known(recipe, training, tests)
+    if remarks is not None:
+        warn_of_known(recipe, training, tests)
     if data.augmented:
         training += samples_of(training, _read(data, "data.augmented", data.augmented, remarks, training=True))
     return training, tests
@@ -72,13 +73,13 @@ def reported_examples(recipe: Recipe, name: str) -> list[Example]:
     reported half. Raises InputError: the source cannot be read."""
     data = recipe.data
     home = data.home_field
-    training = _read(data, home, data.sources[home], [], training=True) if name == HOLDOUT else []
-    examples = _tests(data, training, [name], [])[1][name]
+    training = _read(data, home, data.sources[home], None, training=True) if name == HOLDOUT else []
+    examples = _tests(data, training, [name], None)[1][name]
     return halves(examples)[1] if name == recipe.validation_set else examples
 
 
 def _tests(
-    data: DataSection, training: list[Example], names: Collection[str], remarks: list[dict[str, str]]
+    data: DataSection, training: list[Example], names: Collection[str], remarks: Remarks | None
 ) -> tuple[list[Example], dict[str, list[Example]]]:
     """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
@@ -96,22 +97,20 @@ def _texts(examples: list[Example]) -> set[str]:
     return {example.context for example in examples} | {example.article for example in examples}
 
 
-def _read(
-    data: DataSection, field: str, source: str, remarks: list[dict[str, str]], *, training: bool
-) -> list[Example]:
+def _read(data: DataSection, field: str, source: str, remarks: Remarks | None, *, training: bool) -> list[Example]:
     examples = read_reported(field, source, data.choices, remarks, training=training)
     without = sum(not example.answers for example in examples)
-    if training and without:
+    if training and without and remarks is not None:
         taught = "have no answer and teach the model to decline (data.unanswerable)"
         warn_once(f"{field}: {without} of {len(examples)} questions {taught}")
     return examples
 
 
 def read_reported(
-    field: str, source: str, choices: Choices, remarks: list[dict[str, str]], *, training: bool
+    field: str, source: str, choices: Choices, remarks: Remarks | None, *, training: bool
 ) -> list[Example]:
-    """The examples of the source that a field or an option names. Warns of each remark's reason with its number, and
-    adds the remarks to `remarks`, as in `load_examples`. Raises InputError: as `read_examples`, or none is left."""
+    """The examples of the source that a field or an option names, with `remarks` as in `load_examples`. Raises
+    InputError: as `read_examples`, or none is left."""
     of_source: list[Remark] = []
     with at(field):
         examples = read_examples(source, training=training, choices=choices, remark=of_source.append)
@@ -120,16 +119,17 @@ def read_reported(
     if not examples:
         fields = "data.unanswerable, data.repeated_answers or data.misplaced_answers"
         raise InputError(f"{field}: {source}: {fields} drops all of its questions")
-    if examples[0].withheld:
+    if examples[0].withheld and remarks is not None:
         warn_once(f"{field}: none of {total} questions has an answer: taken as withheld, and without a score")
     return examples
 
 
-def _remark(field: str, remarks: list[Remark], total: int, rows: list[dict[str, str]]) -> None:
+def _remark(field: str, remarks: list[Remark], total: int, rows: Remarks | None) -> None:
     """Warns of each reason with its number, and adds the rows of a file of remarks."""
-    for reason, count in Counter(remark.reason for remark in remarks).items():
-        warn_once(f"{field}: {count} of {total} questions: {reason}")
-    rows += [{"field": field, "id": remark.id, "reason": remark.reason} for remark in remarks]
+    if rows is not None:
+        for reason, count in Counter(remark.reason for remark in remarks).items():
+            warn_once(f"{field}: {count} of {total} questions: {reason}")
+        rows += [{"field": field, "id": remark.id, "reason": remark.reason} for remark in remarks]
 
 
 def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:

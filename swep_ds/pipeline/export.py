@@ -17,7 +17,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 from swep_ds import ranks
 from swep_ds.common.files import hub_name, public_name, public_names, read_json, write_atomically
 from swep_ds.common.pages import template
-from swep_ds.evaluation.results import METRICS, Evaluated, is_scored, out_of_domain_mean, versions
+from swep_ds.evaluation.results import METRICS, WITHHELD, Evaluated, is_scored, out_of_domain_mean, versions
 from swep_ds.methods import summary
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import DataSection, Recipe
@@ -158,6 +158,7 @@ def model_card(recipe: Recipe, tested: Evaluated, config: str) -> str:
         eval_results=results or None,
     )
     values = {"recipe": recipe, "summary": summary(method), "tested": tested, "mean": out_of_domain_mean(tested.scores)}
+    values["withheld"] = WITHHELD
     return card(head, "model_card.md.jinja", null_threshold=tested.null_threshold, config=config, **values)
 
 

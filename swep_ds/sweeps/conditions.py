@@ -72,4 +72,4 @@ def check_data(cells: Sequence[Cell]) -> None:
                 continue
             read.append(whole)
             with at(cell.name):
-                load_examples(recipe)
+                load_examples(recipe, [])

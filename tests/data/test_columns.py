@@ -67,7 +67,7 @@ def test_repeated_ids_are_told_at_once_and_read_by_their_places(save):
     source = save([ROW, ROW | {"id": "b"}, ROW, ROW | {"id": "b"}, ROW | {"id": "c"}])
     for wanted in ({}, {"training": False}, {"training": False, "labels": False}):
         said = refused(source, **wanted)
-        assert "2 question ids occur more than once: 'a', 'b': make every id unique, or set data.columns.id" in said
+        assert "question ids that occur more than once: 2 ('a', 'b'): make every id unique, or set data." in said
     assert [id_ for id_, *_ in told(source, ("id", None))] == [f"data-{number}" for number in range(5)]
 
 

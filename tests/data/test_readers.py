@@ -137,8 +137,9 @@ def test_a_folders_files_are_read_in_name_order_or_told_apart_by_the_splits_that
     assert [e.id for e in read(training=True)] == ["q3", "q1"]
     assert [e.id for e in read(training=False)] == ["q2"]
     save(LAYOUTS["JSON lines"](WHEN), "train.jsonl")
-    assert "1 question ids occur more than once: 'q1': make every id unique, or set data.columns.id to null" in refused(
-        str(tmp_path)
+    assert (
+        "question ids that occur more than once: 1 ('q1'): make every id unique, or set data.columns.id to null"
+        in refused(str(tmp_path))
     )
     save(LAYOUTS["squad"](WHEN | {"id": "q4"}), "trainers.json")
     assert "some files name a split and trainers.json does not" in refused(str(tmp_path))

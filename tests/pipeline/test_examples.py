@@ -59,15 +59,15 @@ def recipe(folder: Path, method: str = "mle", **data) -> Recipe:
 
 
 def training(folder: Path, method: str = "mle", **data) -> list[Example]:
-    return load_examples(recipe(folder, method, **data))[0]
+    return load_examples(recipe(folder, method, **data), [])[0]
 
 
 def test_one_set_is_read_as_among_all_of_them(folder):
     selecting = Recipe.make(recipe(folder, holdout_fraction=0.3, max_eval_examples=15), eval={"select_on": "held_out"})
-    _, whole = load_examples(selecting)
+    _, whole = load_examples(selecting, [])
     assert list(whole) == [HOLDOUT, "news", "forum"]
     # a random choice, the same for every seed of a run
-    every = load_examples(recipe(folder))[1]["news"]
+    every = load_examples(recipe(folder), [])[1]["news"]
     assert whole["news"] == subset(every, 1.0, 15, seed=0) != every[:15]
     assert reported_examples(Recipe.make(selecting, seed=9), "news") == whole["news"]
     # what cannot be read does not take the others along
@@ -83,8 +83,8 @@ def test_of_a_mix_each_source_is_read_as_alone_but_for_the_articles_that_home_ho
     data = {"train": [{"source": source, "weight": 1} for source in sources], "home": sources[1]}
     data |= {"holdout_fraction": 0.3, "eval": {"news": str(folder / "news.json")}}
     mix = recipe(folder, **data)
-    examples, tests = load_examples(mix)
-    home, home_tests = load_examples(recipe(folder, **data | {"train": sources[1], "home": None}))
+    examples, tests = load_examples(mix, [])
+    home, home_tests = load_examples(recipe(folder, **data | {"train": sources[1], "home": None}), [])
     held_out = {example.article for example in tests[HOLDOUT]}
     alone = [example for example in training(folder) if example.article not in held_out]
     said = "{}: {} of {} questions: about a held-out article: left out"
@@ -131,7 +131,7 @@ def test_test_questions_that_are_trained_on_are_counted(tmp_path, caplog):
     file = str(tiny_run.prepare(tmp_path))
     train = tmp_path / "train.json"
     both = Recipe.load(file, [f"data.eval.same={train}", "data.max_train_examples=30"])
-    examples, tests = load_examples(both)
+    examples, tests = load_examples(both, [])
     known = {(example.question, example.context) for example in examples}
     count = sum((example.question, example.context) in known for example in tests["same"])
     assert 30 <= count < 42
@@ -159,7 +159,7 @@ def test_repeated_answers_are_settled_and_counted_once(caplog, tmp_path, field, 
         whole = Recipe.load("quickstart", [*settings, f"data.repeated_answers={choice}"])
         return whole.first_stage() if whole.pretrain else whole
 
-    training, _ = load_examples(stage(choice))
+    training, _ = load_examples(stage(choice), [])
     assert [example.span for example in training] == SPANS[choice]
     end = {"first": "trained on its first place", "drop": "left out"}[choice]
     total = len(SPANS[choice])

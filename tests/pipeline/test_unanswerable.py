@@ -54,14 +54,14 @@ def test_they_are_an_error_or_dropped_or_kept(folder, caplog):
     drop, train = (Recipe.make(plain, data={"unanswerable": choice}) for choice in ("drop", "train"))
     fault = r"data.train: .* has no answer; give it, or set data.unanswerable to drop"
     assert re.match(fault, refused(load_examples, plain))
-    training, tests = load_examples(drop)
+    training, tests = load_examples(drop, [])
     assert (len(training), len(tests["test"])) == (28, 6)
     assert all(example.answers and example.span for example in training)
     assert [record.message for record in caplog.records] == [
         "data.train: 14 of 42 questions: no answer: left out (data.unanswerable)",
         "data.eval.test: 3 of 9 questions: no answer: left out (data.unanswerable)",
     ]
-    training, tests = load_examples(train)
+    training, tests = load_examples(train, [])
     assert (len(training), len(tests["test"])) == (42, 9)
     assert [example.span is None for example in training] == [not example.answers for example in training]
 
@@ -160,7 +160,9 @@ def test_withheld_answers_get_predictions_and_no_score_wherever_scores_are(runs)
     assert len(json.loads((run / "predictions" / "secret.json").read_text())) == 5
     said = (runs / "out").read_text()
     assert re.search(r"secret\W+answers withheld\W+5", said)
-    assert "answers withheld (secret)" in (run / "model" / "README.md").read_text()
+    card = (run / "model" / "README.md").read_text()
+    assert "The answers of secret are withheld: it has no scores." in card
+    assert "answers withheld (" not in card
     assert "secret: no scores, since its answers are withheld" in write_report(run)[0]
     [left_out] = [json.loads(line) for line in (run / "remarks.jsonl").read_text().splitlines()]
     assert (left_out["field"], left_out["id"]) == ("data.train", "q2-0")
