@@ -69,6 +69,8 @@ def answer() -> None:
         raise InputError("--passages are those of --texts: give it too, or leave them out")
     elif (arguments.question is None) != (context is None):
         raise InputError("give --question with --text, --text_file or --texts; --questions has texts in its file")
+    if arguments.columns and arguments.questions is None:
+        raise InputError("--columns are those of --questions: --question has none")
     if (arguments.questions is None) != (arguments.output is None):
         raise InputError("give --questions with --output, a new file for the answers; --question has none")
     check_output("--output", arguments.output)

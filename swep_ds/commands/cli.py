@@ -87,7 +87,9 @@ def add_reading_options(options: argparse.ArgumentParser, *, training: bool) -> 
 def columns_of(text: str) -> Columns:
     """The type of an option: pairs of a column and its name."""
     pairs = [part.partition("=") for part in text.split(",")]
-    columns = tuple((column, name or None) for column, _, name in pairs)
+    if not all(sign for _, sign, _ in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r}: write it as COLUMN=NAME,COLUMN=NAME")
+    columns = tuple((column.strip(), name.strip() or None) for column, _, name in pairs)
     try:
         check_columns(dict(columns))
     except ValueError as error:

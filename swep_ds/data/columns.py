@@ -30,7 +30,7 @@ def check_columns(columns: Mapping[str, str | None]) -> None:
     """Raises ValueError: not all keys are columns, one but the id has no name, or two have the same."""
     for column, name in columns.items():
         if column not in COLUMNS:
-            raise ValueError(f"{excerpt(column)} is not one of {', '.join(COLUMNS)}")
+            raise ValueError(f"{excerpt(column)} is not one of {', '.join(COLUMNS[:8])}")
         if name is None and column != "id":
             raise ValueError(f"{column}: give the name of its column; only the id can do without")
         if list(columns.values()).count(name) > 1:

@@ -74,7 +74,13 @@ def read_examples(
         why = "".join(f"; {count} with the remark {reason!r}" for reason, count in reasons.items())
         raise InputError(f"{source}: holds no questions{why}; give a data set with at least one")
     silent = [judged for judged in every if judged.is_silent]
-    if labels and not training and silent and all(judged.is_silent or judged.left_out for judged in every):
+    all_silent = bool(labels and silent) and all(judged.is_silent or judged.left_out for judged in every)
+    if all_silent and training and choices.unanswerable == "train":
+        raise InputError(
+            f"{source}: none of its questions has an answer, and none says so: do not train on withheld answers, or "
+            "set is_impossible to true where there is none"
+        )
+    if all_silent and not training:
         examples = [replace(judged.example, withheld=True) for judged in silent]
         every = [judged for judged in every if not judged.is_silent]
     else:

@@ -203,6 +203,9 @@ class EvalSection(Section):
                     raise FieldFault(f"{field}: {value!r} is not one of {names}: give one, or one by data set")
         if self.language != "en" and not self.uses_mlqa:
             raise FieldFault("language: only scorer mlqa has rules by language: set eval.scorer to mlqa")
+        for data_set in self.language if isinstance(self.language, dict) else ():
+            if not self.scorer_of(data_set).row.startswith("mlqa"):
+                raise FieldFault(f"language: {data_set} is not scored by mlqa: set that in eval.scorer")
         return self
 
     @property

@@ -141,6 +141,9 @@ def test_answers_of_a_row_in_json_and_in_csv(save, fields, answers, span):
     printed = {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in asked.items()}
     for content in (json.dumps(asked), table([printed]), table([printed], ";", quoting=csv.QUOTE_ALL)):
         for training in (True, False):
+            if training and not answers and "is_impossible" not in fields:
+                assert "do not train on withheld answers" in refused(save(content), choices=TRAIN)
+                continue
             withheld = not (training or answers or "is_impossible" in fields)  # as by all questions of this set
             expected = Example("q", "Who?", REPEATING, answers, span if training else None, REPEATING, 0, withheld)
             assert read_examples(save(content), training=training, choices=TRAIN) == [expected]

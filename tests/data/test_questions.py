@@ -104,6 +104,7 @@ def test_a_test_set_without_any_answer_is_withheld(save):
         examples = read_examples(save([*silent, last]), training=False, unanswerable=True)
         assert not any(example.withheld for example in examples)
     assert "has no answer; give it, or set data.unanswerable" in refused(save(silent))  # of training
+    assert "do not train on withheld answers, or set is_impossible" in refused(save(silent), unanswerable=True)
 
 
 def test_columns_of_texts_and_numbers_as_datasets_keeps_them(save, tmp_path):
