@@ -16,8 +16,8 @@ MRQA_COLUMN = "detected_answers"
 GAPS = {"NaN", "nan", "None", "null", "NULL", "NA", "N/A", "<NA>"}  # what pandas writes and reads for no value
 SUBJQA_NONE = "ANSWERNOTFOUND"  # which its contexts end with
 NO_ANSWER = {"-", "no answer", "no_answer", "noanswer", "unanswerable", "not answerable"}  # what people write for it
-TRUE = ("true", "1", "1.0")
-FALSE = ("false", "0", "0.0")
+TRUE = ("true", "1", "1.0", "yes")
+FALSE = ("false", "0", "0.0", "no")
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)

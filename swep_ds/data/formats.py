@@ -140,12 +140,16 @@ def _csv_rows(text: str, delimiter: str, columns: Columns) -> Items:
                 continue
             if not header:
                 header = cells
-                check_names(tuple(header), columns)
+                names = check_names(tuple(header), columns)
+                texts = {names.get("question"), names.get("context")}
                 continue
             if len(cells) != len(header):
                 raise InputError(f"row {number} has {len(cells)} cells, and the header {len(header)}: correct it")
-            values = [float(cell) if _POINT_ZERO.fullmatch(cell) else cell for cell in cells]
-            yield f"row {number}", dict(zip(header, values, strict=True))
+            row: dict[str, Any] = dict(zip(header, cells, strict=True))
+            for name in row.keys() - texts:
+                if _POINT_ZERO.fullmatch(row[name]):
+                    row[name] = float(row[name])
+            yield f"row {number}", row
     except csv.Error as error:
         raise InputError(
             f"malformed table of text after row {number} ({error}): put a text with quotation marks in quotation "

@@ -4,6 +4,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from swep_ds.common.errors import InputError, excerpt
@@ -37,8 +38,8 @@ class Misplaced(InputError):
 def training_place(row: dict[str, Any], context: str, pairs: list[tuple[str, Any]], choices: Choices) -> Place:
     """The place of the training answer: MRQA's first one, or the first of `pairs` (`answer_pairs`).
 
-    Raises InputError: it is not at its offset, or has none and does not stand in the context just once; or the offset
-    is no whole number. LeftOut: one of the first two, and `choices` leave such questions out.
+    Raises InputError: it is not at its offset, or has none and does not stand in the context just once. LeftOut: the
+    same, and `choices` leave such questions out.
     """
     try:
         if MRQA_COLUMN in row:
@@ -69,12 +70,13 @@ def stated_place(context: str, text: str, start: Any, choices: Choices) -> Place
     if _stands_at_utf16(context, text, begin):
         unit = "characters, not in UTF-16 units as in a browser"
     raise Misplaced(
-        f"the answer {excerpt(text)} {said}; correct the offset (in {unit}, from 0), or set data.misplaced_answers"
+        f"the answer {excerpt(text)} {said}; correct the offset (in {unit}, from 0), or set data.misplaced_answers to "
+        "find or drop"
     )
 
 
 def _offset(start: Any) -> int | None:
-    """None if it is missing or -1. Raises InputError: not a whole number from 0."""
+    """None if it is missing or -1. Raises Misplaced: not a whole number from 0."""
     if is_missing(start) or (isinstance(start, str) and is_blank(start)):
         return None
     try:
@@ -84,15 +86,23 @@ def _offset(start: Any) -> int | None:
     if number == UNKNOWN:
         return None
     if not number.is_integer() or number < 0:
-        raise InputError(f"answer_start is {excerpt(start)}; expected a whole number of characters, from 0")
+        raise Misplaced(
+            f"answer_start is {excerpt(start)}; expected a whole number of characters, from 0: correct it, or set "
+            "data.misplaced_answers to find or drop"
+        )
     return int(number)
 
 
 def _found_place(context: str, pairs: list[tuple[str, Any]]) -> Place | None:
     """The place of the first answer, which is not at its offset; or else that of another answer which is at its own;
     or else the only place at which the first text, or else another, stands, or the only one close to its offset."""
-    text, start = pairs[0]
-    begin = _offset(start)
+    offsets: list[int | None] = []
+    for _, start in pairs:
+        offsets.append(None)
+        with suppress(Misplaced):  # no whole number is no offset
+            offsets[-1] = _offset(start)
+    text = pairs[0][0]
+    begin = offsets[0]
     if begin is not None:
         actual = context[begin : begin + len(text)]
         if _same_letters(actual, text):
@@ -101,21 +111,20 @@ def _found_place(context: str, pairs: list[tuple[str, Any]]) -> Place | None:
         if _stands_at_utf16(context, text, begin):
             characters = len(_utf16(context)[: 2 * begin].decode("utf-16-le"))
             return _bare(text, characters)._replace(remark="the answer's offset counts UTF-16 units: converted")
-    for other, other_start in pairs[1:]:
-        begin = _offset(other_start)
-        if begin is not None and context.startswith(other, begin):
+    for (text, _), begin in zip(pairs[1:], offsets[1:], strict=True):
+        if begin is not None and context.startswith(text, begin):
             remark = "the first answer is not at its offset: another of its answers is trained on"
-            return _bare(other, begin)._replace(remark=remark)
-    for text, start in pairs:
-        places = occurrences(context, text.strip())
+            return _bare(text, begin)._replace(remark=remark)
+    for (text, _), begin in zip(pairs, offsets, strict=True):
+        bare = text.strip()
+        places = occurrences(context, bare)
+        near = [place for place in places if begin is not None and abs(place - begin) <= NEAR]
         if len(places) == 1:
             remark = "the answer is not at its offset: trained at the only place where its text stands"
-            return _bare(text.strip(), places[0])._replace(remark=remark)
-        begin = _offset(start)
-        near = [place for place in places if begin is not None and abs(place - begin) <= NEAR]
+            return _bare(bare, places[0])._replace(remark=remark)
         if len(near) == 1:
             remark = "the answer is not at its offset: trained at the one place that is close to it"
-            return _bare(text.strip(), near[0])._replace(remark=remark)
+            return _bare(bare, near[0])._replace(remark=remark)
     return None
 
 

@@ -37,10 +37,10 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
     home = parts[data.home_field]
     parts[data.home_field], tests = _tests(data, home, recipe.test_sets, remarks)
     for name in {*recipe.test_sets[:1], *filter(None, [recipe.eval.select_on])}:
-        if tests[name][0].withheld:
+        if name in tests and tests[name][0].withheld:
             raise InputError(
-                f"data.eval.{name}: its answers are withheld, and the first test set, which stands for the source "
-                "domain, and that of eval.select_on need them: name another one"
+                f"data.eval.{name}: its answers are withheld, and the first test set and that of eval.select_on need "
+                "them: name another one"
             )
     held_out = _texts(home) - _texts(parts[data.home_field])
     training = []
@@ -57,7 +57,8 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
     if remarks is not None:
         warn_of_known(recipe, training, tests)
     if data.augmented:
-        training += samples_of(training, _read(data, "data.augmented", data.augmented, remarks, training=True))
+        named = data.model_copy(update={"columns": {}})  # `swep-ds augment` names its columns itself
+        training += samples_of(training, _read(named, "data.augmented", data.augmented, remarks, training=True))
     return training, tests
 
 

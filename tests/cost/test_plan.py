@@ -55,7 +55,7 @@ def peaks(text: str) -> dict[str, float]:
 
 
 def test_parameters_updates_and_tokens(capsys, folder):
-    overrides = ["train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null"]
+    overrides = ["train.micro_batch_size=4", "train.epochs=2", "train.max_updates=null", "eval.select_on=test"]
     text = printed(capsys, folder, gpus(2, 1000), *overrides)
     recipe = Recipe.load(str(folder / "recipe.yaml"), overrides)
     assert f"{3 * 16 * 16 + 3 * 16:,} of the method" in text  # two layers with bias, 16 -> 16 -> 2 * 16

@@ -94,6 +94,8 @@ CONTEXT = "🏺 Ada  Brook built the Mill in 1931. The mill burnt in 1977, and B
         ([("1931", 20)], "1931", "the only place where its text stands"),
         ([("in 1850", -1), ("1931", -1)], "1931", "the only place where its text stands"),
         ([("1977", 40)], None, ""),  # twice in the context
+        ([("1931", -5)], "1931", "the only place where its text stands"),
+        ([("1931", "1.5")], "1931", "the only place where its text stands"),
         ([("Otto", 5)], None, ""),
         ([("Otto", None)], None, ""),
     ],

@@ -76,7 +76,7 @@ def test_a_text_of_json_that_looks_like_a_float_stays(save):
     assert read(save([row(answers=["39764.0"])]), "error", False)[0] == {"it": ("39764.0",)}
     assert read(save([row(answer=1931.0)]), "error", True)[0] == {"it": ("1931",)}
     for answer, expected in (("1931.0", "1931"), ("3.0", "3.0")):
-        table = f"id,question,context,answer\n7.0,When?,{CONTEXT},{answer}\n"
+        table = f"id,question,context,answer\n7.0,2.0,{CONTEXT},{answer}\n"
         assert read(save(table), "error", True)[0] == {"7": (expected,)}
 
 
