@@ -15,6 +15,7 @@ from swep_ds.data.columns import name_of
 
 Items = Iterator[tuple[str, Any]]
 Row = dict[str, Any]
+Read = tuple[Row, list[tuple[list["Span"], str]]]  # what was imported; the spans and the status of each submission
 
 ANSWERED = "answered"  # the status of a submission that counts; no span says that there is no answer
 PRODIGY_STATUSES = {"accept": ANSWERED, "reject": "rejected", "ignore": "ignored"}
@@ -32,9 +33,6 @@ class Span(NamedTuple):
     text: str | None = None  # as the export has it
 
 
-Read = tuple[Row, list[tuple[list[Span], str]]]  # what was imported; the spans and the status of each submission
-
-
 class Tool(NamedTuple):
     name: str
     read: Callable[[Row], Read]
@@ -49,16 +47,11 @@ class Question(NamedTuple):
     statuses: set[str]  # of all submissions; spans are only of those that count
 
 
-def annotated_rows(
-    items: Items, rename: Callable[[Row], Row], remark: Callable[[str, str, bool], None], labels: bool
-) -> Items:
+def annotated_rows(items: Items, rename: Callable[[Row], Row], remark: Callable, labels: bool) -> Items:
     """The items; in place of an export's those of its questions: rows {id, title, question, context, answers}.
 
-    Args:
-        rename: gives the fields of an imported row their usual names.
-        remark: is told of a question whose imported answer is not read, or that is left out: id, why, whether left out.
-        labels: whether questions without an annotation are left out; else they have no `answers`.
-
+    `rename` gives the fields of an imported row their usual names. `remark` is told of a question whose imported answer
+    is not read, or that is left out: id, why, whether left out. Without `labels` none is: it has no `answers` then.
     Raises InputError: an export of another tool, or one that does not say what or where the answers are.
     """
     first = list(islice(items, 1))
@@ -71,15 +64,17 @@ def annotated_rows(
     names = _answer_names(tool, questions, labels)
     for question in questions:
         id_ = name_of(question.row.get("id")) or question.place
-        if labels and ANSWERED not in question.statuses:
+        is_answered = ANSWERED in question.statuses
+        if labels and not is_answered:
             remark(id_, f"{', '.join(sorted(question.statuses)) or 'not annotated'}: left out", True)
             continue
         row = {name: question.row[name] for name in ("id", "title", "question", "context") if name in question.row}
-        if names and ANSWERED in question.statuses and isinstance(row.get("context"), str):
+        if names and is_answered and isinstance(row.get("context"), str):
             with at(f"question {excerpt(id_)}"):
                 pairs = [_text_and_start(tool, span, row["context"]) for span in question.spans if span[:2] == names]
-            texts, starts = zip(*dict.fromkeys(pairs), strict=True) if pairs else ((), ())
-            row |= {"is_impossible": not pairs, "answers": {"text": list(texts), "answer_start": list(starts)}}
+            pairs = list(dict.fromkeys(pairs))
+            row["is_impossible"] = not pairs
+            row["answers"] = {"text": [text for text, _ in pairs], "answer_start": [start for _, start in pairs]}
             old = question.row.get("answers") or question.row.get("answer")
             if name_of(old) and old != row["answers"]:
                 remark(id_, "the imported answer is not read: the annotation counts", False)
@@ -97,7 +92,7 @@ def tool_of(item: Any) -> Tool | None:
         return ARGILLA
     if isinstance(item.get("data"), dict) and isinstance(item.get("annotations", item.get("completions")), list):
         return LABEL_STUDIO
-    if "annotator" in names and ("annotation_id" in names or any(_spans("", cell) for cell in item.values())):
+    if "annotator" in names and ("annotation_id" in names or any("labels'" in str(cell) for cell in item.values())):
         return LABEL_STUDIO_ROWS
     if item.get("answer") in list(PRODIGY_STATUSES) and ("spans" in names or "_task_hash" in names):
         return PRODIGY
@@ -126,14 +121,13 @@ def _answer_names(tool: Tool, questions: list[Question], labels: bool) -> tuple[
     names = {span[:2] for question in questions for span in question.spans}
     if labels and not names and any(ANSWERED in question.statuses for question in questions):
         raise InputError(
-            f"an export of {tool.name} in which no span is marked: mark the answers; those that were typed or imported "
-            "are read from rows"
+            f"an export of {tool.name} without a marked span: typed or imported answers are read from rows"
         )
     for number in range(2):
         if len(names) > 1:
-            names = {name for name in names if name[number].lower() == "answer"} or names
+            names = {name for name in names if str(name[number]).lower() == "answer"} or names
     if len(names) > 1:
-        shown = excerpt(sorted({part for name in names for part in name if part}))
+        shown = excerpt(sorted({str(part) for name in names for part in name}))
         raise InputError(f"an export of {tool.name} with the labels {shown}: name that of the answers Answer")
     return next(iter(names), ())
 
@@ -152,10 +146,8 @@ def _text_and_start(tool: Tool, span: Span, context: str) -> tuple[str, int]:
         fitting.sort(key=lambda place: _letters(place[0]) != said)
         places = fitting[:1] or [(span.text, span.start)]  # every reader of answers reports what does not fit
     if len(set(places)) != 1 or not places[0][0]:
-        raise InputError(
-            f"its span {excerpt(span.start)} to {excerpt(span.end)} is no place in the context, or two (in characters "
-            f"and in UTF-16 units): import plain text into {tool.name}, no HTML or dialogue, and mark it again"
-        )
+        where = f"its span {excerpt(span.start)} to {excerpt(span.end)} is no place in the context"
+        raise InputError(f"{where}, or two (in UTF-16 units): mark it again, in plain text, not in HTML or a dialogue")
     return places[0]
 
 
@@ -165,18 +157,13 @@ def _letters(text: str) -> str:
 
 
 def _spans(control: str, cell: Any) -> list[Span]:
-    """The spans of a cell: objects with a label or, in Label Studio, a list such as `labels`; doccano's [start, end,
-    label]. None of another cell, such as one of typed answers."""
+    """The spans of a cell, one for each label: under `label` or, in Label Studio, in `labels`, `hypertextlabels` or the
+    like. None of another cell, such as one of typed answers."""
     spans = []
     for mark in _listed(cell):
-        if isinstance(mark, list):
-            start, end, label = mark
-            spans.append(Span(label, control, start, end))
-        elif isinstance(mark, dict) and mark.keys() & {"start", "start_offset"}:
-            start = mark.get("start", mark.get("start_offset"))
-            end = mark.get("end", mark.get("end_offset"))
+        if isinstance(mark, dict) and "start" in mark:
             labels = [label for name in mark if name.endswith(("label", "labels")) for label in listed(mark[name])]
-            spans += [Span(label, control, start, end, mark.get("text")) for label in labels]
+            spans += [Span(label, control, mark["start"], mark["end"], mark.get("text")) for label in labels]
     return spans
 
 
@@ -212,8 +199,14 @@ def _prodigy(row: Row) -> Read:
 
 
 def _doccano(row: Row) -> Read:
-    cell = next(row[name] for name in DOCCANO_SPANS if name in row)
-    return {**(row.get("meta") or {}), **row}, [(_spans("", cell), ANSWERED)]
+    spans = []
+    for mark in next(row[name] for name in DOCCANO_SPANS if name in row):
+        if isinstance(mark, dict):
+            mark = [mark["start_offset"], mark["end_offset"], mark["label"]]
+        if not isinstance(mark, str):  # an answer that was typed
+            start, end, label = mark
+            spans.append(Span(label, "", start, end))
+    return {**(row.get("meta") or {}), **row}, [(spans, ANSWERED)]
 
 
 def _argilla(row: Row) -> Read:
