@@ -261,8 +261,7 @@ def test_of_several_labels_or_columns_that_of_the_answers_is_read():
 
 
 def test_an_export_without_a_marked_span_is_refused_as_its_answers_may_be_typed():
-    typed = task(1, YEAR, [])
-    typed["annotations"][0]["result"] = [{"from_name": "answer", "type": "textarea", "value": {"text": ["1894"]}}]
+    typed = task(1, YEAR, [{"text": ["1894"]}])  # a textarea's
     text = {"answer.responses": ["1894"], "answer.responses.status": ["submitted"]}
     for item in (
         typed,
@@ -279,10 +278,6 @@ def test_an_export_without_a_marked_span_is_refused_as_its_answers_may_be_typed(
 OTHERS = {
     "brat": "T1\tAnswer 29 33\t1907\n#1\tAnnotatorNotes T1\tWhen?\n",
     "WebAnno": "#FORMAT=WebAnno TSV 3.3\n#Text=It opened.\n1-1\t0-2\tIt\t_\t\n",
-    "XML": '<?xml version="1.0" encoding="UTF-8"?><xmi:XMI/>',
-    "CoNLL": "-DOCSTART- -X- O\nIt -X- _ O\n",
-    "UIMA CAS": '{"%TYPES": {}, "%FEATURE_STRUCTURES": [], "%VIEWS": {}}',
-    "tagtog": '{"annotatable": {"parts": ["s1"]}, "anncomplete": true, "entities": []}',
     "LightTag": '{"examples": [{"content": "It"}], "schema": {}, "relations": []}',
     "Argilla 1": '[{"text": "It", "tokens": ["It"], "annotation": [], "annotation_agent": "a"}]',
 }
