@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from swep_ds.common.errors import InputError, as_input_error, excerpt
-from swep_ds.data.annotations import is_export, tool_of
+from swep_ds.data.annotations import tool_of
 from swep_ds.data.answers import field
 from swep_ds.data.columns import EXPORTS, Columns, check_names, column_names
 
@@ -116,13 +116,14 @@ def _arrow_table(content: bytes) -> pa.Table:
 def table_rows(table: pa.Table, columns: Columns) -> Iterator[dict[str, Any]]:
     """The rows of a table, with the columns that stand for `COLUMNS`. Raises InputError: as `check_names`."""
     known = check_names(tuple(table.column_names), columns)
-    if "context" in known and not is_export(tuple(table.column_names)):  # or else a message names them all
-        table = table.select(list(known.values()))
     decode = dict
     if any("arrow.json" in str(kind) for kind in table.schema.types):  # as `datasets` keeps texts and numbers, mixed
         from datasets import Features
 
         decode = Features.from_arrow_schema(table.schema).decode_example
+    is_export = any(tool_of(decode(row)) for row in table.slice(0, 1).to_pylist())
+    if "context" in known and not is_export:  # or else a message names all columns
+        table = table.select(list(known.values()))
     for batch in table.to_batches(ROWS_AT_A_TIME):
         yield from map(decode, batch.to_pylist())
 

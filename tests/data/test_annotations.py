@@ -108,10 +108,6 @@ SAME = {  # two questions in every shape: one with an answer that occurs twice, 
         {"id": 2, "data": {"context": CONTEXT, "question": "Why?"}, "completions": [{"id": 3, "result": []}]},
     ],
     "JSON-MIN": [annotation(1, FALL, MARKED), annotation(2, "Why?", None)],
-    "JSON-MIN without its own columns": [
-        {"context": CONTEXT, "question": FALL, "mark": MARKED},
-        {"context": CONTEXT, "question": "Why?"},
-    ],
     "Prodigy": [prodigy(FALL, FALL_PAIR), prodigy("Why?")],
     "Prodigy, renamed": [
         {"context": CONTEXT, "question": FALL, "spans": prodigy("", FALL_PAIR)["spans"], "answer": "accept"},
@@ -206,8 +202,8 @@ def test_questions_alone_are_read_whatever_annotators_did(save):
 
 
 def test_an_annotation_overrules_the_answer_that_was_imported_and_says_so():
-    told = [("1", "the imported answer is not that of the annotation: not read", False)]
-    for old in ({"answers": OLD}, {"answer": "1894"}, {"answers": {"text": [3, {}]}}):
+    told = [("1", "the imported answer is not read: the annotation counts", False)]
+    for old in ({"answers": OLD}, {"answer": "1894"}):
         for item in (
             task(1, FALL, MARKED, **old),
             annotation(1, FALL, MARKED, **old),
@@ -219,10 +215,7 @@ def test_an_annotation_overrules_the_answer_that_was_imported_and_says_so():
     shown, remarks = rows(prodigy(FALL, FALL_PAIR, answers=OLD, id=1), prodigy(YEAR, answer="reject", answers=OLD))
     assert (shown[0]["answers"]["answer_start"], remarks[0]) == ([SECOND], *told)
     assert rows(task(1, FALL, [], answers=OLD), task(2, FALL, MARKED))[1] == told
-    for same in ({"text": ["1902"], "answer_start": [SECOND]}, {"text": ["1902"]}, {"text": [], "answer_start": []}):
-        assert not rows(task(1, FALL, MARKED, answers=same))[1]
-    with pytest.raises(InputError, match="no span is marked"):
-        rows(prodigy(FALL, answers=OLD))
+    assert not rows(task(1, FALL, MARKED, answers={"text": ["1902"], "answer_start": [SECOND]}, answer=None))[1]
 
 
 def test_the_text_of_label_studio_tells_how_its_offsets_count():
@@ -248,7 +241,7 @@ def test_spans_that_fit_no_place_are_refused(save):
         with pytest.raises(InputError, match=r"question '4': its span .* is no place"):
             rows(doccano(FALL, label=[[start, end, "A"]]))
     html = {**region("1894"), "start": "/p[1]/text()[1]", "end": "/p[1]/text()[1]"}
-    with pytest.raises(InputError, match="a place in HTML or a dialogue: import plain text"):
+    with pytest.raises(InputError, match="in plain text, not in HTML"):
         rows(task(1, YEAR, [html]))
 
 
@@ -256,37 +249,35 @@ def test_of_several_labels_or_columns_that_of_the_answers_is_read():
     evidence = region("Mira Holt won it", label="Evidence")
     assert pairs(annotation(1, WINNER, [evidence, region(*WINNER_PAIR, label="ANSWER")])) == [[WINNER_PAIR]]
     assert pairs(annotation(1, WINNER, [evidence])) == [[(evidence["text"], evidence["start"])]]
-    named = {"answer": [region(*WINNER_PAIR, label="x")], "proof": [region("won it", label="x")]}
-    assert pairs(annotation(1, WINNER, None, **named)) == [[WINNER_PAIR]]
     both = argilla("a", WINNER, ("submitted", [WINNER_PAIR]))
     for name in ("responses", "responses.status"):
         both[f"Answer.{name}"] = both.pop(f"span.{name}")
         both[f"proof.{name}"] = argilla("a", WINNER, ("submitted", [FALL_PAIR]))[f"span.{name}"]
     assert pairs(both) == [[WINNER_PAIR]]
-    with pytest.raises(InputError, match=r"Label Studio with the labels \['Evidence', 'Short'\]: name .* Answer"):
+    with pytest.raises(
+        InputError, match=r"Label Studio with the labels \['Evidence', 'Short', 'mark'\]: name .* Answer"
+    ):
         rows(task(1, WINNER, [evidence]), task(2, WINNER, [region(*WINNER_PAIR, label="Short")]))
 
 
-def test_typed_answers_have_no_place():
-    typed = {"from_name": "answer", "type": "textarea", "value": {"text": ["1894"]}}
-    comment = {"from_name": "comment", "type": "textarea", "value": {"text": ["easy"]}}
-    item = task(1, YEAR, [])
-    item["annotations"][0]["result"] = [typed, comment, {"type": "relation", "from_id": "a", "to_id": "b"}]
-    assert pairs(item) == pairs(annotation(1, YEAR, None, answer="1894")) == [[("1894", None)]]
-    assert pairs(doccano(YEAR, label=["1894", "in 1894"])) == [[("1894", None), ("in 1894", None)]]
+def test_an_export_without_a_marked_span_is_refused_as_its_answers_may_be_typed():
+    typed = task(1, YEAR, [{"text": ["1894"]}])  # a textarea's
     text = {"answer.responses": ["1894"], "answer.responses.status": ["submitted"]}
-    assert pairs({"context": CONTEXT, "question": YEAR, **text}) == [[("1894", None)]]
-    marked = annotation(2, FALL, MARKED)
-    assert pairs(annotation(1, YEAR, None, answer="1894"), marked) == [[], [FALL_PAIR]]
+    for item in (
+        typed,
+        annotation(1, YEAR, None, answer="1894"),
+        doccano(YEAR, label=["1894", "in 1894"]),
+        {"context": CONTEXT, "question": YEAR, **text},
+        prodigy(FALL, answers=OLD),
+    ):
+        with pytest.raises(InputError, match="without a marked span"):
+            rows(item)
+        assert "answers" not in rows(item, labels=False)[0][0]
 
 
 OTHERS = {
     "brat": "T1\tAnswer 29 33\t1907\n#1\tAnnotatorNotes T1\tWhen?\n",
     "WebAnno": "#FORMAT=WebAnno TSV 3.3\n#Text=It opened.\n1-1\t0-2\tIt\t_\t\n",
-    "XML": '<?xml version="1.0" encoding="UTF-8"?><xmi:XMI/>',
-    "CoNLL": "-DOCSTART- -X- O\nIt -X- _ O\n",
-    "UIMA CAS": '{"%TYPES": {}, "%FEATURE_STRUCTURES": [], "%VIEWS": {}}',
-    "tagtog": '{"annotatable": {"parts": ["s1"]}, "anncomplete": true, "entities": []}',
     "LightTag": '{"examples": [{"content": "It"}], "schema": {}, "relations": []}',
     "Argilla 1": '[{"text": "It", "tokens": ["It"], "annotation": [], "annotation_agent": "a"}]',
 }
@@ -308,8 +299,14 @@ def test_exports_with_faults_are_refused(save):
         ([doccano(YEAR, YEAR_PAIR), {"text": CONTEXT}], "row 1 is not as doccano writes it"),
         ([{**argilla("a", YEAR, ("submitted", [])), "span.responses.status": None}], "not as Argilla writes it"),
         ([task(1, YEAR, MARKED), 3], "row 1 is not as Label Studio writes it"),
-        ([{"id": 1, "data": {"body": CONTEXT, "question": YEAR}, "annotations": [{}]}], "no column context"),
-        ([{"id": 1, "data": {"text": CONTEXT, "query": YEAR}, "annotations": [{}]}], "no column question"),
+        (
+            [{"id": 1, "data": {"body": CONTEXT, "question": YEAR}, "annotations": task(1, "", MARKED)["annotations"]}],
+            "no column context",
+        ),
+        (
+            [{"id": 1, "data": {"text": CONTEXT, "query": YEAR}, "annotations": task(1, "", MARKED)["annotations"]}],
+            "no column question",
+        ),
     ):
         assert said in refused(save(json.dumps(items)), unanswerable=True)
 
@@ -319,7 +316,7 @@ PLAIN = [
     {"title": "A", "paragraphs": [{"context": CONTEXT, "qas": []}]},
     {"context": CONTEXT, "qas": [{"question": YEAR, "answers": []}]},
     {**ROW, "answers": OLD, "label": [1, 2], "entities": [], "tokens": [{"start": 1, "end": 2}], "annotation_id": 3},
-    {**ROW, "answer": ["accept"], "text": "x", "labels": []},
+    {**ROW, "answer": ["accept"], "text": "x", "labels": [], "annotator": 1},
     {**ROW, "answer": "[{start", "responses": [], "data": {}, "spans": [], 3: "[[["},
     [ROW],
 ]
