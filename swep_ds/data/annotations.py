@@ -51,7 +51,8 @@ def annotated_rows(items: Items, rename: Callable[[Row], Row], remark: Callable,
     """The items; in place of an export's those of its questions: rows {id, title, question, context, answers}.
 
     `rename` gives the fields of an imported row their usual names. `remark` is told of a question whose imported answer
-    is not read, or that is left out: id, why, whether left out. Without `labels` none is: it has no `answers` then.
+    is not read, or that is left out: its id, which may be None, its place, why, and whether it is left out. Without
+    `labels` none is: it has no `answers` then.
     Raises InputError: an export of another tool, or one that does not say what or where the answers are.
     """
     first = list(islice(items, 1))
@@ -63,21 +64,22 @@ def annotated_rows(items: Items, rename: Callable[[Row], Row], remark: Callable,
     questions = _pooled(tool, items, rename)
     names = _answer_names(tool, questions, labels)
     for question in questions:
-        id_ = name_of(question.row.get("id")) or question.place
+        id_ = question.row.get("id")
         is_answered = ANSWERED in question.statuses
         if labels and not is_answered:
-            remark(id_, f"{', '.join(sorted(question.statuses)) or 'not annotated'}: left out", True)
+            reasons = ", ".join(sorted(question.statuses)) or "not annotated"
+            remark(id_, question.place, f"{reasons}: left out", True)
             continue
         row = {name: question.row[name] for name in ("id", "title", "question", "context") if name in question.row}
         if names and is_answered and isinstance(row.get("context"), str):
-            with at(f"question {excerpt(id_)}"):
+            with at(f"question {excerpt(name_of(id_) or question.place)}"):
                 pairs = [_text_and_start(tool, span, row["context"]) for span in question.spans if span[:2] == names]
             pairs = list(dict.fromkeys(pairs))
             row["is_impossible"] = not pairs
             row["answers"] = {"text": [text for text, _ in pairs], "answer_start": [start for _, start in pairs]}
             old = question.row.get("answers") or question.row.get("answer")
             if name_of(old) and old != row["answers"]:
-                remark(id_, "the imported answer is not read: the annotation counts", False)
+                remark(id_, question.place, "the imported answer is not read: the annotation counts", False)
         yield question.place, row if row.keys() >= {"question", "context"} else question.row  # to say what it has
 
 
@@ -92,12 +94,15 @@ def tool_of(item: Any) -> Tool | None:
         return ARGILLA
     if isinstance(item.get("data"), dict) and isinstance(item.get("annotations", item.get("completions")), list):
         return LABEL_STUDIO
-    if "annotator" in names and ("annotation_id" in names or any("labels'" in str(cell) for cell in item.values())):
+    if "annotator" in names and ("lead_time" in names or any("labels'" in str(cell) for cell in item.values())):
         return LABEL_STUDIO_ROWS
     if item.get("answer") in list(PRODIGY_STATUSES) and ("spans" in names or "_task_hash" in names):
         return PRODIGY
-    has_spans = any(isinstance(item.get(name), list) for name in DOCCANO_SPANS)
-    return DOCCANO if has_spans and "text" in names and ("Comments" in names or "context" not in names) else None
+    marks = next((item[name] for name in DOCCANO_SPANS if isinstance(item.get(name), list)), None)
+    if marks is None or "text" not in names:
+        return None
+    is_plain = any(isinstance(mark, str) for mark in marks) or not names.isdisjoint({"context", "answer", "answers"})
+    return DOCCANO if "Comments" in names or not is_plain else None
 
 
 def _pooled(tool: Tool, items: Items, rename: Callable[[Row], Row]) -> list[Question]:
@@ -162,8 +167,9 @@ def _spans(control: str, cell: Any) -> list[Span]:
     spans = []
     for mark in _listed(cell):
         if isinstance(mark, dict) and "start" in mark:
-            labels = [label for name in mark if name.endswith(("label", "labels")) for label in listed(mark[name])]
-            spans += [Span(label, control, mark["start"], mark["end"], mark.get("text")) for label in labels]
+            for name in mark:
+                for label in listed(mark[name]) if name.endswith(("label", "labels")) else ():
+                    spans.append(Span(str(label).lower(), control, mark["start"], mark["end"], mark.get("text")))
     return spans
 
 
@@ -180,8 +186,12 @@ def _label_studio(task: Row) -> Read:
     for annotation in task.get("annotations", task.get("completions")):  # the latter before version 1
         results = annotation.get("result") or []
         spans = [span for result in results for span in _spans(result.get("from_name"), [result.get("value")])]
-        skipped = annotation.get("was_cancelled") or annotation.get("skipped")
-        submissions.append((spans, "skipped" if skipped else ANSWERED))
+        status = ANSWERED
+        if annotation.get("was_cancelled") or annotation.get("skipped"):
+            status = "skipped"
+        elif not spans and any("text" in result.get("value", {}) for result in results):
+            status = "typed, not marked"
+        submissions.append((spans, status))
     return {"id": task.get("id"), **task["data"]}, submissions
 
 
@@ -205,7 +215,7 @@ def _doccano(row: Row) -> Read:
             mark = [mark["start_offset"], mark["end_offset"], mark["label"]]
         if not isinstance(mark, str):  # an answer that was typed
             start, end, label = mark
-            spans.append(Span(label, "", start, end))
+            spans.append(Span(str(label).lower(), "", start, end))
     return {**(row.get("meta") or {}), **row}, [(spans, ANSWERED)]
 
 

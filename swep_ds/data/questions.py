@@ -50,14 +50,18 @@ def judged_items(
 ) -> Iterator[Judged]:
     """The questions of a file's items, with the options of `read_examples`. A missing id is made of the last part of
     `source` and the numbers of the question's place. `remark` is told of questions whose annotations are left out."""
+
+    def id_of(given: Any, place: str) -> str:
+        return name_of(given) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
+
     items = annotated_rows(
         items,
         rename=lambda row: row | known_fields(row, choices.columns),
-        remark=lambda *said: remark(Remark(*said)),
+        remark=lambda given, place, reason, left_out: remark(Remark(id_of(given, place), reason, left_out)),
         labels=bool(labels),
     )
     for place, fields in _rows(source, items, labels, choices.columns):
-        id_ = name_of(fields.get("id")) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
+        id_ = id_of(fields.get("id"), place)
         try:
             yield _judged(id_, fields, choices, training=training, labels=labels)
         except LeftOut as reason:

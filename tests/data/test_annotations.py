@@ -11,6 +11,7 @@ import pytest
 
 from swep_ds.common.errors import InputError
 from swep_ds.data.annotations import annotated_rows, tool_of
+from swep_ds.data.choices import Choices
 from swep_ds.data.formats import numbered
 from swep_ds.data.readers import read_examples
 from tests.support.qa_files import lines, parquet, refused
@@ -28,7 +29,9 @@ def read(file: str, **wanted):
 def rows(*items: dict, labels: bool = True):
     """The rows that the items become, and the remarks."""
     remarks = []
-    given = annotated_rows(numbered(items), dict, lambda *said: remarks.append(said), labels)
+    given = annotated_rows(
+        numbered(items), dict, lambda id_, place, *said: remarks.append((str(id_ or place), *said)), labels
+    )
     return [row for _, row in given], remarks
 
 
@@ -69,7 +72,15 @@ def task(id_: int, question: str, *annotations: list[dict] | None, **data) -> di
 
 def annotation(id_: int, question: str, regions, **other) -> dict:
     """A row of Label Studio's JSON-MIN."""
-    row = {"id": id_, "context": CONTEXT, "question": question, "annotator": 1, "annotation_id": 10 * id_, **other}
+    row = {
+        "id": id_,
+        "context": CONTEXT,
+        "question": question,
+        "annotator": 1,
+        "annotation_id": 10 * id_,
+        "lead_time": 2.5,
+        **other,
+    }
     return row if regions is None else {**row, "mark": regions}
 
 
@@ -255,16 +266,14 @@ def test_of_several_labels_or_columns_that_of_the_answers_is_read():
         both[f"proof.{name}"] = argilla("a", WINNER, ("submitted", [FALL_PAIR]))[f"span.{name}"]
     assert pairs(both) == [[WINNER_PAIR]]
     with pytest.raises(
-        InputError, match=r"Label Studio with the labels \['Evidence', 'Short', 'mark'\]: name .* Answer"
+        InputError, match=r"Label Studio with the labels \['evidence', 'mark', 'short'\]: name .* Answer"
     ):
         rows(task(1, WINNER, [evidence]), task(2, WINNER, [region(*WINNER_PAIR, label="Short")]))
 
 
 def test_an_export_without_a_marked_span_is_refused_as_its_answers_may_be_typed():
-    typed = task(1, YEAR, [{"text": ["1894"]}])  # a textarea's
     text = {"answer.responses": ["1894"], "answer.responses.status": ["submitted"]}
     for item in (
-        typed,
         annotation(1, YEAR, None, answer="1894"),
         doccano(YEAR, label=["1894", "in 1894"]),
         {"context": CONTEXT, "question": YEAR, **text},
@@ -332,6 +341,40 @@ def test_other_items_pass_untouched_and_are_not_read_ahead(item):
     given = annotated_rows(items(), dict, lambda *said: None, True)
     assert next(given)[1] is item
     assert list(annotated_rows(iter(()), dict, lambda *said: None, True)) == []
+
+
+TEXT = {"text": CONTEXT, "question": YEAR, "answer": "1894"}
+RESEARCH = [
+    {**ROW, "answers": ["1894"], "evidence": [{"start": 1, "end": 2, "labels": ["x"]}]},
+    {**ROW, "answers": ["1894"], "annotator": 3, "annotation_id": 12},
+    {**TEXT, "label": ["history"]},
+    {**TEXT, "entities": [{"start_offset": 1, "end_offset": 2, "label": "x"}]},
+]
+
+
+@pytest.mark.parametrize("row", RESEARCH)
+def test_rows_of_other_data_with_labels_are_no_exports(save, row):
+    columns = (("context", "text"),) if "text" in row else ()
+    choices = Choices(columns=columns)
+    assert read_examples(save([row]), training=False, choices=choices)[0].answers == ("1894",)
+
+
+def test_labels_are_compared_in_any_case_and_typed_answers_are_left_out(save):
+    one, other = doccano(YEAR, YEAR_PAIR), doccano(FALL, FALL_PAIR)
+    other["label"][0][2] = other["label"][0][2].upper()
+    assert pairs(one, other) == [[YEAR_PAIR], [FALL_PAIR]]
+    typed = task(2, FALL, [])
+    typed["annotations"][0]["result"] = [{"from_name": "note", "type": "textarea", "value": {"text": ["in 1894"]}}]
+    shown, remarks = rows(task(1, YEAR, [region(*YEAR_PAIR)]), typed)
+    assert [row["id"] for row in shown] == [1]
+    assert remarks == [("2", "typed, not marked: left out", True)]
+
+
+def test_a_remark_has_the_id_of_its_question(save):
+    items = [prodigy(YEAR, YEAR_PAIR), prodigy(FALL, answer="reject")]
+    remarks = []
+    [example] = read_examples(save(json.dumps(items)), training=True, remark=remarks.append)
+    assert (example.id, [remark.id for remark in remarks]) == ("data-0", ["data-1"])
 
 
 def test_a_whole_number_start_is_an_offset(save):
