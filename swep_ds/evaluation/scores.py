@@ -25,23 +25,17 @@ from swep_ds.evaluation.scoring_rules import RULES, Rules
 Golds = Mapping[str, Sequence[str]]  # accepted answers by question id; none = the question has no answer
 METRICS = ("exact_match", "f1")
 # Scripts without spaces, or with particles or articles at their words, in the order in which they are looked for: their
-# characters, the share of an answer's letters above which they are named, the rows that know them, and what to set
+# characters, the share of an answer's letters above which they are named, and the rows of `RULES` for them
 SCRIPTS = {
-    "Korean": ("\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3", 0.5, ("korquad", "klue"), "korquad or klue"),
-    "Thai, Lao, Khmer or Burmese": (
+    "Korean": ("\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3", 0.5, ("korquad", "klue")),
+    "Thai, Lao, Khmer or Burmese (no official scorer is known)": (
         "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff",
         0.5,
         ("jglue",),
-        "jglue, which counts characters (no official scorer is known)",
     ),
-    "Japanese": ("\u3040-\u30ff\uff66-\uff9f", 0.1, ("jglue",), "jglue"),
-    "Chinese": (UNSPACED, 0.5, ("cmrc", "dureader", "mlqa zh"), "cmrc, dureader or, with eval.language zh, mlqa"),
-    "in Arabic script": (
-        "\u0600-\u06ff\u0750-\u077f",
-        0.5,
-        ("arcd", "persianqa", "mlqa ar"),
-        "persianqa if they are Persian, arcd or, with eval.language ar, mlqa if they are Arabic",
-    ),
+    "Japanese": ("\u3040-\u30ff\uff66-\uff9f", 0.1, ("jglue",)),
+    "Chinese": (UNSPACED, 0.5, ("cmrc", "dureader", "mlqa zh")),
+    "in Arabic script (Persian, Arabic)": ("\u0600-\u06ff\u0750-\u077f", 0.5, ("persianqa", "arcd", "mlqa ar")),
 }
 
 
@@ -73,12 +67,13 @@ class Scorer:
         """Which scorer to take for answers that are mostly in a script of `SCRIPTS`, if this is another."""
         texts = "".join(text for answers in golds.values() for text in answers)
         letters = sum(map(str.isalpha, texts))
-        for script, (characters, share, fitting, words) in SCRIPTS.items():
+        for script, (characters, share, fitting) in SCRIPTS.items():
             if len(re.findall(f"[{characters}]", texts)) > share * letters:
                 if self.row in fitting:
                     return None
-                rules = self.name(golds)
-                return f"{data_set}: answers are {script}, which {rules} has no rules for: set eval.scorer to {words}"
+                known = f"{data_set}: answers are {script}, which {self.name(golds)} has no rules for"
+                rows = " or ".join(fitting).replace("mlqa ", "mlqa with eval.language ")
+                return f"{known}: set eval.scorer to {rows}"
         return None
 
     def exact_match(self, prediction: str, answers: Sequence[str]) -> float:

@@ -49,7 +49,9 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
         if not kept:
             raise InputError(f"{field}: all of its questions are about held-out articles: take it out of data.train")
         others = [example for example in part if not held_out.isdisjoint((example.context, example.article))]
-        _remark(field, [Remark(e.id, "about a held-out article: left out", True) for e in others], len(part), remarks)
+        if remarks is not None:
+            told = [Remark(example.id, "about a held-out article: left out", True) for example in others]
+            _report(field, told, len(part), remarks)
         chosen = subset(kept, data.train_fraction, data.max_train_examples, recipe.seed)
         training += [replace(example, source=number) for example in chosen]
     if not any(example.answers for example in training):
@@ -112,25 +114,24 @@ def read_reported(
 ) -> list[Example]:
     """The examples of the source that a field or an option names, with `remarks` as in `load_examples`. Raises
     InputError: as `read_examples`, or none is left."""
-    of_source: list[Remark] = []
+    told: list[Remark] = []
     with at(field):
-        examples = read_examples(source, training=training, choices=choices, remark=of_source.append)
-    total = len(examples) + sum(remark.left_out for remark in of_source)
-    _remark(field, of_source, total, remarks)
+        examples = read_examples(source, training=training, choices=choices, remark=told.append)
+    if remarks is not None:
+        _report(field, told, len(examples) + sum(remark.left_out for remark in told), remarks)
+        if examples and examples[0].withheld:
+            warn_once(f"{field}: none of its questions has an answer: taken as withheld, and without a score")
     if not examples:
         fields = "data.unanswerable, data.repeated_answers or data.misplaced_answers"
         raise InputError(f"{field}: {source}: {fields} drops all of its questions")
-    if examples[0].withheld and remarks is not None:
-        warn_once(f"{field}: none of {total} questions has an answer: taken as withheld, and without a score")
     return examples
 
 
-def _remark(field: str, remarks: list[Remark], total: int, rows: Remarks | None) -> None:
-    """Warns of each reason with its number, and adds the rows of a file of remarks."""
-    if rows is not None:
-        for reason, count in Counter(remark.reason for remark in remarks).items():
-            warn_once(f"{field}: {count} of {total} questions: {reason}")
-        rows += [{"field": field, "id": remark.id, "reason": remark.reason} for remark in remarks]
+def _report(field: str, told: list[Remark], total: int, remarks: Remarks) -> None:
+    """Warns of each reason with its number, and adds to the rows of the file of remarks."""
+    for reason, count in Counter(remark.reason for remark in told).items():
+        warn_once(f"{field}: {count} of {total} questions: {reason}")
+    remarks += [{"field": field, "id": remark.id, "reason": remark.reason} for remark in told]
 
 
 def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:

@@ -228,7 +228,7 @@ def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
 
 def test_answers_that_the_rules_do_not_know_are_named_with_a_scorer(run, monkeypatch):
     change_data(run)
-    monkeypatch.setitem(scores.SCRIPTS, "Latin", ("A-Za-z", 0.5, ("klue",), "klue"))
+    monkeypatch.setitem(scores.SCRIPTS, "Latin", ("A-Za-z", 0.5, ("klue",)))
     said = "squad: answers are Latin, which SQuAD v1.1 has no rules for: set eval.scorer to klue"
     assert said in Page(report.write_report(run)[0]).texts["domains"]
 

@@ -135,8 +135,8 @@ def test_jglue_and_klue_have_the_same_rules_in_every_data_set():
         ),
         (["上海", "iPhone", "北京大学出版社"], "Chinese, which", "cmrc"),
         (["กรุงเทพมหานคร", "2019"], "no official scorer is known", "jglue"),
-        (["القاهرة", "1990"], "in Arabic script, which", "arcd"),
-        (["تهران"], "persianqa if they are Persian", "persianqa"),
+        (["القاهرة", "1990"], "in Arabic script (Persian, Arabic), which", "arcd"),
+        (["تهران"], "persianqa or arcd or mlqa with eval.language ar", "persianqa"),
     ],
 )
 def test_answers_in_a_script_that_the_rules_do_not_know_are_named_with_a_scorer(answers, named, fitting):

@@ -113,7 +113,7 @@ def test_a_precision_that_the_processor_emulates_is_warned_of(folder, monkeypatc
 
 
 def test_answers_that_the_rules_do_not_know_are_named_once_with_a_scorer(folder, monkeypatch, caplog):
-    monkeypatch.setitem(scores.SCRIPTS, "Latin", ("A-Za-z", 0.5, ("klue",), "klue"))
+    monkeypatch.setitem(scores.SCRIPTS, "Latin", ("A-Za-z", 0.5, ("klue",)))
     sources = [f"data.eval.{name}={folder / 'test.json'}" for name in ("latin", "klue")]
     job(folder, *sources, "eval.scorer={klue: klue}", "eval.select_on=latin", stage=1)
     assert (
