@@ -48,7 +48,7 @@ def text_field(mapping: dict[str, Any], name: str) -> str:
     """The field `name`, a string that is not blank."""
     value = field(mapping, name, str)
     if is_blank(value):
-        raise InputError(f"{name} is empty; give its text or leave it out of the data set")
+        raise InputError(f"{name} is empty; give its text, or set data.unanswerable to leave such questions out")
     return value
 
 

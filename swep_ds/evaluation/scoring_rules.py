@@ -15,7 +15,7 @@ What the official scripts do is kept, although some of it surprises:
     counts characters, blanks included. Only ideographic full stops at the very end go, and no other punctuation.
   - CMRC 2018 (for DRCD, too): F1 is the longest run of Chinese characters and Western words. Some marks go and others
     stay, such as "!", the ellipsis and an opening single quotation mark; blanks at the ends go before them. Western
-    words are those of NLTK's tokenizer, here without its cut into sentences.
+    words are those of NLTK 3.9.1's tokenizer, here without its cut into sentences.
   - DuReader-robust: as CMRC, with other marks. What stands between Chinese characters is one unit, blanks included.
   - PersianQA: F1 counts characters, blanks included. Case and punctuation count.
   - ARCD (SOQAL): SQuAD's rules, then MLQA's for Arabic's article. Arabic punctuation counts.
