@@ -121,7 +121,7 @@ def _judged(id_: str, fields: dict[str, Any], choices: Choices, *, training: boo
     for name in ("question", "context") if labels and unanswerable != "error" else ():
         value = field(fields, name)
         if is_missing(value) or (isinstance(value, str) and is_blank(value)):
-            raise LeftOut(f"the {name} is empty: left out")
+            return Judged(id_, None, remark=f"the {name} is empty: left out", left_out=True, is_silent=True)
     question = text_field(fields, "question")
     context = text_field(fields, "context") if labels or fields.get("context") else ""
     with as_input_error("holds half of a surrogate pair, which is not text", "remove or complete it"):

@@ -73,8 +73,8 @@ def read_examples(
         reasons = Counter(remark.reason for remark in remarks)
         why = "".join(f"; {count} with the remark {reason!r}" for reason, count in reasons.items())
         raise InputError(f"{source}: holds no questions{why}; give a data set with at least one")
-    silent = [judged for judged in every if judged.is_silent]
-    all_silent = bool(labels and silent) and all(judged.is_silent or judged.left_out for judged in every)
+    silent = [judged for judged in every if judged.is_silent and judged.example]
+    all_silent = bool(labels and silent) and all(judged.is_silent for judged in every)
     if all_silent and training and choices.unanswerable == "train":
         raise InputError(
             f"{source}: none of its questions has an answer, and none says so: do not train on withheld answers, or "
@@ -82,7 +82,7 @@ def read_examples(
         )
     if all_silent and not training:
         examples = [replace(judged.example, withheld=True) for judged in silent]
-        every = [judged for judged in every if not judged.is_silent]
+        every = [judged for judged in every if not judged.example]
     else:
         for name, questions in parts:
             with at(name):

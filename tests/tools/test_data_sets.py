@@ -166,8 +166,10 @@ def test_what_is_refused_or_missing_or_read_after_all_is_said(published):
     assert strict.startswith("spoilt_train.json: refused: ")
     (missing,) = check(entries["rows"] | {"files": ["no.json"]}, folder).problems
     assert missing.startswith("no.json: not there: git clone https://github.com/someone/bridges")
-    readable = check(entries["labels"] | {"files": ["hidden.json"]}, folder).problems
-    assert readable == ["hidden.json: is read, and the entry says that it is not"]
+    row = {"question": "When?", "context": CONTEXT, "answer": "1852"}
+    (folder / "someone" / "bridges" / "plain.json").write_text(json.dumps([row]))
+    readable = check(entries["labels"] | {"files": ["plain.json"]}, folder).problems
+    assert readable == ["plain.json: is read, and the entry says that it is not"]
 
 
 def test_the_page_is_written_between_its_markers(published, monkeypatch, tmp_path):
