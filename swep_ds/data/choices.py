@@ -27,6 +27,6 @@ class LeftOut(Exception):
 class Remark:
     """That a question was left out, moved or is doubtful, and why."""
 
-    id: str
+    id: str | None  # None: it is about all of a file
     reason: str
     left_out: bool

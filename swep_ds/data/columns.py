@@ -60,12 +60,15 @@ def _plain(name: Any) -> str:
     return str(name).strip(" \t\ufeff").lower()
 
 
-def known_fields(item: Any, columns: Columns) -> dict[str, Any]:
-    """The fields of an article, a paragraph, a question or a row, by column. Raises InputError: not an object, or as
-    `column_names`."""
+def known_fields(item: Any, columns: Columns, unmet: set[str] | None = None) -> dict[str, Any]:
+    """The fields of an article, a paragraph, a question or a row, by column. Takes the names that it has out of
+    `unmet`. Raises InputError: not an object, or as `column_names`."""
     if not isinstance(item, dict):
         raise InputError(f"expected an object with fields such as context and question, found {excerpt(item)}")
-    return {column: item[name] for column, name in column_names(tuple(item), columns).items()}
+    chosen = column_names(tuple(item), columns)
+    if unmet:
+        unmet -= {wanted for column, wanted in columns if wanted and _plain(chosen.get(column)) == _plain(wanted)}
+    return {column: item[name] for column, name in chosen.items()}
 
 
 def name_of(value: Any) -> str:

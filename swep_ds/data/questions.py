@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swep_ds.common.errors import InputError, as_input_error, at
+from swep_ds.common.errors import InputError, as_input_error, at, excerpt
 from swep_ds.data.annotations import annotated_rows
 from swep_ds.data.answers import (
     MRQA_COLUMN,
@@ -60,7 +60,8 @@ def judged_items(
         remark=lambda given, place, reason, left_out: remark(Remark(id_of(given, place), reason, left_out)),
         labels=bool(labels),
     )
-    for place, fields in _rows(source, items, labels, choices.columns):
+    unmet = {name for _, name in choices.columns if name}
+    for place, fields in _rows(source, items, labels, choices.columns, unmet):
         id_ = id_of(fields.get("id"), place)
         try:
             yield _judged(id_, fields, choices, training=training, labels=labels)
@@ -68,14 +69,19 @@ def judged_items(
             yield Judged(id_, None, remark=str(reason), left_out=True)
         except InputError as error:
             yield Judged(id_, None, fault=str(error))
+    if unmet:
+        names = ", ".join(map(excerpt, sorted(unmet)))
+        remark(Remark(None, f"data.columns: {Path(source).name} has no {names}: read by the usual names", False))
 
 
-def _rows(source: str, items: Items, labels: bool | None, columns: Columns) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place and the unchecked fields of each question."""
+def _rows(
+    source: str, items: Items, labels: bool | None, columns: Columns, unmet: set[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the unchecked fields of each question. Takes the names that an item has out of `unmet`."""
     untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
     for place, item in items:
         with at(place):
-            fields = known_fields(item, columns)
+            fields = known_fields(item, columns, unmet)
         title = name_of(fields.get("title"))
         if "paragraphs" in fields:
             with at(place):
@@ -83,11 +89,11 @@ def _rows(source: str, items: Items, labels: bool | None, columns: Columns) -> I
             for number, paragraph in enumerate(paragraphs):
                 of_paragraph = f"{place}.paragraphs[{number}]"
                 with at(of_paragraph):
-                    parts = known_fields(paragraph, columns)
+                    parts = known_fields(paragraph, columns, unmet)
                     title = title or untitled.setdefault(str(parts.get("context")), f"{source}: {place}")
-                yield from _paragraph_rows(of_paragraph, parts, title, columns)
+                yield from _paragraph_rows(of_paragraph, parts, title, columns, unmet)
         elif "qas" in fields:
-            yield from _paragraph_rows(place, fields, title, columns)
+            yield from _paragraph_rows(place, fields, title, columns, unmet)
         else:
             with at(place):
                 check_names(tuple(item), columns, needs_context=bool(labels))
@@ -97,7 +103,7 @@ def _rows(source: str, items: Items, labels: bool | None, columns: Columns) -> I
 
 
 def _paragraph_rows(
-    place: str, paragraph: dict[str, Any], title: str, columns: Columns
+    place: str, paragraph: dict[str, Any], title: str, columns: Columns, unmet: set[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The questions about one context. MRQA's have a `qid`."""
     with at(place):
@@ -108,7 +114,7 @@ def _paragraph_rows(
         context = MRQA_MARKER.sub(lambda marker: " " * len(marker[0]), context)
     for number, qa in enumerate(qas):
         with at(f"{place}.qas[{number}]"):
-            fields = known_fields(qa, columns)
+            fields = known_fields(qa, columns, unmet)
         if "qid" in qa and ("id", None) not in columns:
             fields["id"] = qa["qid"]
         yield f"{place}.qas[{number}]", {**fields, "context": context, "title": title}

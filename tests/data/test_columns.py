@@ -8,7 +8,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.data.choices import Choices
 from swep_ds.data.columns import check_columns
 from swep_ds.data.readers import read_examples
-from tests.support.qa_files import lines, refused
+from tests.support.qa_files import lines, refused, squad
 
 CONTEXT = "Ada Brook built the mill in 1931."
 ROW = {"id": "a", "question": "Who built it?", "context": CONTEXT, "answer": "Ada Brook"}
@@ -61,6 +61,17 @@ def test_a_named_answer_goes_before_the_column_answers(save):
 
 def test_names_are_compared_in_any_case(save):
     assert told(save([GERMAN]), *((column, f" {name.upper()} ") for column, name in COLUMNS)) == EXPECTED
+
+
+def test_names_that_a_file_does_not_have_are_told(save):
+    """It has the usual ones, which are read."""
+    for content in ([ROW], squad({**ROW, "answers": [{"text": "Ada Brook", "answer_start": 0}]}, context=CONTEXT)):
+        remarks = []
+        choices = Choices(columns=(("question", "Frage"), ("context", "context"), ("answer", "Antwort")))
+        [example] = read_examples(save(content), training=True, choices=choices, remark=remarks.append)
+        assert example.question == "Who built it?"
+        assert [(remark.id, remark.left_out) for remark in remarks] == [(None, False)]
+        assert remarks[0].reason == "data.columns: data has no 'Antwort', 'Frage': read by the usual names"
 
 
 def test_repeated_ids_are_told_at_once_and_read_by_their_places(save):

@@ -144,6 +144,20 @@ def test_test_questions_that_are_trained_on_are_counted(tmp_path, caplog):
     assert said.format("later", 3, 12, "pretrain.train") in caplog.text
 
 
+def test_a_name_of_a_column_that_no_file_has_is_told_beside_the_counts(caplog, tmp_path):
+    rows = [{"question": "Who?", "context": "Ann Bob Ann.", "answer": answer} for answer in ("Bob", "Ann")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    settings = [f"data.train={tmp_path / 'rows.json'}", "data.eval={}", "data.repeated_answers=drop"]
+    remarks = []
+    load_examples(Recipe.load("quickstart", [*settings, "data.columns.question=Frage"]), remarks)
+    assert [record.message for record in caplog.records] == [
+        "data.train: data.columns: rows.json has no 'Frage': read by the usual names",
+        "data.train: 1 of 2 questions: the answer occurs several times in its context: left out "
+        "(data.repeated_answers)",
+    ]
+    assert [remark["id"] for remark in remarks] == ["rows.json-1"]
+
+
 SPANS = {"first": [(4, 7), (0, 3), None], "drop": [(4, 7), None]}
 
 
