@@ -39,6 +39,7 @@ DROP = Choices(misplaced_answers="drop")
         # a whole word, and else a word's begin, is better than another place
         ("doktorlar bir doktor", "doktor", 14),
         ("the seaport and its ports", "port", 20),
+        ("\u0915\u0930\u093e \u0915\u0930", "\u0915\u0930", 4),  # not before a vowel sign
         ("parties", "art", 1),
         # and else nothing tells places apart
         ("tea or tea", "tea", "the answer 'tea' occurs 2 times in its context, at [0, 7]; give its answer_start"),
