@@ -24,6 +24,7 @@ with 1 if fewer than 95 % are caught, if a text does not fit its file, or if an 
 import argparse
 import atexit
 import compileall
+import gc
 import importlib
 import importlib.util
 import json
@@ -165,6 +166,7 @@ class _Order:
 
 def _run_tests(folder: Path, files: list[str], without: list[str], first: bool) -> None:
     """Runs in the forked process, whose output and result go beside the copy `folder`."""
+    gc.freeze()  # what the parent has left behind, such as a process group, cannot be destroyed without its threads
     os.setsid()  # so that what the tests start ends with them
     for stream in (1, 2):
         os.dup2(os.open(folder.with_suffix(".log"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)

@@ -11,6 +11,7 @@ PEFT and the compiler change classes and functions of a process.
 """
 
 import argparse
+import gc
 import logging
 import multiprocessing
 import os
@@ -61,6 +62,7 @@ def try_models(names: Iterable[str], columns: Iterable[str] = SPANS, jobs: int =
 
 
 def _try_model(name: str, columns: tuple[str, ...], sender) -> None:
+    gc.freeze()  # a process group that the parent has left behind cannot be destroyed here, where its threads are not
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
