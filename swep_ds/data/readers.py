@@ -58,7 +58,8 @@ def read_examples(
     A test set without any answer, none of whose questions says that it has none, keeps its answers secret: its examples
     are `withheld`.
 
-    Raises InputError: a missing or malformed source, faults of its questions, repeated ids, or no example.
+    Raises InputError: a missing or malformed source, faults of its questions, repeated ids, no example, or answers to
+    train on that are withheld.
     """
     if unanswerable:
         choices = replace(choices, unanswerable="train")
