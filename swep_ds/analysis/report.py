@@ -7,8 +7,6 @@ is left out, and the page says so.
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +83,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
         "kinds": kinds,
         "answered": {name: by_kind(items) for name, items in answered.items()},
         "missing": missing,
-        "scoring": list(filter(None, starmap(partial(_advice, recipe), answered.items()))),
+        "scoring": _advice(recipe, answered),
         "confidence": confidence(answered),
         "forecasts": [read_json(file) for file in sorted(run.forecasts.glob("*.json"))],
         "maps": heat_maps(folder, answered),
@@ -105,8 +103,14 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     return html, _tables(results, answered)
 
 
-def _advice(recipe: Recipe, name: str, items: Sequence[Answered]) -> str | None:
-    return recipe.eval.scorer_of(name).advice(name, {item.example.id: item.example.answers for item in items})
+def _advice(recipe: Recipe, answered: AnsweredSets) -> list[str]:
+    """Data sets whose answers are in a script that their scorer does not know, each with the scorers that do."""
+    lines = []
+    for name, items in answered.items():
+        golds = {item.example.id: item.example.answers for item in items}
+        if line := recipe.eval.scorer_of(name).advice(name, golds):
+            lines.append(line)
+    return lines
 
 
 def _compared(

@@ -50,9 +50,9 @@ class Question(NamedTuple):
 def annotated_rows(items: Items, rename: Callable[[Row], Row], remark: Callable, labels: bool) -> Items:
     """The items; in place of an export's those of its questions: rows {id, title, question, context, answers}.
 
-    `rename` gives the fields of an imported row their usual names. `remark` is told of a question whose imported answer
-    is not read, or that is left out: its id, which may be None, its place, why, and whether it is left out. Without
-    `labels` none is: it has no `answers` then.
+    `rename` gives the fields of an imported row their usual names. `remark` is called with id (or None), place, reason
+    and whether the question is left out, for each that is left out or whose imported answer is not read. Without
+    `labels` no question is left out: those without an annotation have no `answers`.
     Raises InputError: an export of another tool, or one that does not say what or where the answers are.
     """
     first = list(islice(items, 1))

@@ -1,4 +1,4 @@
-"""Where the training answer stands in its context: at the place that the file gives, or where its text is found."""
+"""Locates the training answer in its context: at the offset that the file gives, or by its text."""
 
 import math
 import re
@@ -19,7 +19,7 @@ HANGUL = "\u1100-\u115f\uac00-\ud7af"  # Korean syllables, and what decomposed o
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 _HANGUL = re.compile(f"[{HANGUL}]")
 _HEBREW = re.compile("[\u05d0-\u05ea]")
-NEAR = 5  # characters; further off, a text that stands several times may be meant anywhere
+NEAR = 5  # characters; further off, a text that occurs several times may be meant anywhere
 UNKNOWN = -1  # the offset that converters write where they know none
 
 
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
     begin: int
     end: int
-    remark: str = ""  # why the answer is not where the file says, or may stand elsewhere
+    remark: str = ""  # why the answer is not where the file says, or may be elsewhere
 
 
 class Misplaced(InputError):
@@ -38,8 +38,8 @@ class Misplaced(InputError):
 def training_place(row: dict[str, Any], context: str, pairs: list[tuple[str, Any]], choices: Choices) -> Place:
     """The place of the training answer: MRQA's first one, or the first of `pairs` (`answer_pairs`).
 
-    Raises InputError: it is not at its offset, or has none and does not stand in the context just once. LeftOut: the
-    same, and `choices` leave such questions out.
+    Raises InputError: it is not at its offset, or has none and does not occur exactly once. LeftOut: the same, and
+    `choices` leave such questions out.
     """
     try:
         if MRQA_COLUMN in row:
@@ -67,7 +67,7 @@ def stated_place(context: str, text: str, start: Any, choices: Choices) -> Place
     actual = context[begin : begin + len(text)]
     said = f"is not at answer_start {begin} of its context, which has {excerpt(actual)} there"
     unit = "characters"
-    if _stands_at_utf16(context, text, begin):
+    if _is_at_utf16(context, text, begin):
         unit = "characters, not in UTF-16 units as in a browser"
     raise Misplaced(
         f"the answer {excerpt(text)} {said}; correct the offset (in {unit}, from 0), or set data.misplaced_answers to "
@@ -95,7 +95,7 @@ def _offset(start: Any) -> int | None:
 
 def _found_place(context: str, pairs: list[tuple[str, Any]]) -> Place | None:
     """The place of the first answer, which is not at its offset; or else that of another answer which is at its own;
-    or else the only place at which the first text, or else another, stands, or the only one close to its offset."""
+    or else the only place where the first text, or else another, occurs, or the only one close to its offset."""
     offsets: list[int | None] = []
     for _, start in pairs:
         offsets.append(None)
@@ -108,7 +108,7 @@ def _found_place(context: str, pairs: list[tuple[str, Any]]) -> Place | None:
         if _same_letters(actual, text):
             remark = "the text at the answer's offset differs in case or white space: it is trained on"
             return _bare(actual, begin)._replace(remark=remark)
-        if _stands_at_utf16(context, text, begin):
+        if _is_at_utf16(context, text, begin):
             characters = len(_utf16(context)[: 2 * begin].decode("utf-16-le"))
             return _bare(text, characters)._replace(remark="the answer's offset counts UTF-16 units: converted")
     for (text, _), begin in zip(pairs[1:], offsets[1:], strict=True):
@@ -120,7 +120,7 @@ def _found_place(context: str, pairs: list[tuple[str, Any]]) -> Place | None:
         places = occurrences(context, bare)
         near = [place for place in places if begin is not None and abs(place - begin) <= NEAR]
         if len(places) == 1:
-            remark = "the answer is not at its offset: trained at the only place where its text stands"
+            remark = "the answer is not at its offset: trained at the only place where its text occurs"
             return _bare(bare, places[0])._replace(remark=remark)
         if len(near) == 1:
             remark = "the answer is not at its offset: trained at the one place that is close to it"
@@ -137,7 +137,7 @@ def _utf16(text: str) -> bytes:
     return text.encode("utf-16-le", "surrogatepass")
 
 
-def _stands_at_utf16(context: str, text: str, begin: int) -> bool:
+def _is_at_utf16(context: str, text: str, begin: int) -> bool:
     """Whether `text` begins in `context` after `begin` units of UTF-16, by which browsers count."""
     return _utf16(context).startswith(_utf16(text), 2 * begin)
 
@@ -145,7 +145,7 @@ def _stands_at_utf16(context: str, text: str, begin: int) -> bool:
 def mrqa_place(context: str, detected: list[dict[str, Any]]) -> Place:
     """The place of the first of MRQA's detected answers. The shared task looked answers up with SQuAD's normalisation
     and in detokenised text: texts that differ only in white space, case, punctuation and articles are the same answer.
-    Raises InputError: there is none. Misplaced: another text stands there."""
+    Raises InputError: there is none. Misplaced: the context has other text there."""
     if not detected:
         raise InputError("no detected_answers to train on; leave the question out")
     text = detected[0]["text"]
@@ -169,7 +169,7 @@ def _bare(text: str, start: int) -> Place:
 
 def find_answer(context: str, text: str, choices: Choices = STRICT) -> Place:
     """The place of the answer `text`, which the file gives without an offset. Raises Misplaced: the context does not
-    have it. InputError, or LeftOut by `choices`: it stands at several places that suit it alike."""
+    have it. InputError, or LeftOut by `choices`: it occurs at several places that fit equally well."""
     text = text.strip()
     starts = occurrences(context, text)
     if not starts:
@@ -180,9 +180,9 @@ def find_answer(context: str, text: str, choices: Choices = STRICT) -> Place:
     place = Place(starts[0], starts[0] + len(text))
     if len(starts) == 1:
         if context.count(text) > 1:
-            return place._replace(remark="the answer also stands inside other words: trained where it is a whole word")
+            return place._replace(remark="the answer also occurs inside other words: trained where it is a whole word")
         if _splits_word(context, starts[0]) and not _HEBREW.match(context[starts[0] - 1]):
-            return place._replace(remark="the answer stands only inside a longer word")
+            return place._replace(remark="the answer occurs only inside a longer word")
         return place
     repeats = "the answer occurs several times in its context"
     if choices.repeated_answers == "drop":
@@ -215,9 +215,9 @@ def occurrences(context: str, text: str) -> list[int]:
     return whole or begins or inside
 
 
-def stands(context: str, text: str) -> bool:
-    """Whether a text that is not blank stands in a context, in any case and with any white space between its words, and
-    not only in the middle of words."""
+def occurs_as_words(context: str, text: str) -> bool:
+    """Whether a non-blank text occurs in a context, ignoring case and white space, and not only in the middle of
+    words."""
     if any(starts_word or ends_word for _, starts_word, ends_word in _ends_of_words(context, text)):
         return True
     folded = (" ".join(part.casefold().split()) for part in (context, text))

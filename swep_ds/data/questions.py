@@ -23,7 +23,7 @@ from swep_ds.data.choices import Choices, LeftOut, Remark
 from swep_ds.data.columns import ANSWERED, Columns, check_names, known_fields, name_of
 from swep_ds.data.example import Example
 from swep_ds.data.formats import Items
-from swep_ds.data.places import stands, training_place
+from swep_ds.data.places import occurs_as_words, training_place
 
 MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")  # several of its sets put [SEP] after titles
 
@@ -49,18 +49,18 @@ def judged_items(
     remark: Callable[[Remark], None] = lambda _: None,
 ) -> Iterator[Judged]:
     """The questions of a file's items, with the options of `read_examples`. A missing id is made of the last part of
-    `source` and the numbers of the question's place. `remark` is told of questions whose annotations are left out."""
+    `source` and the numbers of the question's place. `remark` is called for questions whose annotation is left out."""
 
     def id_of(given: Any, place: str) -> str:
         return name_of(given) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
 
+    unmet = {name for _, name in choices.columns if name}  # that no item has had so far
     items = annotated_rows(
         items,
-        rename=lambda row: row | known_fields(row, choices.columns),
+        rename=lambda row: row | known_fields(row, choices.columns, unmet),
         remark=lambda given, place, reason, left_out: remark(Remark(id_of(given, place), reason, left_out)),
         labels=bool(labels),
     )
-    unmet = {name for _, name in choices.columns if name}
     for place, fields in _rows(source, items, labels, choices.columns, unmet):
         id_ = id_of(fields.get("id"), place)
         try:
@@ -150,14 +150,14 @@ def _judged(id_: str, fields: dict[str, Any], choices: Choices, *, training: boo
     judged = Judged(id_, Example(id_, question, context, answers, None, article))
     if not pairs or impossible:
         return _without_answer(judged, impossible, unanswerable, training=training)
-    if MRQA_COLUMN not in fields and not any(stands(context, text) for text in answers):
-        return judged._replace(remark="no accepted answer stands in the context as words")
+    if MRQA_COLUMN not in fields and not any(occurs_as_words(context, text) for text in answers):
+        return judged._replace(remark="no accepted answer occurs in the context as words")
     return judged
 
 
 def _without_answer(judged: Judged, impossible: bool | None, unanswerable: str, *, training: bool) -> Judged:
     """The judgement of a question without an answer, or of one that should have none. Where its fields contradict each
-    other, neither is trained on, and tests go by the answers, as the official scorer of SQuAD v2.0 does."""
+    other, the question is not trained on, and tests go by the answers, as the official scorer of SQuAD v2.0 does."""
     answers = judged.example.answers
     contradiction = ""
     if answers:

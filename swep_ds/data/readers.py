@@ -45,7 +45,7 @@ def read_examples(
             else its data files in name order, whose names may tell splits apart), `quickstart:<domain>[.<split>]`,
             `quickstart_v2:...` with unanswerable questions, or `NAME:ADDRESS` of a registered reader. Of named splits
             it gives "train" for training, else "validation" or, without it, "test".
-        training: the first answer of each question must be at its offset or, without one, stand in the context once;
+        training: the first answer of each question must be at its offset or, without one, occur in the context once;
             it becomes `Example.span`.
         unanswerable: questions without an answer are no error; short for `Choices(unanswerable="train")`.
         choices: what becomes of questions that are unanswerable or whose answer is repeated or misplaced, and which
@@ -53,7 +53,7 @@ def read_examples(
         labels: False reads only questions and contexts. Answers need not be there; nor contexts, which are then "".
             None reads those answers that are there, and then a question may also have none if its row says so, by
             is_impossible or an empty list.
-        remark: is told of every question that a choice leaves out or moves, or that is doubtful.
+        remark: called for every question that a choice leaves out or moves, or that is doubtful.
 
     A test set without any answer, none of whose questions says that it has none, keeps its answers secret: its examples
     are `withheld`.

@@ -370,6 +370,15 @@ def test_labels_are_compared_in_any_case_and_typed_answers_are_left_out(save):
     assert remarks == [("2", "typed, not marked: left out", True)]
 
 
+def test_the_names_of_columns_in_an_export_are_met(save):
+    item = prodigy(YEAR, YEAR_PAIR)
+    item["Frage"] = item.pop("question")
+    remarks = []
+    choices = Choices(columns=(("question", "Frage"),))
+    read_examples(save(json.dumps([item])), training=True, choices=choices, remark=remarks.append)
+    assert remarks == []
+
+
 def test_a_remark_has_the_id_of_its_question(save):
     items = [prodigy(YEAR, YEAR_PAIR), prodigy(FALL, answer="reject")]
     remarks = []

@@ -6,7 +6,7 @@ import functools
 import pytest
 
 from swep_ds.data.choices import STRICT, Choices, LeftOut
-from swep_ds.data.places import find_answer, stands, training_place
+from swep_ds.data.places import find_answer, occurs_as_words, training_place
 from swep_ds.data.readers import read_examples
 from tests.support.bad_input import refused
 from tests.support.qa_files import lines
@@ -57,8 +57,8 @@ def test_a_whole_word_is_a_preference_and_no_condition(context, text, begin):
 
 
 def test_a_place_that_the_preference_chose_is_doubtful():
-    assert find_answer("parties of art", "art").remark.startswith("the answer also stands inside other words")
-    assert find_answer("parties", "art").remark == "the answer stands only inside a longer word"
+    assert find_answer("parties of art", "art").remark.startswith("the answer also occurs inside other words")
+    assert find_answer("parties", "art").remark == "the answer occurs only inside a longer word"
     for context, text in (("doktordur", "doktor"), ("김민수는", "김민수"), ("art", "art"), ("בחיפה", "חיפה")):
         assert not find_answer(context, text).remark
 
@@ -92,11 +92,11 @@ CONTEXT = "🏺 Ada  Brook built the Mill in 1931. The mill burnt in 1977, and B
         ([("1977", 40), ("1931", 31)], "1931", "another of its answers is trained on"),
         ([("1977", 54)], "1977", "the one place that is close to it"),  # it also stands elsewhere
         ([("1977", 54), ("1931", 31)], "1931", "another of its answers is trained on"),
-        ([("1931", 20)], "1931", "the only place where its text stands"),
-        ([("in 1850", -1), ("1931", -1)], "1931", "the only place where its text stands"),
+        ([("1931", 20)], "1931", "the only place where its text occurs"),
+        ([("in 1850", -1), ("1931", -1)], "1931", "the only place where its text occurs"),
         ([("1977", 40)], None, ""),  # twice in the context
-        ([("1931", -5)], "1931", "the only place where its text stands"),
-        ([("1931", "1.5")], "1931", "the only place where its text stands"),
+        ([("1931", -5)], "1931", "the only place where its text occurs"),
+        ([("1931", "1.5")], "1931", "the only place where its text occurs"),
         ([("Otto", 5)], None, ""),
         ([("Otto", None)], None, ""),
     ],
@@ -145,14 +145,14 @@ def test_all_misplaced_answers_are_counted_and_named(save):
 
 
 def test_golds_that_no_extracted_answer_equals_are_doubtful_in_tests(save):
-    assert stands("Ada Brook", "ada")
-    assert stands("doktordur", "doktor")
-    assert stands("Brooks", "rooks")
-    assert not stands("Brooks", "rook")  # half a word
+    assert occurs_as_words("Ada Brook", "ada")
+    assert occurs_as_words("doktordur", "doktor")
+    assert occurs_as_words("Brooks", "rooks")
+    assert not occurs_as_words("Brooks", "rook")  # half a word
     asked = {"question": "Who?", "context": "Ada Brook built it."}
     rows = [asked | {"answers": given} for given in (["Ada", "She"], ["No idea"], ["a Broo"], ["Ada#Its builder"])]
     remarks = []
     examples = read_examples(save(rows), training=False, remark=remarks.append)
     assert len(examples) == 4
     assert [remark.id for remark in remarks] == ["data-1", "data-2", "data-3"]
-    assert "no accepted answer stands in the context as words" in remarks[0].reason
+    assert "no accepted answer occurs in the context as words" in remarks[0].reason
