@@ -13,6 +13,7 @@ from swep_ds.common import plugins
 from swep_ds.common.schema import describe
 from swep_ds.data import readers
 from swep_ds.data.readers import read_examples
+from swep_ds.methods.objective import NO_NOISE
 from swep_ds.pipeline.recipe import Recipe
 from tests.pipeline.test_recipe import MINIMAL
 from tests.support import tiny_batches, tiny_models
@@ -77,12 +78,14 @@ def loss(method: sd.Settings) -> torch.Tensor:
     return sd.wrap(tiny_models.model(), method, seed=1)(**batch).loss
 
 
-def test_a_registered_method_trains_through_wrap_and_may_be_defined_again(registry, monkeypatch):
+def test_a_registered_method_trains_through_wrap_and_may_be_defined_again(registry, monkeypatch, caplog):
     for _ in range(2):
         sd.method("scaled")(Scaled)
     plain = loss(sd.Mle())
     assert loss(ScaledSettings(scale=0.5)) != plain
+    assert NO_NOISE not in caplog.text
     torch.testing.assert_close(loss(ScaledSettings(scale=0.0)), plain)
+    assert NO_NOISE in caplog.text
     for weight in (1.0, -1.0):
         monkeypatch.setattr(Scaled, "passes", lambda self, progress, weight=weight: [sd.Pass("clean", weight)])
         torch.testing.assert_close(loss(ScaledSettings()), weight * plain)
