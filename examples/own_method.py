@@ -31,7 +31,7 @@ class Rotation(sd.Method):
     def _rotate(self, inputs: sd.Inputs) -> sd.Perturbed:
         embeddings = inputs.embeddings
         length = embeddings.norm(dim=-1, keepdim=True)
-        noise = sd.gaussian(inputs).to(embeddings.dtype) * length / embeddings.shape[-1] ** 0.5
+        noise = sd.gaussian(inputs).to(embeddings.dtype) * inputs.mask * length / embeddings.shape[-1] ** 0.5
         moved = embeddings + self.settings.noise_scale * noise
         return sd.Perturbed(moved * (length / moved.norm(dim=-1, keepdim=True).clamp(min=1e-6)))
 

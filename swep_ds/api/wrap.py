@@ -20,7 +20,7 @@ from swep_ds.data.batches import IGNORED, Batch
 from swep_ds.kernels.philox import MASK
 from swep_ds.methods import build
 from swep_ds.methods.base import Method, MicroStep, without_dropout
-from swep_ds.methods.objective import Objective
+from swep_ds.methods.objective import NO_NOISE, Objective
 from swep_ds.methods.settings import Settings
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.hub import tells_types_apart
@@ -106,13 +106,17 @@ class Robust(nn.Module):
         if not self.training:
             inputs.pop("sample_id", None)
             return self.model(**inputs)
-        if not self._checked:
+        is_first = not self._checked
+        if is_first:
             self._check(inputs)
         if self.updates is not None and self.update >= self.updates:
             raise InputError(f"updates {self.updates}: all are done: give wrap the number of calls, or begin_updates")
         progress = self.update / self.updates if self.updates else 0.0
         batch = self._batch(inputs)
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
+        unperturbed = metrics.pop("unperturbed", 0)
+        if is_first and unperturbed == 1:  # once: reading it waits for the device
+            log.warning("method: %s", NO_NOISE)
         metrics["left_out"] = (batch.weight == 0).double().mean()
         if self.method.watches:
             self._watched.append(metrics[self.method.watches].double())

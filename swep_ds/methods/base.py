@@ -2,17 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from swep_ds.data.batches import Batch
-from swep_ds.kernels import perturb
+from swep_ds.kernels import perturb, standard_normal
 from swep_ds.kernels.philox import MASK, noise_words
 from swep_ds.methods.kl_control import KLController
 from swep_ds.methods.settings import Settings
 from swep_ds.models.outputs import QAOutput
+
+STREAM = 0x2545F4914F6CDD1D  # odd, so that no two streams of a perturbation share a seed
+Per = Literal["dimension", "token", "window"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,16 @@ class Inputs:
     draw: int | Tensor
     carried: PassState
     forward: Callable[[Tensor], QAOutput]  # runs the model on other embeddings, without dropout
+    streams: Iterator[int] = field(default_factory=count)  # numbers the draws of this perturbation
+
+    @property
+    def mask(self) -> Tensor:
+        """1 at tokens, 0 at padding, [N, T, 1] int64."""
+        return self.batch.attention_mask[..., None]
+
+    def next_key(self) -> dict[str, int | Tensor]:
+        """`seed` and `draw` of one more draw, which is independent of those before. The first has the run's seed."""
+        return {"seed": self.seed ^ (next(self.streams) * STREAM % 2**63), "draw": self.draw}
 
 
 @dataclass(frozen=True)
@@ -153,11 +168,10 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
 
 
 def draw_noise(inputs: Inputs, parameters: Tensor | None, prior_variance: float, mode: str) -> tuple[Tensor, Tensor]:
-    """The embeddings under the noise that the key draws, [N, T, d], zero at padding; and the KL per token, [N, T].
+    """The embeddings under noise of one more draw, [N, T, d], zero at padding; and the KL per token, [N, T].
     `parameters` is what is learned, [N, T, 2d], as `swep_ds.kernels.perturb` takes it; None for the mode "prior"."""
     tensors = (inputs.embeddings, parameters, inputs.batch.padding_mask, inputs.batch.sample_id)
-    key = {"seed": inputs.seed, "draw": inputs.draw}
-    return perturb(*tensors, **key, prior_variance=prior_variance, mode=mode)
+    return perturb(*tensors, **inputs.next_key(), prior_variance=prior_variance, mode=mode)
 
 
 def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:
@@ -165,19 +179,44 @@ def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:
     return draw_noise(inputs, None, variance, "prior")[0]
 
 
-def gaussian(inputs: Inputs) -> Tensor:
-    """Numbers from N(0, 1), [N, T, d] in float32 or better; zero at padding."""
-    mask_NT1 = inputs.batch.attention_mask[..., None]
-    ones = torch.ones_like(inputs.embeddings, dtype=torch.promote_types(inputs.embeddings.dtype, torch.float32))
-    return (multiply_by_gaussian(replace(inputs, embeddings=ones), 1.0) - 1) * mask_NT1
+def gaussian(inputs: Inputs, per: Per = "dimension") -> Tensor:
+    """Numbers from N(0, 1) in float32, or in float64 for such embeddings; shaped and keyed as `uniform`'s."""
+    positions = _positions(inputs, per)
+    dtype = torch.promote_types(inputs.embeddings.dtype, torch.float32)
+    ids_N = inputs.batch.sample_id
+    key = inputs.next_key()
+    if per != "dimension":
+        return standard_normal(**key, sample_ids=ids_N[:, None], positions=positions, d=4, dtype=dtype)[..., :1]
+    ones = torch.ones_like(inputs.embeddings, dtype=dtype)
+    noise_NTd = perturb(ones, None, None, ids_N, **key, prior_variance=1.0, mode="prior")[0] - 1
+    rows = torch.arange(len(noise_NTd), device=noise_NTd.device)[:, None]
+    return noise_NTd[rows, positions % noise_NTd.shape[1]]  # the kernel counts positions from column 0
 
 
-def uniform(inputs: Inputs, width: int | None = None) -> Tensor:
-    """Numbers from U[0, 1), [N, T, width] float32 in steps of 2^-24, keyed like `gaussian`'s; `width` defaults to d."""
-    _, T, d = inputs.embeddings.shape
-    positions = torch.arange(T, device=inputs.embeddings.device)
-    words = noise_words(inputs.seed, inputs.draw, inputs.batch.sample_id[:, None], positions, width or d)
+def uniform(inputs: Inputs, per: Per = "dimension") -> Tensor:
+    """Numbers from U[0, 1) in steps of 2^-24, float32, at padding as well: [N, T, d], [N, T, 1] or [N, 1, 1], one for
+    each dimension, token or window.
+
+    All draws of a perturbation are independent. A number does not depend on the other windows, the ranks or padding.
+    Raises ValueError: `per` is none of these, or d is not divisible by 4.
+    """
+    positions = _positions(inputs, per)
+    width = inputs.embeddings.shape[-1] if per == "dimension" else 4  # a Philox counter yields four words
+    words = noise_words(**inputs.next_key(), sample_ids=inputs.batch.sample_id[:, None], positions=positions, d=width)
+    if per != "dimension":
+        words = words[:1]
     return torch.cat([((word & MASK) >> 8).float() for word in torch.broadcast_tensors(*words)], -1) * 2.0**-24
+
+
+def _positions(inputs: Inputs, per: Per) -> Tensor:
+    """The positions that key a draw, counted from the window's first token, which may follow padding: [N, T], or
+    [N, 1] for a number per window."""
+    mask_NT = inputs.batch.attention_mask
+    if per == "window":
+        return torch.zeros_like(mask_NT[:, :1])
+    if per not in ("dimension", "token"):
+        raise ValueError(f'per must be "dimension", "token" or "window"; got {per!r}')
+    return torch.arange(mask_NT.shape[1], device=mask_NT.device) - mask_NT.argmax(1, keepdim=True)
 
 
 def norm(values_NTd: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ All of it is computed without gradient and dropout, and draws no number from any
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +109,8 @@ def noise_effect(inputs: Inputs, generator: nn.Module, prior_variance: float, mo
     guess_NK = clean.logits.argmax(-1)
     statistics = {}
     for name, parameters in noises.items():
-        output = inputs.forward(draw_noise(inputs, parameters, prior_variance, mode)[0])
+        same_draw = replace(inputs, streams=count())
+        output = inputs.forward(draw_noise(same_draw, parameters, prior_variance, mode)[0])
         nll_NK = answer_nll(output.logits, guess_NK)
         statistics[f"gold_nll_{name}"] = output.nll
         statistics[f"guess_nll_{name}"] = (nll_NK * output.shares).sum(1)

@@ -13,6 +13,7 @@ from swep_ds.methods.noise_effect import words_changed
 from swep_ds.models.outputs import QAOutput, hidden_distance, symmetric_divergence, uniform_nll
 
 Statistics = dict[str, Tensor]
+NO_NOISE = "the noisy pass equals the clean one: the method's perturbation changes no token's embedding"
 
 
 class Objective(nn.Module):
@@ -99,6 +100,8 @@ class Objective(nn.Module):
                     seed = step.scalars.seed if step.scalars else self.seed
                     inputs = Inputs(noise.embeddings, batch, seed, draw, carried, forward)
                     noise = pass_.perturb(inputs)
+                    changed_NT1 = (noise.embeddings != inputs.embeddings).any(-1, keepdim=True) & inputs.mask.bool()
+                    statistics["unperturbed"] = 1 - changed_NT1.any().to(loss.dtype)  # 1: say `NO_NOISE`
                     statistics |= self._measure(noise, inputs, step)  # while no activations are held
                 output = self.qa(noise.embeddings, batch, hidden=pass_.keeps_hidden, layers=layers)
             if pass_.keeps_hidden:

@@ -15,5 +15,5 @@ class WordDropout(Method):
         return [Pass("noisy", 1.0, self._drop)]
 
     def _drop(self, inputs: Inputs) -> Perturbed:
-        kept_NT1 = uniform(inputs, width=4)[..., :1] >= self.settings.drop_probability  # a counter yields at least 4
+        kept_NT1 = uniform(inputs, per="token") >= self.settings.drop_probability
         return Perturbed(inputs.embeddings * kept_NT1.to(inputs.embeddings.dtype))

@@ -18,6 +18,7 @@ from swep_ds import ranks
 from swep_ds.common.errors import TrainingDiverged
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.evaluation.results import Score
+from swep_ds.methods.objective import NO_NOISE
 from swep_ds.ranks import accelerator
 from swep_ds.training.checkpoint_files import TrainState
 from swep_ds.training.engine import Engine
@@ -130,7 +131,10 @@ class Instruments:
             self.watch.started += self.watch.seconds - state.seconds
             means["validation_exact_match"] = score["exact_match"]
             means["validation_f1"] = score["f1"]
-        self._tracker.log(state, means, self._engine.module.method.remark(means, self._update / self._updates))
+        remark = self._engine.module.method.remark(means, self._update / self._updates)
+        if means.pop("unperturbed", 0) == 1:
+            remark = NO_NOISE
+        self._tracker.log(state, means, remark)
         return state, score
 
     def _read(self, saves: bool) -> dict[str, float]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from swep_ds import ranks
 from swep_ds.common.errors import TrainingDiverged
+from swep_ds.methods.objective import NO_NOISE
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
 from swep_ds.training import loop
@@ -221,8 +222,8 @@ def instruments(monkeypatch):
     engine = SimpleNamespace(learning_rate=0.5, grad_norm=None, module=SimpleNamespace(method=method))
     engine.read = lambda: {"grad_norm": 3.0, "noise_grad_norm": math.inf}
     engine.has_finite_weights = lambda: True
-    tracker = SimpleNamespace(lines=[], health=[])
-    tracker.log = lambda state, means, remark: tracker.lines.append(means)
+    tracker = SimpleNamespace(lines=[], remarks=[], health=[])
+    tracker.log = lambda state, means, remark: (tracker.lines.append(means), tracker.remarks.append(remark))
     tracker.log_health = lambda update, line: tracker.health.append(line)
     made = Instruments(engine, SimpleNamespace(updates=9), TrainSection(), tracker, TrainState())
     made.engine, made.tracker, made.others = engine, tracker, [{}, {}, {}]
@@ -258,6 +259,13 @@ def test_a_line_has_the_means_over_ranks_and_updates_since_the_line_before(instr
     assert instruments.tracker.health == [health | {"memory_mib": [500.1] * 4, "not_finite": []}]
     instruments.others[0] = {}
     assert update(instruments, 3, 4.0, 2.0)["loss"] == 3.0
+
+
+def test_a_noisy_pass_that_equals_the_clean_one_is_remarked_while_all_ranks_have_none(instruments):
+    assert "unperturbed" not in update(instruments, 1, 1.0, unperturbed=1.0)
+    instruments.others[0] = {"unperturbed": 0.0}
+    assert "unperturbed" not in update(instruments, 2, 1.0, unperturbed=1.0)
+    assert instruments.tracker.remarks == [NO_NOISE, None]
 
 
 def test_a_line_has_the_rate_of_its_update_and_a_run_no_seconds_of_validation(instruments, monkeypatch):

@@ -22,14 +22,13 @@ class Freelb(Method):
 
     def _perturb(self, inputs: Inputs) -> Perturbed:
         before = inputs.carried.delta
-        mask_NT1 = inputs.batch.attention_mask[..., None]
         if before is None:
-            size_N = mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]
+            size_N = inputs.mask.sum((1, 2)) * inputs.embeddings.shape[-1]
             scale_N = self.settings.radius / size_N.sqrt()
-            delta = (2 * uniform(inputs) - 1) * scale_N[:, None, None] * mask_NT1
+            delta = (2 * uniform(inputs) - 1) * scale_N[:, None, None] * inputs.mask
         else:
             # only the direction counts: the length depends on the window's weight and the loss scale
-            delta = before.detach() + self.settings.step_size * direction(before.grad * mask_NT1)
+            delta = before.detach() + self.settings.step_size * direction(before.grad * inputs.mask)
             delta = delta * (self.settings.radius / norm(delta)).clamp(max=1)
         delta.requires_grad_()
         return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype), delta=delta)

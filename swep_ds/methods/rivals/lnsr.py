@@ -21,5 +21,5 @@ class Lnsr(Method):
     def _add(self, inputs: Inputs) -> Perturbed:
         embeddings = inputs.embeddings
         length_NT1 = embeddings.detach().float().norm(dim=-1, keepdim=True)
-        scale_NT1 = self.settings.noise_scale * length_NT1 / embeddings.shape[-1] ** 0.5
+        scale_NT1 = self.settings.noise_scale * length_NT1 / embeddings.shape[-1] ** 0.5 * inputs.mask
         return Perturbed(embeddings + (scale_NT1 * gaussian(inputs)).to(embeddings.dtype))

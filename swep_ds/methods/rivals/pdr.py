@@ -25,12 +25,11 @@ class Pdr(Method):
 
     def _ascend(self, inputs: Inputs) -> Perturbed:
         base = inputs.embeddings.detach()
-        mask_NT1 = inputs.batch.attention_mask[..., None]
         with torch.no_grad():
             clean = inputs.forward(base)
-        start = (self.settings.start_size * gaussian(inputs)).requires_grad_()
+        start = (self.settings.start_size * gaussian(inputs) * inputs.mask).requires_grad_()
         divergence_N = symmetric_divergence(clean, inputs.forward(base + start.to(base.dtype)))
         # the logarithm rises in the same direction, and its gradient does not underflow where the divergence is small
         [gradient_NTd] = torch.autograd.grad(divergence_N.log().sum(), start)
-        delta = self.settings.epsilon * direction(gradient_NTd * mask_NT1)
+        delta = self.settings.epsilon * direction(gradient_NTd * inputs.mask)
         return Perturbed(inputs.embeddings + delta.to(base.dtype))

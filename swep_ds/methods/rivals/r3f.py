@@ -20,6 +20,6 @@ class R3f(Method):
         return [Pass("clean", 1.0), Pass("noisy", 0.0, self._add, divergence_weight=weight)]
 
     def _add(self, inputs: Inputs) -> Perturbed:
-        size_NT1 = self.settings.noise_size * inputs.batch.attention_mask[..., None]
+        size_NT1 = self.settings.noise_size * inputs.mask
         noise_NTd = size_NT1 * (2 * uniform(inputs) - 1)
         return Perturbed(inputs.embeddings + noise_NTd.to(inputs.embeddings.dtype))

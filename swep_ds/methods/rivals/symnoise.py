@@ -23,7 +23,6 @@ class Symnoise(Method):
         if inputs.carried.delta is not None:
             delta = -inputs.carried.delta
         else:
-            mask_NT1 = inputs.batch.attention_mask[..., None]
-            scale_N = self.settings.noise_alpha / (mask_NT1.sum((1, 2)) * inputs.embeddings.shape[-1]).sqrt()
-            delta = torch.where(uniform(inputs) < 0.5, -1.0, 1.0) * scale_N[:, None, None] * mask_NT1
+            scale_N = self.settings.noise_alpha / (inputs.mask.sum((1, 2)) * inputs.embeddings.shape[-1]).sqrt()
+            delta = torch.where(uniform(inputs) < 0.5, -1.0, 1.0) * scale_N[:, None, None] * inputs.mask
         return Perturbed(inputs.embeddings + delta.to(inputs.embeddings.dtype), delta=delta)
