@@ -22,23 +22,23 @@ FORMS = 'give {"ID": "ANSWER"}, {"ID": [{"text": "ANSWER"}]} or rows {"id": "ID"
 
 def read_prediction_file(path: Path) -> dict[str, str]:
     """Answers by question id. Raises InputError: a form that `swep-ds score --help` does not name, or a repeated id."""
-    text = read_text(path)
+    content = read_text(path)
     predictions: dict[str, str] = {}
     try:
-        items = [item for _, item in json_items(text, ())]
-        if len(items) == 1 and isinstance(items[0], dict) and "id" not in items[0]:
-            items = read_json(path).items()  # refuses a repeated id
-        for item in items:
-            match item:
-                case {"id": id_, "prediction_text": str(answer)} | {"id": id_, "answer": str(answer)}:
+        rows = [row for _, row in json_items(content, ())]
+        if len(rows) == 1 and isinstance(rows[0], dict) and "id" not in rows[0]:
+            rows = [{"id": id_, "answer": answer} for id_, answer in read_json(path).items()]  # refuses a repeated id
+        for row in rows:
+            match row:
+                case {"id": id_, "prediction_text": str(text)} | {"id": id_, "answer": str(text)}:
                     id_ = name_of(id_)
-                case (id_, str(answer)) | (id_, [{"text": str(answer)}, *_]):
+                case {"id": str(id_), "answer": [{"text": str(text)}, *_]}:
                     pass
                 case _:
-                    raise InputError(f"{excerpt(item)} is no prediction")
+                    raise InputError(f"{excerpt(row)} is no prediction")
             if id_ in predictions:
                 raise InputError(f"the id {excerpt(id_)} is given twice")
-            predictions[id_] = answer
+            predictions[id_] = text
     except InputError as error:
         raise InputError(f"{path}: {error}: {FORMS}, and name the data in --data") from None
     return predictions
@@ -71,7 +71,10 @@ def score_files(files: Sequence[Path], data: str, scorer: str, language: str, co
             warn_once(f"{file}: {len(answers) - known} of {len(answers)} predictions have no question: left out")
         points[file] = 100 * np.array([*rules.by_question(answers, golds).values()]).T
         print_scores({data: rules.score(answers, golds)}, f"{file}, scoring rules {rules.name(golds)}")
-    cluster_Q = clusters(examples)
+    _print_intervals(points, clusters(examples))
+
+
+def _print_intervals(points: dict[str, np.ndarray], cluster_Q: np.ndarray) -> None:
     if effective_clusters(cluster_Q) < MIN_TEXTS:
         print(f"no intervals: the questions are about fewer than {MIN_TEXTS} texts")
         return
@@ -79,10 +82,8 @@ def score_files(files: Sequence[Path], data: str, scorer: str, language: str, co
     first, *others = points
     differences = {f"{other} less {first}": points[other] - points[first] for other in others}
     for name, values_2Q in (points | differences).items():
-        known_2 = estimate([(values_2Q[:, None], cluster_Q)])
-        low_2, high_2 = np.clip(known_2.interval(), -100 if name in differences else 0, 100)
-        parts = []
-        for metric, mean, low, high, p in zip(("EM", "F1"), known_2.mean, low_2, high_2, known_2.p(), strict=True):
-            said = f", p = {p:.2g}" if name in differences else ""
-            parts.append(f"{metric} {mean:.2f} ({low:.2f} to {high:.2f}{said})")
-        print(f"    {name}: {', '.join(parts)}")
+        known = estimate([(values_2Q[:, None], cluster_Q)])
+        low_2, high_2 = np.clip(known.interval(), -100 if name in differences else 0, 100)
+        em, f1 = map("{:.2f} ({:.2f} to {:.2f})".format, known.mean, low_2, high_2)
+        p = ", p = {:.2g} and {:.2g}".format(*known.p()) if name in differences else ""
+        print(f"    {name}: EM {em}, F1 {f1}{p}")

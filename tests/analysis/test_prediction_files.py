@@ -107,9 +107,10 @@ def by_hand(predictions, golds, *, v2: bool) -> np.ndarray:
 
 
 def line(name: str, printed: str) -> np.ndarray:
-    """EM and F1 with their intervals and, of a difference, their p values."""
-    [text] = re.findall(rf"^    {re.escape(name)}: (.*)", printed, re.MULTILINE)
-    return np.array(re.findall(r"-?\d+\.?\d*(?:e-\d+)?", text.replace("F1", "")), float).reshape(2, -1)
+    """EM and F1 with their intervals and, of a difference, their p values: [2, 3 or 4]."""
+    [text] = re.findall(rf"^    {re.escape(name)}: EM (.*)", printed, re.MULTILINE)
+    numbers = np.array(re.findall(r"-?\d+\.?\d*(?:e-\d+)?", text.replace("F1", "")), float)
+    return np.column_stack([numbers[:6].reshape(2, 3), numbers[6:].reshape(2, -1)])
 
 
 @pytest.mark.parametrize("v2", [False, True])
