@@ -42,7 +42,7 @@ def test_a_single_row_is_no_file_of_two_questions(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 0.2, "b": 0.9}', "('a', 0.2) is no prediction"),  # probabilities of no answer
+        ('{"a": 0.2, "b": 0.9}', "{'id': 'a', 'answer': 0.2} is no prediction"),  # probabilities of no answer
         ('{"version": "1.1", "data": [{"title": "A", "paragraphs": []}]}', "is no prediction"),  # the data set
         ('[{"id": "a", "prediction_text": null}]', "is no prediction"),
         ("id,prediction_text\na,b\n", "not JSON"),
@@ -159,7 +159,7 @@ def test_what_is_missing_or_unknown_is_counted(scored, caplog):
 def test_mistakes_are_named(scored):
     golds = {f"q{n}": ["cats"] for n in range(8)}
     given = dict.fromkeys(golds, "cats")
-    assert "f: ('q0', ['cats']) is no prediction: give" in refused(scored, golds, {"f": golds})
+    assert "f: {'id': 'q0', 'answer': ['cats']} is no prediction: give" in refused(scored, golds, {"f": golds})
     assert "of --data data.json ('x' is not, 'q0' is): give the data" in refused(scored, golds, {"f": {"x": "cats"}})
     for words, said in (
         ([Path("data.json"), "f"], "data.json: {'id': 'q0', 'question': 'Which, 0?'"),  # exchanged
