@@ -16,6 +16,7 @@ COMMANDS = {
     "report": "write a run's report, one HTML page",
     "analyze": "run the paper's analyses on a run",
     "evaluate": "score a saved model on any data sets",
+    "score": "score files of predictions of any program",
     "answer": "answer a question about a text",
     "forecast": "forecast the scores on text without labels",
     "soup": "average the models of finished runs",

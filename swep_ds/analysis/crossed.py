@@ -11,7 +11,8 @@ questions the mean over all D_sq has the variance
     E, that of the doubly centred residuals, by clusters:               Var(mean of e), which A and B both contain
 
 With clusters of one question that is the analysis of variance of a crossed design. Where A < E or B < E, the estimate
-of Var(a) or Var(b) is negative and counts as 0. The interval is Student's t with Satterthwaite's degrees of freedom
+of Var(a) or Var(b) is negative and counts as 0. With one seed A and E are 0, and V = B
+says nothing of other seeds. The interval is Student's t with Satterthwaite's degrees of freedom
 
     V^2 / (A^2 / (S - 1) + B^2 / (G - 1)),      G = Q^2 / sum of squared cluster sizes.
 
@@ -63,11 +64,11 @@ class Estimate(NamedTuple):
 
 def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
     """The mean difference over seeds, questions and data sets, in arrays [...]. `sets`: by data set, the differences
-    D [..., S, Q] in points, and each question's cluster [Q], numbered from 0 without gaps. S >= 2 is the same in all
+    D [..., S, Q] in points, and each question's cluster [Q], numbered from 0 without gaps. S is the same in all
     sets, and each has at least two clusters."""
     per_seed = sum(values.mean(-1) for values, _ in sets) / len(sets)
     seeds = per_seed.shape[-1]
-    of_seeds = per_seed.var(-1, ddof=1) / seeds
+    of_seeds = per_seed.var(-1, ddof=min(seeds - 1, 1)) / seeds
     of_questions = of_residuals = of_questions_squared = unseen = unseen_squared = 0.0
     for values, clusters in sets:
         between, within, effective = _by_cluster(values, clusters)
@@ -80,7 +81,7 @@ def estimate(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
         unseen_squared += unseen_of_set**2 / (effective - 1)
     variance = np.maximum(of_seeds + of_questions - of_residuals, np.maximum(of_seeds, of_questions))
     with np.errstate(divide="ignore", invalid="ignore"):
-        df = variance**2 / (of_seeds**2 / (seeds - 1) + of_questions_squared)
+        df = variance**2 / (of_seeds**2 / max(seeds - 1, 1) + of_questions_squared)
     alike = variance < ROUNDING
     variance = np.where(alike, unseen, variance)[()]
     df = np.where(alike, unseen**2 / unseen_squared, df)[()]
@@ -98,7 +99,7 @@ def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, n
     sums = sums - values.mean(-1, keepdims=True) * sizes  # [..., S, C], centred by seed
     mean_sums = sums.mean(-2)
     scale = effective / (effective - 1) / questions**2
-    residuals = np.square(sums - mean_sums[..., None, :]).sum((-2, -1)) / (seeds - 1)
+    residuals = np.square(sums - mean_sums[..., None, :]).sum((-2, -1)) / max(seeds - 1, 1)
     return scale * np.square(mean_sums).sum(-1), scale * residuals / seeds, effective
 
 

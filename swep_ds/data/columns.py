@@ -1,6 +1,6 @@
 """The columns and fields of a question, and the names that files have for them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -89,15 +89,11 @@ def check_names(names: tuple[str, ...], columns: Columns, needs_context: bool = 
     if "question" in missing or (missing and needs_context):
         if ANSWERED.isdisjoint(chosen):
             missing.append("answers")
-        raise no_column(missing, names)
+        fix = f"rename yours, or name them in data.columns (--columns), as in {missing[0]}=NAME; {EXPORTS}"
+        raise InputError(f"has no column {', '.join(missing)} (found: {excerpt(list(names))}): {fix}")
     if MRQA_COLUMN in chosen:
         raise InputError(
             "has MRQA's column detected_answers; MRQA's contexts may have markers such as [SEP], which are no text: "
             "name the file of the shared task (.jsonl.gz)"
         )
     return chosen
-
-
-def no_column(missing: list[str], names: Collection[str]) -> InputError:
-    fix = f"rename yours, or name them in data.columns (--columns), as in {missing[0]}=NAME; {EXPORTS}"
-    return InputError(f"has no column {', '.join(missing)} (found: {excerpt(list(names))}): {fix}")

@@ -50,7 +50,7 @@ def file_items(path: Path, columns: Columns) -> Items:
     header = re.match(r"\s*([^\r\n]*)", text)[1]
     delimiter = max(",;\t", key=header.count)
     if header.startswith(("{", "[")):
-        yield from _json_items(text, columns)
+        yield from json_items(text, columns)
     elif delimiter in header or "question" in column_names((header,), columns):
         yield from _csv_rows(text, delimiter, columns)
     else:
@@ -65,7 +65,7 @@ def numbered(rows: Iterable[Any]) -> Items:
     return ((f"row {number}", row) for number, row in enumerate(rows))
 
 
-def _json_items(text: str, columns: Columns) -> Items:
+def json_items(text: str, columns: Columns) -> Items:
     """The items of a JSON document, or of JSON lines, whose places are the lines."""
     fix = "correct it or fetch the file again"
     begun = text.lstrip()

@@ -16,8 +16,6 @@ from swep_ds.data.example import Example
 from swep_ds.data.readers import local_files, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.evaluation.results import RESULTS, read_results
-from swep_ds.models.folders import model_files
-from swep_ds.models.hub import QUICKSTART
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe, warn_once
 
@@ -164,9 +162,13 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
     for field, source in recipe.sources.items():
         if fields is None or field in fields:
             files[field] = local_files(source, training=not field.startswith("data.eval."))
-    model = Path(QUICKSTART.get(recipe.model.name) or user_path(recipe.model.name))
-    if model.is_dir() and (fields is None or "model.name" in fields):
-        files["model.name"] = tuple(file for file in model_files(model) if file.name != READING)
+    if fields is None or "model.name" in fields:
+        from swep_ds.models.folders import model_files  # imports transformers, which readers of data need not
+        from swep_ds.models.hub import QUICKSTART
+
+        model = Path(QUICKSTART.get(recipe.model.name) or user_path(recipe.model.name))
+        if model.is_dir():
+            files["model.name"] = tuple(file for file in model_files(model) if file.name != READING)
     return {field: names for field, names in files.items() if names}
 
 
