@@ -5,10 +5,12 @@ out. "auto" takes the recipe's value, and any other value must agree with it. De
 """
 
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import yaml
 from deepspeed import DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -18,8 +20,8 @@ from swep_ds.common.files import ds_config_path, read_json
 from swep_ds.common.settings import flatten, suggest
 from swep_ds.data.batches import engine_divisor
 from swep_ds.training.settings import QUIET, REPORTS, TrainSection
-from swep_ds.training.zero.names import check_version
 
+OLDEST, TOO_NEW = "0.19.8", "0.20"  # of DeepSpeed; zero/names.yaml has what this package uses inside of it
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 AUTO = "auto"
@@ -41,7 +43,7 @@ def complete_ds_config(
     get their sizes, as in transformers.
 
     Raises InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
-    that DeepSpeed refuses, or this DeepSpeed is too old; or the recipe's precision needs a GPU.
+    that DeepSpeed refuses; or the recipe's precision needs a GPU; or as `check_version`.
     """
     check_version()
     if on_cpu and (fix := NEEDS_GPU.get(train.precision)):
@@ -65,6 +67,20 @@ def complete_ds_config(
     with as_input_error(f"{source}: DeepSpeed refuses it", "fix the field it names"):
         DeepSpeedConfig(deepcopy(config))
     return config
+
+
+def check_version() -> None:
+    """Raises InputError: this DeepSpeed is too old or too new. pip did not check one that is part of an image."""
+    version = deepspeed.__version__
+    if not _numbers(OLDEST) <= _numbers(version) < _numbers(TOO_NEW):
+        raise InputError(
+            f"DeepSpeed {version}: versions before {OLDEST} can silently lose gradients, and those from {TOO_NEW} on "
+            f"were never tested: pip install 'deepspeed>={OLDEST},<{TOO_NEW}'"
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def zero_stage(config: dict[str, Any]) -> int:

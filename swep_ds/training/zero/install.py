@@ -26,7 +26,6 @@ from deepspeed.runtime import torch_autocast
 from swep_ds.training.zero.files import Writer, write_with
 from swep_ds.training.zero.foreach import use_foreach
 from swep_ds.training.zero.gradient import FlatGradient
-from swep_ds.training.zero.names import check_engine
 from swep_ds.training.zero.norms import GroupNorms
 
 
@@ -54,10 +53,7 @@ def forget_engine() -> None:
 def install(engine, max_norm: float, method_max_norm: float | None) -> Installed:
     """Puts everything in place in DeepSpeed's `engine`. The method's gradient, if it has parameters, is clipped to
     `method_max_norm` by its own norm, and the model's to `max_norm`; None = DeepSpeed clips both by their common norm.
-
-    Raises InputError: this DeepSpeed has another inside.
     """
-    check_engine(engine)
     stage = engine.zero_optimization_stage()
     writer = Writer()
     write_with(engine, writer)
