@@ -33,7 +33,6 @@ def read_examples(
     source: str,
     *,
     training: bool,
-    unanswerable: bool = False,
     choices: Choices = STRICT,
     labels: bool | None = True,
     remark: Callable[[Remark], None] = lambda _: None,
@@ -47,7 +46,6 @@ def read_examples(
             it gives "train" for training, else "validation" or, without it, "test".
         training: the first answer of each question must be at its offset or, without one, occur in the context once;
             it becomes `Example.span`.
-        unanswerable: questions without an answer are no error; short for `Choices(unanswerable="train")`.
         choices: what becomes of questions that are unanswerable or whose answer is repeated or misplaced, and which
             columns the files have for the fields.
         labels: False reads only questions and contexts. Answers need not be there; nor contexts, which are then "".
@@ -61,8 +59,6 @@ def read_examples(
     Raises InputError: a missing or malformed source, faults of its questions, repeated ids, no example, or answers to
     train on that are withheld.
     """
-    if unanswerable:
-        choices = replace(choices, unanswerable="train")
     parts = []
     remarks: list[Remark] = []
     for name, items in _parts(source, training, choices.columns):

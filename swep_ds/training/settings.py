@@ -8,8 +8,6 @@ from swep_ds.common.settings import FieldFault, Section
 
 # field of `train` -> the kind of average it sets
 AVERAGED_BY = {"average_decay": "ema", "average_start": "start"}
-# fields that are gone, which the recipes of earlier runs have at these defaults
-GONE = {"freeze_updates": 0, "average_last": 0.25}
 
 # its throughput timer synchronises the GPU at every forward and step
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False, "timers": {"throughput": {"enabled": False}}}
@@ -63,13 +61,6 @@ class TrainSection(Section):
     average: Literal["none", "ema", "start"] = "none"  # which mean of the weights is tested and exported
     average_decay: float = Field(0.99, gt=0, lt=1)  # ema: per update; the mean is about 1 / (1 - decay) updates old
     average_start: float = Field(0.5, gt=0, lt=1)  # start: the share of the weights that training started from
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_gone_fields(cls, tree: Any) -> Any:
-        if not isinstance(tree, dict):
-            return tree
-        return {name: value for name, value in tree.items() if name not in GONE or value != GONE[name]}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "TrainSection":
