@@ -96,10 +96,7 @@ class Graphs:
         perturbed = sum(pass_.perturb is not None for pass_ in passes)
         self._scalars.draw.fill_(step.update * perturbed)
         for weight, pass_ in zip(self._scalars.kl_weights, passes, strict=True):
-            if isinstance(pass_.kl_weight, Tensor):
-                weight.copy_(pass_.kl_weight)
-            else:
-                weight.fill_(pass_.kl_weight)
+            weight.fill_(pass_.kl_weight)
 
     def _capture(self, key: tuple, batch: Batch, step: MicroStep) -> None:
         """If it cannot be captured, a line says why, and no other update of its kind is tried."""

@@ -1,8 +1,8 @@
 """The settings of training and tracking: the recipe's sections `train` and `tracking`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from swep_ds.common.settings import FieldFault, Section
 
@@ -76,9 +76,3 @@ class TrackingSection(Section):
     to: Literal["off", "wandb", "wandb_offline"] = "off"
     project: str = "swep-ds"  # the project in wandb
     group: str | None = None  # the group of runs in wandb; a sweep sets its own name
-
-    @field_validator("to", mode="before")
-    @classmethod
-    def _bare_off(cls, value: Any) -> Any:
-        """YAML 1.1 reads a bare off as false."""
-        return "off" if value is False else value
