@@ -174,8 +174,10 @@ def suggest(name: str, candidates: Iterable[str], before: str = "") -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys. As in YAML 1.2, only true and false are booleans. pydantic takes the texts on, off, yes and no
-    for booleans where a field is one, and 3e-5, which is text in YAML 1.1, for a number."""
+    """Refuses repeated keys. As in YAML 1.2, only true and false are booleans.
+
+    pydantic takes the texts on, off, yes and no for booleans where a field is one, and 3e-5, a text here, for a number.
+    """
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if first in "tTfF" or not tag.endswith(":bool")]
