@@ -19,16 +19,14 @@ from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import ds_config_path, read_json
 from swep_ds.common.settings import flatten, suggest
 from swep_ds.data.batches import engine_divisor
-from swep_ds.training.settings import QUIET, REPORTS, TrainSection
+from swep_ds.training.settings import BY_RECIPE, QUIET, REPORTS, SPREAD, TrainSection
 
 OLDEST, TOO_NEW = "0.19.8", "0.20"  # of DeepSpeed; zero/names.yaml has what this package uses inside of it
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 AUTO = "auto"
 BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "aio", "data_types")
-KNOWN = (*BLOCKS, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-KNOWN += ("gradient_clipping", "communication_data_type", *REPORTS)
-KNOWN += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
+KNOWN = sorted({*SPREAD, *BY_RECIPE, *REPORTS, "communication_data_type"})
 REFUSED = yaml.safe_load(Path(__file__).with_name("ds_refused.yaml").read_text(encoding="utf-8"))  # field -> fix
 Given = dict[str, tuple[Any, str]]
 COMMENT = ("_", "#", "//")  # begins the names of fields that people write as comments

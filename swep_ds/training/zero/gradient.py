@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from deepspeed import comm
+from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
 from torch import Tensor, nn
 
 from swep_ds.training.zero.flats import Flat, flats
@@ -52,8 +53,6 @@ class FlatGradient:
         self.release()
 
     def _group(self, flat: Flat) -> Group:
-        from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
-
         parameters = list(flat.parameters.values())
         size = flat.weights.numel()
         whole = parameters[0].new_zeros(size * self._ranks, dtype=self._dtype)
