@@ -11,11 +11,8 @@ SHOWN = 60  # characters of an answer in a message
 def unreachable(
     features: Features, golds: Sequence[Sequence[str]], scorer: Scorer, limit: int, option: str
 ) -> list[str]:
-    """Sentences about the questions that cannot be answered right, none if there is no such question.
-
-    `golds` are the accepted answers to each question of `features`; `limit` is the most tokens that an answer may have,
-    which the user sets as `option`.
-    """
+    """Sentences about the questions that cannot be answered right, if there are any. `golds` are the accepted answers
+    to each question of `features`. The user sets `limit`, the most tokens of an answer, by `option`."""
     said = []
     long = [tokens for tokens in features.answer_tokens if tokens > limit]
     if long:

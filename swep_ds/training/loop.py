@@ -114,10 +114,8 @@ def run_update(
 ) -> list[dict[str, Tensor]]:
     """One update of any method: for each micro-batch and each part of it, a pass or all: forward, backward, step.
 
-    The engine's step changes weights only after the update's last backward. If the engine `steps_once`, it is called
-    only then, after the reduction of all gradients. `phase` is entered with the name of each phase.
-
-    Returns the statistics of each micro-batch (`Objective.loss`), with its "loss".
+    The step changes weights only after the update's last backward; an engine that `steps_once` takes it only then.
+    `phase` is entered with the name of each phase. Returns the statistics of each micro-batch, with its "loss".
     """
     statistics = []
     with engine.deepspeed.coalesce_grad_reduction() if engine.coalesces else nullcontext():
