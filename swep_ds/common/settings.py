@@ -254,14 +254,19 @@ def read_whole(
 def change(model: type[S], tree: Tree, changes: Iterable[Change], place: Path | str) -> S:
     """`tree` with changes laid over it, as typed settings. `place` and errors as in `validate`."""
     layer: Tree = {}
-    for (*section, leaf), value in changes:
-        node = layer
-        for key in section:
-            if not isinstance(node.get(key), dict):
-                node[key] = {}
-            node = node[key]
-        node[leaf] = _Whole(value) if isinstance(value, dict) else value
+    for names, value in changes:
+        put(layer, names, _Whole(value) if isinstance(value, dict) else value)
     return validate(model, model.lay_over(tree, layer), place)
+
+
+def put(tree: Tree, names: Sequence[str], value: Any) -> None:
+    """Sets the value at a dotted name, which is given in parts."""
+    *sections, leaf = names
+    for section in sections:
+        if not isinstance(tree.get(section), dict):
+            tree[section] = {}
+        tree = tree[section]
+    tree[leaf] = value
 
 
 class _Whole(dict):

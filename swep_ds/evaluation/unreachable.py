@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
+from swep_ds.common.errors import excerpt
 from swep_ds.data.features import Features
 from swep_ds.evaluation.scores import Scorer
-
-SHOWN = 60  # characters of an answer in a message
 
 
 def unreachable(
@@ -31,7 +30,7 @@ def unreachable(
         answer, text = min(unwritable, key=lambda pair: len(pair[0]))
         said.append(
             f"{len(unwritable)} of {features.examples} questions have only answers that the model's tokenizer cannot "
-            f"write, such as {answer[:SHOWN]!r}, which comes back as {text[:SHOWN]!r}: name a model whose tokenizer "
+            f"write, such as {excerpt(answer)}, which comes back as {excerpt(text)}: name a model whose tokenizer "
             "writes every character, such as BART, or an extractive one"
         )
     return said

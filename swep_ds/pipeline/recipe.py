@@ -284,8 +284,8 @@ class Recipe(Section):
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
-        Another `method.name` drops the settings of the former method. `option` is what the user named the recipe with.
-        Raises InputError: no such recipe, an unknown field (names the nearest one) or a wrong value.
+        `option` is what the user named the recipe with. Raises InputError: no such recipe, an unknown field (names the
+        nearest one) or a wrong value.
         """
         return load(Recipe, name_or_path, RECIPES, option, overrides)
 
@@ -294,8 +294,7 @@ class Recipe(Section):
         """A recipe with other sections, as in `Recipe.make("bert_base_squad", seed=1, train={"epochs": 3})`.
 
         `base` is the name of a shipped recipe, the path of a YAML file, or a recipe. A `Section`, such as the settings
-        of a method, replaces the whole section, and a dict only its fields; another `method.name` drops the settings of
-        the former method. Raises InputError: as `load`.
+        of a method, replaces the whole section, and a dict only its fields. Raises InputError: as `load`.
         """
         if isinstance(base, Recipe):
             place = "Recipe"

@@ -17,7 +17,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import ds_config_path, read_json
-from swep_ds.common.settings import flatten, suggest
+from swep_ds.common.settings import flatten, put, suggest
 from swep_ds.data.batches import engine_divisor
 from swep_ds.training.settings import BY_RECIPE, QUIET, REPORTS, SPREAD, TrainSection
 
@@ -51,7 +51,7 @@ def complete_ds_config(
     if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
         config.pop("data_types", None)
         for field in given:  # a run's file: its recipe decided these
-            _set(config, field, AUTO)
+            put(config, field.split("."), AUTO)
     faults = _faults(config, train, given)
     _fill(config, given, hidden_size)
     autos = [field for field, value in flatten(config).items() if value == AUTO]
@@ -185,7 +185,7 @@ def _faults(config: dict[str, Any], train: TrainSection, given: Given) -> list[s
 def _fill(config: dict[str, Any], given: Given, hidden_size: int) -> None:
     """Puts in what the recipe decides and the sizes of ZeRO's "auto" buckets; drops offload to nowhere."""
     for field, (value, _) in given.items():
-        _set(config, field, value)
+        put(config, field.split("."), value)
     if config["bf16"]["enabled"]:  # 13 operations a gradient; instruments.py looks at the norm instead
         config["bf16"].setdefault("check_grad_overflow", False)
     zero = config.setdefault("zero_optimization", {})
@@ -198,10 +198,3 @@ def _fill(config: dict[str, Any], given: Given, hidden_size: int) -> None:
     for name in OFFLOADS:
         if not zero.get(name) or zero[name].get("device") == "none":
             zero.pop(name, None)
-
-
-def _set(config: dict[str, Any], field: str, value: Any) -> None:
-    *sections, leaf = field.split(".")
-    for section in sections:
-        config = config.setdefault(section, {})
-    config[leaf] = value

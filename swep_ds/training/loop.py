@@ -65,7 +65,9 @@ def train(
             observe(engine.module.method, statistics)
             if checkpoints.average:
                 checkpoints.average.add(number)
-            state = _count(state, batches, update)
+            rows = batches.windows(update)
+            tokens = state.tokens + int(batches.lengths[rows].sum())
+            state = replace(state, updates=number, windows=state.windows + len(rows), tokens=tokens)
             signal = vote.asked()
             saves = due or signal != 0
             if logs or saves:
@@ -140,9 +142,3 @@ def observe(method: Method, statistics: Sequence[dict[str, Tensor]]) -> None:
 def seed_dropout(seed: int, update: int) -> None:
     """Keys dropout by (seed, update, rank): a resumed run needs no generator state to continue exactly."""
     torch.manual_seed(int(np.random.SeedSequence([seed, update, ranks.rank()]).generate_state(1, np.uint64)[0] >> 1))
-
-
-def _count(state: TrainState, batches: TrainingBatches, update: int) -> TrainState:
-    rows = batches.windows(update)
-    tokens = state.tokens + int(batches.lengths[rows].sum())
-    return replace(state, updates=update + 1, windows=state.windows + len(rows), tokens=tokens)

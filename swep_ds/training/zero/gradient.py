@@ -32,10 +32,9 @@ class FlatGradient:
 
     Equal to DeepSpeed's own gradient to the last bit on one rank, but where bf16 has several backwards in an update:
     DeepSpeed adds them up in bf16, in which 512 equal gradients have a mean of half their size. Here the sum is in
-    float32. Several ranks send it in one reduce-scatter, as ever in bf16: half the volume of DeepSpeed's all-reduce (as
-    much as that under torch_autocast, where DeepSpeed sends bf16). Memory is held from an update's first backward to
-    its step; if it `stays`, as CUDA graphs need it, from the first update on. `begun` says whether an update has
-    collected a gradient yet.
+    float32. Several ranks send it in one reduce-scatter in bf16: half the volume of DeepSpeed's all-reduce. Memory is
+    held from an update's first backward to its step; if it `stays`, as CUDA graphs need it, from the first update on.
+    `begun` says whether an update has collected a gradient yet.
     """
 
     def __init__(self, engine):
