@@ -23,7 +23,6 @@ setup(
             "recipes/*.yaml",
             "sweeps/*.yaml",
             "training/ds_refused.yaml",
-            "training/zero/names.yaml",
             "data/quickstart/encoder/*",
             "data/quickstart/t5/*",
             "data/quickstart/corpora/*",

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from swep_ds.training.zero.names import OLDEST
+from swep_ds.training.ds_config import OLDEST, TOO_NEW
 from tests.support.tiny_run import ROOT
 from tools import install
 
@@ -84,7 +84,7 @@ def test_compiled_files_pin_public_versions_that_each_machine_installs_from_its_
 def test_deepspeed_with_silent_gradient_faults_is_shut_out():
     [deepspeed] = [requirement for requirement in DEPENDENCIES if requirement.name == "deepspeed"]
     assert not [*deepspeed.specifier.filter(["0.18.3", "0.18.9", "0.19.0", "0.19.3"])]
-    assert str(bound(deepspeed, ">=")) == OLDEST
+    assert (str(bound(deepspeed, ">=")), str(bound(deepspeed, "<"))) == (OLDEST, TOO_NEW)
 
 
 def test_the_installation_page_names_the_versions_that_are_admitted():

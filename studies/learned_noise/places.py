@@ -27,7 +27,8 @@ from swep_ds.pipeline.recipe import HOLDOUT
 
 KEPT = ("recipe.yaml", "ds_config.json", "batch.json", "metrics.jsonl", "results.json")
 PLACES = "places"
-GONE = ("packing", "on_checkpoint_failure", "stall_seconds")  # settings of `train` in older runs
+# settings of `train` in older runs
+GONE = ("packing", "on_checkpoint_failure", "stall_seconds", "freeze_updates", "average_last")
 
 
 class Answers:

@@ -197,8 +197,7 @@ def _percent(shares: np.ndarray) -> tuple[float, float]:
 
 def read_home(folders: Sequence[Path]) -> Home:
     """What finished runs answered on the first set that they were tested on. Raises InputError: no runs; a run that is
-    not finished or was tested on no data; data that cannot be read or have changed since; runs that differ in data,
-    model or method, or not at all."""
+    not finished or tested nothing; data that have changed; runs that differ in more than their seed, or not at all."""
     if not folders:
         raise InputError("no runs: name the folder of a finished run, or of several with different seeds")
     of_first = None

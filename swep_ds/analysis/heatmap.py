@@ -59,8 +59,7 @@ def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFr
     """The paper's Figure 1: question_id, part, word, token, nearest_before and nearest_after of each token of the
     windows' words. A token is changed where `nearest_after` differs from it.
 
-    Nearest is meant as in `swep_ds/methods/noise_effect.py`, and not all words are nearest to themselves before the
-    perturbation. Raises InputError as `TrainedRun.perturb`.
+    By `nearest`, a word need not be nearest to itself. Raises InputError as `TrainedRun.perturb`.
     """
     vocabulary = run.qa.model.get_input_embeddings().num_embeddings
     any_batch = run.batch(windows[:1])

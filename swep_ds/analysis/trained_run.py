@@ -178,7 +178,7 @@ class TrainedRun:
 
     @property
     def draws(self) -> int:
-        """Of the noise, for a mean over them; one where each takes forwards and backwards."""
+        """How many draws of the noise a mean is taken over; 1 for methods whose draws run the model."""
         return 1 if self.recipe.method.uses_model else DRAWS
 
     def perturb(self, batch: Batch, draws: int = 1) -> tuple[Tensor, Iterator[Perturbed]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
@@ -17,7 +16,6 @@ SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last 
 WHEN = {"before": COLOURS[0], "after": COLOURS[1]}
 MAX_TOKENS = 500
 PERPLEXITY = 30.0
-LABELLED = 12  # tokens with their text, at most: those that move farthest
 
 
 def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFrame:
@@ -55,13 +53,9 @@ def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFram
 
 
 def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
-    """A square panel per space: each token is a dot before and a dot after, joined by a line.
-
-    The tokens that move farthest in a panel carry their text, as far as the texts do not cover each other.
-    """
+    """A square panel per space: each token is a dot before and a triangle after, joined by a line."""
     figure = Figure(layout="constrained", figsize=(11, 5.4), dpi=150)
     panels = figure.subplots(1, len(SPACES))
-    moves = []
     for axes, letter, (space, title) in zip(panels, "ab", SPACES.items(), strict=True):
         of_space = table[table["space"] == space]
         ends = [of_space.loc[of_space["when"] == when, ["x", "y"]].to_numpy() for when in WHEN]
@@ -72,26 +66,6 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
         axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2", box_aspect=1)
         axes.set_aspect("equal", adjustable="datalim")  # every panel is a square with one scale on both axes
         axes.set_title(f"{letter}  {title}", loc="left", fontsize=11)
-        moves.append((axes, *ends, of_space.loc[of_space["when"] == "before", "token"].tolist()))
     figure.suptitle(f"{heading} ({len(ends[0])} tokens)", fontsize=12, parse_math=False)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    figure.draw_without_rendering()  # gives the panels the size that the labels are measured against
-    for move in moves:
-        _label(*move)
     save(figure, folder, "tsne", dpi="figure")
-
-
-def _label(axes: Axes, before: np.ndarray, after: np.ndarray, tokens: list[str]) -> None:
-    panel = axes.get_window_extent()
-    boxes = {}  # by text
-    for number in np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable"):
-        text = tokens[number]
-        if text in boxes or len(boxes) == LABELLED:
-            continue
-        style = {"fontsize": 8, "xytext": (3, 3), "textcoords": "offset points", "parse_math": False}
-        label = axes.annotate(text, after[number], in_layout=False, **style)
-        box = label.get_window_extent()
-        if box.x1 > panel.x1 or box.y1 > panel.y1 or any(box.overlaps(other) for other in boxes.values()):
-            label.remove()
-        else:
-            boxes[text] = box

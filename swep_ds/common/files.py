@@ -1,6 +1,8 @@
 """Files that users name, files that processes share, and those that come with this package."""
 
 import fcntl
+import gzip
+import hashlib
 import json
 import logging
 import os
@@ -83,6 +85,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if "update" in line:
             lines.append(line)
     return lines
+
+
+def checksum(files: Iterable[Path]) -> str:
+    """The first 32 digits of the SHA-256 over the files' content, each unpacked if it is gzip."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as packed:
+            is_gzip = packed.read(2) == b"\x1f\x8b"
+            packed.seek(0)
+            content = gzip.GzipFile(fileobj=packed) if is_gzip else packed
+            while block := content.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:32]
 
 
 def user_path(given: str | os.PathLike) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from swep_ds.common.errors import InputError, excerpt, printable, reason
 from swep_ds.common.files import read_text, user_path
@@ -32,22 +32,11 @@ class _Settings(type(BaseModel)):
 
 
 class Section(BaseModel, metaclass=_Settings):
-    """Settings by name. Unknown names, NaN and a bool in place of a number are errors. `kinds` has, by section, the
-    classes of a section that comes in several, by the `name` that selects each."""
+    """Settings by name. Unknown names and NaN are errors. `kinds` has, by section, the classes of a section that comes
+    in several, by the `name` that selects each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
     kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_bool_is_a_number(cls, tree: Any) -> Any:
-        """YAML reads yes and on as true, which pydantic would take for 1."""
-        for name, value in tree.items() if isinstance(tree, dict) else ():
-            if isinstance(value, bool) and name in cls.model_fields:
-                parts = _parts(cls.model_fields[name].annotation)
-                if int in parts or float in parts:
-                    raise FieldFault(f"{name}: {value}: must be a number")
-        return tree
 
     @classmethod
     def lay_over(cls, base: Tree, layer: Tree) -> Tree:
@@ -185,7 +174,15 @@ def suggest(name: str, candidates: Iterable[str], before: str = "") -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys. 3e-5 is text in YAML 1.1: pydantic makes it a number where the field is one."""
+    """Refuses repeated keys. As in YAML 1.2, only true and false are booleans.
+
+    pydantic takes the texts on, off, yes and no for booleans where a field is one, and 3e-5, a text here, for a number.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if first in "tTfF" or not tag.endswith(":bool")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -257,14 +254,19 @@ def read_whole(
 def change(model: type[S], tree: Tree, changes: Iterable[Change], place: Path | str) -> S:
     """`tree` with changes laid over it, as typed settings. `place` and errors as in `validate`."""
     layer: Tree = {}
-    for (*section, leaf), value in changes:
-        node = layer
-        for key in section:
-            if not isinstance(node.get(key), dict):
-                node[key] = {}
-            node = node[key]
-        node[leaf] = _Whole(value) if isinstance(value, dict) else value
+    for names, value in changes:
+        put(layer, names, _Whole(value) if isinstance(value, dict) else value)
     return validate(model, model.lay_over(tree, layer), place)
+
+
+def put(tree: Tree, names: Sequence[str], value: Any) -> None:
+    """Sets the value at a dotted name, which is given in parts."""
+    *sections, leaf = names
+    for section in sections:
+        if not isinstance(tree.get(section), dict):
+            tree[section] = {}
+        tree = tree[section]
+    tree[leaf] = value
 
 
 class _Whole(dict):

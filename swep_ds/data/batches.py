@@ -191,8 +191,7 @@ class TrainingBatches:
 
     def _grouped(self, order: np.ndarray) -> np.ndarray:
         """Mega-batches, each sorted by length; with `max_tokens` every other one in reverse, or short and long windows
-        would meet at its end. Of a mix, windows meet that have the same place by length in their own source: sorted by
-        length alone, an update would be of the source with such lengths."""
+        would meet at its end. In a mix, windows are matched by their length rank within their own source."""
         windows = self.global_batch  # per update
         if self.max_tokens:
             windows = max(1, int(self.global_batch * self.max_tokens / self.lengths.mean()))

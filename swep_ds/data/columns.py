@@ -14,7 +14,9 @@ EXPORTS = (
     "of annotation tools, those of Label Studio, Prodigy, doccano and Argilla are read; from others, export rows with "
     "question, context, answer and answer_start"
 )
-COLUMNS = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
+USUAL = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
+# "stratum": of a question that was suggested for labelling (`analysis/labelled.py`)
+COLUMNS = (*USUAL, "start", "answer_category", MRQA_COLUMN, "paragraphs", "qas", "stratum")
 ANSWERED = {"answers", "answer", "is_impossible"}
 OTHER_NAMES = {
     "answer_text": "answer",  # Kaggle's chaii and tables of Haystack
@@ -22,15 +24,13 @@ OTHER_NAMES = {
     "query_text": "question",
     "query_id": "id",
 }
-COLUMNS += ("start", "answer_category", MRQA_COLUMN, "paragraphs", "qas")
-COLUMNS += ("stratum",)  # of a question that was suggested for labelling (`analysis/labelled.py`)
 
 
 def check_columns(columns: Mapping[str, str | None]) -> None:
     """Raises ValueError: not all keys are columns, one but the id has no name, or two have the same."""
     for column, name in columns.items():
         if column not in COLUMNS:
-            raise ValueError(f"{excerpt(column)} is not one of {', '.join(COLUMNS[:8])}")
+            raise ValueError(f"{excerpt(column)} is not one of {', '.join(USUAL)}")
         if name is None and column != "id":
             raise ValueError(f"{column}: give the name of its column; only the id can do without")
         if list(columns.values()).count(name) > 1:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 class Example:
     """One question about one context.
 
-    `answers` are the accepted texts for scoring; none = the context does not answer the question, or its answer is
-    `withheld`, as by all questions of some test sets. `span` is the training answer as characters [start, end) of
-    `context`, None without an answer or when read for evaluation. `article` is its title, or else its context: a
-    split of the data must keep the questions of one article on one side.
+    `answers` are the accepted texts for scoring; none = the context does not answer the question, or the test set
+    withholds its answers (`withheld`). `span` is the training answer as characters [start, end) of `context`, None
+    without an answer or when read for evaluation. `article` is its title, or else its context.
     """
 
     id: str

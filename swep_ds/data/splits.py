@@ -67,9 +67,9 @@ def hold_out_articles(examples: list[Example], fraction: float) -> tuple[list[Ex
 
 
 def halves(examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    """Splits into two halves of about equal size, in order: one to select a checkpoint by, one to report. In random
-    order, each article, or context if there is one article (`_inseparable`), goes to the half that has fewer questions
-    so far, whatever the seed of a run. Raises InputError: all questions are about one context."""
+    """Splits into two halves of about equal size: one to select a checkpoint by, one to report. Each group of
+    `_inseparable` goes to the half that has fewer questions so far, whatever the seed of a run. Raises InputError: all
+    questions are about one context."""
     groups, sizes = _inseparable(examples, least_articles=2)
     if len(sizes) < 2:
         raise InputError(

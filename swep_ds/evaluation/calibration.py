@@ -80,8 +80,7 @@ def calibrated_scores(
 ) -> dict[str, float]:
     """What a calibrator changes on N >= 1 questions, from the confidences without it and with it: `CALIBRATED`, in
     percent, and for `CHANGES` "<name>_change_low" and "_high", in points: the `LEVEL` % interval of the change, by a
-    paired percentile bootstrap over `clusters` (N numbers from 0), if there are `MIN_CLUSTERS` effective ones. The ECE
-    has none: few questions a bin bias it, and resampling does so again.
+    paired percentile bootstrap over `clusters` (N numbers from 0), if there are `MIN_CLUSTERS` effective ones.
     """
     scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
     cluster_N = np.asarray(clusters)

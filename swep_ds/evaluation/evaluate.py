@@ -212,11 +212,9 @@ def _fields(answer: Answer) -> dict[str, Any]:
 
 @torch.no_grad()
 def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, tokenizer, batch_size: int) -> None:
-    """Runs this rank's share of the windows of the decoder's examples through a model in evaluation mode, `batch_size`
-    at a time, and adds the outputs to the decoder. Collective.
+    """Runs this rank's share of the windows through a model in evaluation mode, and adds the outputs to the decoder.
 
-    All ranks make the same number of calls, as ZeRO-3 requires: a rank without windows left repeats the first one and
-    drops the result.
+    Collective. A rank without windows left repeats one and drops the result: ZeRO-3 needs calls on all ranks.
     """
     batches = _batches(features, batch_size, ranks.rank(), ranks.world_size())
     calls = max(ranks.gather(len(batches)))

@@ -7,18 +7,14 @@ What the official scripts do is kept, although some of it surprises:
     punctuation goes before the articles do. The script of CLUB, for XQuAD-ca and ViquiQuAD, adds Catalan's articles.
     French, Italian and Portuguese have no official script with articles (SQuAD-it names SQuAD's own): theirs are those
     of lighteval 3fd15266.
-  - KorQuAD 1.0: F1 counts characters, blanks left out. Twelve quotation marks and brackets separate words.
   - KLUE-MRC: "F1" is its ROUGE-W, the longest run of characters that both texts have, blanks included. The marks that
     KorQuAD makes blanks of stay, because the script's pattern asks for several of them in a row. In an accepted answer
     of 200 characters or more, no run begins at a frequent character (`difflib` takes them for junk).
-  - JGLUE (for JSQuAD, and for JaQuAD, whose own notebook takes any order of the same characters for an exact match): F1
-    counts characters, blanks included. Only ideographic full stops at the very end go, and no other punctuation.
-  - CMRC 2018 (for DRCD, too): F1 is the longest run of Chinese characters and Western words. Some marks go and others
-    stay, such as "!", the ellipsis and an opening single quotation mark; blanks at the ends go before them. Western
-    words are those of NLTK 3.9.1's tokenizer, here without its cut into sentences.
-  - DuReader-robust: as CMRC, with other marks. What stands between Chinese characters is one unit, blanks included.
-  - PersianQA: F1 counts characters, blanks included. Case and punctuation count.
-  - ARCD (SOQAL): SQuAD's rules, then MLQA's for Arabic's article. Arabic punctuation counts.
+  - JGLUE: the same rules score JSQuAD and JaQuAD. JaQuAD's own notebook accepts the characters in any order.
+  - CMRC 2018 and DRCD: F1 is the longest run of Chinese characters and Western words. Some marks stay, such as "!", the
+    ellipsis and an opening single quotation mark. Blanks at the ends are removed before marks are. Western words are
+    those of NLTK 3.9.1's tokenizer, here without its cut into sentences.
+  - ARCD is scored by SOQAL's script, in which Arabic punctuation counts.
 """
 
 import re
@@ -77,10 +73,6 @@ def normalize_mlqa(text: str, language: str) -> str:
     if language == "zh":
         kept = re.sub(f"([{HAN_OF_MLQA}])", r" \1 ", kept)
     return collapse(kept)
-
-
-def without_blanks(text: str) -> str:
-    return text.replace(" ", "")
 
 
 # several full stops; a quotation mark; a comma, unless in a number; a mark; a word, with the marks inside it
@@ -151,7 +143,7 @@ RULES = {
     "korquad": Rules(
         "KorQuAD 1.0",
         [blank("""['"《》<>〈〉()‘’]"""), str.lower, drop(string.punctuation), collapse],
-        without_blanks,
+        drop(" "),
     ),
     "klue": Rules(
         "KLUE-MRC",

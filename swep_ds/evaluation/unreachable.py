@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 
+from swep_ds.common.errors import excerpt
 from swep_ds.data.features import Features
 from swep_ds.evaluation.scores import Scorer
-
-SHOWN = 60  # characters of an answer in a message
 
 
 def unreachable(
     features: Features, golds: Sequence[Sequence[str]], scorer: Scorer, limit: int, option: str
 ) -> list[str]:
-    """Sentences about the questions that cannot be answered right, none if there is no such question.
-
-    `golds` are the accepted answers to each question of `features`; `limit` is the most tokens that an answer may have,
-    which the user sets as `option`.
-    """
+    """Sentences about the questions that cannot be answered right, if there are any. `golds` are the accepted answers
+    to each question of `features`. The user sets `limit`, the most tokens of an answer, by `option`."""
     said = []
     long = [tokens for tokens in features.answer_tokens if tokens > limit]
     if long:
@@ -34,7 +30,7 @@ def unreachable(
         answer, text = min(unwritable, key=lambda pair: len(pair[0]))
         said.append(
             f"{len(unwritable)} of {features.examples} questions have only answers that the model's tokenizer cannot "
-            f"write, such as {answer[:SHOWN]!r}, which comes back as {text[:SHOWN]!r}: name a model whose tokenizer "
+            f"write, such as {excerpt(answer)}, which comes back as {excerpt(text)}: name a model whose tokenizer "
             "writes every character, such as BART, or an extractive one"
         )
     return said

@@ -52,10 +52,9 @@ def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: in
 
 @torch.no_grad()
 def words_changed(qa: nn.Module, inputs: Inputs, perturbed: Tensor) -> dict[str, Tensor]:
-    """The share of tokens whose perturbed embedding is nearer to another word, and the same share before (`_clean`),
-    which is not zero, because a longer row of the table can have the larger product. Measured on a few hundred tokens
-    that the key draws. The sum over the micro-batches of an update is the share of its tokens. In Eq. 6 of
-    the paper V is the vocabulary of the training data; here a word is any row of the table."""
+    """The share of tokens whose perturbed embedding is nearer to another word, any row of the table, and the same share
+    before (`_clean`). That is not zero, because a longer row can have the larger product. Measured on a few hundred
+    tokens that the key draws. The sum over the micro-batches of an update is the share of its tokens."""
     batch = inputs.batch
     vocabulary = qa.model.get_input_embeddings().num_embeddings
     fewest, most = MEASURED_TOKENS

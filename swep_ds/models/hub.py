@@ -1,6 +1,5 @@
 """Model names (a hub id, a local folder, or a model of this package) and tokenizers."""
 
-import hashlib
 import inspect
 import logging
 import re
@@ -13,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import check_hub, user_path
+from swep_ds.common.files import check_hub, checksum, user_path
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.windows import is_mark, stop_sampling
 from swep_ds.models.folders import check_adapter, load_config, model_files
@@ -47,12 +46,7 @@ def model_checksum(name: str, option: str = "model.name") -> str | None:
     source = resolve_model(name, option)
     if not Path(source).is_dir():
         return None
-    digest = hashlib.sha256()
-    for file in model_files(Path(source)):
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()[:32]
+    return checksum(model_files(Path(source)))
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:

@@ -18,8 +18,7 @@ from swep_ds.models.outputs import QAModel, QAOutput, answer_nll
 class Seq2SeqQA(QAModel):
     """Any sequence-to-sequence model whose encoder takes `inputs_embeds`, in training.
 
-    Only the encoder's word embeddings are perturbed. A decoder that shares their table reads it by token ids,
-    unperturbed.
+    Only the encoder's word embeddings are perturbed, also where the decoder shares their table.
     """
 
     def embed(self, batch: Batch) -> Tensor:

@@ -41,9 +41,8 @@ def example_window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | 
 
 
 def check_takes_embeddings(model: PreTrainedModel, label: str, window: Inputs) -> None:
-    """Tries the model on a window's embeddings, which some models refuse, or treat otherwise than its ids: Pegasus and
-    Marian scale only embeddings of ids; Longformer, BigBird and Splinter find the question by the ids of its special
-    tokens. Leaves the model in evaluation mode.
+    """Tries the model on a window's embeddings. Some models refuse them or treat them otherwise: Pegasus scales
+    only embeddings of ids, BigBird finds the question by ids of special tokens. Leaves the model in evaluation mode.
 
     Raises InputError: the model cannot be trained under perturbation, or computes NaN or infinity.
     """

@@ -1,7 +1,5 @@
 """Recipe -> examples: the questions that a run trains on and tests on, and whether its files have changed since."""
 
-import gzip
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -10,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from swep_ds.common.errors import InputError, at
-from swep_ds.common.files import user_path
+from swep_ds.common.files import checksum, user_path
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import local_files, read_examples
@@ -199,12 +197,4 @@ def _content_checksum(files: tuple[Path, ...]) -> str:
 
 @cache  # a table of many runs asks for the same files
 def _checksum(files: tuple[tuple[Path, int], ...]) -> str:
-    digest = hashlib.sha256()
-    for file, _ in files:
-        with file.open("rb") as packed:
-            is_gzip = packed.read(2) == b"\x1f\x8b"
-            packed.seek(0)
-            content = gzip.GzipFile(fileobj=packed) if is_gzip else packed
-            while block := content.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()[:32]
+    return checksum(file for file, _ in files)

@@ -16,7 +16,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from swep_ds.common.errors import InputError, excerpt
 from swep_ds.common.plugins import load_entry_points
-from swep_ds.common.settings import FieldFault, Section, change, load, read_whole, suggest, without_paths
+from swep_ds.common.settings import FieldFault, Section, change, flatten, load, read_whole, suggest, without_paths
 from swep_ds.data.choices import Choices
 from swep_ds.data.columns import check_columns
 from swep_ds.evaluation.scores import Scorer
@@ -284,8 +284,8 @@ class Recipe(Section):
         """Reads `swep_ds/recipes/<name>.yaml` or a YAML file and applies `--set` overrides.
 
         A recipe may begin with `extends: NAME_OR_PATH` (a path from its own folder) and then holds only its changes.
-        Another `method.name` drops the settings of the former method. `option` is what the user named the recipe with.
-        Raises InputError: no such recipe, an unknown field (names the nearest one) or a wrong value.
+        `option` is what the user named the recipe with. Raises InputError: no such recipe, an unknown field (names the
+        nearest one) or a wrong value.
         """
         return load(Recipe, name_or_path, RECIPES, option, overrides)
 
@@ -294,8 +294,7 @@ class Recipe(Section):
         """A recipe with other sections, as in `Recipe.make("bert_base_squad", seed=1, train={"epochs": 3})`.
 
         `base` is the name of a shipped recipe, the path of a YAML file, or a recipe. A `Section`, such as the settings
-        of a method, replaces the whole section, and a dict only its fields; another `method.name` drops the settings of
-        the former method. Raises InputError: as `load`.
+        of a method, replaces the whole section, and a dict only its fields. Raises InputError: as `load`.
         """
         if isinstance(base, Recipe):
             place = "Recipe"
@@ -319,31 +318,30 @@ class Recipe(Section):
         or holds articles out. Warns if all test sets are the recipe's, for data.train may be of the same domain. Raises
         InputError if the only domain that was trained on could count as out of domain."""
         merged = super().lay_over(base, layer)
-        before = _mapping(base, "data")
-        given = _mapping(layer, "data")
-        after = _mapping(merged, "data")
-        added = _mapping(given, "eval")
-        name, source = next(iter(_mapping(before, "eval").items()), (None, None))
-        if name is None or name in added or _mapping(after, "eval").get(name) != source:
+        before, given, after = (flatten(tree) for tree in (base, layer, merged))
+        first = next((field for field in before if field.startswith("data.eval.")), None)
+        if first is None or first in given or after.get(first) != before[first]:
             return merged
+        source = before[first]
         own = "as in --set 'data.eval={NAME: FILE}'"
         home = _home(after)
         home_before = _home(before)
-        if after.get("holdout_fraction"):
-            if home is not None and home_before == home and not before.get("holdout_fraction"):
+        if held_out := after.get("data.holdout_fraction"):
+            if home is not None and home_before == home and not before.get("data.holdout_fraction"):
                 raise InputError(
-                    f"data.holdout_fraction {after['holdout_fraction']}: held-out articles are the source domain, and "
-                    f"data.eval.{name} ({source}), which is of that domain too, would count as out of domain: name "
-                    f"only the other test sets, {own}"
+                    f"data.holdout_fraction {held_out}: held-out articles are the source domain, and {first} "
+                    f"({source}), which is of that domain too, would count as out of domain: name only the other test "
+                    f"sets, {own}"
                 )
         elif home_before is not None and home not in (None, home_before, source):
-            trained = "the home of data.train" if isinstance(after["train"], list) else "data.train"
-            domain = f"the source domain, data.eval.{name} ({excerpt(source)}), is the recipe's"
-            kept = f"{trained} is {excerpt(home)}, while {domain}"
-            if added:
+            trained = "data.train" if "data.train" in after else "the home of data.train"
+            kept = (
+                f"{trained} is {excerpt(home)}, while the source domain, {first} ({excerpt(source)}), is the recipe's"
+            )
+            if added := [field.removeprefix("data.eval.") for field in given if field.startswith("data.eval.")]:
                 raise InputError(
-                    f"{kept}, and {', '.join(map(str, added))} would count as out of domain: name all test sets, the "
-                    f"one of data.train's domain first, {own}"
+                    f"{kept}, and {', '.join(added)} would count as out of domain: name all test sets, the one of "
+                    f"data.train's domain first, {own}"
                 )
             warn_once(f"{kept}: if it is of another domain, replace it, {own}")
         return merged
@@ -404,20 +402,10 @@ class FirstStage(Recipe):
     training_source: ClassVar = "pretrain.train"
 
 
-def _mapping(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """The mapping in this place; empty where the user wrote something else, which validation refuses."""
-    value = tree.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _home(data: dict[str, Any]) -> str | None:
-    """The home source in settings that are not yet validated; None where they name none."""
-    home = train = data.get("train")
-    if isinstance(train, list):
-        home = data.get("home")
-        if home is None and train and isinstance(train[0], dict):
-            home = train[0].get("source")
-    return home if isinstance(home, str) else None
+def _home(flat: dict[str, Any]) -> str | None:
+    """The home source in settings by dotted name that are not yet validated; None where they name none."""
+    named = (flat.get(field) for field in ("data.train", "data.home", "data.train.0.source"))
+    return next((source for source in named if isinstance(source, str)), None)
 
 
 @cache

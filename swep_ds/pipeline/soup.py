@@ -6,6 +6,7 @@ the soup.
 """
 
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,14 +52,12 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
         if differing := differences(first.traits, other.traits, most=3):
             raise InputError(f"{other.run}: is unlike {first.run} ({differing}): leave that run out")
     output = output.resolve()  # it may be a link to a folder, which no folder can replace
-    unfinished = output.with_name(f".{output.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
-    try:
-        unfinished.mkdir(parents=True)
-        _write(ingredients, unfinished)
-        unfinished.rename(output)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as unfinished:
+        model = Path(unfinished, "model")
+        model.mkdir()
+        _write(ingredients, model)
+        model.rename(output)
 
 
 def _read(run: Path) -> Ingredient:

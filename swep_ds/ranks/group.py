@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TypeVar
+from unittest import mock
 
 import datasets
 import torch
@@ -93,21 +94,16 @@ def _restored() -> Iterator[None]:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     variables = read_launch() or alone | {"MASTER_PORT": str(free_port())}
     variables["SWEP_DS_LOCAL_ID"] = variables["LOCAL_RANK"]
-    changed = (*variables, CUBLAS, FLASH_ATTENTION)
-    before = {name: os.environ[name] for name in changed if name in os.environ}
-    if "RANK" not in before and accelerator.device_count() == 1:
+    if "RANK" not in os.environ and accelerator.device_count() == 1:
         variables["LOCAL_RANK"] = "0"  # with --gpus-per-task=1 every task sees one device, its own
-    os.environ |= variables
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
     linear = torch.nn.functional.linear
     hook = sys.excepthook  # a group's begins each line of a traceback with the rank
     try:
-        yield
+        with mock.patch.dict(os.environ, variables):
+            yield
     finally:
-        for name in changed:
-            os.environ.pop(name, None)
-        os.environ |= before
         if is_deterministic != torch.are_deterministic_algorithms_enabled():
             torch.use_deterministic_algorithms(is_deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = fills

@@ -5,28 +5,28 @@ out. "auto" takes the recipe's value, and any other value must agree with it. De
 """
 
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import yaml
 from deepspeed import DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import ds_config_path, read_json
-from swep_ds.common.settings import flatten, suggest
+from swep_ds.common.settings import flatten, put, suggest
 from swep_ds.data.batches import engine_divisor
-from swep_ds.training.settings import QUIET, REPORTS, TrainSection
-from swep_ds.training.zero.names import check_version
+from swep_ds.training.settings import BY_RECIPE, QUIET, REPORTS, SPREAD, TrainSection
 
+OLDEST, TOO_NEW = "0.19.8", "0.20"  # of DeepSpeed; zero/names.yaml has what this package uses inside of it
 OFFLOADS = {"offload_optimizer": 1, "offload_param": 3}  # the least ZeRO stage of each
 NEEDS_GPU = {"fp16": "fp32, autocast or bf16", "tf32": "fp32"}  # precision -> what to use on a CPU
 AUTO = "auto"
 BLOCKS = ("zero_optimization", "bf16", "fp16", "torch_autocast", "aio", "data_types")
-KNOWN = (*BLOCKS, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-KNOWN += ("gradient_clipping", "communication_data_type", *REPORTS)
-KNOWN += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
+KNOWN = sorted({*SPREAD, *BY_RECIPE, *REPORTS, "communication_data_type"})
 REFUSED = yaml.safe_load(Path(__file__).with_name("ds_refused.yaml").read_text(encoding="utf-8"))  # field -> fix
 Given = dict[str, tuple[Any, str]]
 COMMENT = ("_", "#", "//")  # begins the names of fields that people write as comments
@@ -41,7 +41,7 @@ def complete_ds_config(
     get their sizes, as in transformers.
 
     Raises InputError: the file cannot be read, contradicts the recipe (all disagreements in one message) or has a field
-    that DeepSpeed refuses, or this DeepSpeed is too old; or the recipe's precision needs a GPU.
+    that DeepSpeed refuses; or the recipe's precision needs a GPU; or as `check_version`.
     """
     check_version()
     if on_cpu and (fix := NEEDS_GPU.get(train.precision)):
@@ -51,7 +51,7 @@ def complete_ds_config(
     if Path(source).name == "ds_config.json" and Path(source).with_name("batch.json").is_file():
         config.pop("data_types", None)
         for field in given:  # a run's file: its recipe decided these
-            _set(config, field, AUTO)
+            put(config, field.split("."), AUTO)
     faults = _faults(config, train, given)
     _fill(config, given, hidden_size)
     autos = [field for field, value in flatten(config).items() if value == AUTO]
@@ -65,6 +65,20 @@ def complete_ds_config(
     with as_input_error(f"{source}: DeepSpeed refuses it", "fix the field it names"):
         DeepSpeedConfig(deepcopy(config))
     return config
+
+
+def check_version() -> None:
+    """Raises InputError: this DeepSpeed is too old or too new. pip did not check one that is part of an image."""
+    version = deepspeed.__version__
+    if not _numbers(OLDEST) <= _numbers(version) < _numbers(TOO_NEW):
+        raise InputError(
+            f"DeepSpeed {version}: versions before {OLDEST} can silently lose gradients, and those from {TOO_NEW} on "
+            f"were never tested: pip install 'deepspeed>={OLDEST},<{TOO_NEW}'"
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def zero_stage(config: dict[str, Any]) -> int:
@@ -171,7 +185,7 @@ def _faults(config: dict[str, Any], train: TrainSection, given: Given) -> list[s
 def _fill(config: dict[str, Any], given: Given, hidden_size: int) -> None:
     """Puts in what the recipe decides and the sizes of ZeRO's "auto" buckets; drops offload to nowhere."""
     for field, (value, _) in given.items():
-        _set(config, field, value)
+        put(config, field.split("."), value)
     if config["bf16"]["enabled"]:  # 13 operations a gradient; instruments.py looks at the norm instead
         config["bf16"].setdefault("check_grad_overflow", False)
     zero = config.setdefault("zero_optimization", {})
@@ -184,10 +198,3 @@ def _fill(config: dict[str, Any], given: Given, hidden_size: int) -> None:
     for name in OFFLOADS:
         if not zero.get(name) or zero[name].get("device") == "none":
             zero.pop(name, None)
-
-
-def _set(config: dict[str, Any], field: str, value: Any) -> None:
-    *sections, leaf = field.split(".")
-    for section in sections:
-        config = config.setdefault(section, {})
-    config[leaf] = value

@@ -30,10 +30,6 @@ PATIENCE = 3  # a shape is captured when it comes for this time: on an H200 a ca
 MOST = 64  # graphs of a run; further shapes run without
 
 
-class MemoryShort(RuntimeError):
-    """There is no room for another graph."""
-
-
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
@@ -100,10 +96,7 @@ class Graphs:
         perturbed = sum(pass_.perturb is not None for pass_ in passes)
         self._scalars.draw.fill_(step.update * perturbed)
         for weight, pass_ in zip(self._scalars.kl_weights, passes, strict=True):
-            if isinstance(pass_.kl_weight, Tensor):
-                weight.copy_(pass_.kl_weight)
-            else:
-                weight.fill_(pass_.kl_weight)
+            weight.fill_(pass_.kl_weight)
 
     def _capture(self, key: tuple, batch: Batch, step: MicroStep) -> None:
         """If it cannot be captured, a line says why, and no other update of its kind is tried."""
@@ -146,8 +139,6 @@ class Graphs:
 def _why(error: RuntimeError) -> str:
     """The reason, and the operation that cannot be captured. (No variable of a caller may keep the failed passes.)"""
     cause = error.__context__ or error  # the end of a capture that failed raises, too
-    if isinstance(cause, MemoryShort):
-        return str(cause)
     at = traceback.extract_tb(cause.__traceback__)[-1]
     return f"{reason(cause)}; {at.name}, line {at.lineno} of {at.filename}"
 
@@ -167,7 +158,7 @@ class GraphRecorder:
         free, _ = torch.cuda.mem_get_info()
         activations = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
         if free < 2 * activations:  # the graphs' memory may grow by one update's, and another one runs without graphs
-            raise MemoryShort(f"{free / 2**20:,.0f} MiB are free, and {2 * activations / 2**20:,.0f} are needed")
+            raise RuntimeError(f"{free / 2**20:,.0f} MiB are free, and {2 * activations / 2**20:,.0f} are needed")
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             body()  # compiles and plans kernels, which a capture cannot

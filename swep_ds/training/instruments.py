@@ -171,13 +171,10 @@ class Instruments:
 
     def _first_overflow(self) -> str:
         """Names the first update since the last line whose gradient is not finite; "" if there is none."""
-        if not self._norms:
-            return ""
-        norms = [torch.as_tensor(norm, dtype=torch.float, device=ranks.device()) for norm in self._norms.values()]
-        finite = torch.stack(norms).isfinite().tolist()
-        if all(finite):
-            return ""
-        return f", the gradient not finite first in update {list(self._norms)[finite.index(False)]}"
+        for update, norm in self._norms.items():
+            if not math.isfinite(norm):
+                return f", the gradient not finite first in update {update}"
+        return ""
 
 
 def add_up(sums: dict[str, tuple[Tensor, int]], micro_batches: Sequence[dict[str, Tensor]]) -> None:

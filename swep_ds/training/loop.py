@@ -65,7 +65,9 @@ def train(
             observe(engine.module.method, statistics)
             if checkpoints.average:
                 checkpoints.average.add(number)
-            state = _count(state, batches, update)
+            rows = batches.windows(update)
+            tokens = state.tokens + int(batches.lengths[rows].sum())
+            state = replace(state, updates=number, windows=state.windows + len(rows), tokens=tokens)
             signal = vote.asked()
             saves = due or signal != 0
             if logs or saves:
@@ -114,10 +116,8 @@ def run_update(
 ) -> list[dict[str, Tensor]]:
     """One update of any method: for each micro-batch and each part of it, a pass or all: forward, backward, step.
 
-    The engine's step changes weights only after the update's last backward. If the engine `steps_once`, it is called
-    only then, after the reduction of all gradients. `phase` is entered with the name of each phase.
-
-    Returns the statistics of each micro-batch (`Objective.loss`), with its "loss".
+    The step changes weights only after the update's last backward; an engine that `steps_once` takes it only then.
+    `phase` is entered with the name of each phase. Returns the statistics of each micro-batch, with its "loss".
     """
     statistics = []
     with engine.deepspeed.coalesce_grad_reduction() if engine.coalesces else nullcontext():
@@ -142,9 +142,3 @@ def observe(method: Method, statistics: Sequence[dict[str, Tensor]]) -> None:
 def seed_dropout(seed: int, update: int) -> None:
     """Keys dropout by (seed, update, rank): a resumed run needs no generator state to continue exactly."""
     torch.manual_seed(int(np.random.SeedSequence([seed, update, ranks.rank()]).generate_state(1, np.uint64)[0] >> 1))
-
-
-def _count(state: TrainState, batches: TrainingBatches, update: int) -> TrainState:
-    rows = batches.windows(update)
-    tokens = state.tokens + int(batches.lengths[rows].sum())
-    return replace(state, updates=update + 1, windows=state.windows + len(rows), tokens=tokens)

@@ -1,15 +1,13 @@
 """The settings of training and tracking: the recipe's sections `train` and `tracking`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from swep_ds.common.settings import FieldFault, Section
 
 # field of `train` -> the kind of average it sets
 AVERAGED_BY = {"average_decay": "ema", "average_start": "start"}
-# fields that are gone, which the recipes of earlier runs have at these defaults
-GONE = {"freeze_updates": 0, "average_last": 0.25}
 
 # its throughput timer synchronises the GPU at every forward and step
 QUIET = {"steps_per_print": 2**31, "wall_clock_breakdown": False, "timers": {"throughput": {"enabled": False}}}
@@ -64,13 +62,6 @@ class TrainSection(Section):
     average_decay: float = Field(0.99, gt=0, lt=1)  # ema: per update; the mean is about 1 / (1 - decay) updates old
     average_start: float = Field(0.5, gt=0, lt=1)  # start: the share of the weights that training started from
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_gone_fields(cls, tree: Any) -> Any:
-        if not isinstance(tree, dict):
-            return tree
-        return {name: value for name, value in tree.items() if name not in GONE or value != GONE[name]}
-
     @model_validator(mode="after")
     def _fits_together(self) -> "TrainSection":
         for name, kind in AVERAGED_BY.items():
@@ -85,9 +76,3 @@ class TrackingSection(Section):
     to: Literal["off", "wandb", "wandb_offline"] = "off"
     project: str = "swep-ds"  # the project in wandb
     group: str | None = None  # the group of runs in wandb; a sweep sets its own name
-
-    @field_validator("to", mode="before")
-    @classmethod
-    def _bare_off(cls, value: Any) -> Any:
-        """YAML 1.1 reads a bare off as false."""
-        return "off" if value is False else value

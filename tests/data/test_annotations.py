@@ -22,8 +22,11 @@ SECOND = CONTEXT.rindex("1902")
 OLD = {"text": ["1902"], "answer_start": [CONTEXT.index("1902")]}
 
 
-def read(file: str, **wanted):
-    return read_examples(file, training=True, choices=Choices(unanswerable="train"), **wanted)
+DECLINING = Choices(unanswerable="train")
+
+
+def read(file: str, choices: Choices = DECLINING, **wanted):
+    return read_examples(file, training=True, choices=choices, **wanted)
 
 
 def rows(*items: dict, labels: bool = True):
@@ -246,7 +249,7 @@ def test_the_text_of_label_studio_tells_how_its_offsets_count():
 def test_spans_that_fit_no_place_are_refused(save):
     wrong = region(*FALL_PAIR, text="1894")
     assert "'1894' is not at answer_start" in refused(
-        save(json.dumps([annotation(1, FALL, [wrong])])), choices=Choices(unanswerable="train")
+        save(json.dumps([annotation(1, FALL, [wrong])])), choices=DECLINING
     )
     for start, end in ((4, 5), (9, 9), (60, 999), (-4, 8)):  # the first is half of an emoji
         with pytest.raises(InputError, match=r"question '4': its span .* is no place"):
@@ -317,7 +320,7 @@ def test_exports_with_faults_are_refused(save):
             "no column question",
         ),
     ):
-        assert said in refused(save(json.dumps(items)), choices=Choices(unanswerable="train"))
+        assert said in refused(save(json.dumps(items)), choices=DECLINING)
 
 
 ROW = {"question": YEAR, "context": CONTEXT}

@@ -101,12 +101,10 @@ def test_a_test_set_without_any_answer_is_withheld(save):
     kept, reasons = read(save([*silent, row(id="blank", context="", answers=[])]), "train", False)
     assert (len(kept), reasons) == (4, {"blank": "the context is empty: left out"})
     for last in (ANSWERED, IMPOSSIBLE):
-        examples = read_examples(save([*silent, last]), training=False, choices=Choices(unanswerable="train"))
+        examples = read_examples(save([*silent, last]), training=False, choices=Choices("train"))
         assert not any(example.withheld for example in examples)
     assert "has no answer; give it, or set data.unanswerable" in refused(save(silent))  # of training
-    assert "do not train on withheld answers, or set is_impossible" in refused(
-        save(silent), choices=Choices(unanswerable="train")
-    )
+    assert "do not train on withheld answers, or set is_impossible" in refused(save(silent), choices=Choices("train"))
 
 
 def test_columns_of_texts_and_numbers_as_datasets_keeps_them(save, tmp_path):

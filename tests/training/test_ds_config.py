@@ -219,10 +219,11 @@ def test_a_missing_file_a_missing_gpu_and_a_deepspeed_that_loses_gradients_are_r
     for precision, fix in (("fp16", "fp32, autocast or bf16"), ("tf32", "fp32")):
         said = refused(resolve, write(tmp_path, {}), precision=precision)
         assert said == f"train.precision: {precision} needs a GPU: set it to {fix}"
-    monkeypatch.setattr(deepspeed, "__version__", "0.19.7+cpu")
-    said = refused(resolve, write(tmp_path, {}))
-    assert said.startswith("DeepSpeed 0.19.7+cpu: ")
-    assert said.endswith(": pip install 'deepspeed>=0.19.8'")
+    for version in ("0.19.7+cpu", "0.9.10", "0.20.0"):
+        monkeypatch.setattr(deepspeed, "__version__", version)
+        said = refused(resolve, write(tmp_path, {}))
+        assert said.startswith(f"DeepSpeed {version}: ")
+        assert said.endswith(": pip install 'deepspeed>=0.19.8,<0.20'")
 
 
 def build(tmp_path, config: dict) -> Engine:

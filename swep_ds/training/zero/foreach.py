@@ -1,7 +1,7 @@
 """DeepSpeed's loops over the gradients of an update as one operation each, with results that are equal to the last bit.
 benchmarks/training/launches.py counts them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,17 @@ def use_foreach(engine) -> None:
     stage = engine.zero_optimization_stage()
     if stage == 0 or engine.zero_cpu_offload():
         return
-    optimizer.get_grad_norm_direct = partial(_norm_of_part, optimizer, stage)
+    _replace(optimizer, "get_grad_norm_direct", partial(_norm_of_part, optimizer, stage))
     if stage == 3:
         return
-    optimizer.unscale_and_clip_grads = partial(_clip_without_reading, optimizer)
+    _replace(optimizer, "unscale_and_clip_grads", partial(_clip_without_reading, optimizer))
     if stage == 2 and optimizer.contiguous_gradients and not optimizer.overlap_comm:
         _copy_together(optimizer)
+
+
+def _replace(optimizer, name: str, method: Callable) -> None:
+    getattr(optimizer, name)  # where DeepSpeed has no such method any more, it would never call this one
+    setattr(optimizer, name, method)
 
 
 def _norm_of_part(optimizer, stage: int, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:

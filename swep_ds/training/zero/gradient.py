@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from deepspeed import comm
+from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
 from torch import Tensor, nn
 
 from swep_ds.training.zero.flats import Flat, flats
@@ -31,10 +32,9 @@ class FlatGradient:
 
     Equal to DeepSpeed's own gradient to the last bit on one rank, but where bf16 has several backwards in an update:
     DeepSpeed adds them up in bf16, in which 512 equal gradients have a mean of half their size. Here the sum is in
-    float32. Several ranks send it in one reduce-scatter, as ever in bf16: half the volume of DeepSpeed's all-reduce (as
-    much as that under torch_autocast, where DeepSpeed sends bf16). Memory is held from an update's first backward to
-    its step; if it `stays`, as CUDA graphs need it, from the first update on. `begun` says whether an update has
-    collected a gradient yet.
+    float32. Several ranks send it in one reduce-scatter in bf16: half the volume of DeepSpeed's all-reduce. Memory is
+    held from an update's first backward to its step; if it `stays`, as CUDA graphs need it, from the first update on.
+    `begun` says whether an update has collected a gradient yet.
     """
 
     def __init__(self, engine):
@@ -52,8 +52,6 @@ class FlatGradient:
         self.release()
 
     def _group(self, flat: Flat) -> Group:
-        from deepspeed.runtime.zero.stage_1_and_2 import GradPartitionBufferGroup
-
         parameters = list(flat.parameters.values())
         size = flat.weights.numel()
         whole = parameters[0].new_zeros(size * self._ranks, dtype=self._dtype)

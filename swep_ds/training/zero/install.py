@@ -16,8 +16,6 @@ stage_1_and_2.py and stage3.py), and calls for 4 and 5, once for each flat tenso
 At ZeRO-0 DeepSpeed's engine averages the gradients, and a hook of the optimizer's step clips groups apart.
 """
 
-from typing import NamedTuple
-
 import deepspeed.ops
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -26,14 +24,7 @@ from deepspeed.runtime import torch_autocast
 from swep_ds.training.zero.files import Writer, write_with
 from swep_ds.training.zero.foreach import use_foreach
 from swep_ds.training.zero.gradient import FlatGradient
-from swep_ds.training.zero.names import check_engine
 from swep_ds.training.zero.norms import GroupNorms
-
-
-class Installed(NamedTuple):
-    writer: Writer
-    flat: FlatGradient | None  # ZeRO-1 without offload
-    norms: GroupNorms | None  # None: there is one group, or DeepSpeed clips without a norm for each
 
 
 def before_initialize() -> None:
@@ -51,13 +42,15 @@ def forget_engine() -> None:
         torch.nn.functional.linear = torch._C._nn.linear
 
 
-def install(engine, max_norm: float, method_max_norm: float | None) -> Installed:
+def install(
+    engine, max_norm: float, method_max_norm: float | None
+) -> tuple[Writer, FlatGradient | None, GroupNorms | None]:
     """Puts everything in place in DeepSpeed's `engine`. The method's gradient, if it has parameters, is clipped to
     `method_max_norm` by its own norm, and the model's to `max_norm`; None = DeepSpeed clips both by their common norm.
 
-    Raises InputError: this DeepSpeed has another inside.
+    Returns the writer of checkpoints; the flat gradient of ZeRO-1 without offload; and the norms of the two groups,
+    None if there is one group, or DeepSpeed clips without a norm for each.
     """
-    check_engine(engine)
     stage = engine.zero_optimization_stage()
     writer = Writer()
     write_with(engine, writer)
@@ -68,7 +61,7 @@ def install(engine, max_norm: float, method_max_norm: float | None) -> Installed
     norms = None
     if len(engine.basic_optimizer.param_groups) > 1 and (stage or method_max_norm is not None):
         norms = GroupNorms(engine, None if method_max_norm is None else (max_norm, method_max_norm))  # wraps them
-    return Installed(writer, flat, norms)
+    return writer, flat, norms
 
 
 def fp16_numbers(engine) -> dict[str, float]:

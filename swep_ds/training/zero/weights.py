@@ -19,9 +19,8 @@ from swep_ds.training.zero.flats import is_partitioned
 def shard(module: nn.Module, config: dict[str, Any]) -> None:
     """Leaves each rank its part of every parameter, in the engine's precision, and moves buffers to the device.
 
-    The values are rank 0's. The parameters pass one by one through a buffer of the largest one's size, so weights that
-    are mapped from files (`load_trainable`) are never all in memory; by itself `deepspeed.initialize` would make each
-    rank write into its mapping. Collective.
+    The values are rank 0's. The parameters pass one by one through a buffer of the largest one's size: weights that are
+    mapped from files (`load_trainable`) are never all in memory. Collective.
     """
     [dtype] = [half for name, half in HALVES.items() if config[name]["enabled"]] or [torch.float32]
     first, *_ = parameters = list(module.parameters())
@@ -58,8 +57,7 @@ def full_weights(engine, model: nn.Module, *, masters: bool) -> Iterator[tuple[s
     """Yields name and value of all that the model saves, tied weights once: in CPU memory on rank 0, None elsewhere.
 
     Collective: all ranks iterate together. At ZeRO-3 only one weight at a time is whole. `model` is part of the module
-    of an `Engine`. With `masters`, of ZeRO 1 to 3, the values are the optimizer's float32 weights, of which a
-    half-precision module's are roundings.
+    of an `Engine`. With `masters` the values are the optimizer's float32 weights, which ZeRO 1 to 3 have.
     """
     tied = model.all_tied_weights_keys if isinstance(model, PreTrainedModel) else {}
     saved = model.state_dict().keys() - tied.keys()
