@@ -37,7 +37,8 @@ def test_set(tokenizer, count: int):
     """Rows to evaluate on, in windows that hold the whole text, and the function that scores answers to them."""
     rows, texts, offsets, answers = [], [], [], []
     for example in read_examples("quickstart:encyclopedia", training=False)[:count]:
-        row = tokenizer(example.question, example.context, return_offsets_mapping=True)
+        sizes = {"padding": "max_length", "max_length": 128}
+        row = tokenizer(example.question, example.context, return_offsets_mapping=True, **sizes)
         begin = example.context.find(example.answers[0])
         end = begin + len(example.answers[0]) - 1
         start, end = (row.char_to_token(place, sequence_index=1) for place in (begin, end))

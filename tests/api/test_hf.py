@@ -156,7 +156,9 @@ def test_the_card_of_what_is_saved_asks_it_as_the_package_does(tmp_path, capsys)
     _, plain = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     text = " ".join(tiny.SENTENCES)  # of several windows
     for asked in ("It was founded in 1204 by an abbot.", text):
-        exec(plain.replace("PATH_OF_THIS_FOLDER", str(tmp_path)).replace("It was founded in 1204 by an abbot.", asked))
+        code = plain.replace("PATH_OF_THIS_FOLDER", str(tmp_path))
+        capsys.readouterr()
+        exec(code.replace("It was founded in 1204 by an abbot.", asked), {})
         [reply] = sd.QuestionAnswerer(tmp_path)("Who founded it?", asked)
         assert capsys.readouterr().out == f"{reply.text}\n"
 
@@ -211,9 +213,9 @@ def test_what_does_not_go_with_a_method_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["ddp", "zero3"])
-def test_losses_on_two_ranks_are_those_of_one_process_and_a_resumed_training_is_the_whole_one(case, tmp_path):
-    run_script(ROOT / "tests" / "support" / "trainer_on_ranks.py", str(tmp_path), case, ranks=2)
+@pytest.mark.parametrize(("case", "ranks"), [("ddp", 2), ("zero3", 2), ("zero3", None)])
+def test_losses_on_ranks_are_those_of_one_process_and_a_resumed_training_is_the_whole_one(case, ranks, tmp_path):
+    run_script(ROOT / "tests" / "support" / "trainer_on_ranks.py", str(tmp_path), case, ranks=ranks)
     saved = json.loads((tmp_path / f"{case}.json").read_text())
     alone = trainer(tmp_path / "alone", ON_RANKS, accumulation=4)
     alone.train()
