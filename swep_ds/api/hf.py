@@ -6,19 +6,25 @@ and in all that the ranks reduce.
 """
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import convert_to_fp32
+import torch.distributed as dist
+from accelerate.utils import convert_to_fp32, get_cpu_distributed_information
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from swep_ds.api.wrap import Robust, RobustOutput, check_offered, check_trained_dtypes
 from swep_ds.common.errors import InputError
+from swep_ds.common.files import hub_name
+from swep_ds.methods import summary
 from swep_ds.methods.settings import Settings
+from swep_ds.models.hub import longest_window
+from swep_ds.pipeline.export import card, card_head
+from swep_ds.ranks.environment import read_launch
 
 log = logging.getLogger(__name__)
 METHOD_FILE = "method.safetensors"  # in a checkpoint: the state of the wrapper, without the model's
@@ -72,9 +78,12 @@ class RobustMixin:
         if not self.is_deepspeed_enabled:  # DeepSpeed keeps float32 copies
             check_trained_dtypes(self.robust)
         self.robust.updates = max_steps
-        self.robust.update = 0
+        self.robust.restart(self.state.global_step)
         self._sums: dict[str, Tensor] = {}  # of what the method measures, over the updates since the last log
-        self._updates = 0  # in these sums
+        launched = dist.is_initialized() or read_launch() or get_cpu_distributed_information().world_size > 1
+        if self.is_deepspeed_enabled and not launched:  # DeepSpeed would look for MPI
+            os.environ["LOCAL_RANK"] = "0"
+            dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
         if self.model_wrapped is bare:
             self.model_wrapped = self.robust
         self.model = self.robust
@@ -112,13 +121,12 @@ class RobustMixin:
         samples, items = super().get_batch_samples(*args, **kwargs)
         if samples:  # none at the end of data whose length is not known
             self.robust.begin_update(samples)
-            self._updates += 1
         return samples, items
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs) -> Any:
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
         if isinstance(outputs, RobustOutput):
-            for name, value in outputs.metrics.items():
+            for name, value in {**outputs.metrics, "updates": torch.ones_like(loss)}.items():
                 mean = value.double() / self.current_gradient_accumulation_steps
                 self._sums[name] = self._sums.get(name, 0) + mean
         return (loss, outputs) if return_outputs else loss
@@ -129,14 +137,13 @@ class RobustMixin:
             return convert_to_fp32(super().prediction_step(model, inputs, *args, **kwargs))
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        if "loss" in logs and self._updates:  # these are training's logs, which all ranks write together
-            names = sorted(self._sums)
-            means = torch.stack([self._sums[name] for name in names]) / self._updates
+        if "loss" in logs and self._sums:  # these are training's logs, which all ranks write together
+            names = sorted(self._sums.keys() - {"updates"})
+            means = torch.stack([self._sums[name] for name in names]) / self._sums["updates"]
             logs |= dict(zip(names, self.accelerator.reduce(means, "mean").tolist(), strict=True))
             if not logs.get("left_out", 1):
                 del logs["left_out"]
             self._sums = {}
-            self._updates = 0
         super().log(logs, *args, **kwargs)
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -148,6 +155,20 @@ class RobustMixin:
         if state_dict:  # DeepSpeed's engine gives the wrapper's
             state_dict = {name.removeprefix(PREFIX): value for name, value in state_dict.items() if PREFIX in name}
         super()._save(output_dir, state_dict)
+        if self.args.should_save and state_dict != {}:  # {}: ZeRO-3 keeps its parts
+            self._write_card(Path(output_dir or self.args.output_dir))
+
+    def _write_card(self, folder: Path) -> None:
+        """Into a README.md, unless an adapter was saved, or no tokenizer: the card's code loads model and tokenizer."""
+        model, tokenizer = self.model, self.processing_class
+        if isinstance(model, PreTrainedModel) and isinstance(tokenizer, PreTrainedTokenizerFast):
+            task = "generative" if model.config.is_encoder_decoder else "extractive"
+            head = card_head(task, self.method.name, base_model=hub_name(model.config.name_or_path))
+            values = {"trainer": self, "task": task, "limit": longest_window(tokenizer, model)}
+            card(head, "trainer_card.md.jinja", summary=summary(self.method), **values).save(folder / "README.md")
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> None:
+        """None keeps the rows in order, also with "group_by_length": a metric looks its texts up by row."""
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -156,32 +177,24 @@ class RobustMixin:
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         file = Path(checkpoint or "", METHOD_FILE)
-        if checkpoint and not file.is_file():
-            self._start_method_anew(Path(checkpoint))
-        elif checkpoint:
+        if checkpoint and file.is_file():
             state = load_file(file)
             expected = self._state()
             if state.keys() != expected.keys() or len(state["_extra_state"]) != len(expected["_extra_state"]):
                 raise InputError(
                     f"{file}: belongs to another method than {self.method.name}: use that method, or another checkpoint"
                 )
-            self.robust.set_extra_state(state.pop("_extra_state"))
             self.robust.load_state_dict(state, strict=False)
-        super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _start_method_anew(self, checkpoint: Path) -> None:
-        """Raises InputError: it is a plain Trainer's, whose optimizer has no state of the method's parameters."""
-        if [*self.robust.method.parameters()]:
-            if [*checkpoint.glob("optimizer.*"), *checkpoint.glob("global_step*")]:
+        elif checkpoint and [*self.robust.method.parameters()]:
+            if [*file.parent.glob("optimizer.*"), *file.parent.glob("global_step*")]:
                 raise InputError(
                     f"{checkpoint}: is a plain Trainer's: its optimizer is for the model alone, without {METHOD_FILE}: "
                     "begin a training from its model, or resume with a method that learns no noise"
                 )
             log.warning("%s: has no %s: the noise starts anew, as the optimizer does", checkpoint, METHOD_FILE)
-        self.robust.update = TrainerState.load_from_json(checkpoint / TRAINER_STATE_NAME).global_step
+        super()._load_optimizer_and_scheduler(checkpoint)
 
     def _state(self) -> dict[str, Tensor]:
-        if self.is_deepspeed_enabled:  # which saves the weights
-            return {"_extra_state": self.robust.get_extra_state()}
-        state = self.robust.state_dict()
-        return {name: value.contiguous() for name, value in state.items() if not name.startswith(PREFIX)}
+        saved = "objective." if self.is_deepspeed_enabled else PREFIX  # DeepSpeed saves all weights
+        state = self.robust.state_dict().items()
+        return {name: value.contiguous() for name, value in state if not name.startswith(saved)}

@@ -27,12 +27,14 @@ from swep_ds.models.hub import tells_types_apart
 from swep_ds.models.outputs import QAModel, without_peft
 from swep_ds.models.seq2seq import Seq2SeqQA
 from swep_ds.models.trials import check_takes_embeddings, depends_on_padding
+from swep_ds.ranks import accelerator
 from swep_ds.training.zero.flats import is_partitioned
 
 log = logging.getLogger(__name__)
 MULTIPLIER = 6364136223846793005  # from Knuth's MMIX generator
 SPAN = ("start_positions", "end_positions")
 TARGET = ("labels",)
+TIMES = (0, 0.25, 0.5, 0.75, 0.999)  # shares of a training, at which weights that change are noticed
 
 
 @dataclass
@@ -45,7 +47,7 @@ class RobustOutput(ModelOutput):
 
 class Robust(nn.Module):
     """What `wrap` returns. Give all of its `parameter_groups` to the optimizer. `state_dict` holds what an exact
-    continuation needs. Save the bare model from `model`. `update`, from 0, keys the noise."""
+    continuation needs. Save the bare model from `model`. `update`, from 0, keys the noise; `restart` sets it."""
 
     def __init__(self, model: nn.Module, settings: Settings, seed: int, updates: int | None):
         super().__init__()
@@ -57,18 +59,21 @@ class Robust(nn.Module):
             method = build(settings, qa.hidden_size, qa.embedding_size)
             # steps of 3e-5 are lost on weights in half precision
             method.to(table.device, torch.promote_types(table.dtype, torch.float32))
-        if updates is None and any(_weights(method, at) != _weights(method, 0.0) for at in (0.25, 0.5, 0.75, 0.999)):
+        weights = {tuple((part.name, part.weight, float(part.kl_weight)) for part in method.passes(at)) for at in TIMES}
+        if updates is None and len(weights) > 1:
             raise InputError(f"method {settings.name}: its weights change over training: give the number of updates")
         self.objective = Objective(qa, method, seed)
         _warn_of_frozen(qa.base)
         self.updates = updates
         self._labels = TARGET if isinstance(qa, Seq2SeqQA) else SPAN
         self._checked = False
-        self._begin(0)
+        self._calls = 0  # in an update, by `begin_update`; 0: each call is an update
+        self.restart(0)
 
-    def _begin(self, update: int) -> None:
+    def restart(self, update: int) -> None:
+        """Goes to the start of that update, and gives up one that has begun."""
         self.update = update
-        self._calls_left = 1  # in this update
+        self._calls_left = 0
         self._watched: list[Tensor] = []
         self._shares: Tensor | None = None  # a window's and a token's weight in the loss, by `begin_update`
 
@@ -91,7 +96,7 @@ class Robust(nn.Module):
 
     # torch.compile takes a module's numbers for constants: it would compile anew for each `update`
     @torch.compiler.disable(recursive=False)
-    def forward(self, **inputs):
+    def forward(self, *args, **inputs):
         """In training a `RobustOutput`, whose loss is the mean over the call's windows, or after `begin_update` the
         call's part of the mean over the update's windows; in evaluation what the model returns.
 
@@ -100,19 +105,23 @@ class Robust(nn.Module):
         default `sample_ids`. A window does not count if either position is outside of the batch's width, such as -100,
         which transformers' heads train towards position 0; the metric `left_out` is the share of such windows.
 
-        Raises InputError: in training, an input is unknown; the model computes something else from embeddings than from
-        their ids; or there are more than `updates` updates.
+        Raises InputError: in training, an input is unknown or has no name; the model computes something else from
+        embeddings than from their ids; or there are more than `updates` updates, or calls than `begin_update` got.
         """
         if not self.training:
             inputs.pop("sample_id", None)
-            return self.model(**inputs)
+            return self.model(*args, **inputs)
+        if args:
+            raise InputError("inputs: have no names: to train, call robust(**batch) or robust(input_ids=ids, ...)")
+        if self._calls and not self._calls_left:
+            raise InputError(f"begin_update: its {self._calls} calls are made: call it again, or eval() to validate")
+        batch = self._batch(inputs)
         is_first = not self._checked
         if is_first:
             self._check(inputs)
         if self.updates is not None and self.update >= self.updates:
             raise InputError(f"updates {self.updates}: all are done: give wrap the number of calls, or begin_updates")
         progress = self.update / self.updates if self.updates else 0.0
-        batch = self._batch(inputs)
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
         unperturbed = metrics.pop("unperturbed", 0)
         if is_first and unperturbed == 1:  # once: reading it waits for the device
@@ -121,14 +130,14 @@ class Robust(nn.Module):
         if self.method.watches:
             self._watched.append(metrics[self.method.watches].double())
         self._calls_left -= 1
-        if self._calls_left == 0:
+        if self._calls_left <= 0:
             if self._watched:
                 mean = torch.stack(self._watched).mean()
                 if dist.is_initialized():
                     dist.all_reduce(mean)
                     mean = mean / dist.get_world_size()
                 self.method.observe(mean)
-            self._begin(self.update + 1)
+            self.restart(self.update + 1)
         return RobustOutput(loss, metrics)
 
     @torch.compiler.disable
@@ -136,6 +145,8 @@ class Robust(nn.Module):
         """Tries the model on the longest window, on its device and under the loop's autocast."""
         if not self.model.training:
             log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
+        if torch.is_autocast_enabled("cpu") and accelerator.emulates(torch.get_autocast_dtype("cpu")):
+            log.warning("autocast: this processor has no instructions for half precision, float32 is faster")
         base = self.objective.qa.base
         if not any(map(is_partitioned, base.parameters())):  # ZeRO-3 shards them
             mask = _mask(inputs)
@@ -160,15 +171,17 @@ class Robust(nn.Module):
         of the calls, divided by `len(micro_batches)` and averaged over ranks, add up to it. `micro_batches` are the
         inputs of these calls on this rank, on its device; every rank has as many. Collective.
 
-        Raises InputError: an input is unknown.
+        Raises InputError: an input is unknown, or only some calls of the update before are made.
         """
-        self._calls_left = len(micro_batches)
+        if self._calls_left not in (0, self._calls):
+            raise InputError(f"begin_update: {self._calls_left} calls are left: make them, or restart({self.update})")
         counts = torch.stack([self._counts(inputs).sum(1) for inputs in micro_batches]).sum(0)
         ranks = 1
         if dist.is_initialized():
             dist.all_reduce(counts)
             ranks = dist.get_world_size()
         self._shares = ranks * len(micro_batches) / counts.clamp(min=1)
+        self._calls = self._calls_left = len(micro_batches)
 
     def get_extra_state(self) -> Tensor:
         """The update's number and what the method learned by `observe`, float64."""
@@ -179,7 +192,7 @@ class Robust(nn.Module):
         """Raises ValueError: the state is of another method."""
         update, *values = state.tolist()
         self.method.load(dict(zip(sorted(self.method.state()), values, strict=True)))
-        self._begin(int(update))
+        self.restart(int(update))
 
     def _counts(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Windows and tokens of each row that count in the loss, [2, N] int64: 1 and its tokens, or 0 and 0."""
@@ -298,10 +311,6 @@ def check_offered(settings: Settings) -> None:
         raise InputError(f"method {settings.name}: it takes several backward passes or augmented data: use sd.train")
     if getattr(settings, "noise_max_grad_norm", None) is not None:
         raise InputError("method.noise_max_grad_norm: set it to None, and clip `method.parameters()` in this loop")
-
-
-def _weights(method: Method, progress: float) -> list[tuple]:
-    return [(part.name, part.weight, float(part.kl_weight)) for part in method.passes(progress)]
 
 
 def _mask(inputs: Mapping[str, Tensor]) -> Tensor:

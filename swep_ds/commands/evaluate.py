@@ -19,8 +19,9 @@ def evaluate() -> None:
     parser.add_argument("--data", action="append", required=True, metavar="NAME=SOURCE", help=text)
     text = "a new or empty folder, for predictions/ and results.json"
     parser.add_argument("--output_dir", type=user_path, required=True, help=text)
-    parser.add_argument("--max_length", type=at_least(1), help="tokens in a window (default: as trained, else 384)")
-    text = "tokens between windows' starts (default: as trained, else 128)"
+    text = "tokens in a window (default: as trained, else the model's limit, at most 384)"
+    parser.add_argument("--max_length", type=at_least(1), help=text)
+    text = "tokens between windows' starts; in transformers' run_qa their overlap (default: as trained, else 128)"
     parser.add_argument("--doc_stride", type=at_least(1), help=text)
     parser.add_argument("--batch_size", type=at_least(1), default=32, help="windows per rank")
     text = "scoring rules, for all data sets (default: the run's, or squad)"

@@ -150,7 +150,7 @@ def model_card(recipe: Recipe, tested: Evaluated, config: str) -> str:
             results.append(EvalResult("question-answering", source, data_set, metric_type=metric, metric_value=value))
     named = [name for name in map(hub_name, recipe.data.shares) if name]
     head = card_head(
-        recipe,
+        recipe.task,
         method.name,
         base_model=hub_name(start),
         datasets=named if len(named) > 1 else next(iter(named), None),
@@ -158,24 +158,22 @@ def model_card(recipe: Recipe, tested: Evaluated, config: str) -> str:
         eval_results=results or None,
     )
     values = {"recipe": recipe, "summary": summary(method), "tested": tested, "mean": out_of_domain_mean(tested.scores)}
-    values["withheld"] = WITHHELD
-    return card(head, "model_card.md.jinja", null_threshold=tested.null_threshold, config=config, **values)
+    return str(card(head, "model_card.md.jinja", withheld=WITHHELD, config=config, **values))
 
 
-def card_head(recipe: Recipe, kind: str, **more: Any) -> ModelCardData:
+def card_head(task: str, kind: str, **more: Any) -> ModelCardData:
     """What the hub reads of a model card; `kind` is the tag that tells this package's models apart."""
-    generative = recipe.task == "generative"
     return ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation" if generative else "question-answering",
-        tags=["question-answering", f"{recipe.task}-qa", "swep-ds", kind],
+        pipeline_tag="text-generation" if task == "generative" else "question-answering",
+        tags=["question-answering", f"{task}-qa", "swep-ds", kind],
         metrics=list(METRICS),
         **more,
     )
 
 
-def card(head: ModelCardData, name: str, **values: Any) -> str:
+def card(head: ModelCardData, name: str, **values: Any) -> ModelCard:
     """A model card of this head and a template of this folder."""
     body = template(f"pipeline/{name}", public=public_name, trained_on=_trained_on)
     text = body.render(**values, versions=versions())
-    return str(ModelCard(f"---\n{head.to_yaml()}\n---\n\n{text}"))
+    return ModelCard(f"---\n{head.to_yaml()}\n---\n\n{text}")

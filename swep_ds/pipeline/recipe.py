@@ -78,7 +78,7 @@ class DataSection(Section):
     augmented: str | None = None  # source of samples made from data.train (`swep-ds augment`), to train on as well
     max_eval_examples: Many | None = None  # the most questions of each test set to use; null = all
     max_length: int = Field(384, ge=8, le=1_000_000)  # tokens in a window, question and special tokens included
-    doc_stride: Count = 128  # tokens from a window's start to the next one's, at most max_length: not the overlap
+    doc_stride: Count = 128  # tokens between windows' starts, at most max_length; run_qa's doc_stride is the overlap
     max_query_length: Count = 64  # longer questions are cut, and counted
     max_target_length: int = Field(30, ge=2, le=1_000_000)  # generative: longer answers are cut, and counted
     windows_without_answer: Literal["cls", "drop"] = "cls"  # extractive: train them towards [CLS], or leave them out

@@ -97,8 +97,7 @@ def _write(ingredients: Sequence[Ingredient], folder: Path) -> None:
     (folder / READING).write_text(reading.text(), encoding="utf-8")
     values = {"ingredients": ingredients, "recipe": first.recipe, "null_threshold": threshold}
     values["config"] = (folder / CONFIG_NAME).read_text(encoding="utf-8")
-    text = card(card_head(first.recipe, "model-soup"), "soup_card.md.jinja", **values)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    card(card_head(first.recipe.task, "model-soup"), "soup_card.md.jinja", **values).save(folder / "README.md")
 
 
 def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:

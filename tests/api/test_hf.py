@@ -1,16 +1,20 @@
 """Hugging Face's Trainer with a method: the engine's losses, checkpoints that resume exactly, a bare model on disk."""
 
 import json
+import re
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering, Trainer, TrainingArguments
 
 import swep_ds as sd
-from tests.support import tiny_models
+from swep_ds.evaluation.scores import Scorer
+from tests.support import tiny, tiny_models
 from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_engine import ON_RANKS, RATE, SEED, UPDATES, batches, expected_losses, inputs, settings
@@ -137,6 +141,50 @@ def test_what_is_saved_and_evaluated_is_the_bare_model(tmp_path):
     assert sum(len(group["params"]) for group in groups) == len([*run.robust.parameters()])
 
 
+def test_the_card_of_what_is_saved_asks_it_as_the_package_does(tmp_path, capsys):
+    tokenizer = tiny.wordpiece()
+    run = trainer(tmp_path, sd.Swep(beta=1e-3), model=tiny_models.model(vocab_size=len(tokenizer)))
+    run.save_model()
+    assert not (tmp_path / "README.md").exists()  # no tokenizer to ask it with
+    run.processing_class = tokenizer
+    run.evaluate(rows("bert")[:3])
+    run.save_model()
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.tags[-2:] == ["swep-ds", "swep"]
+    assert "- Method: swep (noise learned, beta 0.001, " in card.text
+    assert f"- Last evaluation, after 0 updates: loss {run.state.log_history[-1]['eval_loss']:.4g}\n" in card.text
+    _, plain = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    text = " ".join(tiny.SENTENCES)  # of several windows
+    for asked in ("It was founded in 1204 by an abbot.", text):
+        code = plain.replace("PATH_OF_THIS_FOLDER", str(tmp_path))
+        capsys.readouterr()
+        exec(code.replace("It was founded in 1204 by an abbot.", asked), {})
+        [reply] = sd.QuestionAnswerer(tmp_path)("Who founded it?", asked)
+        assert capsys.readouterr().out == f"{reply.text}\n"
+
+
+def test_the_pages_metric_is_that_of_squads_scorer_on_rows_in_their_order(tmp_path):
+    """transformers evaluates in another order with "group_by_length". The example runs the page's lines as well."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    [code] = re.findall(r"^def compute_metrics.*?\n(?=\n|```)", page, re.DOTALL | re.MULTILINE)
+    assert textwrap.indent(code, "    ") in (ROOT / "examples" / "trainer.py").read_text()
+    given = rows("bert")[:8]
+    texts = [" ".join(f"n{number}w{place}" for place in range(12)) for number in range(len(given))]
+    offsets = [[match.span() for match in re.finditer(r"\w+", text)] for text in texts]
+    run = trainer(tmp_path, "mle", train_sampling_strategy="group_by_length", per_device_eval_batch_size=2)
+    answers = []
+    for number, row in enumerate(given):
+        row.pop("sample_id")
+        with torch.no_grad():
+            output = run.model.eval()(**{name: torch.tensor([value]) for name, value in row.items()})
+        start, end = output.start_logits.argmax().item(), output.end_logits.argmax().item()
+        answers.append([texts[number][offsets[number][start][0] : offsets[number][end][1]] if number % 2 else "none"])
+    names = {"Scorer": Scorer, "texts": texts, "offsets": offsets, "answers": answers}
+    exec(code, names)
+    run.compute_metrics = names["compute_metrics"]
+    assert run.evaluate(given)["eval_exact_match"] == 50.0
+
+
 def test_evaluation_is_in_the_precision_that_the_trainer_is_asked_for(tmp_path):
     computed = []
     run = trainer(tmp_path, "mle", bf16=True)
@@ -165,9 +213,9 @@ def test_what_does_not_go_with_a_method_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["ddp", "zero3"])
-def test_losses_on_two_ranks_are_those_of_one_process_and_a_resumed_training_is_the_whole_one(case, tmp_path):
-    run_script(ROOT / "tests" / "support" / "trainer_on_ranks.py", str(tmp_path), case, ranks=2)
+@pytest.mark.parametrize(("case", "ranks"), [("ddp", 2), ("zero3", 2), ("zero3", None)])
+def test_losses_on_ranks_are_those_of_one_process_and_a_resumed_training_is_the_whole_one(case, ranks, tmp_path):
+    run_script(ROOT / "tests" / "support" / "trainer_on_ranks.py", str(tmp_path), case, ranks=ranks)
     saved = json.loads((tmp_path / f"{case}.json").read_text())
     alone = trainer(tmp_path / "alone", ON_RANKS, accumulation=4)
     alone.train()

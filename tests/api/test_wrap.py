@@ -71,7 +71,42 @@ def test_micro_batches_of_unequal_sizes_add_up_to_the_whole_batch(kind, reductio
     calls.begin_update(parts)
     torch.testing.assert_close(gradients(calls, [calls(**part).loss for part in parts]), expected)
     one_call.update = calls.update
+    calls.begin_update(parts[1:])
     torch.testing.assert_close(calls(**parts[1]).loss, one_call(**parts[1]).loss)  # a mean of its own again
+
+
+def test_calls_beyond_an_update_and_a_begin_within_one_are_refused():
+    """What evaluates in between, a begin without calls and an update that is given up are all right."""
+    robust, other = (sd.wrap(tiny_models.model().train(), sd.PriorAug(), seed=SEED) for _ in range(2))
+    first, second = (inputs(batch) for batch in batches("bert")[:2])
+    assert refused(robust, first["input_ids"]).startswith("inputs: have no names: to train, call robust(**batch)")
+    ids = robust.eval()(first["input_ids"]).start_logits  # as the bare model takes them
+    torch.testing.assert_close(ids, robust.model(first["input_ids"]).start_logits)
+    robust.train().begin_update([first, second, second])
+    robust.begin_update([first, second])
+    robust(**first)
+    robust.eval()(**first)
+    assert "begin_update: 1 calls are left: make them, or restart(0)" in refused(robust.train().begin_update, [second])
+    robust.restart(0)
+    robust.begin_update([first, second])
+    losses = [robust(**call).loss for call in (first, second)]
+    assert "begin_update: its 2 calls are made: call it again, or eval() to validate" in refused(robust, **second)
+    assert robust.update == 1
+    other.begin_update([first, second])
+    torch.testing.assert_close([other(**call).loss for call in (first, second)], losses)
+
+
+def test_autocast_to_what_the_processor_has_no_instructions_for_is_warned_of_once(caplog, monkeypatch):
+    given = inputs(tiny_batches.batch(dtype=torch.float32)) | {"token_type_ids": torch.zeros(3, 12, dtype=torch.long)}
+    for has, count in ((True, 0), (False, 1)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: {"avx512_bf16": has})
+        robust = sd.wrap(tiny_models.model().train(), sd.Mle())
+        robust(**given)  # without autocast
+        robust = sd.wrap(tiny_models.model().train(), sd.Mle())
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                robust(**given)
+        assert caplog.text.count("autocast: this processor has no instructions for half precision") == count
 
 
 def test_ranks_with_equal_windows_have_the_losses_of_a_single_one(monkeypatch):

@@ -1,10 +1,11 @@
-"""Started on two ranks: trainings by Hugging Face's Trainer with SWEP, under DDP or its own DeepSpeed.
+"""Started on two ranks, or without a launcher: trainings by the Trainer with SWEP, under DDP or its own DeepSpeed.
 
 Arguments: a folder, and a case, "ddp" or "zero3". `NAME.json` in the folder gets the losses of a training that saves a
 checkpoint after two updates, and those of one that resumes from it in another Trainer.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -31,7 +32,9 @@ def zero3() -> dict:
 
 def train(model: PreTrainedModel, folder: Path, case: str, resume: Path | None = None) -> list[float]:
     config = zero3() if case == "zero3" else None
-    changes = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2, "ddp_backend": "gloo"}
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    changes = {"gradient_accumulation_steps": 4 // ranks, "save_strategy": "steps", "save_steps": 2}
+    changes |= {"ddp_backend": "gloo"} if ranks > 1 else {}
     # batches for each rank and micro-step
     run = trainer(folder / case, ON_RANKS, accumulation=4, model=model, deepspeed=config, **changes)
     run.train(resume_from_checkpoint=str(resume) if resume else None)
