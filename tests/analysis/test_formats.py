@@ -296,11 +296,10 @@ def test_a_forest_plot_has_the_differences_and_intervals_or_else_scores_and_devi
         assert 0 <= box.x0 < box.x1 <= width
         assert 0 <= box.y0 < box.y1 <= height
     # without a base
-    figure = figures.plot_forest("A", drawn[drawn["method"] == "MLE"], "F1", None)
-    [panel] = figure.axes
-    [points] = panel.lines
-    assert points.get_xdata().tolist() == pytest.approx([90, 80.5, 51.5, 66])
-    [deviations] = panel.collections
+    [panel] = figures.plot_forest("A", drawn.assign(difference=np.nan), "F1", None).axes
+    shown = [points.get_xdata().tolist() for points in panel.lines]
+    assert shown == [pytest.approx([90, 80.5, 51.5, 66]), pytest.approx([88, 84, 51, 67.5])]
+    deviations, _ = panel.collections
     assert deviations.get_segments()[1][:, 0].tolist() == pytest.approx([80.5 - 0.5**0.5, 80.5 + 0.5**0.5])
     assert panel.get_xlabel() == "F1 (%), ± one standard deviation over seeds"
 
