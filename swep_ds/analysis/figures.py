@@ -1,15 +1,18 @@
-"""The figures of a table: a curve over each axis of numbers, and F1 on shifted sets against that in domain.
+"""The figures of a table, each of one metric: curves, forest plots, and F1 on shifted sets against that in domain.
 
-A curve has a figure per metric, a panel per data set and a line per method, in a band of one deviation over seeds.
+Over an axis of numbers there is a curve, with a panel per data set and a line per method, in a band of one deviation
+over seeds. A block that is in no curve has a forest plot: the methods' differences on each data set.
 """
 
 from itertools import cycle
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.table import HEADS, Table
 from swep_ds.evaluation.results import OUT_OF_DOMAIN
@@ -24,25 +27,33 @@ LOGARITHMIC_FROM = 15  # the ratio of the largest number to the smallest
 
 
 def save(figure: Figure, folder: Path, name: str, dpi: int | str = 160) -> list[Path]:
-    """Writes a figure as PNG and SVG; returns the files."""
-    files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
-    for file in files:
-        figure.savefig(file, dpi=dpi)
+    """Writes a figure as PNG, SVG and PDF; returns the files."""
+    files = [folder / f"{name}.{suffix}" for suffix in ("png", "svg", "pdf")]
+    with mpl.rc_context({"pdf.fonttype": 42}):  # publishers refuse the default, Type 3 fonts
+        for file in files:
+            figure.savefig(file, dpi=dpi)
     return files
 
 
+@mpl.rc_context({"text.parse_math": False})  # names may have dollars
 def draw(table: Table, folder: Path) -> list[Path]:
     """Writes the figures of a table; returns the files."""
     files = []
     cells = table.cells[table.cells["data_set"].notna()]
+    in_curves = set()
     for axis in dict.fromkeys(axis for labels in cells["labels"] for axis in labels):
         curves = _curves(cells, axis)
         for title, points in curves.items():
+            in_curves |= set(points["block"])
             name = f"curve-{slug(axis)}"
             if len(curves) > 1:
                 name += f"-{slug(title)}"
             for metric, head in HEADS.items():
                 files += save(plot_curve(axis, title, points, metric), folder, f"{name}-{head.lower()}")
+    for (block, metric), points in cells.groupby(["block", "metric"], sort=False):
+        if metric in HEADS and block not in in_curves:
+            name = f"forest-{table.names[block]}-{HEADS[metric].lower()}"
+            files += save(plot_forest(block, points, HEADS[metric], table.against), folder, name)
     if table.line and (cells["metric"] == ABOVE).any():
         files += save(plot_line(cells, table.line), folder, "robustness")
     return files
@@ -89,6 +100,39 @@ def plot_curve(axis: str, title: str, points: pd.DataFrame, metric: str) -> Figu
         panel.set_ylabel(f"{HEADS[metric]} (%)")
     figure.suptitle(f"{title}: mean over seeds, band: ± one standard deviation", fontsize="medium")
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=min(len(lines), 6), frameon=False)
+    return figure
+
+
+def plot_forest(title: str, points: pd.DataFrame, head: str, against: str | None) -> Figure:
+    """One metric of a block: differences to `against` with both intervals or, where there is none, scores."""
+    looks = _looks(points)
+    at, number, widths = "difference", "difference_n", {"difference": 1.3, "difference_bootstrap": 5.0}
+    label = f"{head} less {against} (points), {LEVEL} % intervals\nthin: other seeds and questions"
+    label += "\nthick: these models, other questions"
+    if points["difference"].isna().all():
+        at, number, widths = "mean", "runs", {"deviation": 1.3}
+        low, high = points["mean"] - points["std"], points["mean"] + points["std"]
+        points = points.assign(deviation_low=low, deviation_high=high)
+        label = f"{head} (%), ± one standard deviation over seeds"
+    points = points.dropna(subset=at)
+    data_sets = list(points["data_set"].unique())
+    methods = points["method"].unique()
+    figure = Figure(layout="constrained", figsize=(6.4, 2.0 + 0.22 * len(data_sets) * len(methods)))
+    panel = figure.subplots()
+    lines = {}
+    for offset, method in zip(np.linspace(-0.4, 0.4, 2 * len(methods) + 1)[1::2], methods, strict=True):
+        of_row = points[points["method"] == method]
+        y = of_row["data_set"].map(data_sets.index) + offset
+        for name, width in widths.items():
+            ends = of_row[f"{name}_low"], of_row[f"{name}_high"]
+            panel.hlines(y, *ends, looks[method]["color"], linewidth=width, alpha=1.3 / width)
+        [lines[f"{method} (n = {of_row[number].iloc[0]:.0f})"]] = panel.plot(of_row[at], y, ls="", **looks[method])
+    if at == "difference":
+        panel.axvline(0, color="black", linewidth=0.8, linestyle="--", zorder=0)
+    panel.set(xlabel=label, yticks=range(len(data_sets)), yticklabels=data_sets, ylim=(len(data_sets) - 0.5, -0.5))
+    panel.set_title(title, fontsize="medium")
+    panel.grid(axis="x", alpha=0.25)
+    figure.legend(lines.values(), lines, loc="outside lower center", frameon=False)  # a line each: names may be long
     return figure
 
 

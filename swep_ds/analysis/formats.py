@@ -15,7 +15,7 @@ from swep_ds.analysis import figures, table
 from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.runs import Run
-from swep_ds.analysis.table import BETWEEN, HEADS, Table
+from swep_ds.analysis.table import BETWEEN, COST, HEADS, Table
 from swep_ds.common.console import Console
 from swep_ds.common.errors import printable
 from swep_ds.common.files import write_atomically
@@ -31,9 +31,11 @@ SCORE_GRIDS = {
     "the same, calibrated": CALIBRATED,
     "F1 above the line": (ABOVE,),
 }
+COSTS = {"updates": "updates", "cpu_seconds": "CPU s per run", "device_seconds": "device s per run"}
 DASH, NOT_AVAILABLE = "-", "n/a"
 MARKDOWN_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "|*_<`[]\\"})
 LATEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX_MARKS |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # other marks in LaTeX's default font
 LATEX_MARKS = str.maketrans(LATEX_MARKS | {mark: f"\\{mark}" for mark in "&%$#_{}"})
 Blocks = Callable[[Any, Callable[[str], str]], Iterator[tuple[str, list[pd.DataFrame]]]]  # as `grids`
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
@@ -48,10 +50,10 @@ def publish(runs: Sequence[Run], folder: Path | None, against: str | None = None
     show(result)
     if folder and result.cells["runs"].any():
         folder.mkdir(parents=True, exist_ok=True)
-        texts = {"md": markdown(result), "csv": csv(result), "tex": latex(result), "json": as_json(result)}
-        for suffix, text in texts.items():
-            write_atomically(folder / f"table.{suffix}", text)
-        files = [*(f"table.{suffix}" for suffix in texts), *(file.name for file in figures.draw(result, folder))]
+        texts = {"table.md": markdown(result), "table.csv": csv(result), "table.json": as_json(result)} | latex(result)
+        for name, text in texts.items():
+            write_atomically(folder / name, text)
+        files = [*texts, *(file.name for file in figures.draw(result, folder))]
         Console().print(f"in {folder}: {', '.join(files)}")
     return result
 
@@ -91,11 +93,20 @@ def _scores(title: str, part: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame
             shown += f" ({_or(DASH, score['paper'], '.2f')})"
         return shown
 
-    runs = cells.groupby("method", sort=False)["runs"].first()
+    rows = cells.groupby("method", sort=False)[["runs", *COST]].first()
     texts = part.assign(text=[text(score) for score in part.to_dict("records")])
     grid = texts.pivot_table("text", "method", "data_set", BETWEEN.join, sort=False)
-    grid = grid.reindex(runs.index).fillna(DASH).assign(runs=runs.astype(str))
+    grid = grid.reindex(rows.index).fillna(DASH).assign(runs=rows["runs"].astype(str))
+    if "f1" in part["metric"].unique():
+        grid = grid.join(costs(rows))
     return grid.rename_axis(index=title, columns=None).reset_index()
+
+
+def costs(entries: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Columns of text under their heads: the costs with these names, and the seconds that any entry has."""
+    seconds = [name for name in ("cpu_seconds", "device_seconds") if entries[name].notna().any()] or ["cpu_seconds"]
+    shown = {COSTS[name]: entries[name].map(lambda cost: _or(DASH, cost, ",.0f")) for name in (*names, *seconds)}
+    return pd.DataFrame(shown)
 
 
 def _differences(title: str, entries: pd.DataFrame) -> pd.DataFrame:
@@ -136,27 +147,24 @@ def _or(absent: str, value: Any, form: str) -> str:
 
 
 def markdown(table: Table, blocks: Blocks = grids) -> str:
-    return _page("table.md.jinja", table, lambda text: text.translate(MARKDOWN_MARKS), blocks)
-
-
-def latex(table: Table) -> str:
-    """A `table` environment for each grid of each block, then notes and missing runs as paragraphs. EM is above F1; a
-    table wider than the text is scaled down to it."""
-
-    def escaped(text: str) -> str:
-        return re.sub(r"(?<![\w.])-(?=\d)", "$-$", text.translate(LATEX_MARKS))  # a minus sign
-
-    return _page("table.tex.jinja", table, escaped)
-
-
-def _page(name: str, table: Table, escaped: Callable[[str], str], blocks: Blocks = grids) -> str:
     def text(value: str) -> str:
-        return escaped(printable(value))
+        return printable(value).translate(MARKDOWN_MARKS)
 
-    notes = [text(note) for note in table.notes]
-    missing = [text(run.line) for run in table.missing]
-    page = template(f"analysis/{name}").render(blocks=blocks(table, text), notes=notes, missing=missing)
+    page = template("analysis/table.md.jinja", text=text).render(blocks=blocks(table, text), table=table)
     return page.rstrip() + "\n"
+
+
+def latex(table: Table) -> dict[str, str]:
+    """By file name: the notes and missing runs as paragraphs, and for each block a `table` environment for each of its
+    grids. EM is above F1; a table wider than the text is scaled down to it."""
+
+    def text(value: str) -> str:
+        return re.sub(r"(?<![\w.])-(?=\d)", "$-$", printable(value).translate(LATEX_MARKS))  # a minus sign
+
+    pages = {"notes.tex": template("analysis/notes.tex.jinja", text=text).render(table=table)}
+    for name, (title, of_block) in zip(table.names.values(), grids(table, text), strict=True):
+        pages[f"table-{name}.tex"] = template("analysis/table.tex.jinja").render(name=name, title=title, grids=of_block)
+    return pages
 
 
 def csv(table: Table) -> str:

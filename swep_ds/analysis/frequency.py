@@ -49,11 +49,8 @@ def by_frequency(run: TrainedRun, examples: Sequence[Example], max_windows: int)
     for first, last in BANDS:
         of_band = words.iloc[first:last]
         seen = int(of_band["moved_distance"].count())
-        band = {"ranks": [first + 1, last], "words": len(of_band), "words_seen": seen}
-        for name in COLUMNS:
-            known = of_band[name].dropna()
-            band[name] = float(known.mean()) if len(known) else None
-        bands.append(band)
+        means = {name: None if np.isnan(mean) else mean for name, mean in of_band.mean().items()}
+        bands.append({"ranks": [first + 1, last], "words": len(of_band), "words_seen": seen} | means)
     table = {"bands": bands, "windows": len(windows), "method": run.recipe.method.name}
     if run.recipe.method.name == "swep":
         table["beta_schedule"] = run.recipe.method.beta_schedule

@@ -3,6 +3,7 @@
 A cell is the mean and the standard deviation over seeds, with the difference to a base row and the paper's number.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,18 +27,19 @@ from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, out_of_domain_mean
 from swep_ds.methods.noise_effect import dose
 from swep_ds.pipeline.folder import METRICS_FILE
-from swep_ds.sweeps.sweep import SHIFTED, unaveraged
+from swep_ds.sweeps.sweep import SHIFTED, slug, unaveraged
 
+COST = ["updates", "cpu_seconds", "device_seconds"]
 SCORES = (*METRICS, *CALIBRATION, *CALIBRATED, ABOVE)
 HEADS = {"exact_match": "EM", "f1": "F1"}
 BASE = "MLE"
 FIGURES = ("std", "n", "low", "high", "p", "holm", "no_difference", "bootstrap_low", "bootstrap_high", "significant")
 DIFFERENCE = ["difference", *(f"difference_{figure}" for figure in FIGURES), "difference_paper"]
-NUMBERS = {"mean", "std", "paper", *DIFFERENCE}
+NUMBERS = {"mean", "std", "paper", *DIFFERENCE, *COST}
 NUMBERS -= {"difference_no_difference", "difference_significant", "difference_paper"}
 BETWEEN = " / "  # two numbers of a cell
 PLACE = ["block", "model", "labels"]  # a block's title, and what it is made of; labels by axis
-CELL = ["method", "data_set", "metric", "runs", "mean", "std", "paper", "against", *DIFFERENCE]
+CELL = ["method", "data_set", "metric", "runs", "mean", "std", "paper", "against", *DIFFERENCE, *COST]
 CONTRAST = ["method", "against", "data_set", "metric", *DIFFERENCE]
 
 
@@ -52,7 +54,13 @@ class Table:
     against: str | None  # the row that others are compared with
     line: Line | None
     missing: list[Run]
+    remarks: list[str]  # those of the notes that are about runs
     notes: list[str]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """By block, a part of the names of its files."""
+        return {block: slug(f"{number} {block}") for number, block in enumerate(self.cells["block"].unique(), 1)}
 
 
 def make(found: Sequence[Run], against: str | None = None, line: Line | None = None) -> Table:
@@ -98,8 +106,8 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         secondary += [about | entry for entry in family]
 
     table = frame_of(cells, CELL)
-    notes = template("analysis/notes.jinja").render(
-        {"blocks": blocks, "cells": table, "base": base, "line": line, "no_line": no_line},
+    context = dict(
+        {"blocks": blocks, "runs": runs, "cells": table, "base": base, "line": line, "no_line": no_line},
         registered=primary or secondary,
         effects=any(entry.get("difference_paper") for entry in (*cells, *primary, *secondary)),
         papers_models=", ".join(PAPER["scores"]),
@@ -112,10 +120,10 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         splits=splits,
         calibration=calibration,
     )
-    withheld = [line for run in runs for line in run.results.withheld]
-    notes = list(dict.fromkeys([*notes.splitlines(), *withheld]))
+    remarks = template("analysis/remarks.jinja").render(context).splitlines()
+    notes = [*remarks, *template("analysis/notes.jinja").render(context).splitlines()]
     registered = frame_of(primary, CONTRAST), frame_of(secondary, CONTRAST)
-    return Table(table, *registered, base, line, missing, notes)
+    return Table(table, *registered, base, line, missing, remarks, list(dict.fromkeys(notes)))
 
 
 def frame_of(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
@@ -136,14 +144,18 @@ def base_row(rows: Sequence[str], against: str | None) -> str | None:
 
 
 def score_cells(rows: Rows, line: Line | None) -> list[dict[str, Any]]:
-    """The cells of a block, without differences, of scores that all runs of a row have. "std" is the sample standard
-    deviation (n - 1), None for a single run."""
+    """The cells of a block, without differences, of scores that all runs of a row have, and `COST`: of a training and
+    its first stage, a mean over runs, NaN if one lacks it. "std" is the sample standard deviation (n - 1), None for a
+    single run."""
     cells = []
     for name, runs in rows.items():
         about = {"method": name, "runs": len(runs)}
         if not runs:
             cells.append(about)
             continue
+        stages = [[run.results.train, *filter(None, [run.results.pretraining])] for run in runs]
+        costs = [{name: sum(stage.get(name, math.nan) for stage in of_run) for name in COST} for of_run in stages]
+        about |= pd.DataFrame(costs).mean(skipna=False)
         all_scores = []
         for run in runs:
             scores = run.results.scores

@@ -66,8 +66,8 @@ class Results(Checked):
     model: str
     seed: int
     world_size: int
-    # examples, features, updates, seconds, samples_per_second, tokens_per_second, peak_memory_bytes (of the rank that
-    # took most)
+    # examples, features, updates, seconds, cpu_seconds (of all ranks; with GPUs device_seconds), samples_per_second,
+    # tokens_per_second, peak_memory_bytes (of the rank that took most)
     train: dict[str, Any] = {}
     # of each source of a mix: source, share (of the windows of every update), questions and windows
     mix: list[dict[str, Any]] | None = None

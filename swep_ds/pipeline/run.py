@@ -36,7 +36,7 @@ from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
 from swep_ds.pipeline.prepare import FIRST_STAGE, Prepared, check_alike, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.ranks.accelerator import peak_memory_bytes
+from swep_ds.ranks.accelerator import on_gpu, peak_memory_bytes
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoints import Checkpoints, TrainState
@@ -328,6 +328,7 @@ def _write_results(
             "features": len(prepared.features.dataset),
             "updates": done.updates,
             "seconds": done.seconds,
+            "device_seconds" if on_gpu() else "cpu_seconds": done.compute_seconds,
             "samples_per_second": done.windows / done.seconds,
             "tokens_per_second": done.tokens / done.seconds,
             "peak_memory_bytes": peak,

@@ -27,6 +27,7 @@ class TrainState:
     windows: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    compute_seconds: float = 0.0  # of all ranks: CPU seconds of their threads, or seconds of their GPUs
     method: dict[str, float] = field(default_factory=dict)  # `Method.state`
 
 

@@ -94,6 +94,9 @@ class Instruments:
         self, engine: Engine, batches: TrainingBatches, settings: TrainSection, tracker: Tracker, before: TrainState
     ):
         self.watch = Stopwatch(before.seconds)
+        self._clock = time.process_time if ranks.device().type == "cpu" else time.perf_counter  # what a rank costs
+        self._began = self._clock()
+        self._before = before
         self._engine = engine
         self._tracker = tracker
         self._updates = batches.updates
@@ -119,15 +122,17 @@ class Instruments:
     ) -> tuple[TrainState, Score | None]:
         """Reads all ranks' numbers, checks them, validates, and writes a line of metrics and one of health. Collective.
 
-        Returns the state with the run's seconds so far, of which validation is not a part; and the score. Raises
+        Returns the state with the run's seconds so far, of which validation is no part; and the score. Raises
         TrainingDiverged on all ranks: the loss or a gradient is not finite, or a weight that is to be saved.
         """
-        means = self._read(saves)
+        means, cost = self._read(saves)
         ranks.synchronize()
-        state = replace(state, seconds=self.watch.seconds)
+        state = replace(state, seconds=self.watch.seconds, compute_seconds=self._before.compute_seconds + cost)
         score = None
         if validate:
+            began = self._clock()
             score = validate()
+            self._began += self._clock() - began
             self.watch.started += self.watch.seconds - state.seconds
             means["validation_exact_match"] = score["exact_match"]
             means["validation_f1"] = score["f1"]
@@ -137,16 +142,17 @@ class Instruments:
         self._tracker.log(state, means, remark)
         return state, score
 
-    def _read(self, saves: bool) -> dict[str, float]:
-        """The means over all ranks since the last line, and the numbers of this update."""
+    def _read(self, saves: bool) -> tuple[dict[str, float], float]:
+        """The means over all ranks since the last line and the numbers of this update; the cost of this start."""
         is_finite = not saves or self._engine.has_finite_weights()
         names = sorted(self._sums)
         sums = torch.stack([self._sums[name][0] for name in names])
-        mine = torch.cat([sums, sums.new_tensor([*self.watch.read(), is_finite])])
+        cost = self._clock() - self._began
+        mine = torch.cat([sums, sums.new_tensor([*self.watch.read(), cost, is_finite])])
         gathered = mine.new_empty(ranks.world_size() * len(mine))
         dist.all_gather_into_tensor(gathered, mine)
         columns = gathered.view(-1, len(mine)).T.tolist()  # of each number its values by rank
-        by_name = dict(zip([*names, *NUMBERS, "finite"], columns, strict=True))
+        by_name = dict(zip([*names, *NUMBERS, "cost", "finite"], columns, strict=True))
         means = {name: sum(by_name[name]) / ranks.world_size() / self._sums[name][1] for name in names}
         for name in means.keys() & {"sigma_spread", "mu_spread"}:
             means[name] = math.sqrt(means[name])  # so far a mean square: `noise_statistics`
@@ -167,7 +173,8 @@ class Instruments:
         self._norms.clear()
         self._sums.clear()
         # JSON has no infinity, which is the norm of an update that fp16 skipped
-        return {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
+        means = {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
+        return means, sum(by_name["cost"])
 
     def _first_overflow(self) -> str:
         """Names the first update since the last line whose gradient is not finite; "" if there is none."""

@@ -9,6 +9,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -36,6 +38,8 @@ def example() -> table.Table:
     names = dict(zip(RUNS, NAMES, strict=True))
     cells = [about | cell | {"method": names[cell["method"]]} for cell in cells_of(RUNS)]
     cells[1]["paper"] = 89.5
+    for cell in cells:
+        cell["cpu_seconds"] = 1234.4 if cell["method"] == "MLE" else np.nan
     known = {"squad": KNOWN | {"difference_no_difference": False}}
     known["wiki"] = KNOWN | CLEAR | {"difference_no_difference": True}
     for cell in cells:
@@ -49,7 +53,7 @@ def example() -> table.Table:
     missing = [Run(Path("gone"), "gone", 0, "m", reason="no_room")]
     primary = table.frame_of([contrast], table.CONTRAST)
     secondary = table.frame_of([contrast | {"metric": "exact_match"}], table.CONTRAST)
-    return table.Table(table.frame_of(cells, table.CELL), primary, secondary, "MLE", None, missing, ["A note_."])
+    return table.Table(table.frame_of(cells, table.CELL), primary, secondary, "MLE", None, missing, [], ["A note_."])
 
 
 def test_markdown():
@@ -58,13 +62,13 @@ def test_markdown():
     heads += "| 95 %: these models, other questions"
     assert formats.markdown(example()) == (
         "**small & 5 %**\n\n"
-        "| EM / F1 | squad | wiki | bio | out-of-domain mean | runs |\n"
-        "| --- | --- | --- | --- | --- | --- |\n"
+        "| EM / F1 | squad | wiki | bio | out-of-domain mean | runs | CPU s per run |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |\n"
         "| MLE | 81.00 ± 1.41 (-) / 90.00 ± 0.00 (89.50) | 72.00 ± 2.83 (-) / 80.50 ± 0.71 (-) "
-        "| 40.50 ± 0.71 (-) / 51.50 ± 2.12 (-) | 56.25 ± 1.77 (-) / 66.00 ± 1.41 (-) | 2 |\n"
+        "| 40.50 ± 0.71 (-) / 51.50 ± 2.12 (-) | 56.25 ± 1.77 (-) / 66.00 ± 1.41 (-) | 2 | 1,234 |\n"
         f"| {name} | 81.00 (-) / 88.00 (-) | 72.00 (-) / 84.00 (-) "
-        "| 42.50 (-) / 51.00 (-) | 57.25 (-) / 67.50 (-) | 1 |\n"
-        "| gone | - | - | - | - | 0 |\n\n"
+        "| 42.50 (-) / 51.00 (-) | 57.25 (-) / 67.50 (-) | 1 | - |\n"
+        "| gone | - | - | - | - | 0 | - |\n\n"
         "| ECE / AURC / coverage | squad | runs |\n"
         "| --- | --- | --- |\n"
         "| MLE | 5.00 / 20.00 / 60.00 | 2 |\n"
@@ -111,7 +115,9 @@ def test_csv_has_a_line_per_figure():
 
 
 def test_latex_has_as_many_cells_in_each_line_as_columns():
-    text = formats.latex(example())
+    pages = formats.latex(example())
+    assert [*pages] == ["notes.tex", "table-1-small-5.tex"]
+    text = pages["table-1-small-5.tex"]
     tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
     assert len(tables) == 6
     for layout, body in tables:
@@ -120,14 +126,19 @@ def test_latex_has_as_many_cells_in_each_line_as_columns():
             if line not in (r"\toprule", r"\midrule", r"\bottomrule"):
                 assert len(re.findall(r"(?<!\\)&", line)) + 1 == len(layout), line
     scores, _, _, differences, *_ = tables
-    assert scores[0] == "l" + 5 * "r"  # a column for both metrics
+    assert scores[0] == "l" + 6 * "r"  # a column for both metrics
     assert r"\shortstack[r]{81.00 $\pm$ 1.41 (-)\\{}90.00 $\pm$ 0.00 (89.50)} &" in scores[1]
     assert text.count(r"\resizebox{\ifdim\width>\textwidth") == 6
-    assert r"a|b \& <i>50 \%</i>\_[x] &" in scores[1]
-    assert r"& wiki & $-$3.00* & [$-$0.25, +2.00] & < 0.001 & yes & 0.50 & 3 & [+0.50, +1.50] \\" in differences[1]
+    assert r"a\textbar{}b \& \textless{}i\textgreater{}50 \%\textless{}/i\textgreater{}\_[x] &" in scores[1]
+    shown = r"& wiki & $-$3.00* & [$-$0.25, +2.00] & \textless{} 0.001 & yes & 0.50 & 3 & [+0.50, +1.50] \\"
+    assert shown in differences[1]
     assert r"95 \%: other seeds and questions" in differences[1]
     said = ["A note\\_.", "missing: gone, seed 0: no\\_room (gone)"]
-    assert text.splitlines()[-2:] == [rf"{{\footnotesize\noindent {line}\par}}" for line in said]
+    assert pages["notes.tex"].splitlines() == [rf"{{\footnotesize\noindent {line}\par}}" for line in said]
+    bracket = replace(example(), cells=example().cells.replace("MLE", "[x]"))
+    assert "\n{}[x] &" in formats.latex(bracket)["table-1-small-5.tex"]  # no option of the line break before it
+    labels = [rf"\label{{tab:1-small-5-{number}}}" for number in range(1, 7)]
+    assert re.findall(r"\\label\{.*\}", text) == labels
     head, body = text.split("\n", 1)
     assert head == r"% \usepackage{booktabs,graphicx}"
     assert not re.search(r"(?<!\\)%(?!$)", body, re.MULTILINE)  # nothing in comments
@@ -148,8 +159,11 @@ def test_the_command_prints_writes_and_names_what_is_missing(tmp_path, monkeypat
     said = capsys.readouterr().out
     assert "35.00 ± 7.07" in said
     assert f"missing: SWEP, 100 %, seed 1: not run ({cells[-1].folder})" in said
-    files = [f"table.{suffix}" for suffix in ("md", "csv", "tex", "json")]
-    files += [f"curve-share-{metric}.{suffix}" for metric in ("em", "f1") for suffix in ("png", "svg")]
+    files = ["table.md", "table.csv", "table.json", "notes.tex"]
+    files += [
+        f"table-{number}-google-electra-small-discriminator-share-{share}.tex" for number, share in ((1, 5), (2, 100))
+    ]
+    files += [f"curve-share-{metric}.{suffix}" for metric in ("em", "f1") for suffix in ("png", "svg", "pdf")]
     assert {file.name for file in (tmp_path / "out").iterdir()} == set(files)
     assert f"in {tmp_path / 'out'}: {', '.join(files)}" in said
     fake_runs.finish(cells[-1].folder, cells[-1].recipe, {"squad": 4, "nyt": 3})
@@ -176,8 +190,9 @@ def test_a_name_stays_text_in_its_cell(monkeypatch):
     odd_table = replace(plain, **frames, against=f"{odd}MLE")
     odd_table = replace(odd_table, missing=missing, notes=[f"{odd}A note"])
 
-    for text in (formats.markdown, formats.latex):
-        assert len(text(odd_table).splitlines()) == len(text(plain).splitlines())
+    assert len(formats.markdown(odd_table).splitlines()) == len(formats.markdown(plain).splitlines())
+    for odd_page, page in zip(formats.latex(odd_table).values(), formats.latex(plain).values(), strict=True):
+        assert len(odd_page.splitlines()) == len(page.splitlines())
     bars = [line.replace("\\|", "").count("|") for line in formats.markdown(plain).splitlines()]
     assert [line.replace("\\|", "").count("|") for line in formats.markdown(odd_table).splitlines()] == bars
     lines = list(csv.reader(io.StringIO(formats.csv(odd_table))))
@@ -216,17 +231,21 @@ def plotted(blocks: list[list[dict]], axis: str) -> Figure:
     return figures.plot_curve(axis, "A", points, "f1")
 
 
-def test_a_curve_per_axis_of_numbers_and_model(tmp_path, monkeypatch):
+def test_a_curve_per_axis_of_numbers_and_model_and_a_forest_plot_of_each_other_block(tmp_path, monkeypatch):
     blocks = [block(model, {"share": share}, 3) for model in ("A", "B/c") for share in ("100 %", "10 %")]
-    monkeypatch.setattr(figures, "plot_curve", lambda *_: Figure())  # a quarter of a second each
+    for name in ("plot_curve", "plot_forest"):
+        monkeypatch.setattr(figures, name, lambda *_: Figure())  # a quarter of a second each
     blocks += [block("C", {"share": "10 %"}, 3), block("C", {"share": "20 %"}, None)]
-    blocks += [block("A", {"kind": kind}, 3) for kind in ("x", "y", "0,5 %", "inf", "-inf", "", "1")]
-    files = figures.draw(table.Table(frame(blocks), frame([]), frame([]), None, None, [], []), tmp_path)
+    blocks += [block("A", {"kind": kind}, 3) for kind in ("模", "型", "0,5 %", "inf", "-inf", "", "1")]
+    files = figures.draw(table.Table(frame(blocks), frame([]), frame([]), None, None, [], [], []), tmp_path)
+    # the numbers are the blocks' places, as other scripts and marks leave no name
+    ends = ("5-c-share-10", "6-a-kind-模", "7-a-kind-型", "8-a-kind-0-5", "9-a-kind-inf", "10-a-kind-inf", "11-a-kind")
+    forests = [f"forest-{re.sub('-[模型]', '', end)}" for end in (*ends, "12-a-kind-1")]
     assert [file.name for file in files] == [
-        f"curve-share-{model}-{metric}.{suffix}"
-        for model in ("a", "b-c")
+        f"{name}-{metric}.{suffix}"
+        for name in ("curve-share-a", "curve-share-b-c", *forests)
         for metric in ("em", "f1")
-        for suffix in ("png", "svg")
+        for suffix in ("png", "svg", "pdf")
     ]
     ElementTree.parse(files[1])
 
@@ -251,6 +270,38 @@ def test_points_bands_and_axes_are_the_tables():
     figure.draw_without_rendering()
     below = legend.get_window_extent().y1
     assert all(panel.get_window_extent().y0 > below for panel in panels)
+
+
+def test_a_forest_plot_has_the_differences_and_intervals_or_else_scores_and_deviations():
+    cells = example().cells
+    drawn = cells[cells["metric"] == "f1"]
+    with mpl.rc_context({"text.parse_math": False}):
+        figure = figures.plot_forest("A", drawn.replace("wiki", "$w^$"), "F1", "MLE")
+    [panel] = figure.axes
+    points, zero = panel.lines
+    assert points.get_xdata().tolist() == [1, -3, 1, 1]
+    assert points.get_ydata().tolist() == [0, 1, 2, 3]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["squad", "$w^$", "bio", "out-of-domain mean"]
+    assert zero.get_xdata() == [0, 0]
+    for lines, ends in zip(panel.collections, ([-0.25, 2], [0.5, 1.5]), strict=True):
+        assert [line[:, 0].tolist() for line in lines.get_segments()[:2]] == [ends, ends]
+        assert [len(line) for line in lines.get_segments()[2:]] == [0, 0]  # no interval
+    assert panel.get_xlabel().startswith("F1 less MLE (points), 95 % intervals\nthin: other seeds and questions\nthick")
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [f"{NAMES[1]} (n = 3)"]
+    figure.draw_without_rendering()
+    width, height = figure.get_size_inches() * figure.dpi
+    for text in (panel.title, panel.xaxis.label, *panel.get_yticklabels(), *legend.get_texts()):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= width
+        assert 0 <= box.y0 < box.y1 <= height
+    # without a base
+    [panel] = figures.plot_forest("A", drawn.assign(difference=np.nan), "F1", None).axes
+    shown = [points.get_xdata().tolist() for points in panel.lines]
+    assert shown == [pytest.approx([90, 80.5, 51.5, 66]), pytest.approx([88, 84, 51, 67.5])]
+    deviations, _ = panel.collections
+    assert deviations.get_segments()[1][:, 0].tolist() == pytest.approx([80.5 - 0.5**0.5, 80.5 + 0.5**0.5])
+    assert panel.get_xlabel() == "F1 (%), ± one standard deviation over seeds"
 
 
 def test_far_numbers_stand_on_a_logarithmic_axis_but_not_with_zero():

@@ -1,16 +1,19 @@
 """The leaderboard of two sources: means, differences and costs against NumPy, and what it leaves out."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from swep_ds.analysis import leaderboard
-from swep_ds.analysis.runs import find_runs
+from swep_ds.analysis import leaderboard, table
+from swep_ds.analysis.runs import Run, find_runs
 from swep_ds.commands import table as table_command
 from swep_ds.evaluation.results import Results
 from swep_ds.pipeline.recipe import Recipe
 from tests.support import fake_runs
-from tests.support.bad_input import change_json, refused
+from tests.support.bad_input import refused
 
 SIZES = {"squad": 30, "nyt": 30, "bio": 20}
 RIGHT = {  # of 30 and 20 shifted questions, by source, method and seed
@@ -34,16 +37,17 @@ def found(tmp_path_factory):
             of_row = RIGHT.get((source, cell.variant), [])
             if cell.seed < len(of_row):
                 right = {"squad": 30} | dict(zip(("nyt", "bio"), of_row[cell.seed], strict=True))
-                fake_runs.finish(cell.folder, cell.recipe, right, world_size=2, threads=3)
-                change_json(cell.folder / "results.json", "train", seconds=SECONDS[source] + cell.seed, updates=50)
+                train = {"updates": 50, "cpu_seconds": SECONDS[source] + cell.seed}
                 if cell.name == "swep-seed2":
-                    change_json(cell.folder / "results.json", provenance={"machine": GPU})
+                    train = {"updates": 50, "device_seconds": 1.0}
+                machine = {"machine": GPU} if cell.name == "swep-seed2" else {}
+                fake_runs.finish(cell.folder, cell.recipe, right, train=train, provenance=machine)
     return [folder / source / "runs" for source in ("first", "second")]
 
 
 def test_means_differences_and_costs(found):
     board = leaderboard.make(find_runs(found))
-    entries = board.entries.set_index(["source", "method"])
+    entries = board.cells.set_index(["source", "method"])
     assert board.against == "MLE"
     assert [*entries.index] == [("first", "SWEP"), ("first", "MLE"), ("second", "MLE")]  # the best of a source first
     f1 = {}
@@ -55,28 +59,33 @@ def test_means_differences_and_costs(found):
     assert difference == pytest.approx(np.mean(f1["first", "SWEP"] - f1["first", "MLE"]))
     assert entries.loc[("first", "SWEP"), "difference_low"] < difference
     assert pd.isna(entries.loc[("second", "MLE"), "difference"])
-    # two ranks of three threads each
-    assert entries.loc[("first", "MLE"), "core-seconds"] == pytest.approx(2 * 3 * 11)
-    assert entries.loc[("second", "MLE"), "core-seconds"] == pytest.approx(2 * 3 * 7)
+    assert entries.loc[("first", "MLE"), "cpu_seconds"] == pytest.approx(11)
+    assert entries.loc[("second", "MLE"), "cpu_seconds"] == pytest.approx(7)
     assert entries["updates"].tolist() == [50, 50, 50]
-    assert entries["GPU-seconds"].isna().all()
-    assert pd.isna(entries.loc[("first", "SWEP"), "core-seconds"])  # one of its runs had a GPU
-    assert f"Machines: not known; {GPU}." in board.notes
+    assert entries["device_seconds"].isna().all()
+    assert pd.isna(entries.loc[("first", "SWEP"), "cpu_seconds"])  # one of its runs had a GPU
+    assert any(note.endswith(f"Machines: not known; {GPU}.") for note in board.notes)
 
 
-def test_costs_have_the_unit_of_what_computed_and_count_a_first_stage():
+def test_costs_are_means_over_runs_and_count_a_first_stage():
     recipe = Recipe.model_validate(fake_runs.RECIPE | {"data": {"train": "t", "eval": {}}})
 
-    def cost(**run) -> dict[str, float]:
-        whole = fake_runs.results(recipe, {}) | {"train": {"updates": 50, "seconds": 10.0}} | run
-        return leaderboard._cost(Results.model_validate(whole))
+    def costs(*runs: dict) -> list[float]:
+        row = []
+        for seed, run in enumerate(runs):
+            results = Results.model_validate(fake_runs.results(recipe, {"squad": {"exact_match": 1.0}}) | run)
+            row.append(Run(Path("none"), "SWEP", seed, "m", recipe=recipe, results=results))
+        [cell] = table.score_cells({"SWEP": row}, None)
+        return [cell[name] for name in table.COST]
 
-    assert cost(world_size=2, threads=8, provenance={"machine": GPU}) == {"updates": 50, "GPU-seconds": 20}
-    cpu = {"machine": "CPU x86_64, 8 cores, 9 GiB"}
-    assert cost(world_size=2, threads=3, provenance=cpu) == {"updates": 50, "core-seconds": 60}
-    assert cost(world_size=2, provenance=cpu) == {"updates": 50, "process-seconds": 20}
-    first = {"data": "x", "updates": 7, "seconds": 1.5}
-    assert cost(threads=2, pretraining=first) == {"updates": 57, "core-seconds": 23}
+    first, second = {"updates": 50, "cpu_seconds": 10.0}, {"updates": 60, "cpu_seconds": 20.0}
+    unknown = pytest.approx(np.nan, nan_ok=True)
+    assert costs({"train": first}, {"train": second}) == [55, 15, unknown]
+    assert costs({"train": first, "pretraining": {"data": "x"} | second}) == [110, 30, unknown]
+    assert costs({"train": {"updates": 50, "device_seconds": 3.0}}) == [50, unknown, 3]
+    old = {"updates": 50, "seconds": 9.0}  # of an earlier version
+    assert costs({"train": first}, {"train": old}) == [50, unknown, unknown]
+    assert costs({"train": first, "pretraining": {"data": "x"} | old}) == [100, unknown, unknown]
 
 
 def test_the_command_prints_and_writes_it(found, tmp_path, monkeypatch, capsys):
@@ -86,8 +95,16 @@ def test_the_command_prints_and_writes_it(found, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     page = (tmp_path / "out" / "leaderboard.md").read_text()
     assert "| F1 on shifted text / less MLE | first | second |" in page
-    assert "| MLE | 50 updates / 66 core-seconds / 3 runs | 50 updates / 42 core-seconds / 1 run |" in page
-    assert "core-seconds" in printed
+    assert re.search(r"\| MLE \| [\d.]+ ± [\d.]+ \(n = 3\) \| [\d.]+ \(n = 1\) \|", page)
+    assert re.search(r"\| SWEP \| .* \(n = 3\) / \+[\d.]+ \\\[.*\\\] \(3 of 3 seeds\) \| - \|", page)
+    assert "| cost of a run: updates / CPU s per run | first | second |" in page
+    assert "| MLE | 50 / 11 | 50 / 7 |" in page
+    assert "| SWEP | 50 / - | - |" in page
+    assert "CPU s per run" in printed
     assert len(pd.read_csv(tmp_path / "out" / "leaderboard.csv")) == 3
+    (found[0] / "mle-seed2" / "results.json").unlink()
+    shown = leaderboard.publish(find_runs(found), tmp_path / "fewer")
+    assert "(2 of 3 seeds)" in (tmp_path / "fewer" / "leaderboard.md").read_text()
+    assert shown.cells["seeds"].dropna().tolist() == [3]
     monkeypatch.setattr("sys.argv", [*words, "--line", "squadshifts"])
     assert "--leaderboard has no --line" in refused(lambda *_: table_command.table())

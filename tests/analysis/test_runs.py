@@ -84,7 +84,7 @@ def test_rows_that_are_decoded_in_two_ways_are_not_compared(cells, tmp_path):
 def test_runs_that_read_other_files_are_left_out_and_different_versions_named(cells, tmp_path):
     change_json(cells[1].folder / "results.json", "versions", torch="2.9")
     notes = table.make(runs.find_runs([tmp_path / "runs"])).notes
-    assert notes[-1] == "The runs were made by different versions: torch 1.0, 2.9."
+    assert "The runs were made by different versions: torch 1.0, 2.9." in notes
     for cell, train, squad in zip(cells, "aaabaa", "dccccc", strict=True):
         change_json(cell.folder / "results.json", inputs={"data.train": train, "data.eval.squad": squad})
     assert reasons(tmp_path) == {

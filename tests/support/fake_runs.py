@@ -14,7 +14,7 @@ from swep_ds.sweeps.sweep import Cell, describe, read_sweep
 RECIPE = {"model": {"name": "google/electra-small-discriminator"}, "method": {"name": "mle"}}
 RECIPE |= {"data": {"train": "squad.json"}}
 # `results.json` has these of every run: tests/evaluation/test_evaluate.py compares the names with a real run's
-TRAIN = {"examples": 9, "features": 9, "updates": 2, "seconds": 1.0, "samples_per_second": 9.0}
+TRAIN = {"examples": 9, "features": 9, "updates": 2, "seconds": 1.0, "cpu_seconds": 2.5, "samples_per_second": 9.0}
 TRAIN |= {"tokens_per_second": 90.0, "peak_memory_bytes": 2**20}
 
 

@@ -230,7 +230,7 @@ def instruments(monkeypatch):
     monkeypatch.setattr(made.watch, "read", lambda: [1.0, 0.1, 0.2, 500.123456])
 
     def gather(everyone: torch.Tensor, mine: torch.Tensor) -> None:
-        names = [*sorted(made._sums), *NUMBERS, "finite"]
+        names = [*sorted(made._sums), *NUMBERS, "cost", "finite"]
         rows = [[rank.get(name, own) for name, own in zip(names, mine.tolist(), strict=True)] for rank in made.others]
         everyone.copy_(torch.tensor([mine.tolist(), *rows], dtype=mine.dtype).flatten())
 
@@ -270,6 +270,8 @@ def test_a_noisy_pass_that_equals_the_clean_one_is_remarked_while_all_ranks_have
 
 def test_a_line_has_the_rate_of_its_update_and_a_run_no_seconds_of_validation(instruments, monkeypatch):
     now = [instruments.watch.started]
+    instruments._clock = lambda: 3 * now[0]  # three busy threads
+    instruments._began, instruments._before = 3 * now[0], TrainState(1, compute_seconds=500.0)
     monkeypatch.setattr("swep_ds.training.instruments.time", SimpleNamespace(perf_counter=lambda: now[0]))
     remarks = []
     instruments.engine.module.method.remark = lambda means, progress: remarks.append(progress)
@@ -285,6 +287,7 @@ def test_a_line_has_the_rate_of_its_update_and_a_run_no_seconds_of_validation(in
         now[0] += 5.0
         state, score = instruments.report(TrainState(number), True, validate)
     assert (state.seconds, score["f1"]) == (10.0, 50.0)
+    assert state.compute_seconds == pytest.approx(500 + 4 * 30)  # of four ranks, after an earlier start
     first, second = instruments.tracker.lines
     assert (first["learning_rate"], second["learning_rate"]) == (0.5, pytest.approx(0.3))
     assert (second["validation_exact_match"], second["validation_f1"]) == (40.0, 50.0)
