@@ -14,6 +14,7 @@ keeps the mean of the elements that its optimizer updates, in float32. An update
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -93,7 +94,7 @@ class WeightAverage:
     def load(self, tag: Path, manifest: Manifest) -> None:
         """Loads what `save` wrote on all ranks."""
         saved = []
-        for name in manifest.files:
+        for name in chain(*manifest.files):
             if name.startswith(FILE):
                 content = read_state(tag / name)
                 saved.append({key: Piece(kept["first"], {WEIGHTS: kept["mean"]}) for key, kept in content.items()})

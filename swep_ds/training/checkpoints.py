@@ -6,15 +6,16 @@ an atomic rename. A folder without the manifest is an interrupted write: it is i
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, WriteFailed
-from swep_ds.common.files import write_atomically
+from swep_ds.common.files import sealed, write_atomically
 from swep_ds.common.settings import differences
 from swep_ds.evaluation.results import Score
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
@@ -25,10 +26,12 @@ from swep_ds.training.checkpoint_files import (
     MANIFEST,
     TrainState,
     checkpoint_name,
+    first_undamaged,
     list_updates,
-    read_manifest,
+    read_checked,
 )
 from swep_ds.training.zero.conversion import convert
+from swep_ds.training.zero.files import keep_apart
 from swep_ds.training.zero.weights import refresh_weights
 
 
@@ -68,7 +71,7 @@ class Checkpoints:
         write_on_rank0(lambda: self._prune(done), self.folder)
 
     def _write(self, engine, tag: Path, done: TrainState) -> None:
-        def write() -> dict[str, int]:
+        def write() -> dict[str, str]:
             engine.deepspeed.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
             if self.average:
                 self.average.save(tag)
@@ -79,14 +82,11 @@ class Checkpoints:
             tag.mkdir(parents=True)
 
         write_on_rank0(clear, tag)
-        files: dict[str, int] = {}
-        for written in ranks.gather(write_on_all_ranks(write, tag)):
-            files |= written
         manifest = {"done": asdict(done), "setup": self.setup, "layout": self.layout, "batch": self.batch}
-        manifest |= {"scores": self.scores, "files": dict(sorted(files.items()))}
+        manifest |= {"scores": self.scores, "files": ranks.gather(write_on_all_ranks(write, tag))}
 
         def complete() -> None:
-            write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
+            write_atomically(tag / MANIFEST, sealed(json.dumps(manifest, indent=1)))
             write_atomically(self.folder / LATEST, tag.name)
 
         write_on_rank0(complete, tag)
@@ -112,12 +112,13 @@ class Checkpoints:
         scored = [update for update in updates if update in self.scores]
         return max(scored, key=lambda u: (self.scores[u]["f1"], self.scores[u]["exact_match"], -u), default=None)
 
-    def load(self, engine, tag: Path) -> TrainState:
-        """Loads a complete checkpoint. Collective.
+    def load(self, engine, tags: Sequence[Path]) -> tuple[Path, TrainState]:
+        """Loads the first of some complete checkpoints that is not damaged, and returns its folder. Collective.
 
-        Raises InputError on every rank: it is damaged, or was saved under settings from which this run cannot resume.
+        Raises InputError on every rank: all are damaged, or it was saved under settings from which this run cannot
+        resume.
         """
-        manifest = ranks.on_all_ranks(lambda: read_manifest(tag))
+        tag, manifest = first_undamaged(tags, read_checked)
         if differing := differences(manifest.setup, self.setup, most=5):  # all ranks have the same setup
             fix = "start with the same settings, or start a new run with another --output_dir"
             raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
@@ -125,14 +126,15 @@ class Checkpoints:
         is_whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
         if is_whole or manifest.layout == self.layout:
             engine.deepspeed.load_checkpoint(str(tag.parent), tag=tag.name)
+            keep_apart(engine.deepspeed)
         else:
             stage = manifest.layout["zero_stage"]
-            ranks.on_all_ranks(lambda: convert(engine.deepspeed, tag, stage, list(manifest.files)))
+            ranks.on_all_ranks(lambda: convert(engine.deepspeed, tag, stage, [*chain(*manifest.files)]))
             refresh_weights(engine.deepspeed)
         if self.average:
             ranks.on_all_ranks(lambda: self.average.load(tag, manifest))
         self.scores = manifest.scores | self.scores
-        return manifest.done
+        return tag, manifest.done
 
 
 def _delete(tag: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_checkpoint_is_read_from_a_folder_of_any_name(module, tmp_path):
     run_update(engine, iter(batches(0)), ACCUMULATION, MicroStep(0))
     run_update(engine, iter(batches(1)), ACCUMULATION, MicroStep(1))  # the first one's learning rate is 0
     assert not all(map(torch.equal, engine.module.parameters(), before))
-    made.load(engine, made.tag(1))
+    made.load(engine, [made.tag(1)])
     assert all(map(torch.equal, engine.module.parameters(), before))
     engine.destroy()
 
