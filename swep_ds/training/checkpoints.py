@@ -25,13 +25,12 @@ from swep_ds.training.checkpoint_files import (
     LATEST,
     MANIFEST,
     TrainState,
+    check_files,
     checkpoint_name,
     first_undamaged,
     list_updates,
-    read_checked,
 )
-from swep_ds.training.zero.conversion import convert
-from swep_ds.training.zero.files import keep_apart
+from swep_ds.training.zero.conversion import load
 from swep_ds.training.zero.weights import refresh_weights
 
 
@@ -118,19 +117,13 @@ class Checkpoints:
         Raises InputError on every rank: all are damaged, or it was saved under settings from which this run cannot
         resume.
         """
-        tag, manifest = first_undamaged(tags, read_checked)
+        tag, manifest = first_undamaged(tags, lambda tag: ranks.on_all_ranks(lambda: check_files(tag)))
         if differing := differences(manifest.setup, self.setup, most=5):  # all ranks have the same setup
             fix = "start with the same settings, or start a new run with another --output_dir"
             raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
-        # at ZeRO-0 rank 0 writes the whole state, however many ranks there are
-        is_whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
-        if is_whole or manifest.layout == self.layout:
-            engine.deepspeed.load_checkpoint(str(tag.parent), tag=tag.name)
-            keep_apart(engine.deepspeed)
-        else:
-            stage = manifest.layout["zero_stage"]
-            ranks.on_all_ranks(lambda: convert(engine.deepspeed, tag, stage, [*chain(*manifest.files)]))
-            refresh_weights(engine.deepspeed)
+        stage = manifest.layout["zero_stage"]
+        ranks.on_all_ranks(lambda: load(engine.deepspeed, tag, stage, [*chain(*manifest.files)]))
+        refresh_weights(engine.deepspeed)
         if self.average:
             ranks.on_all_ranks(lambda: self.average.load(tag, manifest))
         self.scores = manifest.scores | self.scores

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,7 +32,6 @@ class Engine:
     """Writes a file where DeepSpeed would write its own."""
 
     writer = SimpleNamespace(finish=lambda: {"state.pt": xxh3_64_hexdigest(state())})
-    basic_optimizer = SimpleNamespace(state={})
 
     @property
     def deepspeed(self) -> "Engine":
@@ -40,13 +40,15 @@ class Engine:
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         (Path(folder) / tag / "state.pt").write_bytes(state())
 
-    def load_checkpoint(self, folder: str, tag: str) -> None:
-        self.loaded = Path(folder) / tag
+
+def load(engine: Engine, tag: Path, stage: int, names: list[str]) -> None:
+    assert (stage, names) == (LAYOUT["zero_stage"], ["state.pt"])
+    engine.loaded = tag
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_rank() -> Iterator[None]:
-    with process_group():
+    with process_group(), mock.patch.multiple(checkpoints, load=load, refresh_weights=lambda engine: None):
         yield
 
 

@@ -14,7 +14,7 @@ from swep_ds.common.files import ChecksumWriter
 
 
 class Writer:
-    """Writes and reads an engine's files. A write that fails raises nothing until `finish`, and nothing more follows:
+    """Writes an engine's files. A write that fails raises nothing until `finish`, and nothing more follows:
     DeepSpeed's saving has collectives, in which the other ranks would wait for one whose disk is full."""
 
     def __init__(self):
@@ -47,23 +47,11 @@ class Writer:
                 raise
             self._fault = OSError(cause.errno, cause.strerror, path)
 
-    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
-        return read_state(Path(path))
-
 
 def write_with(engine, writer: Writer) -> None:
-    """Lets DeepSpeed's `engine` write and read its checkpoints by `writer`."""
+    """Lets DeepSpeed's `engine` write its checkpoints by `writer`."""
     engine.checkpoint_engine.save = writer.save
-    engine.checkpoint_engine.load = writer.load
-    # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
-    engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
     engine._copy_recovery_script = lambda folder: None  # a full disk there would raise on one rank only
-
-
-def keep_apart(engine) -> None:
-    """Copies what the optimizer of DeepSpeed's `engine` took over from mapped files, which may be deleted."""
-    for state in engine.basic_optimizer.state.values():
-        state |= {name: value.clone() for name, value in state.items() if torch.is_tensor(value) and value.is_cpu}
 
 
 def read_state(file: Path) -> dict[str, Any]:
