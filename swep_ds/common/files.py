@@ -232,7 +232,7 @@ def read_sealed(path: Path) -> Any:
     content = path.read_text(encoding="utf-8", errors="replace")
     text = content.partition("\n")[2][:-1]
     if content != sealed(text):
-        raise ValueError(f"{path.name} has changed since it was written, or has no checksum")
+        raise ValueError(f"{path.name} has changed since it was written, or another version wrote it")
     return json.loads(text)
 
 

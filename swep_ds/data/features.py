@@ -114,18 +114,17 @@ def build_features(
     kind = "train" if training else "eval"
     cached = cache_dir / f"{kind}-{digest.hexdigest()[:32]}.arrow"
 
-    features = _load(cached)
-    if features is None:
-        counts = _counts(len(examples))
-        with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
-            questions = _shown(cutter.tokenise(examples), progress)
-            if training:
-                rows = _rows_to_learn(examples, questions, cutter, counts, drop)
-            else:
-                rows = _rows_to_answer(examples, questions, cutter, counts)
-            _save(cached, _batches(rows), counts)
-        features = _load(cached)
-    return features
+    if features := _load(cached):
+        return features
+    counts = _counts(len(examples))
+    with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
+        questions = _shown(cutter.tokenise(examples), progress)
+        if training:
+            rows = _rows_to_learn(examples, questions, cutter, counts, drop)
+        else:
+            rows = _rows_to_answer(examples, questions, cutter, counts)
+        _save(cached, _batches(rows), counts)
+    return _load(cached)
 
 
 def windows_to_answer(examples: Sequence[Example], cutter: WindowCutter) -> tuple[pa.Table, int]:

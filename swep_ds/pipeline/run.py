@@ -134,8 +134,8 @@ def _run_stage(
     outcomes: `main`, the mean of the weights, and `plain`, the last weights. `keep_fp32` as in `export_model`.
     """
     updates = prepared.batches.updates
-    setup, layout = resume_setup(recipe, prepared)
-    check_alike(setup | layout)
+    setup = resume_setup(recipe, prepared)
+    check_alike(setup | {"zero_optimization": prepared.config.get("zero_optimization", {})})
     if ranks.is_main():
         _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")
@@ -151,7 +151,7 @@ def _run_stage(
             outcomes = [plain, main]
         batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
         keep = recipe.train.keep_checkpoints
-        checkpoints = Checkpoints(folder.checkpoints, keep, setup, layout, batch, average)
+        checkpoints = Checkpoints(folder.checkpoints, keep, setup, batch, average)
         tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
         # last, so that a start that is refused leaves the folder as it was
         _begin(main, prepared, is_trained=before.updates == updates)

@@ -38,7 +38,7 @@ class Manifest(BaseModel):
 
     done: TrainState
     setup: dict[str, Any]
-    layout: dict[str, Any]
+    stage: int  # of ZeRO
     batch: dict[str, int]
     scores: dict[int, Score]  # by update
     files: list[dict[str, str]]  # of each rank that wrote: checksums by name
@@ -79,20 +79,14 @@ def first_undamaged(tags: Sequence[Path], read: Callable[[Path], Manifest]) -> t
     return tags[-1], read(tags[-1])
 
 
-def read_manifest(tag: Path) -> Manifest:
-    """The manifest of the checkpoint in folder `tag`. Raises InputError: not completed, or the manifest has changed."""
+def read_manifest(tag: Path, *, check: bool = False) -> Manifest:
+    """The manifest of the checkpoint in folder `tag`. With `check` this rank also reads every byte of the files that it
+    wrote, or that a rank wrote which is gone. Raises InputError: the checkpoint is not complete, or has changed."""
     if not (tag / MANIFEST).exists():
         raise InputError(f"{tag}: not a complete checkpoint: name one such as checkpoints/update-00001000")
-    with as_input_error(f"{tag}: the checkpoint is damaged, or another version wrote it", FIX):
-        return Manifest.model_validate(read_sealed(tag / MANIFEST))
-
-
-def check_files(tag: Path) -> Manifest:
-    """`read_manifest`, after a look at every byte of the files that this rank wrote, or a rank that is gone. Raises
-    InputError: also if one has changed."""
-    manifest = read_manifest(tag)
     with as_input_error(f"{tag}: the checkpoint is damaged", FIX):
-        for written in manifest.files[ranks.rank() :: ranks.world_size()]:
+        manifest = Manifest.model_validate(read_sealed(tag / MANIFEST))
+        for written in manifest.files[ranks.rank() :: ranks.world_size()] if check else ():
             for name, checksum in written.items():
                 check_content(tag / name, checksum)
     return manifest

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ from swep_ds.training.checkpoint_files import (
     LATEST,
     MANIFEST,
     TrainState,
-    check_files,
     checkpoint_name,
     first_undamaged,
     list_updates,
+    read_manifest,
 )
 from swep_ds.training.zero.conversion import load
 from swep_ds.training.zero.weights import refresh_weights
@@ -41,7 +40,6 @@ class Checkpoints:
     folder: Path  # the run's `checkpoints/`, on a file system that all ranks share
     keep: int  # number of complete checkpoints to keep
     setup: dict[str, Any]  # flat settings that a run must share with a checkpoint to resume from it
-    layout: dict[str, Any]  # how DeepSpeed spreads the state over its files; another layout is converted
     batch: dict[str, int]  # `pipeline.folder.GlobalBatch`, for runs in other folders that resume from here
     average: WeightAverage | None = None  # is saved and loaded with the engine
     scores: dict[int, Score] = field(default_factory=dict)  # by update
@@ -81,8 +79,8 @@ class Checkpoints:
             tag.mkdir(parents=True)
 
         write_on_rank0(clear, tag)
-        manifest = {"done": asdict(done), "setup": self.setup, "layout": self.layout, "batch": self.batch}
-        manifest |= {"scores": self.scores, "files": ranks.gather(write_on_all_ranks(write, tag))}
+        manifest = {"done": asdict(done), "setup": self.setup, "batch": self.batch, "scores": self.scores}
+        manifest |= {"stage": engine.stage, "files": ranks.gather(write_on_all_ranks(write, tag))}
 
         def complete() -> None:
             write_atomically(tag / MANIFEST, sealed(json.dumps(manifest, indent=1)))
@@ -114,18 +112,17 @@ class Checkpoints:
     def load(self, engine, tags: Sequence[Path]) -> tuple[Path, TrainState]:
         """Loads the first of some complete checkpoints that is not damaged, and returns its folder. Collective.
 
-        Raises InputError on every rank: all are damaged, or it was saved under settings from which this run cannot
-        resume.
+        Raises InputError on every rank: all are damaged, or this run's settings are not those it was saved under.
         """
-        tag, manifest = first_undamaged(tags, lambda tag: ranks.on_all_ranks(lambda: check_files(tag)))
+        tag, manifest = first_undamaged(tags, lambda tag: ranks.on_all_ranks(lambda: read_manifest(tag, check=True)))
         if differing := differences(manifest.setup, self.setup, most=5):  # all ranks have the same setup
             fix = "start with the same settings, or start a new run with another --output_dir"
             raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
-        stage = manifest.layout["zero_stage"]
-        ranks.on_all_ranks(lambda: load(engine.deepspeed, tag, stage, [*chain(*manifest.files)]))
+        names = [name for written in manifest.files for name in written]
+        ranks.on_all_ranks(lambda: load(engine.deepspeed, tag, manifest.stage, names))
         refresh_weights(engine.deepspeed)
         if self.average:
-            ranks.on_all_ranks(lambda: self.average.load(tag, manifest))
+            ranks.on_all_ranks(lambda: self.average.load(tag, names))
         self.scores = manifest.scores | self.scores
         return tag, manifest.done
 

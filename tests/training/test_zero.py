@@ -188,9 +188,7 @@ def test_numbers_do_not_depend_on_the_kind_of_an_earlier_engine(module, tmp_path
 
 def test_a_checkpoint_is_read_from_a_folder_of_any_name(module, tmp_path):
     folder = tmp_path / "runs [1]*"
-    made = Checkpoints(
-        folder, 1, {}, {"zero_stage": 1}, {"windows": 1, "micro_batch_size": 1, "gradient_accumulation_steps": 1}
-    )
+    made = Checkpoints(folder, 1, {}, {"windows": 1, "micro_batch_size": 1, "gradient_accumulation_steps": 1})
     engine = engine_of(module, tmp_path, {"stage": 1})
     made.save(engine, TrainState(1))
     before = [parameter.detach().clone() for parameter in engine.module.parameters()]

@@ -6,7 +6,6 @@ what it keeps. DeepSpeed's universal checkpoints would write the whole state to 
 """
 
 import copy
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,12 +61,6 @@ def copy_pieces(saved: Sequence[Pieces], kept: Pieces, tag: Path) -> None:
             raise InputError(f"{tag}: the checkpoint has {filled} of {wanted} elements of {name}: {fix}")
 
 
-def files_by_rank(names: Iterable[str], end: str) -> list[str]:
-    """The names of a checkpoint's files that end with `end`, in the order of the ranks that wrote them."""
-    chosen = [name for name in names if name.endswith(end)]
-    return sorted(chosen, key=lambda name: int(re.search(r"rank_(\d+)", name)[1]))
-
-
 def _saved_pieces(
     stage: int, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> tuple[list[Pieces], dict[str, Tensor]]:
@@ -101,12 +94,11 @@ def _saved_pieces(
 
 
 def load(engine, tag: Path, stage: int, names: Sequence[str]) -> None:
-    """Loads a checkpoint of a ZeRO `stage`, with files of these `names` in its folder `tag`, into DeepSpeed's engine
-    around its model. `refresh_weights` follows when all ranks are done. Raises InputError: elements of a parameter are
-    missing."""
-    model = read_state(tag / files_by_rank(names, "model_states.pt")[0])
-    files = files_by_rank(names, "optim_states.pt")
-    optimizers = [read_state(tag / file)["optimizer_state_dict"] for file in files]
+    """Loads a checkpoint of a ZeRO `stage` into DeepSpeed's engine around its model. `names` are those of the files in
+    its folder `tag`, in the order of the ranks that wrote them; `refresh_weights` follows when all ranks are done.
+    Raises InputError: elements of a parameter are missing."""
+    model = read_state(tag / next(name for name in names if name.endswith("model_states.pt")))
+    optimizers = [read_state(tag / name)["optimizer_state_dict"] for name in names if name.endswith("optim_states.pt")]
     saved, steps = _saved_pieces(stage, model, optimizers, list(parameter_shapes(engine.module)))
     if stage == engine.zero_optimization_stage() == 0:  # where the optimizer may be another than Adam
         copy_pieces(saved, engine_pieces(engine), tag)

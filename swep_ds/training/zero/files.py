@@ -48,12 +48,6 @@ class Writer:
             self._fault = OSError(cause.errno, cause.strerror, path)
 
 
-def write_with(engine, writer: Writer) -> None:
-    """Lets DeepSpeed's `engine` write its checkpoints by `writer`."""
-    engine.checkpoint_engine.save = writer.save
-    engine._copy_recovery_script = lambda folder: None  # a full disk there would raise on one rank only
-
-
 def read_state(file: Path) -> dict[str, Any]:
     """What DeepSpeed saved in a file; tensors are mapped, and read when they are used. Raises UnpicklingError: there is
     more than tensors, plain values and a few classes of DeepSpeed. No code is run."""
