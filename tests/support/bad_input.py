@@ -26,6 +26,11 @@ def error_line(stderr: str) -> str:
     return line
 
 
+def flipped(content: bytes, bit: int) -> bytes:
+    """The same bytes but for one bit."""
+    return (int.from_bytes(content, "big") ^ 1 << bit).to_bytes(len(content), "big")
+
+
 def change_sealed(file: Path, *path: str | int, **fields: Any) -> None:
     """As `change_json`, in a file with a checksum, which is made anew."""
     file.write_text(json.dumps(read_sealed(file)))

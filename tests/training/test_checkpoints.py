@@ -23,7 +23,7 @@ from swep_ds.training import checkpoints
 from swep_ds.training.checkpoint_files import FIX, find_checkpoints, list_updates, read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.zero.files import Writer
-from tests.support.bad_input import change_sealed, refused
+from tests.support.bad_input import change_sealed, flipped, refused
 from tests.support.tiny_checkpoint import BATCH, state, write_checkpoint
 from tests.support.tiny_run import complete
 
@@ -188,11 +188,6 @@ def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path, monkey
 @pytest.fixture
 def tags(tmp_path) -> list[Path]:
     return [write_checkpoint(tmp_path, update) for update in (1, 2)]
-
-
-def flipped(content: bytes, bit: int) -> bytes:
-    """The same bytes but for one bit."""
-    return (int.from_bytes(content, "big") ^ 1 << bit).to_bytes(len(content), "big")
 
 
 @pytest.mark.parametrize("name", ["state.pt", "complete.json"])
