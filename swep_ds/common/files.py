@@ -3,6 +3,7 @@
 import fcntl
 import gzip
 import hashlib
+import io
 import json
 import logging
 import os
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from swep_ds.common.errors import InputError, as_input_error
 
@@ -210,6 +213,42 @@ def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+class ChecksumWriter(io.BufferedWriter):
+    """A new file and the checksum of what was written to it, from its start to its end."""
+
+    def __init__(self, path: str | Path):
+        super().__init__(io.FileIO(path, "wb"))
+        self.checksum = xxh3_64()
+
+    def write(self, data) -> int:
+        self.checksum.update(data)
+        return super().write(data)
+
+
+def check_content(path: Path, checksum: str) -> None:
+    """Raises ValueError: the file has not the checksum that `ChecksumWriter` had; OSError: it cannot be read."""
+    content = xxh3_64()
+    with path.open("rb") as file:  # mapped into memory, an unreadable disk would kill the process
+        while block := file.read(2**20):
+            content.update(block)
+    if content.hexdigest() != checksum:
+        raise ValueError(f"{path.name} has changed since it was written")
+
+
+def sealed(text: str) -> str:
+    """JSON around a JSON value: its checksum, then the value itself."""
+    return f'{{"checksum": "{xxh3_64_hexdigest(text.encode())}", "value":\n{text}}}'
+
+
+def read_sealed(path: Path) -> Any:
+    """The value in a `sealed` file. Raises ValueError: the file has changed since it was written."""
+    content = path.read_text(encoding="utf-8", errors="replace")
+    text = content.partition("\n")[2][:-1]
+    if content != sealed(text):
+        raise ValueError(f"{path.name} has changed since it was written, or another version wrote it")
+    return json.loads(text)
 
 
 def is_locked(path: Path) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from swep_ds.common.console import Console, Progress
-from swep_ds.common.errors import InputError
-from swep_ds.common.files import read_json, write_atomically
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import read_json, read_sealed, sealed, write_atomically
 from swep_ds.common.settings import differences
 from swep_ds.data.example import Example
 
@@ -57,10 +57,11 @@ class Chunks:
         return self.folder / f"{number:06d}.json"
 
     def write(self, number: int, content: Any) -> None:
-        write_atomically(self._file(number), json.dumps(content, ensure_ascii=False))
+        write_atomically(self._file(number), sealed(json.dumps(content)))
 
     def read(self, number: int) -> Any:
-        return read_json(self._file(number))
+        with as_input_error(f"{self._file(number)}: damaged", "delete it, and start the same command again"):
+            return read_sealed(self._file(number))
 
     def fill(
         self, setup: dict[str, Any], examples: list[Example], size: int, ask: Callable[[list[Example]], Iterable[Any]]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,12 @@ from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import InputError, reason
-from swep_ds.common.files import write_atomically
+from swep_ds.common.files import ChecksumWriter, check_content, read_sealed, sealed, write_atomically
 from swep_ds.data.example import Example
 from swep_ds.data.windows import ContextWindow, Question, WindowCutter, WindowSettings, decoded
 
-FORMAT_VERSION = 7  # part of every cache file's name: raise it when the columns or their meaning change
+log = logging.getLogger(__name__)
+FORMAT_VERSION = 8  # part of every cache file's name: raise it when the columns or their meaning change
 ROWS_AT_A_TIME = 1000  # written at once
 
 LIST = pa.list_(pa.int32())
@@ -112,15 +114,16 @@ def build_features(
     kind = "train" if training else "eval"
     cached = cache_dir / f"{kind}-{digest.hexdigest()[:32]}.arrow"
 
-    if _load(cached) is None:
-        counts = _counts(len(examples))
-        with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
-            questions = _shown(cutter.tokenise(examples), progress)
-            if training:
-                rows = _rows_to_learn(examples, questions, cutter, counts, drop)
-            else:
-                rows = _rows_to_answer(examples, questions, cutter, counts)
-            _save(cached, _batches(rows), counts)
+    if features := _load(cached):
+        return features
+    counts = _counts(len(examples))
+    with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
+        questions = _shown(cutter.tokenise(examples), progress)
+        if training:
+            rows = _rows_to_learn(examples, questions, cutter, counts, drop)
+        else:
+            rows = _rows_to_answer(examples, questions, cutter, counts)
+        _save(cached, _batches(rows), counts)
     return _load(cached)
 
 
@@ -138,16 +141,19 @@ def _counts(examples: int) -> dict[str, Any]:
     return counts | {"examples": examples, "answer_tokens": [], "rewritten": {}}
 
 
-# The cache: an Arrow stream of the windows and, written last, a small JSON file with its size and the counts
+# The cache: an Arrow stream of the windows and, written last, a small JSON file with its checksum and the counts
 
 
 def _load(cached: Path) -> Features | None:
-    """The cached windows; None if there are none, or if a part of them is missing."""
+    """The cached windows; None if there are none, or if they have changed since they were written."""
     file = cached.with_suffix(".json")
-    if not (cached.exists() and file.exists()):
+    if not file.exists():
         return None
-    facts = json.loads(file.read_text(encoding="utf-8"))
-    if facts.pop("bytes") != cached.stat().st_size:
+    try:
+        facts = read_sealed(file)
+        check_content(cached, facts.pop("checksum"))
+    except (OSError, ValueError) as error:
+        log.warning("%s: tokenised again (%s)", cached, reason(error))
         return None
     return Features(Dataset.from_file(str(cached)), **facts, fingerprint=cached.stem)
 
@@ -165,13 +171,13 @@ def _save(cached: Path, batches: Iterator[pa.RecordBatch], counts: dict[str, Any
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as temporary:
             windows = Path(temporary, "windows")
-            with pa.OSFile(str(windows), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
+            with ChecksumWriter(windows) as sink, pa.ipc.new_stream(sink, first.schema) as writer:
                 for batch in chain([first], batches):
                     writer.write_batch(batch)
-            facts = {"bytes": windows.stat().st_size, **counts}
+            facts = {"checksum": sink.checksum.hexdigest(), **counts}
             if _load(cached) is None:  # else another node has made it, too: on NFS a new file would take it away
                 os.replace(windows, cached)
-                write_atomically(cached.with_suffix(".json"), json.dumps(facts))
+                write_atomically(cached.with_suffix(".json"), sealed(json.dumps(facts)))
     except OSError as error:  # most often a full disk or quota, of which Arrow's error names no file
         raise InputError(
             f"{folder}: tokenised windows cannot be written ({reason(error)}): make room there, or name another "

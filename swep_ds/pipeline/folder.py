@@ -140,8 +140,8 @@ class RunFolder:
         self._lock.release()
 
     def take(self, recipe: Recipe, resume: str) -> list[Path]:
-        """Locks the folder until `__exit__`. Returns the checkpoints to resume from, the newest first; none for a new
-        run.
+        """Locks the folder until `__exit__`. Returns the checkpoints to resume from, as `find_checkpoints`; none for a
+        new run.
 
         `resume` is "auto", "never", or the folder of a checkpoint, or of several, of which the newest is used. One
         outside this folder counts only until this folder has checkpoints or results of its own, so that the same
@@ -169,9 +169,9 @@ class RunFolder:
         if not is_inside and (tags or self.results.is_file()):
             say_on_stderr(f"{self.path}: has begun already, and continues from what it holds, not from {resume}")
             return tags
-        tag = next(iter(find_checkpoints(path)), path.resolve())
-        read_manifest(tag)
-        return [tag]
+        tags = find_checkpoints(path) or [path.resolve()]
+        read_manifest(tags[0])
+        return tags
 
     def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
         """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""

@@ -253,8 +253,8 @@ def load_model(
     return qa
 
 
-def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a run must share with the checkpoint it resumes from, and how DeepSpeed spreads its state over the ranks."""
+def resume_setup(recipe: Recipe, prepared: Prepared) -> dict[str, Any]:
+    """What a run must share with the checkpoint it resumes from."""
     config = dict(prepared.config)
     # whether DeepSpeed or instruments.py notices an overflow changes no number
     config["bf16"] = {key: value for key, value in config["bf16"].items() if key != "check_grad_overflow"}
@@ -268,9 +268,7 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], di
     setup["files of model.name"] = prepared.inputs.get("model.name")
     if prepared.validation:
         setup["selection data"] = prepared.validation.features.fingerprint
-    layout = {"world_size": ranks.world_size(), "zero_stage": zero_stage(config)}
-    layout["zero_optimization"] = config.get("zero_optimization", {})
-    return setup, layout
+    return setup
 
 
 def architecture(objective: Objective) -> dict[str, Any]:

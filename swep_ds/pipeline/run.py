@@ -130,12 +130,12 @@ def _run_stage(
 ) -> Tracker:
     """Trains, evaluates, exports and writes the results; returns the tracker, which the caller finishes.
 
-    It resumes from the first of the checkpoints `tags`. With `train.average` a run has two outcomes: `main`, the mean
-    of the weights, and `plain`, the last weights. `keep_fp32` as in `export_model`.
+    It resumes from the first of the checkpoints `tags` that is not damaged. With `train.average` a run has two
+    outcomes: `main`, the mean of the weights, and `plain`, the last weights. `keep_fp32` as in `export_model`.
     """
     updates = prepared.batches.updates
-    setup, layout = resume_setup(recipe, prepared)
-    check_alike(setup | layout)
+    setup = resume_setup(recipe, prepared)
+    check_alike(setup | {"zero_optimization": prepared.config.get("zero_optimization", {})})
     if ranks.is_main():
         _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")
@@ -151,13 +151,13 @@ def _run_stage(
             outcomes = [plain, main]
         batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
         keep = recipe.train.keep_checkpoints
-        checkpoints = Checkpoints(folder.checkpoints, keep, setup, layout, batch, average)
-        before = checkpoints.load(engine, tags[0]) if tags else TrainState()
+        checkpoints = Checkpoints(folder.checkpoints, keep, setup, batch, average)
+        tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
         # last, so that a start that is refused leaves the folder as it was
         _begin(main, prepared, is_trained=before.updates == updates)
         write_on_rank0(lambda: write_remarks(folder.path, prepared.remarks, say), folder.path)
-        if tags:
-            say(f"resuming from {tags[0]}: {before.updates} of {updates} updates are done")
+        if tag:
+            say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
         settings = recipe.model_dump(mode="json")
         make_tracker = partial(Tracker, recipe.tracking, recipe.method.name, settings, folder.path, updates, before)
         with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
@@ -249,7 +249,7 @@ def _select(engine, checkpoints: Checkpoints, data_set: str, done: TrainState, s
     folder and keeps that one."""
     update = checkpoints.best() or done.updates
     if update != done.updates:
-        checkpoints.load(engine, checkpoints.tag(update))
+        checkpoints.load(engine, [checkpoints.tag(update)])
     scores = {str(number): checkpoints.scores[number] for number in sorted(checkpoints.scores)}
     chosen = checkpoints.scores[update]
     say(

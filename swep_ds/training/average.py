@@ -12,7 +12,7 @@ Training never sees the mean. The model's parameters are averaged, as they are e
 keeps the mean of the elements that its optimizer updates, in float32. An update that fp16 skips counts, too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from swep_ds import ranks
-from swep_ds.training.checkpoint_files import Manifest
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.zero.conversion import WEIGHTS, Piece, Pieces, copy_pieces, engine_pieces
 from swep_ds.training.zero.files import read_state
@@ -90,12 +89,12 @@ class WeightAverage:
         content = {name: {"first": piece.first, "mean": piece.values[WEIGHTS]} for name, piece in self._mean.items()}
         self._engine.writer.save(content, str(tag / f"{FILE}{ranks.rank()}.pt"))
 
-    def load(self, tag: Path, manifest: Manifest) -> None:
-        """Loads what `save` wrote on all ranks."""
+    def load(self, tag: Path, files: Sequence[str]) -> None:
+        """Loads what `save` wrote on all ranks; `files` are the names of the checkpoint's."""
         saved = []
-        for name in manifest.files:
-            if name.startswith(FILE):
-                content = read_state(tag / name)
+        for file in files:
+            if file.startswith(FILE):
+                content = read_state(tag / file)
                 saved.append({key: Piece(kept["first"], {WEIGHTS: kept["mean"]}) for key, kept in content.items()})
         names = {name for pieces in saved for name in pieces}
         self._mean = _copies({name: piece for name, piece in self._weights().items() if name in names})

@@ -1,16 +1,19 @@
-"""The names of a run's checkpoints and their manifest `complete.json`: every file with its size (one that is missing or
-cut off is damage), and what a run must share with the checkpoint to resume from it."""
+"""The names of a run's checkpoints and their manifest `complete.json`: every file with its checksum, so that damage is
+noticed, and what a run must share with the checkpoint to resume from it."""
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from swep_ds import ranks
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import read_text
+from swep_ds.common.files import check_content, read_sealed
 from swep_ds.evaluation.results import Score
+from swep_ds.ranks.environment import is_first_on_node
 
 MANIFEST = "complete.json"
 LATEST = "latest"
@@ -36,10 +39,10 @@ class Manifest(BaseModel):
 
     done: TrainState
     setup: dict[str, Any]
-    layout: dict[str, Any]
+    stage: int  # of ZeRO
     batch: dict[str, int]
     scores: dict[int, Score]  # by update
-    files: dict[str, int]  # bytes by name
+    files: list[dict[str, str]]  # of each rank that wrote: checksums by name
 
 
 def checkpoint_name(update: int) -> str:
@@ -52,35 +55,39 @@ def list_updates(folder: Path) -> list[int]:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoint to resume from, in a list: the one that `latest` names, else the newest, if its files are all
-    there in full size. The list is empty if no checkpoint was ever completed.
+    """The checkpoints to resume from: the one that `latest` names, else the newest whose manifest can be read; then the
+    next ones, unread. The list is empty if no checkpoint was ever completed.
 
-    Raises InputError: all checkpoints are damaged.
+    Raises InputError: no manifest can be read.
     """
     tags = [folder / checkpoint_name(update) for update in reversed(list_updates(folder))]
-    latest = read_text(folder / LATEST).strip() if (folder / LATEST).exists() else None
-    fault = None
-    for tag in sorted(tags, key=lambda tag: tag.name != latest):  # stable: the others stay newest first
+    latest = (folder / LATEST).read_bytes().strip() if (folder / LATEST).exists() else None
+    tags.sort(key=lambda tag: tag.name.encode() != latest)  # stable: the others stay newest first
+    if not tags:
+        return []
+    first, _ = first_undamaged(tags, read_manifest)
+    return tags[tags.index(first) :]
+
+
+def first_undamaged(tags: Sequence[Path], read: Callable[[Path], Manifest]) -> tuple[Path, Manifest]:
+    """The first of the checkpoints `tags` that `read` accepts; warns of those before it. Raises InputError: none."""
+    for tag in tags[:-1]:
         try:
-            read_manifest(tag)
-            return [tag]
+            return tag, read(tag)
         except InputError as error:
-            log.warning("%s", error)
-            fault = error
-    if fault:
-        raise fault
-    return []
+            if is_first_on_node():
+                log.warning("%s", error)
+    return tags[-1], read(tags[-1])
 
 
-def read_manifest(tag: Path) -> Manifest:
-    """The manifest of the checkpoint in folder `tag`. Raises InputError: not completed, or a file is cut off."""
+def read_manifest(tag: Path, *, check: bool = False) -> Manifest:
+    """The manifest of the checkpoint in folder `tag`. With `check` this rank also reads every byte of the files that it
+    wrote, or that a rank wrote which is gone. Raises InputError: the checkpoint is not complete, or has changed."""
     if not (tag / MANIFEST).exists():
         raise InputError(f"{tag}: not a complete checkpoint: name one such as checkpoints/update-00001000")
-    with as_input_error(f"{tag / MANIFEST}: another version wrote this checkpoint", FIX):
-        manifest = Manifest.model_validate_json(read_text(tag / MANIFEST))
-    for name, size in manifest.files.items():
-        file = tag / name
-        present = file.stat().st_size if file.is_file() else 0
-        if present != size:
-            raise InputError(f"{tag}: the checkpoint is damaged ({name} has {present} of {size} bytes): {FIX}")
+    with as_input_error(f"{tag}: the checkpoint is damaged", FIX):
+        manifest = Manifest.model_validate(read_sealed(tag / MANIFEST))
+        for written in manifest.files[ranks.rank() :: ranks.world_size()] if check else ():
+            for name, checksum in written.items():
+                check_content(tag / name, checksum)
     return manifest

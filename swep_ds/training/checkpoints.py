@@ -6,7 +6,7 @@ an atomic rename. A folder without the manifest is an interrupted write: it is i
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, WriteFailed
-from swep_ds.common.files import write_atomically
+from swep_ds.common.files import sealed, write_atomically
 from swep_ds.common.settings import differences
 from swep_ds.evaluation.results import Score
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
@@ -25,10 +25,11 @@ from swep_ds.training.checkpoint_files import (
     MANIFEST,
     TrainState,
     checkpoint_name,
+    first_undamaged,
     list_updates,
     read_manifest,
 )
-from swep_ds.training.zero.conversion import convert
+from swep_ds.training.zero.conversion import load
 from swep_ds.training.zero.weights import refresh_weights
 
 
@@ -39,7 +40,6 @@ class Checkpoints:
     folder: Path  # the run's `checkpoints/`, on a file system that all ranks share
     keep: int  # number of complete checkpoints to keep
     setup: dict[str, Any]  # flat settings that a run must share with a checkpoint to resume from it
-    layout: dict[str, Any]  # how DeepSpeed spreads the state over its files; another layout is converted
     batch: dict[str, int]  # `pipeline.folder.GlobalBatch`, for runs in other folders that resume from here
     average: WeightAverage | None = None  # is saved and loaded with the engine
     scores: dict[int, Score] = field(default_factory=dict)  # by update
@@ -68,7 +68,7 @@ class Checkpoints:
         write_on_rank0(lambda: self._prune(done), self.folder)
 
     def _write(self, engine, tag: Path, done: TrainState) -> None:
-        def write() -> dict[str, int]:
+        def write() -> dict[str, str]:
             engine.deepspeed.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
             if self.average:
                 self.average.save(tag)
@@ -79,14 +79,11 @@ class Checkpoints:
             tag.mkdir(parents=True)
 
         write_on_rank0(clear, tag)
-        files: dict[str, int] = {}
-        for written in ranks.gather(write_on_all_ranks(write, tag)):
-            files |= written
-        manifest = {"done": asdict(done), "setup": self.setup, "layout": self.layout, "batch": self.batch}
-        manifest |= {"scores": self.scores, "files": dict(sorted(files.items()))}
+        manifest = {"done": asdict(done), "setup": self.setup, "batch": self.batch, "scores": self.scores}
+        manifest |= {"stage": engine.stage, "files": ranks.gather(write_on_all_ranks(write, tag))}
 
         def complete() -> None:
-            write_atomically(tag / MANIFEST, json.dumps(manifest, indent=1))
+            write_atomically(tag / MANIFEST, sealed(json.dumps(manifest, indent=1)))
             write_atomically(self.folder / LATEST, tag.name)
 
         write_on_rank0(complete, tag)
@@ -112,27 +109,22 @@ class Checkpoints:
         scored = [update for update in updates if update in self.scores]
         return max(scored, key=lambda u: (self.scores[u]["f1"], self.scores[u]["exact_match"], -u), default=None)
 
-    def load(self, engine, tag: Path) -> TrainState:
-        """Loads a complete checkpoint. Collective.
+    def load(self, engine, tags: Sequence[Path]) -> tuple[Path, TrainState]:
+        """Loads the first of some complete checkpoints that is not damaged, and returns its folder. Collective.
 
-        Raises InputError on every rank: it is damaged, or was saved under settings from which this run cannot resume.
+        Raises InputError on every rank: all are damaged, or this run's settings are not those it was saved under.
         """
-        manifest = ranks.on_all_ranks(lambda: read_manifest(tag))
+        tag, manifest = first_undamaged(tags, lambda tag: ranks.on_all_ranks(lambda: read_manifest(tag, check=True)))
         if differing := differences(manifest.setup, self.setup, most=5):  # all ranks have the same setup
             fix = "start with the same settings, or start a new run with another --output_dir"
             raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
-        # at ZeRO-0 rank 0 writes the whole state, however many ranks there are
-        is_whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
-        if is_whole or manifest.layout == self.layout:
-            engine.deepspeed.load_checkpoint(str(tag.parent), tag=tag.name)
-        else:
-            stage = manifest.layout["zero_stage"]
-            ranks.on_all_ranks(lambda: convert(engine.deepspeed, tag, stage, list(manifest.files)))
-            refresh_weights(engine.deepspeed)
+        names = [name for written in manifest.files for name in written]
+        ranks.on_all_ranks(lambda: load(engine.deepspeed, tag, manifest.stage, names))
+        refresh_weights(engine.deepspeed)
         if self.average:
-            ranks.on_all_ranks(lambda: self.average.load(tag, manifest))
+            ranks.on_all_ranks(lambda: self.average.load(tag, names))
         self.scores = manifest.scores | self.scores
-        return manifest.done
+        return tag, manifest.done
 
 
 def _delete(tag: Path) -> None:

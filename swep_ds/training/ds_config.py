@@ -162,8 +162,6 @@ def _faults(config: dict[str, Any], train: TrainSection, given: Given) -> list[s
         faults.append("train.precision: at ZeRO-0 bf16 begins with a step on gradients of 0: use --ds_config zero1")
     if train.optimizer == "adafactor" and (stage or train.precision in ("bf16", "fp16")):
         faults.append("train.optimizer: adafactor takes no flat pieces: use --ds_config zero0, and fp32 or autocast")
-    if zero.get("load_from_fp32_weights") is False:
-        faults.append("zero_optimization.load_from_fp32_weights: a run would resume from rounded weights: remove it")
     for name, least in OFFLOADS.items():
         block = zero.get(name)
         field = f"zero_optimization.{name}"

@@ -19,6 +19,14 @@ def test_chunks_become_the_output_and_leave_nothing(tmp_path):
     for number in (1, 0):
         chunks.write(number, {"name": f"Zürich {number}"})
         assert not chunks.output.exists()
+    file = chunks.folder / "000001.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"rich 1", b"rich 3"))
+    assert bad_input.refused(chunks.read, 1) == (
+        f"{file}: damaged (000001.json has changed since it was written, or another version wrote it): delete it, and "
+        "start the same command again"
+    )
+    file.write_bytes(whole)
     chunks.finish(chunks.read(number)["name"] + "\n" for number in range(3))
     assert chunks.output.read_text(encoding="utf-8") == "Zürich 0\nZürich 1\nZürich 2\n"
     assert list(chunks.output.parent.iterdir()) == [chunks.output]

@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
@@ -19,6 +20,7 @@ from swep_ds.data import windows as windows_module
 from swep_ds.data.features import Features, build_features
 from swep_ds.data.windows import WindowCutter, WindowSettings, context_windows
 from tests.support import bad_input, tiny
+from tests.support.bad_input import flipped
 from tests.support.tiny import CONTEXT, EXAMPLES, SMALL, build, with_marks
 
 UNSHRUNK = (Phase.explicit, Phase.generate)  # making a failing case smaller would take minutes
@@ -336,16 +338,25 @@ def cached(tmp_path, monkeypatch):
     return first, again, tmp_path / "new" / "cache"
 
 
-def test_the_cache_is_used_when_nothing_changed_and_made_again_when_it_is_incomplete(cached):
-    """As a copy that was stopped, and a build that was killed between its two files."""
+def test_the_cache_is_used_when_nothing_changed_and_made_again_when_it_is_incomplete_or_damaged(cached, caplog):
+    """As a copy that was stopped, a build that was killed between its two files, and a bit that has changed."""
     first, again, folder = cached
     assert first.windows_without_answer > 0
     rows = list(first.dataset)
     [windows], [facts] = folder.glob("*.arrow"), folder.glob("*.json")
-    for damage in (None, lambda: windows.write_bytes(windows.read_bytes()[:-50]), facts.unlink):
-        if damage:
-            damage()
-            assert again()[1]
+    damaged = [(windows, windows.read_bytes()[:-50]), (facts, None), (facts, b""), (windows, None)]
+    for file in (windows, facts):
+        bits = np.random.default_rng(0).choice(8 * file.stat().st_size, 6, replace=False)
+        damaged += [(file, flipped(file.read_bytes(), int(bit))) for bit in bits]
+    for file, content in ((windows, windows.read_bytes()), *damaged):
+        whole = file.read_bytes()
+        caplog.clear()
+        file.unlink() if content is None else file.write_bytes(content)
+        assert again()[1] == (content != whole)
+        assert file.read_bytes() == whole
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == 2 * (content != whole and (file, content) != (facts, None))  # also where it is replaced
+        assert all(text.startswith(f"{windows}: tokenised again (") and file.name in text for text in said)
         second, fresh = again()
         assert not fresh
         assert list(second.dataset) == rows

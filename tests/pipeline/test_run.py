@@ -38,7 +38,7 @@ def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questio
     assert [job.objective.seed for job in jobs] == [0, 1, 1]
     assert [job.evaluation.null_threshold for job in jobs] == [None] * 3  # all of its questions have an answer
     with process_group():
-        read = [resume_setup(Recipe.load("quickstart"), job)[0]["training data"] for job in jobs]
+        read = [resume_setup(Recipe.load("quickstart"), job)["training data"] for job in jobs]
     assert read[0] != read[1] == read[2]  # as many questions, but others
     weights = [[parameter.tolist() for parameter in job.objective.method.parameters()] for job in jobs]
     order = [[job.batches.windows(update).tolist() for update in range(job.batches.updates)] for job in jobs]
@@ -101,7 +101,7 @@ def test_a_run_by_max_tokens_on_a_gpu_resumes_only_where_widths_are_rounded_alik
         recipe, prepared = Recipe.load(str(folder / "recipe.yaml"), settings), job(folder, *settings)
         on_gpu = training_batches(recipe, prepared.tokenizer, prepared.features, 0, 1, on_gpu=True)
         with process_group():
-            begun, resumed = (resume_setup(recipe, replace(prepared, batches=b))[0] for b in (prepared.batches, on_gpu))
+            begun, resumed = (resume_setup(recipe, replace(prepared, batches=b)) for b in (prepared.batches, on_gpu))
         assert differences(begun, resumed) == said
 
 

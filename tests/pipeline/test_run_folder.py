@@ -15,7 +15,7 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.run import run
 from swep_ds.ranks.group import process_group
 from tests.pipeline.test_recipe import MINIMAL
-from tests.support.bad_input import change_json, refused
+from tests.support.bad_input import change_sealed, refused
 from tests.support.tiny_checkpoint import write_checkpoint
 
 BATCH = GlobalBatch(windows=8, micro_batch_size=8, gradient_accumulation_steps=1)
@@ -171,12 +171,12 @@ def test_a_path_names_a_checkpoint_or_a_folder_of_them_and_auto_the_newest_of_it
     other = tmp_path / "other" / "checkpoints"
     older, newest = write_checkpoint(other, 1), write_checkpoint(other, 2)
     assert take(tmp_path / "a", resume=str(older)) == [older]
-    assert take(tmp_path / "b", resume=str(other)) == [newest]  # and no other
+    assert take(tmp_path / "b", resume=str(other)) == [newest, older]
     (tmp_path / "empty").mkdir()
     assert "not a complete checkpoint" in message(tmp_path / "c", resume=str(tmp_path / "empty"))
     inside, last = (write_checkpoint(used / "checkpoints", update) for update in (9, 10))
     (used / "checkpoints" / "update-00000011").mkdir()  # cut off
-    assert take(used) == take(used, resume=str(other)) == [last]  # it continues from its own
+    assert take(used) == take(used, resume=str(other)) == [last, inside]  # it continues from its own
     assert f"not from {other}" in capsys.readouterr().err
     assert take(used, resume=str(inside)) == [inside]  # which may rewind it
 
@@ -214,7 +214,7 @@ def test_the_split_may_change_but_the_folder_remembers_the_batch(used, tmp_path)
     assert take(used, recipe(train__micro_batch_size=4, train__gradient_accumulation_steps=2)) == []
     other = write_checkpoint(tmp_path / "other", 3)
     of_checkpoint = {"windows": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
-    change_json(other / "complete.json", batch=of_checkpoint)
+    change_sealed(other / "complete.json", batch=of_checkpoint)
     assert RunFolder(used).read_batch([]) == RunFolder(used).read_batch([other]) == BATCH
     assert RunFolder(tmp_path / "new").read_batch([other]) == GlobalBatch(**of_checkpoint)
     assert RunFolder(tmp_path / "new").global_batch(recipe_of(4, 2), 3) == 24  # what it would begin with

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from swep_ds.common.errors import InputError
+from swep_ds.common.files import read_sealed, sealed
 
 
 def refused(action: Callable, *arguments, **options) -> str:
@@ -23,6 +24,18 @@ def error_line(stderr: str) -> str:
     assert "Traceback" not in stderr
     (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
     return line
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    """The same bytes but for one bit."""
+    return (int.from_bytes(content, "big") ^ 1 << bit).to_bytes(len(content), "big")
+
+
+def change_sealed(file: Path, *path: str | int, **fields: Any) -> None:
+    """As `change_json`, in a file with a checksum, which is made anew."""
+    file.write_text(json.dumps(read_sealed(file)))
+    change_json(file, *path, **fields)
+    file.write_text(sealed(file.read_text()))
 
 
 def change_json(file: Path, *path: str | int, **fields: Any) -> None:

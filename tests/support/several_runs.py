@@ -75,10 +75,10 @@ def write_half(state, file, save=torch.save) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def load_and_save(self: Checkpoints, engine, tag, load=Checkpoints.load):
-    done = load(self, engine, tag)
-    self.save(engine, done)
-    return done
+def load_and_save(self: Checkpoints, engine, tags, load=Checkpoints.load):
+    loaded = load(self, engine, tags)
+    self.save(engine, loaded[1])
+    return loaded
 
 
 def make(asked: dict) -> None:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import torch
+from xxhash import xxh3_64_hexdigest
 
+from swep_ds.common.files import sealed
 from swep_ds.training.checkpoint_files import MANIFEST, checkpoint_name
 
-LAYOUT = {"world_size": 1, "zero_stage": 1}
 BATCH = {"windows": 8, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
@@ -26,6 +27,7 @@ def write_checkpoint(folder: Path, update: int) -> Path:
     tag.mkdir(parents=True)
     (tag / "state.pt").write_bytes(state())
     done = {"updates": update, "windows": 8 * update, "tokens": 80 * update, "seconds": 1.5}
-    content = {"done": done, "setup": {}, "layout": LAYOUT, "batch": BATCH, "scores": {}}
-    (tag / MANIFEST).write_text(json.dumps(content | {"files": {"state.pt": len(state())}}))
+    content = {"done": done, "setup": {}, "stage": 1, "batch": BATCH, "scores": {}}
+    content["files"] = [{}, {"state.pt": xxh3_64_hexdigest(state())}]  # of a rank 1 that may be gone
+    (tag / MANIFEST).write_text(sealed(json.dumps(content)))
     return tag

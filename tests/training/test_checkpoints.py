@@ -1,31 +1,38 @@
 """Which checkpoints are kept, found and the best, over any history of scores; and damage is one line."""
 
+import io
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_hexdigest
 
 from swep_ds.common.errors import WriteFailed
+from swep_ds.common.files import read_sealed
 from swep_ds.ranks.group import process_group
 from swep_ds.training import checkpoints
 from swep_ds.training.checkpoint_files import FIX, find_checkpoints, list_updates, read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.zero.files import Writer
-from tests.support.bad_input import change_json, refused
-from tests.support.tiny_checkpoint import BATCH, LAYOUT, state, write_checkpoint
+from tests.support.bad_input import change_sealed, flipped, refused
+from tests.support.tiny_checkpoint import BATCH, state, write_checkpoint
 from tests.support.tiny_run import complete
 
 
 class Engine:
     """Writes a file where DeepSpeed would write its own."""
 
-    writer = SimpleNamespace(finish=lambda: {"state.pt": len(state())})
+    stage = 1
+    writer = SimpleNamespace(finish=lambda: {"state.pt": xxh3_64_hexdigest(state())})
 
     @property
     def deepspeed(self) -> "Engine":
@@ -34,18 +41,20 @@ class Engine:
     def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
         (Path(folder) / tag / "state.pt").write_bytes(state())
 
-    def load_checkpoint(self, folder: str, tag: str) -> None:
-        self.loaded = Path(folder) / tag
+
+def load(engine: Engine, tag: Path, stage: int, names: list[str]) -> None:
+    assert (stage, names) == (1, ["state.pt"])
+    engine.loaded = tag
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_rank() -> Iterator[None]:
-    with process_group():
+    with process_group(), mock.patch.multiple(checkpoints, load=load, refresh_weights=lambda engine: None):
         yield
 
 
 def open_in(folder: Path, keep: int) -> Checkpoints:
-    return Checkpoints(folder, keep, {}, LAYOUT, BATCH)
+    return Checkpoints(folder, keep, {}, BATCH)
 
 
 def score(f1: float, exact_match: float = 0.0) -> dict:
@@ -111,7 +120,7 @@ def test_the_best_is_never_pruned(tmp_path_factory, scores, keep, data):
     # a run that resumes from any of the newest finds the best and the scores so far
     from_update = data.draw(st.sampled_from(newest))
     again = open_in(run / "checkpoints", keep)
-    assert again.load(engine, again.tag(from_update)) == TrainState(from_update)
+    assert again.load(engine, [again.tag(from_update)]) == (again.tag(from_update), TrainState(from_update))
     assert again.scores == dict(enumerate(scores[:from_update], 1))
     for update in range(from_update + 1, len(scores) + 1):
         again.save(engine, TrainState(update), scores[update - 1])
@@ -123,18 +132,18 @@ def test_scores_of_another_runs_checkpoints_are_known_but_not_chosen(tmp_path):
     other, engine = open_in(tmp_path / "other", 2), Engine()
     for update, f1 in ((1, 70), (2, 90), (3, 50), (4, 40)):
         other.save(engine, TrainState(update), score(f1))
-    other.load(engine, other.tag(other.best()))
+    other.load(engine, [other.tag(other.best())])
     assert engine.loaded == other.tag(2)
     assert sorted(other.scores) == [1, 2, 3, 4]  # loading forgets none
     mine = open_in(tmp_path / "mine", 2)
-    mine.load(engine, other.tag(3))
+    mine.load(engine, [other.tag(3)])
     assert mine.best() is None
     mine.save(engine, TrainState(4))  # without a score
     assert mine.best() is None
     mine.save(engine, TrainState(5), score(60))
     assert mine.best() == 5
     mine.setup = {"updates": 20}
-    said = refused(mine.load, engine, mine.tag(5))
+    said = refused(mine.load, engine, [mine.tag(5)])
     assert "does not fit this start (updates None there, 20 here): start with the same" in said
 
 
@@ -163,7 +172,7 @@ def test_a_writer_keeps_the_first_fault_and_writes_nothing_more(tmp_path, monkey
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size) or sync(file))
     writer, file = Writer(), tmp_path / "state.pt"
     writer.save({"x": torch.ones(1000)}, str(file))
-    assert writer.finish() == {"state.pt": file.stat().st_size}
+    assert writer.finish() == {"state.pt": xxh3_64_hexdigest(file.read_bytes())}
     assert writer.finish() == {}
     assert torch.load(file)["x"].tolist() == [1] * 1000
     assert synced == [file.stat().st_size]
@@ -181,33 +190,49 @@ def tags(tmp_path) -> list[Path]:
     return [write_checkpoint(tmp_path, update) for update in (1, 2)]
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "why"),
-    [
-        ("state.pt", "12345", ": the checkpoint is damaged (state.pt has 5 of "),
-        ("complete.json", '{"done": {"updates": 2}}', "/complete.json: another version wrote this checkpoint ("),
-    ],
-)
-def test_a_damaged_checkpoint_is_passed_over_for_an_older_one_unless_it_is_named(tags, caplog, file, content, why):
-    (tags[1] / file).write_text(content)
-    assert find_checkpoints(tags[0].parent) == tags[:1]
-    [record] = caplog.records
-    said = record.getMessage()
-    assert said.startswith(f"{tags[1]}{why}")
-    assert said.endswith(FIX)
-    assert refused(read_manifest, tags[1]) == said
-    (tags[0] / "state.pt").unlink()
-    said = refused(find_checkpoints, tags[0].parent)
-    assert said.startswith(f"{tags[0]}: the checkpoint is damaged (state.pt has 0 of ")
+@pytest.mark.parametrize("name", ["state.pt", "complete.json"])
+def test_whatever_damages_a_checkpoint_the_next_older_one_is_loaded_unless_it_is_named(tags, caplog, name):
+    file, engine = tags[1] / name, Engine()
+    whole = file.read_bytes()
+    bits = [int(bit) for bit in np.random.default_rng(0).choice(8 * len(whole), 60, replace=False)]
+    of_another_update = io.BytesIO()
+    torch.save({"x": 2 * torch.ones(1000)}, of_another_update)
+    assert len(of_another_update.getvalue()) == len(state())
+    damaged = [flipped(whole, bit) for bit in bits]
+    for content in (*damaged, b"", whole[:-1], whole + b"\0", of_another_update.getvalue(), None):
+        caplog.clear()
+        file.unlink() if content is None else file.write_bytes(content)
+        mine = open_in(tags[0].parent, 2)
+        assert mine.load(engine, tags[::-1])[0] == engine.loaded == tags[0], content
+        [record] = caplog.records
+        assert record.getMessage() == refused(mine.load, engine, tags[1:])
+        assert record.getMessage().startswith(f"{tags[1]}: ")
+        if content is not None:
+            assert f" ({name} has changed since it was written" in record.getMessage()
+            assert record.getMessage().endswith(FIX)
+    file.write_bytes(whole)
+    assert open_in(tags[0].parent, 2).load(engine, tags[::-1])[0] == tags[1]
+
+
+def test_a_checkpoint_without_checksums_is_refused_at_the_start_and_passed_over_for_an_older_one(tags, caplog):
+    for tag in tags[::-1]:
+        (tag / "complete.json").write_text(json.dumps(read_sealed(tag / "complete.json")))
+        if tag == tags[1]:
+            assert find_checkpoints(tags[0].parent) == tags[:1]
+            said = caplog.records[0].getMessage()
+            assert said.startswith(
+                f"{tag}: the checkpoint is damaged (complete.json has changed since it was written, or "
+            )
+    assert refused(find_checkpoints, tags[0].parent).startswith(f"{tags[0]}: the checkpoint is damaged (")
 
 
 def test_what_latest_names_comes_first_and_copies_do_not_count(tags):
     folder = tags[0].parent
     tags[1].rename(tags[1].with_name("update-00000002-backup"))
     tags[1] = write_checkpoint(folder, 10_000_000)
-    assert find_checkpoints(folder) == tags[1:]
-    for latest, found in ((tags[0].name, tags[:1]), ("update-00000009", tags[1:])):
-        (folder / "latest").write_text(latest)
+    assert find_checkpoints(folder) == tags[::-1]
+    for latest, found in ((tags[0].name, tags), ("update-00000009", tags[::-1]), ("update-\xff", tags[::-1])):
+        (folder / "latest").write_text(latest, "latin-1")
         assert find_checkpoints(folder) == found
     (tags[1] / "complete.json").unlink()
     assert find_checkpoints(folder) == tags[:1]
@@ -217,7 +242,7 @@ def test_what_latest_names_comes_first_and_copies_do_not_count(tags):
 
 def test_what_an_earlier_version_wrote_is_read_as_it_was(tags):
     scores = {2: {"f1": 90.0, "exact_match": 1 / 3, "total": 10}}
-    change_json(tags[1] / "complete.json", scores=scores)
-    change_json(tags[1] / "complete.json", "done", unlogged={})  # of an earlier version
+    change_sealed(tags[1] / "complete.json", scores=scores)
+    change_sealed(tags[1] / "complete.json", "done", unlogged={})  # of an earlier version
     manifest = read_manifest(tags[1])
     assert (manifest.done.seconds, manifest.scores) == (1.5, scores)

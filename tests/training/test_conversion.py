@@ -97,11 +97,6 @@ def test_steps_count_where_the_optimizer_expects_them(fused):
     assert len({id(tensor) for tensor in (*steps, step)}) == 3
 
 
-def test_files_are_in_the_order_of_ranks():
-    files = [f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(12)]
-    assert conversion.files_by_rank(["average_rank_0.pt", *sorted(files)], "optim_states.pt") == files
-
-
 def test_enumerations_are_read_however_python_pickled_them_and_code_is_refused_and_not_run(tmp_path):
     def read(function, *arguments):
         """What is read where this call was pickled."""

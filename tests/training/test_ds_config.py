@@ -187,7 +187,6 @@ def zero(**fields) -> dict:
         (zero(stage=1, offload_param=OFFLOAD), {}, "offload_param would do nothing at ZeRO-1"),
         (zero(stage=2, offload_optimizer={"pin_memory": True}), {}, 'names no device and would do nothing: give it "d'),
         (zero(stage=2, offload_optimizer={"device": "nvme"}), {}, "on disk DeepSpeed computes other updates than"),
-        (zero(stage=1, load_from_fp32_weights=False), {"precision": "bf16"}, "would resume from rounded weights"),
         (zero(stage=3, offload_optimizer=OFFLOAD | {"ratio": 0.5}), {}, "offload_optimizer.ratio: a part of the wei"),
     ],
     ids=lambda value: str(value)[:40],

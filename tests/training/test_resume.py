@@ -23,7 +23,7 @@ BY_STAGE = {1: EMA, 2: START, 3: EMA}
 EARLY = {
     "stopped": (1, 1, "whole-1", STOP, [2, 4]),  # with CUDA graphs in both starts; the other one has none
     "full": (2, 2, "whole-2", 4, [2]),  # a full disk on a rank
-    "killed": (3, 2, "whole-3", 4, [2]),
+    "killed": (3, 2, "whole-3", 6, [2, 4]),  # and a file of a rank is then damaged: it resumes from 2
 }
 
 
@@ -69,7 +69,7 @@ def resumed(tmp_path_factory) -> Path:
         start(folder, "whole-2", 2, 2, every=1000),
         start(folder, "whole-3", 3, 2, every=1000),
         start(folder, "full", 2, 2, full=[1, 4], fails=True),
-        start(folder, "killed", 3, 2, kill=[1, 4]),  # ends them all
+        start(folder, "killed", 3, 2, kill=[1, 6]),  # ends them all
     ]
     assert make_runs(folder, several, ranks=2, check=False).returncode != 0
     # what second starts find: whole checkpoints, more lines of metrics than these hold, and a half-written checkpoint
@@ -77,7 +77,11 @@ def resumed(tmp_path_factory) -> Path:
         assert complete(folder / run) == kept
         assert (folder / run / "checkpoints" / "latest").read_text() == f"update-{kept[-1]:08d}"
         assert len(losses(folder / run)) == lines
-    assert tag(folder / "killed", 4).is_dir()
+    assert tag(folder / "killed", 6).is_dir()
+    [damaged] = tag(folder / "killed", 4).glob("*_rank_1_*optim_states.pt")
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 16
+    damaged.write_bytes(content)
     assert not tag(folder / "full", 4).exists()
     shutil.copytree(folder / "stopped", folder / "earlier")
     elsewhere = str(shutil.copytree(folder / "stopped" / "checkpoints", folder / "elsewhere"))
@@ -95,7 +99,8 @@ def resumed(tmp_path_factory) -> Path:
         start(folder, "unlike", 2, set_on_1=[f"data.train={folder / 'test.json'}"], fails=True),
     ]
     (folder / "full.error").rename(folder / "first-full.error")
-    make_runs(folder, several, ranks=2)
+    made = make_runs(folder, several, ranks=2)
+    (folder / "said").write_text(made.stdout + made.stderr)
     return folder
 
 
@@ -120,6 +125,16 @@ def test_a_run_that_ended_early_resumes_bit_for_bit_and_so_does_the_mean_of_its_
     assert noise == of_plain  # it is not averaged
     assert sorted(file.name for file in run.glob("checkpoints/update-*")) == ["update-00000006", "update-00000007"]
     assert (run / "checkpoints" / "latest").read_text() == "update-00000007"
+
+
+def test_damage_on_a_rank_makes_all_ranks_resume_from_the_next_older_checkpoint(resumed):
+    said = (resumed / "said").read_text()
+    assert said.count("has changed since it was written") == 1
+    damaged = tag(resumed / "killed", 4)
+    file = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    assert f"{damaged}: the checkpoint is damaged ({file} has changed since it was written): delete " in said
+    assert f"(on rank 1, host {os.uname().nodename})" in said
+    assert f"resuming from {tag(resumed / 'killed', 2)}: 2 of 7 updates are done" in said
 
 
 def test_a_full_disk_on_one_rank_stops_the_run_and_leaves_the_model_of_an_earlier_start(resumed):

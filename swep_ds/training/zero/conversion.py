@@ -1,11 +1,11 @@
-"""Loads a checkpoint that another number of ranks or another ZeRO stage wrote.
+"""Loads a checkpoint, whatever number of ranks and ZeRO stage wrote it.
 
 Every rank keeps float32 weights and Adam's moments in flat tensors. `flats.places` says which elements of a parameter
 it keeps, in the files and in the engine; what overlaps is copied. The files are mapped into memory: a rank reads only
 what it keeps. DeepSpeed's universal checkpoints would write the whole state to disk a second time.
 """
 
-import re
+import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,12 +61,6 @@ def copy_pieces(saved: Sequence[Pieces], kept: Pieces, tag: Path) -> None:
             raise InputError(f"{tag}: the checkpoint has {filled} of {wanted} elements of {name}: {fix}")
 
 
-def files_by_rank(names: Iterable[str], end: str) -> list[str]:
-    """The names of a checkpoint's files that end with `end`, in the order of the ranks that wrote them."""
-    chosen = [name for name in names if name.endswith(end)]
-    return sorted(chosen, key=lambda name: int(re.search(r"rank_(\d+)", name)[1]))
-
-
 def _saved_pieces(
     stage: int, model: dict[str, Any], optimizers: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> tuple[list[Pieces], dict[str, Tensor]]:
@@ -99,16 +93,19 @@ def _saved_pieces(
     return everyone, steps
 
 
-def convert(engine, tag: Path, stage: int, names: Sequence[str]) -> None:
-    """Loads a checkpoint of another layout into DeepSpeed's engine around its model: of a ZeRO `stage`, with files of
-    these `names` in its folder `tag`. `refresh_weights` follows when all ranks are done. Raises InputError: elements of
-    a parameter are missing."""
-    model = read_state(tag / files_by_rank(names, "model_states.pt")[0])
-    files = files_by_rank(names, "optim_states.pt")
-    optimizers = [read_state(tag / file)["optimizer_state_dict"] for file in files]
+def load(engine, tag: Path, stage: int, names: Sequence[str]) -> None:
+    """Loads a checkpoint of a ZeRO `stage` into DeepSpeed's engine around its model. `names` are those of the files in
+    its folder `tag`, in the order of the ranks that wrote them; `refresh_weights` follows when all ranks are done.
+    Raises InputError: elements of a parameter are missing."""
+    model = read_state(tag / next(name for name in names if name.endswith("model_states.pt")))
+    optimizers = [read_state(tag / name)["optimizer_state_dict"] for name in names if name.endswith("optim_states.pt")]
     saved, steps = _saved_pieces(stage, model, optimizers, list(parameter_shapes(engine.module)))
-    copy_pieces(saved, engine_pieces(engine, moments=True), tag)
-    set_steps(engine, steps)
+    if stage == engine.zero_optimization_stage() == 0:  # where the optimizer may be another than Adam
+        copy_pieces(saved, engine_pieces(engine), tag)
+        engine.basic_optimizer.load_state_dict(copy.deepcopy(model["optimizer"]))  # not mapped: a file may be deleted
+    else:
+        copy_pieces(saved, engine_pieces(engine, moments=True), tag)
+        set_steps(engine, steps)
     for name, buffer in engine.module.named_buffers():
         if name in model["module"]:
             buffer.copy_(model["module"][name])

@@ -1,5 +1,5 @@
-"""The files of DeepSpeed's checkpoints: how they are written, so that a full disk is noticed, and read, so that no code
-in them is run."""
+"""The files of DeepSpeed's checkpoints: how they are written, so that a full disk and later damage are noticed, and
+read, so that no code in them is run."""
 
 import os
 from enum import Enum
@@ -8,18 +8,21 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from torch.utils.serialization import config
+
+from swep_ds.common.files import ChecksumWriter
 
 
 class Writer:
-    """Writes and reads an engine's files. A write that fails raises nothing until `finish`, and nothing more follows:
+    """Writes an engine's files. A write that fails raises nothing until `finish`, and nothing more follows:
     DeepSpeed's saving has collectives, in which the other ranks would wait for one whose disk is full."""
 
     def __init__(self):
         self._fault: OSError | None = None
-        self._written: dict[str, int] = {}
+        self._written: dict[str, str] = {}
 
-    def finish(self) -> dict[str, int]:
-        """The sizes in bytes, by name, of the files written since the last call. Raises OSError: a write failed."""
+    def finish(self) -> dict[str, str]:
+        """The checksums, by name, of the files written since the last call. Raises OSError: a write failed."""
         written = self._written
         fault = self._fault
         self._written = {}
@@ -32,33 +35,22 @@ class Writer:
         if self._fault is not None:
             return
         try:
-            with open(path, "wb") as file:
+            # nothing compares PyTorch's own checksums, which take four times as long
+            with ChecksumWriter(path) as file, config.patch("save.compute_crc32", False):
                 torch.save(state_dict, file)
                 file.flush()
                 os.fsync(file.fileno())  # the manifest must not survive a power cut without it
-                self._written[Path(path).name] = file.tell()
+                self._written[Path(path).name] = file.checksum.hexdigest()
         except (OSError, RuntimeError) as error:
             cause = error if isinstance(error, OSError) else error.__context__  # PyTorch hides it
             if not isinstance(cause, OSError):
                 raise
             self._fault = OSError(cause.errno, cause.strerror, path)
 
-    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
-        return read_state(Path(path), mapped=False)
 
-
-def write_with(engine, writer: Writer) -> None:
-    """Lets DeepSpeed's `engine` write and read its checkpoints by `writer`."""
-    engine.checkpoint_engine.save = writer.save
-    engine.checkpoint_engine.load = writer.load
-    # DeepSpeed globs for the files, and brackets in a folder's name would be part of the pattern
-    engine._get_all_ckpt_names = lambda folder, tag: [engine._get_ckpt_name(folder, tag)]
-    engine._copy_recovery_script = lambda folder: None  # a full disk there would raise on one rank only
-
-
-def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
-    """What DeepSpeed saved in a file, in CPU memory or, if `mapped`, read from the file when it is used. Raises
-    UnpicklingError: there is more than tensors, plain values and a few classes of DeepSpeed. No code is run."""
+def read_state(file: Path) -> dict[str, Any]:
+    """What DeepSpeed saved in a file; tensors are mapped, and read when they are used. Raises UnpicklingError: there is
+    more than tensors, plain values and a few classes of DeepSpeed. No code is run."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -71,4 +63,4 @@ def read_state(file: Path, *, mapped: bool = True) -> dict[str, Any]:
 
     known = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr")]
     with torch.serialization.safe_globals(known):
-        return torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
