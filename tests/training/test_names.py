@@ -154,4 +154,4 @@ def test_the_installed_deepspeed_has_the_imported_names_and_the_parameters_of_it
                 taken = list(inspect.signature(method).parameters)[1:]
                 assert taken[: len(private.parameters)] == private.parameters or taken == ["kwargs"], (path, private)
                 compared += 1
-    assert compared >= 12
+    assert compared >= 10

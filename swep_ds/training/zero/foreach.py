@@ -17,17 +17,18 @@ def use_foreach(engine) -> None:
     stage = engine.zero_optimization_stage()
     if stage == 0 or engine.zero_cpu_offload():
         return
-    _replace(optimizer, "get_grad_norm_direct", partial(_norm_of_part, optimizer, stage))
+    replace(optimizer, "get_grad_norm_direct", partial(_norm_of_part, optimizer, stage))
     if stage == 3:
         return
-    _replace(optimizer, "unscale_and_clip_grads", partial(_clip_without_reading, optimizer))
+    replace(optimizer, "unscale_and_clip_grads", partial(_clip_without_reading, optimizer))
     if stage == 2 and optimizer.contiguous_gradients and not optimizer.overlap_comm:
         _copy_together(optimizer)
 
 
-def _replace(optimizer, name: str, method: Callable) -> None:
-    getattr(optimizer, name)  # where DeepSpeed has no such method any more, it would never call this one
-    setattr(optimizer, name, method)
+def replace(holder, name: str, method: Callable) -> None:
+    """Raises AttributeError: DeepSpeed has no such method any more, and would never call this one."""
+    getattr(holder, name)
+    setattr(holder, name, method)
 
 
 def _norm_of_part(optimizer, stage: int, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime import torch_autocast
 
 from swep_ds.training.zero.files import Writer
-from swep_ds.training.zero.foreach import use_foreach
+from swep_ds.training.zero.foreach import replace, use_foreach
 from swep_ds.training.zero.gradient import FlatGradient
 from swep_ds.training.zero.norms import GroupNorms
 
@@ -53,8 +53,8 @@ def install(
     """
     stage = engine.zero_optimization_stage()
     writer = Writer()
-    engine.checkpoint_engine.save = writer.save
-    engine._copy_recovery_script = lambda folder: None  # a full disk there would raise on one rank only
+    replace(engine.checkpoint_engine, "save", writer.save)
+    replace(engine, "_copy_recovery_script", lambda folder: None)  # a full disk there would raise on one rank only
     flat = None
     if stage == 1 and not engine.zero_cpu_offload():  # offloaded, gradients are copied one by one anyway
         flat = FlatGradient(engine)
