@@ -33,7 +33,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
     data = recipe.data
     parts = {}
     for field, source in data.sources.items():
-        parts[field] = _read(data, _as_named(recipe, field), source, remarks, training=True)
+        parts[field] = _read(data, as_named(recipe, field), source, remarks, training=True)
     home = parts[data.home_field]
     parts[data.home_field], tests = _tests(data, home, recipe.test_sets, remarks)
     for name in {*recipe.test_sets[:1], *filter(None, [recipe.eval.select_on])}:
@@ -66,7 +66,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
 
 def by_source(recipe: Recipe, training: list[Example]) -> dict[str, list[Example]]:
     """The training questions of each source, by the field that the user named it in."""
-    fields = [_as_named(recipe, field) for field in recipe.data.sources]
+    fields = [as_named(recipe, field) for field in recipe.data.sources]
     parts = groupby(training, key=lambda example: example.source)
     return {field: list(part) for field, (_, part) in zip(fields, parts, strict=True)}
 
@@ -182,11 +182,11 @@ def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = 
     for field, files in input_files(recipe, fields).items():
         if before.get(field) not in (None, _content_checksum(files)):
             place = files[0] if len(files) == 1 else files[0].parent
-            named = f"{_as_named(recipe, field)} {place}"
+            named = f"{as_named(recipe, field)} {place}"
             raise InputError(f"{named}: has changed since {run} read it: restore it, or train again elsewhere")
 
 
-def _as_named(recipe: Recipe, field: str) -> str:
+def as_named(recipe: Recipe, field: str) -> str:
     """The field as the user named it: a first stage has another name for its training data."""
     return recipe.training_source if field == "data.train" else field
 

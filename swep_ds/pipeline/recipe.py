@@ -29,8 +29,9 @@ from swep_ds.training.settings import AVERAGED_BY, Count, Epochs, Many, Tracking
 log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parents[1] / "recipes"
 HOLDOUT = "held_out"
-# settings that change neither the trained model nor its scores
-NEUTRAL = ("tracking", "train.log_every", "train.keep_checkpoints", "train.cuda_graphs")
+# settings that change neither the trained model nor its scores; where no checkpoint is selected, `SAVING` is none either
+NEUTRAL = ("tracking", "train.log_every", "train.keep_checkpoints", "train.cuda_graphs", "eval.batch_size")
+SAVING = "train.checkpoint_every"
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 

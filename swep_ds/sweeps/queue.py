@@ -4,6 +4,7 @@ Notable (DeepSpeed 0.19): a signal to the `deepspeed` command ends the command, 
 its own process group, which is signalled and waited for; whatever is left of it in the end is killed.
 """
 
+import fcntl
 import math
 import os
 import shlex
@@ -19,10 +20,9 @@ import psutil
 
 from swep_ds.common.console import Console, Progress
 from swep_ds.common.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError
-from swep_ds.common.files import is_locked
 from swep_ds.ranks.launcher import environments, launcher
 from swep_ds.ranks.stopping import REPEAT_SECONDS
-from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell, last_attempt
+from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell, is_running, last_attempt
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 60  # from SIGTERM to SIGKILL; a second signal shortens it
@@ -38,6 +38,8 @@ class RunningCell:
         self.environment = environment
         self.began = time.monotonic()
         self.log = cell.log.open("ab", buffering=0)
+        with suppress(OSError):  # after Slurm's restart a dead node may still hold it
+            fcntl.flock(self.log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the run's processes inherit it
         # the output before it may end in the middle of a line
         self._note(f"{START_LINE}{shlex.join(command)}")
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
@@ -62,6 +64,8 @@ class RunningCell:
         if code < 0:
             code = 128 - code
         self._note(f"{EXIT_LINE}{code}")
+        with suppress(OSError):
+            fcntl.flock(self.log, fcntl.LOCK_UN)
         self.log.close()
         return code
 
@@ -88,8 +92,10 @@ class Queue:
         """Starts the next cells, as many as there are free devices for."""
         while self.waiting and self.free and not self.refused:
             cell = self.waiting.popleft()
-            # left by an earlier queue that was killed; after Slurm's restart the run waits for its dead node's lock
-            if is_locked(cell.folder / ".lock") and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+            if cell.results() is not None:  # another sweep in this folder has made the run
+                continue
+            # left by an earlier queue that was killed, or another sweep's; after Slurm's restart the run waits for its dead node's lock
+            if is_running(cell.folder) and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
                 self.console.print(f"{cell.name}: skipped, {cell.fault()}")
                 continue
             command = [*launcher(self.ranks), *self.command, *cell.options()]

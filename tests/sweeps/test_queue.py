@@ -126,14 +126,17 @@ def test_if_the_first_run_to_end_has_bad_input_no_other_is_started(folder):
 def test_a_run_that_an_earlier_start_left_training_is_skipped(folder, capsys, monkeypatch):
     left, other = queued = cells(folder, "fail", "work")
     left.folder.mkdir()
-    with (left.folder / ".lock").open("w") as lock:
+    for held in (left.folder / ".lock", left.log):  # by the run, and by the queue of a sweep that has started it
+        with held.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert run_queue(folder, queued) == ([], False)
+            assert (left.log.exists(), other.results()) == (held == left.log, {"eval": {}})
+            assert "0-fail: skipped, still running, started earlier" in capsys.readouterr().out
+    with left.log.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert run_queue(folder, queued) == ([], False)
-        assert (left.log.exists(), other.results()) == (False, {"eval": {}})
-        assert "0-fail: skipped, still running, started earlier" in capsys.readouterr().out
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # the run itself waits for the lock of a dead node
         run_queue(folder, queued)
-        assert left.log.exists()
+        assert left.log.read_text().endswith("# exit code 2\n")
 
 
 def test_jobs_run_at_the_same_time_share_the_threads_and_leave_nothing_behind(folder, monkeypatch):
