@@ -7,7 +7,7 @@ A sweep file names a recipe, variants (rows) with their settings, axes such as m
 questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each cell is an ordinary run in its own folder,
 with its log next to it.
 Start the command again to run what is not done yet; --table only makes the table of what is done, as `swep-ds table`
-does, in the sweep's folder, and --plan runs nothing. If the first run that ends has bad input, no other starts.
+does, in the sweep's folder, and --plan runs nothing. What a run would be refused for is checked before all runs.
 Exit codes: 0: done. 1: a run failed or is missing from the table (the others ran). 2: bad input (one line says what
 and how to fix it). 75: stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """

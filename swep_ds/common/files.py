@@ -1,6 +1,8 @@
 """Files that users name, files that processes share, and those that come with this package."""
 
 import fcntl
+import gzip
+import hashlib
 import json
 import logging
 import os
@@ -9,6 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +210,21 @@ def is_locked(path: Path) -> bool:
     except OSError:  # there is no file, or it is on a file system without locks, where no run starts
         return False
     return False
+
+
+def content_checksum(files: Iterable[Path]) -> str:
+    """The first 32 digits of the SHA-256 over files, each unpacked if it is gzip."""
+    return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files))
+
+
+@cache  # a table of many runs asks for the same files
+def _checksum(files: tuple[tuple[Path, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for file, _ in files:
+        with file.open("rb") as packed:
+            is_gzip = packed.read(2) == b"\x1f\x8b"
+            packed.seek(0)
+            content = gzip.GzipFile(fileobj=packed) if is_gzip else packed
+            while block := content.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:32]

@@ -1,6 +1,5 @@
 """Model names (a hub id, a local folder, or a model of this package) and tokenizers."""
 
-import hashlib
 import inspect
 import logging
 import re
@@ -13,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import check_hub, user_path
+from swep_ds.common.files import check_hub, content_checksum, user_path
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.windows import is_mark, stop_sampling
 from swep_ds.models.folders import check_adapter, load_config, model_files
@@ -45,14 +44,7 @@ def model_checksum(name: str, option: str = "model.name") -> str | None:
     """A checksum of a local folder's `model_files`; None for a hub id, whose name identifies them.
     Raises InputError: as `resolve_model`."""
     source = resolve_model(name, option)
-    if not Path(source).is_dir():
-        return None
-    digest = hashlib.sha256()
-    for file in model_files(Path(source)):
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()[:32]
+    return content_checksum(model_files(Path(source))) if Path(source).is_dir() else None
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:

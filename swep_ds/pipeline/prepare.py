@@ -31,14 +31,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, check_length, load_tokenizer, pad_to_one_length, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import (
-    as_named,
-    by_source,
-    input_checksums,
-    load_examples,
-    source_of_test_set,
-    warn_of_known,
-)
+from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe, warn_once
 from swep_ds.ranks import accelerator
@@ -286,8 +279,8 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> tuple[dict[str, Any], di
         setup["widths rounded up to"] = prepared.batches.pad_to_multiple_of
     parts = prepared.features.parts or [prepared.features]
     for (field, source), part in zip(recipe.data.sources.items(), parts, strict=True):
-        samples = f" with data.augmented {recipe.data.augmented}" if recipe.data.augmented else ""
-        setup[f"content of {as_named(recipe, field)} {source}{samples}"] = part.fingerprint
+        samples = f" or data.augmented {recipe.data.augmented}" if recipe.data.augmented else ""
+        setup[f"content of {recipe.as_named(field)} {source}{samples}"] = part.fingerprint
     setup["files of model.name"] = prepared.inputs.get("model.name")
     if prepared.validation:
         field = source_of_test_set(recipe, prepared.validation.name)
