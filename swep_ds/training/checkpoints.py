@@ -119,7 +119,7 @@ class Checkpoints:
         """
         manifest = ranks.on_all_ranks(lambda: read_manifest(tag))
         if differing := differences(manifest.setup, self.setup, most=5):  # all ranks have the same setup
-            fix = "give back the same settings and files, or start a new run with another --output_dir"
+            fix = "start with the same settings and files, or start a new run with another --output_dir"
             raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
         # at ZeRO-0 rank 0 writes the whole state, however many ranks there are
         is_whole = manifest.layout["zero_stage"] == self.layout["zero_stage"] == 0
