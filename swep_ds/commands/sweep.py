@@ -69,36 +69,36 @@ def sweep() -> None:
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
     chosen = cells if arguments.cell is None else [cells[arguments.cell]]
-    ranks = None if arguments.srun else arguments.ranks
+    if arguments.srun:
+        arguments.ranks = None
     if not arguments.table:
         from swep_ds.sweeps.conditions import check_runs, check_start
 
         if len(chosen) > 1 or arguments.plan:  # a single run checks itself
             check_runs(chosen)
         tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
-        known = int(tasks) if arguments.srun and tasks.isdecimal() else ranks
+        known = int(tasks) if arguments.srun and tasks.isdecimal() else arguments.ranks
         check_start(cells, chosen, command[-1], known)
     if arguments.plan:
         from swep_ds.cost.plan import plan_sweep
 
-        plan_sweep(cells, arguments.ranks)
+        plan_sweep(cells, known or 1)
         return
     from swep_ds.analysis.formats import publish  # here and below: after the settings are checked
     from swep_ds.analysis.runs import runs_of_cells
 
     describe(cells, folder)
-    failed = [] if arguments.table else _run(arguments, cells, chosen, command, ranks)
+    failed = [] if arguments.table else _run(arguments, cells, chosen, command)
     if publish(runs_of_cells(cells), folder).missing or failed:
         sys.exit(EXIT_FAULT)
 
 
-def _run(
-    arguments: argparse.Namespace, cells: list[Cell], chosen: list[Cell], command: list[str], ranks: int | None
-) -> list[Cell]:
+def _run(arguments: argparse.Namespace, cells: list[Cell], chosen: list[Cell], command: list[str]) -> list[Cell]:
     """Runs the chosen cells and returns those that failed. Exits here after --cell, or if a signal stopped the runs."""
     from swep_ds.sweeps.queue import run_queue
 
-    failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=arguments.runs_per_device)
+    devices = {"jobs": arguments.jobs, "ranks": arguments.ranks, "sharing": arguments.runs_per_device}
+    failed, stopped = run_queue(chosen, command, **devices)
     if stopped:  # a table can take minutes
         done = sum(cell.results() is not None for cell in cells)
         Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")

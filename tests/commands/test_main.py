@@ -94,12 +94,11 @@ def test_a_typo_or_a_folder_of_others_is_answered_before_pytorch_is_imported(tmp
     (tmp_path / "mine.yaml").write_text("extends: quickstart\ntrain: {epochs: two}")
     (tmp_path / "sweep.yaml").write_text("variants: {MLE: {method.name: mle}, SWEP: {method.betta: 1}}")
     (tmp_path / "two.yaml").write_text("variants: {MLE: {method.name: mle}, SWEP: {}}")
-    foreign = "holds files that belong to no run (mine.yaml): name a new or empty folder"
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for words, said in (
         ([TRAIN, "--recipe", "mine.yaml"], "train.epochs: 'two': must be a valid number"),
         ([TRAIN, "--ds_config", "zer2"], "--ds_config zer2: no such file"),
-        ([SWEP_DS, "plan", "--output_dir", "."], f"--output_dir .: {foreign}"),
+        ([SWEP_DS, "plan", "--output_dir", "."], "--output_dir .: holds files that belong to no run ("),
         ([SWEP_DS, "train", "--output_dir", "mine.yaml/run"], "mine.yaml is not a folder: name another one"),
         (
             [SWEP_DS, "sweep", "two.yaml", "--plan", "--set", "data.eval.x=y.json"],
