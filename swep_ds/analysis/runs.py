@@ -14,13 +14,13 @@ from swep_ds.common.files import public_names, read_json
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import RESULTS, Results, read_results
 from swep_ds.pipeline.folder import DS_CONFIG, MAY_CHANGE_ON_RESUME, RECIPE, UNAVERAGED, RunFolder
-from swep_ds.pipeline.recipe import NEUTRAL, Recipe
+from swep_ds.pipeline.recipe import NEUTRAL, SAVING, Recipe
 from swep_ds.sweeps import sweep
 from swep_ds.sweeps.conditions import conditions
 
 MODEL = "model"  # the axis whose labels head the table's blocks
 # settings in which runs of one row may differ
-NOT_OF_THE_ROW = (*NEUTRAL, "seed", "model.name", "train.checkpoint_every", "eval.batch_size")
+NOT_OF_THE_ROW = (*NEUTRAL, SAVING, "seed", "model.name")
 OF_THE_TEST = ("data.holdout_fraction", "data.max_eval_examples", "data.unanswerable", "data.columns")
 SOURCES = ("model.name", "data.augmented", "pretrain.train")  # compared by their files, as `DataSection.sources` are
 

@@ -1,4 +1,4 @@
-"""Lists the shipped recipes and sweeps, prints one, or explains every field.
+"""Lists recipes, sweeps and methods, those of other packages included, prints a file, or explains every field.
 
     swep-ds recipes                                  # names, and what each is
     swep-ds recipes bert_base_squad                  # the file itself
@@ -13,12 +13,14 @@ import json
 import re
 import shutil
 import textwrap
+from importlib.metadata import entry_points
 
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import PACKAGE, read_text, user_path
-from swep_ds.common.schema import describe, for_editors
+from swep_ds.common.schema import describe, for_editors, meanings
 from swep_ds.common.settings import read_whole, sections_of, suggest, validate
+from swep_ds.methods import GROUP, METHODS, summary
 from swep_ds.pipeline.recipe import RECIPES, Recipe
 
 FILES = {"recipes": sorted(RECIPES.glob("*.yaml")), "sweeps": sorted((PACKAGE / "sweeps").glob("*.yaml"))}
@@ -55,17 +57,25 @@ def recipes() -> None:
 
 
 def list_all() -> None:
-    """Prints the name of every recipe and sweep, and the first sentence of its file's head behind its command."""
-    width = shutil.get_terminal_size((120, 0)).columns
+    """Prints the name of every recipe and sweep, and the first sentence of its file's head behind its command; and of
+    every method with what it does and, if another package has it, that package."""
+    listed: dict[str, dict[str, str]] = {}
     for kind, files in FILES.items():
+        heads = {file.stem: re.match(r"(#.*\n)+", read_text(file))[0].split("\n#\n", 1)[1] for file in files}
+        words = {name: " ".join(line.lstrip("# ") for line in head.splitlines()) for name, head in heads.items()}
+        listed[kind] = {name: re.match(r".*?[.?](?=\s|$)|.*", text)[0] for name, text in words.items()}
+    packages = {point.module.partition(".")[0]: point.dist.name for point in entry_points(group=GROUP)}
+    listed["methods"] = {}
+    for name, settings in METHODS.items():
+        package = packages.get(settings.__module__.partition(".")[0])
+        meaning = summary(settings.model_construct()) if package else meanings(settings)["name"]
+        listed["methods"][name] = f"{meaning} (of the package {package})" if package else meaning
+    width = shutil.get_terminal_size((120, 0)).columns
+    for kind, meaning_of in listed.items():
         print(f"{kind}:")
-        indent = 4 + max(len(file.stem) for file in files)
-        for file in files:
-            head = re.match(r"(#.*\n)+", read_text(file))[0]
-            words = " ".join(line.lstrip("# ") for line in head.split("\n#\n", 1)[1].splitlines())
-            summary = re.match(r".*?[.?](?=\s|$)|.*", words)[0]
-            text = f"  {file.stem}".ljust(indent) + summary
-            print(textwrap.fill(text, width, subsequent_indent=" " * indent))
+        indent = 4 + max(map(len, meaning_of))
+        for name, meaning in meaning_of.items():
+            print(textwrap.fill(f"  {name}".ljust(indent) + meaning, width, subsequent_indent=" " * indent))
 
 
 def explain(name: str) -> None:

@@ -7,7 +7,7 @@ A sweep file names a recipe, variants (rows) with their settings, axes such as m
 questions, and seeds: `swep-ds recipes --schema sweep` lists all fields. Each cell is an ordinary run in its own folder,
 with its log next to it.
 Start the command again to run what is not done yet; --table only makes the table of what is done, as `swep-ds table`
-does, in the sweep's folder, and --plan runs nothing. If the first run that ends has bad input, no other starts.
+does, in the sweep's folder, and --plan runs nothing. What a run would be refused for is checked before all runs.
 Exit codes: 0: done. 1: a run failed or is missing from the table (the others ran). 2: bad input (one line says what
 and how to fix it). 75: stopped, with its runs, by SIGINT, SIGTERM or SIGHUP. With --cell: the exit code of the run.
 """
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     mode = options.add_mutually_exclusive_group()
     mode.add_argument("--cell", type=int, metavar="N", help="only run cell N, counted from 0, and make no table")
     mode.add_argument("--table", action="store_true", help="only make the table of what is done")
-    text = "run nothing: print each variant's runs, updates and estimated minutes of a GPU"
+    text = "run nothing: check what a start would refuse, and print each variant's runs, updates and passes"
     mode.add_argument("--plan", action="store_true", help=text)
     return options
 
@@ -68,37 +68,37 @@ def sweep() -> None:
     folder, cells, command = read(arguments)
     if arguments.cell is not None and not 0 <= arguments.cell < len(cells):
         raise InputError(f"--cell {arguments.cell}: the sweep has {len(cells)}, from 0 to {len(cells) - 1}")
+    chosen = cells if arguments.cell is None else [cells[arguments.cell]]
+    if arguments.srun:
+        arguments.ranks = None
+    if not arguments.table:
+        from swep_ds.sweeps.conditions import check_runs, check_start
+
+        if len(chosen) > 1 or arguments.plan:  # a single run checks itself
+            check_runs(chosen)
+        tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
+        known = int(tasks) if arguments.srun and tasks.isdecimal() else arguments.ranks
+        check_start(cells, chosen, command[-1], known)
     if arguments.plan:
         from swep_ds.cost.plan import plan_sweep
 
-        plan_sweep(cells, arguments.ranks)
+        plan_sweep(cells, known or 1)
         return
     from swep_ds.analysis.formats import publish  # here and below: after the settings are checked
     from swep_ds.analysis.runs import runs_of_cells
 
-    failed = []
-    if arguments.table:
-        describe(cells, folder)
-    else:
-        failed = _run(arguments, folder, cells, command)
+    describe(cells, folder)
+    failed = [] if arguments.table else _run(arguments, cells, chosen, command)
     if publish(runs_of_cells(cells), folder).missing or failed:
         sys.exit(EXIT_FAULT)
 
 
-def _run(arguments: argparse.Namespace, folder: Path, cells: list[Cell], command: list[str]) -> list[Cell]:
-    """Runs the cells and returns those that failed. Exits here after --cell, or if a signal stopped the runs."""
-    from swep_ds.sweeps.conditions import check_data, check_start
+def _run(arguments: argparse.Namespace, cells: list[Cell], chosen: list[Cell], command: list[str]) -> list[Cell]:
+    """Runs the chosen cells and returns those that failed. Exits here after --cell, or if a signal stopped the runs."""
     from swep_ds.sweeps.queue import run_queue
 
-    chosen = cells if arguments.cell is None else [cells[arguments.cell]]
-    ranks = None if arguments.srun else arguments.ranks
-    tasks = os.environ.get("SLURM_NTASKS", "")  # which srun starts
-    known = int(tasks) if arguments.srun and tasks.isdecimal() else ranks
-    check_start(cells, chosen, command[-1], known)
-    if len(chosen) > 1:  # a single run checks its data itself
-        check_data(chosen)
-    describe(cells, folder)
-    failed, stopped = run_queue(chosen, command, jobs=arguments.jobs, ranks=ranks, sharing=arguments.runs_per_device)
+    devices = {"jobs": arguments.jobs, "ranks": arguments.ranks, "sharing": arguments.runs_per_device}
+    failed, stopped = run_queue(chosen, command, **devices)
     if stopped:  # a table can take minutes
         done = sum(cell.results() is not None for cell in cells)
         Console().print(f"stopped: {done} of {len(cells)} runs are done; the same command resumes, --table shows these")

@@ -11,14 +11,16 @@ the command again to resume. 76: another rank was lost; run the command again to
 """
 
 import argparse
+import gc
 import inspect
 from pathlib import Path
 
 from swep_ds.commands.cli import Parser, add_launch_options, add_set_option, launch
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, user_path
-from swep_ds.pipeline.recipe import Recipe  # imports no PyTorch: a typo is answered at once
-from swep_ds.ranks.environment import is_first_on_node
+from swep_ds.pipeline.folder import check_files  # imports no PyTorch: a typo is answered at once
+from swep_ds.pipeline.recipe import Recipe
+from swep_ds.ranks.environment import is_first_on_node, read_launch
 
 
 def train() -> None:
@@ -63,6 +65,8 @@ def start(arguments: argparse.Namespace) -> None:
     if arguments.plan is not None and arguments.ranks is not None:
         raise InputError("--ranks: --plan takes the number of devices as its value, such as 8x80: leave out --ranks")
     recipe, ds_config, folder = read(arguments)
+    if not read_launch():  # the ranks of a launcher are refused together
+        check_files(recipe, folder, getattr(arguments, "resume", "auto"))
     if arguments.plan is not None:
         from swep_ds.cost import plan
 
@@ -84,6 +88,8 @@ def start(arguments: argparse.Namespace) -> None:
         from swep_ds.pipeline.run import run
         from swep_ds.ranks.stopping import request
 
+        gc.freeze()  # what was imported stays
+        gc.set_threshold(700)  # as usual: garbage of a training may hold a device's memory
         request.allowed = True
         run(recipe, ds_config, folder, arguments.resume, report)
 

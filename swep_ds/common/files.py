@@ -12,6 +12,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +89,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if "update" in line:
             lines.append(line)
     return lines
-
-
-def checksum(files: Iterable[Path]) -> str:
-    """The first 32 digits of the SHA-256 over the files' content, each unpacked if it is gzip."""
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as packed:
-            is_gzip = packed.read(2) == b"\x1f\x8b"
-            packed.seek(0)
-            content = gzip.GzipFile(fileobj=packed) if is_gzip else packed
-            while block := content.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()[:32]
 
 
 def user_path(given: str | os.PathLike) -> Path:
@@ -261,3 +249,21 @@ def is_locked(path: Path) -> bool:
     except OSError:  # there is no file, or it is on a file system without locks, where no run starts
         return False
     return False
+
+
+def content_checksum(files: Iterable[Path]) -> str:
+    """The first 32 digits of the SHA-256 over files, each unpacked if it is gzip."""
+    return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files))
+
+
+@cache  # a table of many runs asks for the same files
+def _checksum(files: tuple[tuple[Path, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for file, _ in files:
+        with file.open("rb") as packed:
+            is_gzip = packed.read(2) == b"\x1f\x8b"
+            packed.seek(0)
+            content = gzip.GzipFile(fileobj=packed) if is_gzip else packed
+            while block := content.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:32]

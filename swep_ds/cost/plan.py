@@ -42,10 +42,6 @@ CAPTION = f"""\
 peak = parameters + optimizer + buffers + the largest of gradients + transient + activations, step and evaluation.
 What fits takes at most {USABLE:.0%} of the memory. CPU: all ranks together, what they offload, or the float32 weights
 that each holds there until they are on its device (ZeRO-3 leaves them in their files)."""
-PASS_MS = 14.2  # an update of MLE: docs/measurements/h200-training.md, where SWEP's two passes took 26.3
-SWEEP_NOTE = f"""\
-An estimate: GPU-minutes = runs x updates x passes x {PASS_MS} ms, as BERT-base with 32 windows took on an H200 (bf16,
-CUDA graphs). Others take less or more. Not counted: starts, captures of graphs, tests, ascents of adv_aug and pdr."""
 
 
 @dataclass(frozen=True)
@@ -226,16 +222,12 @@ def _batches(
 
 
 def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
-    """Prints a line for each variant of a sweep, at each of its points: runs, those that are done, updates and passes
-    of a run, and how long the training of all its runs takes if a pass of an update takes `PASS_MS`.
-
-    Raises InputError: the training data or the tokenizer of a run cannot be read.
-    """
+    """Prints a line for each variant of a sweep, at each of its points: runs, those that are done, and updates of a run
+    and passes of an update. Raises InputError: the training data or the tokenizer of a run cannot be read."""
     table = Table()
-    for column in ("variant", "runs", "done", "updates", "passes", "GPU-minutes"):
+    for column in ("variant", "runs", "done", "updates", "passes"):
         table.add_column(column, justify="left" if column == "variant" else "right")
     counted: dict[str, int] = {}  # updates, by what decides them
-    total = 0.0
     rows: dict[str, list[Cell]] = {}
     for cell in cells:
         rows.setdefault(", ".join([cell.variant, *cell.labels.values()]), []).append(cell)
@@ -249,14 +241,10 @@ def plan_sweep(cells: Sequence[Cell], ranks: int) -> None:
             updates += counted[key]
         # a backward counts as two forwards
         passes = sum(1 if pass_.trains else 1 / 3 for pass_ in build(recipe.method, 4, 4).passes(0.0))
-        minutes = len(of_row) * updates * passes * PASS_MS / 60_000
-        total += minutes
         done = sum(cell.results() is not None for cell in of_row)
-        table.add_row(row, f"{len(of_row)}", f"{done}", f"{updates:,}", f"{passes:.3g}", f"{minutes:,.1f}")
-    table.add_row("all", f"{len(cells)}", "", "", "", f"{total:,.0f}", style="bold")
-    console = Console(width=160)
-    console.print(table)
-    console.print(SWEEP_NOTE)
+        table.add_row(row, f"{len(of_row)}", f"{done}", f"{updates:,}", f"{passes:.3g}")
+    table.add_row("all", f"{len(cells)}", style="bold")
+    Console(width=160).print(table)
 
 
 def _batch(recipe: Recipe, count: int, length: int) -> Batch:

@@ -26,7 +26,7 @@ from swep_ds.evaluation.results import versions
 from swep_ds.models.folders import weight_files
 from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline import prepare
-from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.folder import check_files
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.writing import find_fault
@@ -60,7 +60,7 @@ def preflight(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
 
 def _check_start(recipe: Recipe, ds_config: str, output_dir: Path) -> None:
     """What a start checks on this rank, as far as it needs no data, weights or download."""
-    RunFolder(output_dir).check_owner(recipe)
+    check_files(recipe, output_dir)
     on_cpu = ranks.device().type == "cpu"
     recipe = prepare.check_ds_config(recipe, ds_config, output_dir, ranks.world_size(), on_cpu=on_cpu)
     name = recipe.model.name

@@ -116,6 +116,7 @@ def _check_ids(source: str, examples: list[Example]) -> None:
 
 def _parts(source: str, training: bool, columns: Columns) -> Iterator[tuple[str, Items]]:
     """The files of a source, or all that another source holds, each with its name for messages and its items."""
+    check_source(source, training=training)
     name, _, address = source.partition(":")
     if source.startswith(QUICKSTART):
         domain, _, split = address.partition(".")
@@ -128,9 +129,15 @@ def _parts(source: str, training: bool, columns: Columns) -> Iterator[tuple[str,
     elif files := local_files(source, training=training):
         for file in files:
             yield str(file), file_items(file, columns)
-    elif (hub_id := _HUB_ID.fullmatch(source)) and not DATA_SUFFIXES & set(Path(source).suffixes):
-        yield source, _hub_rows(source, hub_id, training, columns)
     else:
+        yield source, _hub_rows(source, training, columns)
+
+
+def check_source(source: str, *, training: bool) -> None:
+    """Raises InputError: there is no such source of data, as far as one can tell without reading it."""
+    is_known = source.startswith(QUICKSTART) or find_reader(source) or local_files(source, training=training)
+    is_file = DATA_SUFFIXES & set(Path(source).suffixes)
+    if not is_known and (is_file or not _HUB_ID.fullmatch(source)):
         raise InputError(
             f"data source {source!r}: no such file or folder in {Path.cwd()}; name a local file or folder, a hub id "
             "owner/name[:config][@split], quickstart:<domain> or quickstart_v2:<domain>, or NAME:ADDRESS of a reader"
@@ -189,9 +196,10 @@ def _registered_rows(name: str, address: str, read: Reader) -> Items:
         raise InputError(f"its reader {name} cannot read it ({reason(error)}): correct the data") from error
 
 
-def _hub_rows(source: str, hub_id: re.Match[str], training: bool, columns: Columns) -> Items:
+def _hub_rows(source: str, training: bool, columns: Columns) -> Items:
     from datasets import DatasetDict, load_dataset
 
+    hub_id = _HUB_ID.fullmatch(source)
     check_hub(hub_id["name"], "README.md", f"{source}: not a local file", "dataset")
     fix = "correct the id, or download the data set and name its local file or folder instead"
     with as_input_error(f"{source}: not a local file, and the hub cannot give it", fix):

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import check_hub, checksum, user_path
+from swep_ds.common.files import check_hub, content_checksum, user_path
 from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.windows import is_mark, stop_sampling
 from swep_ds.models.folders import check_adapter, load_config, model_files
@@ -44,9 +44,7 @@ def model_checksum(name: str, option: str = "model.name") -> str | None:
     """A checksum of a local folder's `model_files`; None for a hub id, whose name identifies them.
     Raises InputError: as `resolve_model`."""
     source = resolve_model(name, option)
-    if not Path(source).is_dir():
-        return None
-    return checksum(model_files(Path(source)))
+    return content_checksum(model_files(Path(source))) if Path(source).is_dir() else None
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:

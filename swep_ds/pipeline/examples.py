@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cache
 from itertools import groupby
 from pathlib import Path
 
 from swep_ds.common.errors import InputError, at
-from swep_ds.common.files import checksum, user_path
+from swep_ds.common.files import content_checksum, user_path
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import local_files, read_examples
@@ -29,7 +28,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
     data = recipe.data
     parts = {}
     for field, source in data.sources.items():
-        parts[field] = _read(data, _as_named(recipe, field), source, remarks, training=True)
+        parts[field] = _read(data, recipe.as_named(field), source, remarks, training=True)
     home = parts[data.home_field]
     parts[data.home_field], tests = _tests(data, home, recipe.test_sets, remarks)
     for name in {*recipe.test_sets[:1], *filter(None, [recipe.eval.select_on])}:
@@ -62,7 +61,7 @@ def load_examples(recipe: Recipe, remarks: Remarks | None = None) -> tuple[list[
 
 def by_source(recipe: Recipe, training: list[Example]) -> dict[str, list[Example]]:
     """The training questions of each source, by the field that the user named it in."""
-    fields = [_as_named(recipe, field) for field in recipe.data.sources]
+    fields = [recipe.as_named(field) for field in recipe.data.sources]
     parts = groupby(training, key=lambda example: example.source)
     return {field: list(part) for field, (_, part) in zip(fields, parts, strict=True)}
 
@@ -172,7 +171,7 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
 
 def input_checksums(recipe: Recipe) -> dict[str, str]:
     """By field, the first 32 digits of the SHA-256 over its `input_files`, each unpacked if it is gzip."""
-    return {field: _content_checksum(files) for field, files in input_files(recipe).items()}
+    return {field: content_checksum(files) for field, files in input_files(recipe).items()}
 
 
 def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = None) -> None:
@@ -180,21 +179,7 @@ def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = 
     from them would not be about the run. `fields` as in `input_files`."""
     before = read_results(run / RESULTS).inputs
     for field, files in input_files(recipe, fields).items():
-        if before.get(field) not in (None, _content_checksum(files)):
+        if before.get(field) not in (None, content_checksum(files)):
             place = files[0] if len(files) == 1 else files[0].parent
-            named = f"{_as_named(recipe, field)} {place}"
+            named = f"{recipe.as_named(field)} {place}"
             raise InputError(f"{named}: has changed since {run} read it: restore it, or train again elsewhere")
-
-
-def _as_named(recipe: Recipe, field: str) -> str:
-    """The field as the user named it: a first stage has another name for its training data."""
-    return recipe.training_source if field == "data.train" else field
-
-
-def _content_checksum(files: tuple[Path, ...]) -> str:
-    return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files))
-
-
-@cache  # a table of many runs asks for the same files
-def _checksum(files: tuple[tuple[Path, int], ...]) -> str:
-    return checksum(file for file, _ in files)

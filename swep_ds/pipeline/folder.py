@@ -9,16 +9,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from swep_ds.common.console import say_on_stderr
-from swep_ds.common.errors import InputError
-from swep_ds.common.files import is_locked, read_json, user_path, write_atomically
+from swep_ds.common.errors import InputError, at
+from swep_ds.common.files import check_output_folder, is_locked, read_json, user_path, write_atomically
 from swep_ds.common.settings import differences, flatten, without
+from swep_ds.data.readers import check_source
 from swep_ds.evaluation.results import RESULTS
-from swep_ds.pipeline.recipe import NEUTRAL, Recipe
+from swep_ds.pipeline.recipe import NEUTRAL, SAVING, Recipe
 from swep_ds.training.checkpoint_files import find_checkpoints, read_manifest
 
 # settings that may change between two starts of a run; `GlobalBatch` binds the product of the last two with the ranks
-MAY_CHANGE_ON_RESUME = (*NEUTRAL, "data.eval", "eval.batch_size", "train.checkpoint_every")
-MAY_CHANGE_ON_RESUME += ("train.coalesce_grad_reduction", "train.micro_batch_size", "train.gradient_accumulation_steps")
+MAY_CHANGE_ON_RESUME = (*NEUTRAL, SAVING, "data.eval", "train.coalesce_grad_reduction")
+MAY_CHANGE_ON_RESUME += ("train.micro_batch_size", "train.gradient_accumulation_steps")
 MAY_CHANGE_UNLESS_SELECTING = ("data.max_eval_examples", "eval.n_best", "eval.max_answer_tokens", "eval.beams")
 MAY_CHANGE_UNLESS_SELECTING += ("eval.scorer", "eval.language")
 RECIPE = "recipe.yaml"
@@ -176,6 +177,7 @@ class RunFolder:
     def check_owner(self, recipe: Recipe, resume: str = "auto") -> None:
         """Raises InputError if the folder is not this run's, and not free either. `resume` as in `take`."""
         where = f"--output_dir {self.path}"
+        check_output_folder("--output_dir", self.path)
         if not (self.path / BATCH).is_file():
             # a start that ended before it wrote the batch leaves hidden files and empty folders
             for file in self.path.rglob("[!.]*"):
@@ -221,3 +223,12 @@ def resume_fingerprint(recipe: Recipe) -> dict[str, object]:
     if recipe.eval.select_on is None:
         free += MAY_CHANGE_UNLESS_SELECTING
     return without(flatten(recipe.model_dump(mode="json")), free)
+
+
+def check_files(recipe: Recipe, folder: Path, resume: str = "auto") -> None:
+    """Raises InputError: the folder is not for this run, or a source of data does not exist. Arguments as in
+    `RunFolder.take`. Takes no PyTorch: what starts a run calls it first, and so does a plan."""
+    RunFolder(folder).check_owner(recipe, resume)
+    for field, source in recipe.sources.items():
+        with at(field):
+            check_source(source, training=not field.startswith("data.eval."))

@@ -31,7 +31,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, check_length, load_tokenizer, pad_to_one_length, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, warn_of_known
+from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe, warn_once
 from swep_ds.ranks import accelerator
@@ -72,13 +72,12 @@ def prepare(
     The weights come from `start`, or else from `model.name`, which always gives the tokenizer. `tested_later` has the
     questions of a second stage, by data set, on which this stage should not train.
     """
-    torch.manual_seed(recipe.seed)
     remarks: list[dict[str, str]] = []
 
     def read_text() -> tuple[PreTrainedTokenizerFast, list[Example], dict[str, list[Example]]]:
         read_ds_config(ds_config)
         ranks.set_deterministic(recipe.train.deterministic)
-        tokenizer = run_tokenizer(recipe)
+        tokenizer = check_model(recipe)
         training, tests = load_examples(recipe, remarks)
         for field, examples in (by_source(recipe, training) | tests).items():
             contexts = (example.context for example in examples)
@@ -88,6 +87,7 @@ def prepare(
     # the cheapest come first: a missing file ends the run before gigabytes of weights are read
     tokenizer, training, tests = ranks.on_all_ranks(read_text)
     warn_of_known(recipe, training, tested_later or {})
+    torch.manual_seed(recipe.seed)
     objective, config = ranks.on_all_ranks(lambda: load(recipe, ds_config, tokenizer, start or recipe.model.name))
     if ranks.from_rank0(lambda: objective.qa.model.pads):  # the rank that has tried a mapped model
         pad_to_one_length(tokenizer, objective.qa.model, recipe.data.max_length)
@@ -134,6 +134,19 @@ def run_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     tokenizer = load_tokenizer(recipe.model.name)
     if recipe.task == "extractive":
         separate_texts(tokenizer)
+    return tokenizer
+
+
+def check_model(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model that fits the recipe as far as its config tells, before gigabytes of weights are read.
+    Raises InputError: as `run_tokenizer`, `load_model` and `methods.build`."""
+    tokenizer = run_tokenizer(recipe)
+    logging.disable(logging.WARNING)  # the run warns when it loads the weights
+    try:
+        qa = load_model(recipe, tokenizer, recipe.model.name, weights=False)
+        build(recipe.method, qa.hidden_size, qa.embedding_size)
+    finally:
+        logging.disable(logging.NOTSET)
     return tokenizer
 
 
@@ -264,10 +277,14 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> dict[str, Any]:
     setup["global batch"] = prepared.batches.global_batch
     if recipe.train.max_tokens and prepared.batches.pad_to_multiple_of > 1:  # fewer windows then fit into an update
         setup["widths rounded up to"] = prepared.batches.pad_to_multiple_of
-    setup["training data"] = prepared.features.fingerprint
+    parts = prepared.features.parts or [prepared.features]
+    for (field, source), part in zip(recipe.data.sources.items(), parts, strict=True):
+        samples = f" or data.augmented {recipe.data.augmented}" if recipe.data.augmented else ""
+        setup[f"content of {recipe.as_named(field)} {source}{samples}"] = part.fingerprint
     setup["files of model.name"] = prepared.inputs.get("model.name")
     if prepared.validation:
-        setup["selection data"] = prepared.validation.features.fingerprint
+        field = source_of_test_set(recipe, prepared.validation.name)
+        setup[f"content of {field} {recipe.sources[field]}, selection"] = prepared.validation.features.fingerprint
     return setup
 
 

@@ -29,8 +29,9 @@ from swep_ds.training.settings import AVERAGED_BY, Count, Epochs, Many, Tracking
 log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parents[1] / "recipes"
 HOLDOUT = "held_out"
-# settings that change neither the trained model nor its scores
-NEUTRAL = ("tracking", "train.log_every", "train.keep_checkpoints", "train.cuda_graphs")
+# settings that change neither the trained model nor its scores; nor does `SAVING` where no checkpoint is selected
+NEUTRAL = ("tracking", "train.log_every", "train.keep_checkpoints", "train.cuda_graphs", "eval.batch_size")
+SAVING = "train.checkpoint_every"
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -372,6 +373,10 @@ class Recipe(Section):
             sources["pretrain.train"] = self.pretrain.train
         sources |= {f"data.eval.{name}": source for name, source in self.data.eval.items()}
         return {field: source for field, source in sources.items() if source}
+
+    def as_named(self, field: str) -> str:
+        """The field as the user named it: a first stage has another name for its training data."""
+        return self.training_source if field == "data.train" else field
 
     @property
     def test_sets(self) -> list[str]:

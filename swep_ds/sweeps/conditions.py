@@ -6,8 +6,7 @@ from typing import Any
 from swep_ds.common.errors import InputError, at
 from swep_ds.common.files import read_json
 from swep_ds.common.settings import differences, flatten
-from swep_ds.pipeline.examples import load_examples
-from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank
+from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank, check_files
 from swep_ds.sweeps.sweep import Cell
 from swep_ds.training.settings import BY_RECIPE, REPORTS
 
@@ -61,14 +60,25 @@ def check_start(
             check_ds_config(cell.recipe, ds_config, cell.folder, ranks, on_cpu=on_cpu)
 
 
-def check_data(cells: Sequence[Cell]) -> None:
-    """Raises InputError if the data of an unfinished cell cannot be read. What several cells name is read once."""
+def check_runs(cells: Sequence[Cell]) -> None:
+    """Raises InputError if an unfinished cell would be refused: for its folder, for its model, which is built without
+    weights, or for its data. What several cells name is built and read once."""
+    cells = [cell for cell in cells if cell.results() is None]
+    for cell in cells:
+        with at(cell.name):
+            check_files(cell.recipe, cell.folder)
+    from swep_ds.pipeline.examples import load_examples  # these import PyTorch
+    from swep_ds.pipeline.prepare import check_model
+
     read = []
     for cell in cells:
+        if cell.seed == cells[0].seed:  # no seed makes another model
+            with at(cell.name):
+                check_model(cell.recipe)
         stages = [cell.recipe, cell.recipe.first_stage()] if cell.recipe.pretrain else [cell.recipe]
         for recipe in stages:
             whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
-            if whole in read or cell.results() is not None:
+            if whole in read:
                 continue
             read.append(whole)
             with at(cell.name):

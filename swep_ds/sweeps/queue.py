@@ -4,6 +4,7 @@ Notable (DeepSpeed 0.19): a signal to the `deepspeed` command ends the command, 
 its own process group, which is signalled and waited for; whatever is left of it in the end is killed.
 """
 
+import fcntl
 import math
 import os
 import shlex
@@ -18,11 +19,10 @@ from datetime import timedelta
 import psutil
 
 from swep_ds.common.console import Console, Progress
-from swep_ds.common.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError
-from swep_ds.common.files import is_locked
+from swep_ds.common.errors import EXIT_STOPPED
 from swep_ds.ranks.launcher import environments, launcher
 from swep_ds.ranks.stopping import REPEAT_SECONDS
-from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell, last_attempt
+from swep_ds.sweeps.sweep import EXIT_LINE, START_LINE, Cell, is_running, last_attempt
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 60  # from SIGTERM to SIGKILL; a second signal shortens it
@@ -38,6 +38,8 @@ class RunningCell:
         self.environment = environment
         self.began = time.monotonic()
         self.log = cell.log.open("ab", buffering=0)
+        with suppress(OSError):  # after Slurm's restart a dead node may still hold it
+            fcntl.flock(self.log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the run's processes inherit it
         # the output before it may end in the middle of a line
         self._note(f"{START_LINE}{shlex.join(command)}")
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
@@ -62,6 +64,8 @@ class RunningCell:
         if code < 0:
             code = 128 - code
         self._note(f"{EXIT_LINE}{code}")
+        with suppress(OSError):
+            fcntl.flock(self.log, fcntl.LOCK_UN)
         self.log.close()
         return code
 
@@ -71,7 +75,7 @@ class RunningCell:
 
 
 class Queue:
-    """The cells that wait, run and have failed. `refused` is the first that ended, if it had bad input."""
+    """The cells that wait, run and have failed."""
 
     def __init__(self, cells: Sequence[Cell], command: Sequence[str], free: list[dict[str, str]], ranks: int | None):
         self.command = command
@@ -80,16 +84,17 @@ class Queue:
         self.waiting = deque(cell for cell in cells if cell.results() is None)
         self.running: list[RunningCell] = []
         self.failed: list[Cell] = []
-        self.refused: Cell | None = None
-        self.ended = 0
         self.console = Console()
 
     def start(self) -> None:
         """Starts the next cells, as many as there are free devices for."""
-        while self.waiting and self.free and not self.refused:
+        while self.waiting and self.free:
             cell = self.waiting.popleft()
-            # left by an earlier queue that was killed; after Slurm's restart the run waits for its dead node's lock
-            if is_locked(cell.folder / ".lock") and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+            if cell.results() is not None:  # another sweep in this folder has made the run
+                continue
+            # of an earlier queue that was killed, or of another sweep; after Slurm's restart the run waits for its dead
+            # node's lock
+            if is_running(cell.folder) and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
                 self.console.print(f"{cell.name}: skipped, {cell.fault()}")
                 continue
             command = [*launcher(self.ranks), *self.command, *cell.options()]
@@ -103,7 +108,6 @@ class Queue:
             self.free.append(run.environment)
             code = run.close()
             cell = run.cell
-            self.ended += 1
             if cell.results() is not None:
                 seconds = round(time.monotonic() - run.began)
                 after = f", exit code {code} after its results" if code else ""
@@ -114,15 +118,13 @@ class Queue:
             self.console.print(f"{cell.name}: {outcome}, {cell.fault()}", style="bold red")
             lines, _ = last_attempt(cell.folder)
             self.console.print("\n".join([f"the end of {cell.log}:", *lines[-LAST_LINES:]]))
-            if code == EXIT_BAD_INPUT and self.ended == 1:
-                self.refused = cell
 
 
 def run_queue(
     cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None, sharing: int = 1
 ) -> tuple[list[Cell], bool]:
-    """Runs the cells that have no results yet, `jobs` at a time; one that fails does not stop the others, unless it is
-    the first to end and ends for bad input. `command` is the script and the options that all cells share.
+    """Runs the cells that have no results yet, `jobs` at a time; one that fails does not stop the others.
+    `command` is the script and the options that all cells share.
 
     Args:
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
@@ -131,24 +133,18 @@ def run_queue(
     Returns (cells whose run failed, whether SIGINT, SIGTERM or SIGHUP stopped the queue and its runs). A cell that an
     earlier queue left running is skipped, and not among them.
 
-    Raises InputError: there are fewer devices than processes; or the first run that ended did so for bad input, and
-    others wait. Those that had started run to their end.
+    Raises InputError: there are fewer devices than processes.
     """
     queue = Queue(cells, command, environments(jobs, ranks, sharing), ranks)
     bar = Progress(queue.console, "runs", len(cells), len(cells) - len(queue.waiting), line_seconds=math.inf)
     with _requests() as requests, bar as progress:
         try:
-            while (queue.running or (queue.waiting and not queue.refused)) and not requests:
+            while (queue.running or queue.waiting) and not requests:
                 queue.start()
                 queue.collect()
                 names = ", ".join(run.cell.name for run in queue.running)
                 progress.update(len(cells) - len(queue.waiting) - len(queue.running), names)
                 time.sleep(POLL_SECONDS)
-            if queue.refused and queue.waiting and not requests:
-                raise InputError(
-                    f"{queue.refused.name}: bad input, as the {len(queue.waiting)} runs that wait may have: correct "
-                    "it, and start the sweep again"
-                )
             return queue.failed, bool(requests)
         finally:
             for run in queue.running:

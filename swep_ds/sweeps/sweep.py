@@ -24,7 +24,7 @@ from swep_ds.common.files import is_locked, read_json, write_atomically
 from swep_ds.common.settings import Section, differences, flatten, read_whole, validate, without
 from swep_ds.evaluation.results import RESULTS
 from swep_ds.pipeline.folder import BATCH, RECIPE, UNAVERAGED
-from swep_ds.pipeline.recipe import NEUTRAL, Recipe
+from swep_ds.pipeline.recipe import NEUTRAL, SAVING, Recipe
 
 log = logging.getLogger(__name__)
 SWEEPS = Path(__file__).parent
@@ -127,8 +127,9 @@ def unaveraged(variant: str) -> str:
 
 def identity(recipe: Recipe) -> dict[str, Any]:
     """The settings, flat, that tell this run from others."""
-    settings = flatten(recipe.model_dump(mode="json"))
-    return without(settings, NEUTRAL) | {"order of data.eval": [*recipe.data.eval]}  # the source domain comes first
+    neutral = NEUTRAL if recipe.eval.select_on else (*NEUTRAL, SAVING)
+    settings = without(flatten(recipe.model_dump(mode="json")), neutral)
+    return settings | {"order of data.eval": [*recipe.data.eval]}  # the source domain comes first
 
 
 def saved_recipe(folder: Path) -> Recipe:
@@ -143,9 +144,14 @@ def log_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.log")
 
 
+def is_running(folder: Path) -> bool:
+    """Whether a run trains in the folder, or a sweep has started one: its queue, then the run holds the log's lock."""
+    return is_locked(folder / ".lock") or is_locked(log_of(folder))
+
+
 def fault_of(folder: Path, recipe: Recipe | None) -> str:
     """Why a run, which should have this recipe, has no results: in one line, from its folder and its log's end."""
-    if is_locked(folder / ".lock"):
+    if is_running(folder):
         return "still running, started earlier"
     attempt, code = last_attempt(folder)
     begun = (folder / RECIPE).is_file()

@@ -116,7 +116,7 @@ class Checkpoints:
         """
         tag, manifest = first_undamaged(tags, lambda tag: ranks.on_all_ranks(lambda: read_manifest(tag, check=True)))
         if differing := differences(manifest.setup, self.setup, most=5):  # all ranks have the same setup
-            fix = "start with the same settings, or start a new run with another --output_dir"
+            fix = "start with the same settings and files, or start a new run with another --output_dir"
             raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
         names = [name for written in manifest.files for name in written]
         ranks.on_all_ranks(lambda: load(engine.deepspeed, tag, manifest.stage, names))

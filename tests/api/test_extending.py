@@ -11,6 +11,7 @@ import torch
 
 import swep_ds as sd
 from swep_ds import methods
+from swep_ds.commands.recipes import list_all
 from swep_ds.common import plugins
 from swep_ds.common.schema import describe
 from swep_ds.data import readers
@@ -164,6 +165,8 @@ class SilentSettings(sd.Settings):
 
 @sd.method("silent")
 class Silent(sd.Method):
+    "Adds no noise."
+
     settings: SilentSettings
 
 @sd.reader("silence")
@@ -182,7 +185,7 @@ def installed(folder, module: str, code: str, group: str) -> None:
 
 
 def test_an_installed_package_adds_methods_and_readers_and_one_that_cannot_be_imported_is_named(
-    registry, tmp_path, monkeypatch
+    registry, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.syspath_prepend(str(tmp_path))
     plugins.load_entry_points.cache_clear()
@@ -190,6 +193,8 @@ def test_an_installed_package_adds_methods_and_readers_and_one_that_cannot_be_im
         installed(tmp_path, "quiet_package", PACKAGE, methods.GROUP)
         plugins.load_entry_points(methods.GROUP)
         assert recipe(name="silent").method.name == "silent"
+        list_all()
+        assert re.search(r"^  silent +Adds no noise. \(of the package quiet_package\)$", capsys.readouterr().out, re.M)
         assert "silence:x: holds no questions" in refused(read_examples, "silence:x", training=True)
         plugins.load_entry_points.cache_clear()
         installed(tmp_path, "broken_package", "import there_is_no_such_module", readers.GROUP)

@@ -90,13 +90,20 @@ def test_a_folder_that_the_system_closes_is_one_line_and_exit_code_2(swep_ds, mo
     assert swep_ds("table") == (2, "", said)
 
 
-def test_a_typo_is_answered_before_pytorch_is_imported(tmp_path):
+def test_a_typo_or_a_folder_of_others_is_answered_before_pytorch_is_imported(tmp_path):
     (tmp_path / "mine.yaml").write_text("extends: quickstart\ntrain: {epochs: two}")
     (tmp_path / "sweep.yaml").write_text("variants: {MLE: {method.name: mle}, SWEP: {method.betta: 1}}")
+    (tmp_path / "two.yaml").write_text("variants: {MLE: {method.name: mle}, SWEP: {}}")
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for words, said in (
         ([TRAIN, "--recipe", "mine.yaml"], "train.epochs: 'two': must be a valid number"),
         ([TRAIN, "--ds_config", "zer2"], "--ds_config zer2: no such file"),
+        ([SWEP_DS, "plan", "--output_dir", "."], "--output_dir .: holds files that belong to no run ("),
+        ([SWEP_DS, "train", "--output_dir", "mine.yaml/run"], "mine.yaml is not a folder: name another one"),
+        (
+            [SWEP_DS, "sweep", "two.yaml", "--plan", "--set", "data.eval.x=y.json"],
+            "mle-seed0: data.eval.x: data source",
+        ),
         ([SWEP_DS, "sweep", "sweep.yaml"], "method.betta is not a field; did you mean 'method.beta'?"),
         (
             [SWEP_DS, "submit", "train", "--gpus_per_node", "1", "--", "--set", "methd.name=swep"],

@@ -29,13 +29,18 @@ def printed(monkeypatch, capsys):
     return call
 
 
-def test_all_recipes_and_sweeps_are_listed_with_a_sentence(printed, monkeypatch):
+def test_all_recipes_sweeps_and_methods_are_listed_with_a_sentence(printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     lines = printed().splitlines()
     assert (lines[0], lines[len(FILES["recipe"]) + 1]) == ("recipes:", "sweeps:")
     listed = [line for line in lines if line.startswith("  ")]
-    assert [line.split()[0] for line in listed] == [file.stem for files in FILES.values() for file in files]
-    assert all(len(line.split()) > 5 and line[-1] in ".?" for line in listed)
+    names = [file.stem for files in FILES.values() for file in files]
+    assert [line.split()[0] for line in listed] == [*names, *METHODS]
+    assert all(len(line.split()) > 5 and line[-1] in ".?" for line in listed[: len(names)])
+    assert (
+        "  pdr                PDR: the divergence of the predictions on clean and on virtually adversarial embeddings"
+        in lines
+    )
 
 
 def test_a_name_prints_its_files(printed):

@@ -169,8 +169,7 @@ def test_a_head_of_its_own_is_counted(capsys, tmp_path):
     assert counts[1] - counts[0] == config["vocab_size"] * config["d_model"]
 
 
-def test_a_sweep_takes_its_runs_times_updates_times_passes(capsys, folder, monkeypatch):
-    monkeypatch.setattr("swep_ds.cost.plan.PASS_MS", 60_000)  # a minute
+def test_a_sweep_takes_its_runs_times_updates_times_passes(capsys, folder):
     first = {"pretrain.train": str(folder / "train.json"), "pretrain.max_updates": 3, "pretrain.micro_batch_size": 4}
     variants = {"MLE": {"method.name": "mle"}, "SWEP": {}, "two stages": {"method.name": "mle", **first}}
     variants["hidden"] = {"method.separate_hidden_pass": True}  # a forward more, which a backward takes twice
@@ -182,11 +181,11 @@ def test_a_sweep_takes_its_runs_times_updates_times_passes(capsys, folder, monke
     plan_sweep(cells, 2)
     lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
     rows = {name.strip(): [number.strip() for number in numbers] for name, *numbers in lines}
-    assert rows["MLE"] == ["2", "1", "7", "1", "14.0"]  # of all runs, done or not
-    assert rows["SWEP"] == ["2", "0", "7", "2", "28.0"]
-    assert rows["two stages"] == ["2", "0", "10", "1", "20.0"]
-    assert rows["hidden"] == ["2", "0", "7", "2.33", f"{14 * 7 / 3:.1f}"]
-    assert rows["all"] == ["8", "", "", "", f"{14 + 28 + 20 + 14 * 7 / 3:.0f}"]
+    assert rows["MLE"] == ["2", "1", "7", "1"]
+    assert rows["SWEP"] == ["2", "0", "7", "2"]
+    assert rows["two stages"] == ["2", "0", "10", "1"]
+    assert rows["hidden"] == ["2", "0", "7", "2.33"]
+    assert rows["all"] == ["8", "", "", ""]
 
 
 def test_devices_are_read_and_hold_what_fits_their_memory_and_the_host_s():

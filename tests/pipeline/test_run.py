@@ -38,7 +38,8 @@ def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questio
     assert [job.objective.seed for job in jobs] == [0, 1, 1]
     assert [job.evaluation.null_threshold for job in jobs] == [None] * 3  # all of its questions have an answer
     with process_group():
-        read = [resume_setup(Recipe.load("quickstart"), job)["training data"] for job in jobs]
+        setups = [resume_setup(Recipe.load(str(folder / "recipe.yaml"), settings), job) for job in jobs]
+    read = [setup[f"content of data.train {folder}/train.json"] for setup in setups]
     assert read[0] != read[1] == read[2]  # as many questions, but others
     weights = [[parameter.tolist() for parameter in job.objective.method.parameters()] for job in jobs]
     order = [[job.batches.windows(update).tolist() for update in range(job.batches.updates)] for job in jobs]

@@ -12,8 +12,8 @@ import yaml
 from swep_ds.analysis.runs import find_runs
 from swep_ds.common.files import ds_config_path
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.sweeps.conditions import check_data, check_start, conditions
-from swep_ds.sweeps.sweep import SWEEPS, Cell, Sweep, describe, read_sweep
+from swep_ds.sweeps.conditions import check_runs, check_start, conditions
+from swep_ds.sweeps.sweep import SWEEPS, Cell, Sweep, describe, identity, read_sweep
 from swep_ds.training.ds_config import complete_ds_config
 from tests.support import tiny_run
 from tests.support.bad_input import refused
@@ -210,17 +210,19 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     assert cell.results() is None
     (cell.folder / "results.json").write_text('{"eval": {}}')
     logging = ["tracking.group=other", "tracking.to=wandb_offline", "train.log_every=7", "train.keep_checkpoints=9"]
-    logging.append("train.cuda_graphs=false")
+    logging += ["train.cuda_graphs=false", "train.checkpoint_every=3", "eval.batch_size=7"]
     _, [elsewhere] = read_sweep(path, tmp_path, logging)
     assert cell.results() == elsewhere.results() == {"eval": {}}  # how it is logged makes no other run
     assert (cell.recipe.tracking.group, elsewhere.recipe.tracking.group) == ("mine", "other")
     cell.log.write_text("$ python train.py\nmodel in there\n# exit code 0\n")
-    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "eval.batch_size=7"])
+    _, [selecting] = read_sweep(path, tmp_path, select := ["eval.select_on=news"])
+    assert identity(selecting.recipe) != identity(read_sweep(path, tmp_path, [*select, *logging])[1][0].recipe)
+    _, [other] = read_sweep(path, tmp_path, ["train.epochs=3", "eval.n_best=7"])
     assert other.results() is None
     order = {"eval": dict(reversed(cell.recipe.data.eval.items()))}  # another source domain
     reordered = cell.recipe.model_copy(update={"data": cell.recipe.data.model_copy(update=order)})
     assert (reordered == cell.recipe, replace(cell, recipe=reordered).results()) == (True, None)
-    differing = rf"train.epochs {cell.recipe.train.epochs} .*3\.0 .*; eval.batch_size \d+ .*7 "
+    differing = rf"train.epochs {cell.recipe.train.epochs} .*3\.0 .*; eval.n_best \d+ .*7 "
     assert re.match(rf"holds a run with other settings \({differing}", other.fault())
     cell.log.write_text("$ python train.py\nerror: no room\nkilled\n# exit code 2\n")
     assert other.fault() == "exit code 2: error: no room"
@@ -232,7 +234,7 @@ def test_a_cell_has_results_only_of_its_own_settings(tmp_path):
     assert other.fault().startswith(f"{cell.folder / 'recipe.yaml'}: not YAML")
 
 
-def test_the_data_of_every_cell_that_is_not_done_are_read_before_the_first_run(tmp_path):
+def test_folder_model_and_data_of_every_cell_that_is_not_done_are_checked_before_the_first_run(tmp_path):
     good, excel, generated = tmp_path / "good.json", tmp_path / "excel.csv", tmp_path / "generated.json"
     for file in (good, generated):
         file.write_text(json.dumps(tiny_run.squad(9)))
@@ -242,13 +244,21 @@ def test_the_data_of_every_cell_that_is_not_done_are_read_before_the_first_run(t
         "seeds": [0, 1],
         "set": {"data.train": str(good), "data.eval": {"a": str(good)}, "pretrain.train": str(generated)},
     }
-    _, cells = read_sweep(write(tmp_path, **fields), tmp_path / "runs")
-    assert refused(check_data, cells).startswith(f"wrong-seed0: data.augmented: {excel}: ")
+    path = write(tmp_path, **fields)
+    _, cells = read_sweep(path, tmp_path / "runs")
+    assert refused(check_runs, cells).startswith(f"wrong-seed0: data.augmented: {excel}: ")
     for cell in cells[1::2]:
         finish(cell)
-    check_data(cells)
+    check_runs(cells)
     generated.write_text("[]")
-    assert refused(check_data, cells).startswith(f"mle-seed0: pretrain.train: {generated}: ")
+    assert refused(check_runs, cells).startswith(f"mle-seed0: pretrain.train: {generated}: ")
+    _, long = read_sweep(path, tmp_path / "runs", ["data.max_length=10000"])
+    assert refused(check_runs, long[::2]).startswith("mle-seed0: data.max_length 10000: the model takes at most ")
+    cells[2].folder.mkdir()
+    (cells[2].folder / "thesis.tex").touch()
+    assert refused(check_runs, long[::2]).startswith(
+        f"mle-seed1: --output_dir {cells[2].folder}: holds files that belong"
+    )
 
 
 def test_conditions_are_what_the_recipe_does_not_decide():

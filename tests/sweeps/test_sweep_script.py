@@ -103,7 +103,7 @@ def test_a_seed_of_each_registered_experiment_runs_to_its_table(tmp_path, capsys
 def test_a_sweep_survives_a_failed_cell(tmp_path):
     recipe = tiny_run.prepare(tmp_path)
     output = tmp_path / "runs"
-    variants = {"MLE": {"method.name": "mle"}, "SWEP [long]": {"data.max_length": 10_000}}
+    variants = {"MLE": {"method.name": "mle"}, "SWEP [long]": {"data.max_query_length": 48}}
     path = write(tmp_path, recipe=str(recipe), set={"train.max_updates": 2}, variants=variants, seeds=[0])
     options = ["--output_dir", str(output), "--ds_config", str(tiny_run.ds_config(tmp_path, 0)), "--jobs", "2"]
     ended = run_script("swep_ds", "sweep", path, *options, check=False)
@@ -116,6 +116,6 @@ def test_a_sweep_survives_a_failed_cell(tmp_path):
     [f1] = [cell["mean"] for cell in table["cells"] if cell["metric"] == "f1"]
     assert f1 == scores["f1"]
     [missing] = table["missing"]
-    assert missing["reason"].startswith("exit code 2: error: data.max_length ")
+    assert missing["reason"].startswith("exit code 2: error: data.train: ")
     assert f"missing: SWEP [long], seed 0: {missing['reason']} ({output}/swep-long-seed0.log)" in ended.stdout
     assert "| SWEP \\[long\\] | - | 0 |\n" in (output / "table.md").read_text()
