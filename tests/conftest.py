@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from swep_ds.ranks.environment import warn_once  # imports no PyTorch
 from tests.support import fork_server
 
 # a busy machine is not a fault, and failed examples do not belong in the repository
@@ -53,6 +54,11 @@ def pytest_configure(config):
 def _no_checkout(tmp_path_factory):
     """The current folder is empty: runs/, data/ and wandb/ of the checkout are the user's."""
     os.chdir(tmp_path_factory.mktemp("current"))
+
+
+@pytest.fixture(autouse=True)
+def _warns_again():
+    warn_once.cache_clear()
 
 
 def pytest_collection_modifyitems(items):

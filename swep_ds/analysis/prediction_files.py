@@ -15,7 +15,8 @@ from swep_ds.data.formats import json_items
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.results import print_scores
 from swep_ds.pipeline.examples import read_reported
-from swep_ds.pipeline.recipe import EvalSection, warn_once
+from swep_ds.pipeline.recipe import EvalSection
+from swep_ds.ranks.environment import warn_once
 
 FORMS = 'give {"ID": "ANSWER"}, {"ID": [{"text": "ANSWER"}]} or rows {"id": "ID", "prediction_text": "ANSWER"}'
 

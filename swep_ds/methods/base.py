@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,6 @@ from swep_ds.methods.settings import Settings
 from swep_ds.models.outputs import QAOutput
 
 STREAM = 0x2545F4914F6CDD1D  # odd, so that no two streams of a perturbation share a seed
-Per = Literal["dimension", "token", "window"]
 
 
 @dataclass(frozen=True)
@@ -179,44 +177,42 @@ def multiply_by_gaussian(inputs: Inputs, variance: float) -> Tensor:
     return draw_noise(inputs, None, variance, "prior")[0]
 
 
-def gaussian(inputs: Inputs, per: Per = "dimension") -> Tensor:
+def gaussian(inputs: Inputs, per: str = "dimension") -> Tensor:
     """Numbers from N(0, 1) in float32, or in float64 for such embeddings; shaped and keyed as `uniform`'s."""
-    positions = _positions(inputs, per)
+    counter = _counter(inputs, per)
     dtype = torch.promote_types(inputs.embeddings.dtype, torch.float32)
-    ids_N = inputs.batch.sample_id
-    key = inputs.next_key()
     if per != "dimension":
-        return standard_normal(**key, sample_ids=ids_N[:, None], positions=positions, d=4, dtype=dtype)[..., :1]
+        return standard_normal(**counter, dtype=dtype)[..., :1]
     ones = torch.ones_like(inputs.embeddings, dtype=dtype)
-    noise_NTd = perturb(ones, None, None, ids_N, **key, prior_variance=1.0, mode="prior")[0] - 1
-    rows = torch.arange(len(noise_NTd), device=noise_NTd.device)[:, None]
-    return noise_NTd[rows, positions % noise_NTd.shape[1]]  # the kernel counts positions from column 0
+    key = {"seed": counter["seed"], "draw": counter["draw"]}
+    noise_NTd = perturb(ones, None, None, inputs.batch.sample_id, **key, prior_variance=1.0, mode="prior")[0] - 1
+    columns_NT = counter["positions"] % ones.shape[1]  # the kernel counts positions from column 0
+    return noise_NTd.take_along_dim(columns_NT[..., None], 1)
 
 
-def uniform(inputs: Inputs, per: Per = "dimension") -> Tensor:
+def uniform(inputs: Inputs, per: str = "dimension") -> Tensor:
     """Numbers from U[0, 1) in steps of 2^-24, float32, at padding as well: [N, T, d], [N, T, 1] or [N, 1, 1], one for
     each dimension, token or window.
 
     All draws of a perturbation are independent. A number does not depend on the other windows, the ranks or padding.
     Raises ValueError: `per` is none of these, or d is not divisible by 4.
     """
-    positions = _positions(inputs, per)
-    width = inputs.embeddings.shape[-1] if per == "dimension" else 4  # a Philox counter yields four words
-    words = noise_words(**inputs.next_key(), sample_ids=inputs.batch.sample_id[:, None], positions=positions, d=width)
-    if per != "dimension":
-        words = words[:1]
-    return torch.cat([((word & MASK) >> 8).float() for word in torch.broadcast_tensors(*words)], -1) * 2.0**-24
+    words = torch.broadcast_tensors(*noise_words(**_counter(inputs, per)))
+    numbers = torch.cat([((word & MASK) >> 8).float() for word in words], -1) * 2.0**-24
+    return numbers if per == "dimension" else numbers[..., :1]
 
 
-def _positions(inputs: Inputs, per: Per) -> Tensor:
-    """The positions that key a draw, counted from the window's first token, which may follow padding: [N, T], or
-    [N, 1] for a number per window."""
+def _counter(inputs: Inputs, per: str) -> dict[str, int | Tensor]:
+    """What keys a new draw, as `standard_normal` takes it. Positions [N, T], or [N, 1] for a number per window, count
+    from the window's first token, which may follow padding."""
     mask_NT = inputs.batch.attention_mask
-    if per == "window":
-        return torch.zeros_like(mask_NT[:, :1])
-    if per not in ("dimension", "token"):
+    if per not in ("dimension", "token", "window"):
         raise ValueError(f'per must be "dimension", "token" or "window"; got {per!r}')
-    return torch.arange(mask_NT.shape[1], device=mask_NT.device) - mask_NT.argmax(1, keepdim=True)
+    positions = torch.arange(mask_NT.shape[1], device=mask_NT.device) - mask_NT.argmax(1, keepdim=True)
+    if per == "window":
+        positions = torch.zeros_like(positions[:, :1])
+    width = inputs.embeddings.shape[-1] if per == "dimension" else 4  # a Philox counter yields four words
+    return {**inputs.next_key(), "sample_ids": inputs.batch.sample_id[:, None], "positions": positions, "d": width}
 
 
 def norm(values_NTd: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from swep_ds.data.quickstart import ENCODER, T5
 from swep_ds.data.windows import is_mark, stop_sampling
 from swep_ds.models.folders import check_adapter, load_config, model_files
 from swep_ds.models.outputs import counted_positions
+from swep_ds.ranks.environment import warn_once
 
 log = logging.getLogger(__name__)
 QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
@@ -166,7 +167,7 @@ def check_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, len
     names = " ".join(name for name, _ in [*model.named_modules(), *model.named_buffers()] if "vision" not in name)
     if re.search(r"(position_embeddings?|embed_positions|wpe)\b", names) or hasattr(model.config, "max_seq_len"):
         raise InputError(f"{field} {length}: the model takes at most {longest} tokens: lower it")
-    log.warning("%s %d: the model was made for %d tokens, but its positions have no limit", field, length, longest)
+    warn_once(f"{field} {length}: the model was made for {longest} tokens, but its positions have no limit")
 
 
 def pad_to_one_length(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, length: int) -> None:

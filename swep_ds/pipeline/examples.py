@@ -14,7 +14,8 @@ from swep_ds.data.readers import local_files, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.evaluation.results import RESULTS, read_results
 from swep_ds.pipeline.folder import READING
-from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe, warn_once
+from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
+from swep_ds.ranks.environment import warn_once
 
 Remarks = list[dict[str, str]]  # rows of remarks.jsonl
 

@@ -33,8 +33,9 @@ from swep_ds.models.hub import check_knows, check_length, load_tokenizer, pad_to
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
-from swep_ds.pipeline.recipe import Recipe, warn_once
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
+from swep_ds.ranks.environment import warn_once
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
 from swep_ds.training.settings import REPORTS, SPREAD
 from swep_ds.training.zero.flats import parameter_shapes
@@ -141,12 +142,8 @@ def check_model(recipe: Recipe) -> PreTrainedTokenizerFast:
     """The tokenizer of a model that fits the recipe as far as its config tells, before gigabytes of weights are read.
     Raises InputError: as `run_tokenizer`, `load_model` and `methods.build`."""
     tokenizer = run_tokenizer(recipe)
-    logging.disable(logging.WARNING)  # the run warns when it loads the weights
-    try:
-        qa = load_model(recipe, tokenizer, recipe.model.name, weights=False)
-        build(recipe.method, qa.hidden_size, qa.embedding_size)
-    finally:
-        logging.disable(logging.NOTSET)
+    qa = load_model(recipe, tokenizer, recipe.model.name, weights=False)
+    build(recipe.method, qa.hidden_size, qa.embedding_size)
     return tokenizer
 
 

@@ -4,9 +4,7 @@ Everything downstream gets plain arguments from it. Defaults are the paper's ext
 4.2). A method's settings are in `swep_ds/methods/`; `swep_ds/common/settings.py` reads YAML, `extends` and `--set`.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
 
@@ -23,10 +21,9 @@ from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.scoring_rules import LANGUAGES, SCORERS
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
-from swep_ds.ranks.environment import is_first_on_node
+from swep_ds.ranks.environment import warn_once
 from swep_ds.training.settings import AVERAGED_BY, Count, Epochs, Many, TrackingSection, TrainSection
 
-log = logging.getLogger(__name__)
 RECIPES = Path(__file__).parents[1] / "recipes"
 HOLDOUT = "held_out"
 # settings that change neither the trained model nor its scores; nor does `SAVING` where no checkpoint is selected
@@ -336,9 +333,8 @@ class Recipe(Section):
                 )
         elif home_before is not None and home not in (None, home_before, source):
             trained = "data.train" if "data.train" in after else "the home of data.train"
-            kept = (
-                f"{trained} is {excerpt(home)}, while the source domain, {first} ({excerpt(source)}), is the recipe's"
-            )
+            domain = f"the source domain, {first} ({excerpt(source)}), is the recipe's"
+            kept = f"{trained} is {excerpt(home)}, while {domain}"
             if added := [field.removeprefix("data.eval.") for field in given if field.startswith("data.eval.")]:
                 raise InputError(
                     f"{kept}, and {', '.join(added)} would count as out of domain: name all test sets, the one of "
@@ -411,13 +407,6 @@ def _home(flat: dict[str, Any]) -> str | None:
     """The home source in settings by dotted name that are not yet validated; None where they name none."""
     named = (flat.get(field) for field in ("data.train", "data.home", "data.train.0.source"))
     return next((source for source in named if isinstance(source, str)), None)
-
-
-@cache
-def warn_once(text: str) -> None:
-    """Warns on each node, and only once of what is read several times."""
-    if is_first_on_node():
-        log.warning("%s", text)
 
 
 def check_data_set_name(name: str) -> None:

@@ -30,7 +30,8 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trials import depends_on_padding, example_window
 from swep_ds.pipeline.examples import read_reported
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
-from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_name, warn_once
+from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_name
+from swep_ds.ranks.environment import warn_once
 from swep_ds.ranks.writing import write_on_rank0
 
 WINDOWS = ("max_length", "doc_stride", "max_query_length", "max_target_length")

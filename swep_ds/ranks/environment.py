@@ -1,13 +1,16 @@
 """How this process was started: the variables of `deepspeed`, `torchrun` or `srun`, or none for one process."""
 
+import logging
 import os
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 
 from swep_ds.common.console import say_on_stderr
 from swep_ds.common.errors import InputError, RunExit
 
+log = logging.getLogger(__name__)
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -57,6 +60,13 @@ def is_first_on_node() -> bool:
     if "RANK" in os.environ:
         return os.environ.get("SWEP_DS_LOCAL_ID", os.environ.get("LOCAL_RANK", "0")) == "0"
     return "SLURM_STEP_ID" not in os.environ or os.environ.get("SLURM_LOCALID", "0") == "0"
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Warns on each node, and only once of what is read several times."""
+    if is_first_on_node():
+        log.warning("%s", text)
 
 
 def report(end: RunExit) -> None:

@@ -13,7 +13,8 @@ from swep_ds.common.files import ds_config_path
 from swep_ds.common.settings import flatten
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.scoring_rules import LANGUAGES, SCORERS
-from swep_ds.pipeline.recipe import RECIPES, Recipe, warn_once
+from swep_ds.pipeline.recipe import RECIPES, Recipe
+from swep_ds.ranks.environment import warn_once
 from swep_ds.sweeps.sweep import read_sweep
 from tests.support.bad_input import refused
 
