@@ -130,7 +130,7 @@ def test_file_reason_rank_and_host_in_one_line(monkeypatch):
     with pytest.raises(WriteFailed) as caught:
         write_on_all_ranks(Mock(side_effect=SafetensorError("Error: I/O error:\nfull")), Path("run"))
     said = "cannot write run: Error: I/O error: full"
-    fix = "make room or change its permissions, and start again"
+    fix = "make room or change permissions, and start again"
     assert str(caught.value) == f"{said} (on rank 3, host {os.uname().nodename}): {fix}"
 
 
