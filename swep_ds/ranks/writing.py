@@ -31,9 +31,7 @@ def write_on_all_ranks(step: Callable[[], T] | None, path: Path) -> T | None:
         file = getattr(error, "filename", None) or path
         why = " ".join((getattr(error, "strerror", None) or str(error)).split())
         where = f"on rank {ranks.rank()}, host {socket.gethostname()}"
-        fault = WriteFailed(
-            f"cannot write {file}: {why} ({where}): make room or change its permissions, and start again"
-        )
+        fault = WriteFailed(f"cannot write {file}: {why} ({where}): make room or change permissions, and start again")
     for other in ranks.gather(fault):
         if other is not None:
             raise other
