@@ -154,8 +154,9 @@ class RobustMixin:
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if state_dict:  # DeepSpeed's engine gives the wrapper's
             state_dict = {name.removeprefix(PREFIX): value for name, value in state_dict.items() if PREFIX in name}
-        super()._save(output_dir, state_dict)
-        if self.args.should_save and state_dict != {}:  # {}: ZeRO-3 keeps its parts
+        whole = state_dict != {}  # {}: ZeRO-3 keeps its parts
+        super()._save(output_dir, state_dict)  # empties the dictionary
+        if self.args.should_save and whole:
             self._write_card(Path(output_dir or self.args.output_dir))
 
     def _write_card(self, folder: Path) -> None:
