@@ -174,7 +174,8 @@ class Robust(nn.Module):
         Raises InputError: an input is unknown, or only some calls of the update before are made.
         """
         if self._calls_left not in (0, self._calls):
-            raise InputError(f"begin_update: {self._calls_left} calls are left: make them, or restart({self.update})")
+            made = f"{self._calls - self._calls_left} of its {self._calls} calls"
+            raise InputError(f"begin_update: only {made} are made: make the others, or restart({self.update})")
         counts = torch.stack([self._counts(inputs).sum(1) for inputs in micro_batches]).sum(0)
         ranks = 1
         if dist.is_initialized():

@@ -86,7 +86,8 @@ def test_calls_beyond_an_update_and_a_begin_within_one_are_refused():
     robust.begin_update([first, second])
     robust(**first)
     robust.eval()(**first)
-    assert "begin_update: 1 calls are left: make them, or restart(0)" in refused(robust.train().begin_update, [second])
+    said = refused(robust.train().begin_update, [second])
+    assert "begin_update: only 1 of its 2 calls are made: make the others, or restart(0)" in said
     robust.restart(0)
     robust.begin_update([first, second])
     losses = [robust(**call).loss for call in (first, second)]
