@@ -18,7 +18,7 @@ from swep_ds.common.errors import EXIT_DONE, EXIT_INTERRUPTED, InputError, RunEx
 from swep_ds.data.columns import Columns, check_columns
 from swep_ds.ranks.environment import is_first_on_node, read_launch, report
 
-COLLECTION = gc.get_threshold()  # Python's own
+GC_THRESHOLDS = gc.get_threshold()  # Python's own
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

@@ -15,7 +15,7 @@ import gc
 import inspect
 from pathlib import Path
 
-from swep_ds.commands.cli import COLLECTION, Parser, add_launch_options, add_set_option, launch
+from swep_ds.commands.cli import GC_THRESHOLDS, Parser, add_launch_options, add_set_option, launch
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import DEFAULT_DS_CONFIG, ds_config_path, user_path
 from swep_ds.pipeline.folder import check_files  # imports no PyTorch: a typo is answered at once
@@ -89,7 +89,7 @@ def start(arguments: argparse.Namespace) -> None:
         from swep_ds.ranks.stopping import request
 
         gc.freeze()  # what was imported stays
-        gc.set_threshold(*COLLECTION)  # garbage of a training may hold a device's memory
+        gc.set_threshold(*GC_THRESHOLDS)  # garbage of a training may hold a device's memory
         request.allowed = True
         run(recipe, ds_config, folder, arguments.resume, report)
 

@@ -114,7 +114,7 @@ def build_features(
     kind = "train" if training else "eval"
     cached = cache_dir / f"{kind}-{digest.hexdigest()[:32]}.arrow"
 
-    if features := _load(cached):
+    if features := _load(cached, warn=True):
         return features
     counts = _counts(len(examples))
     with Progress(console or Console(quiet=True), "questions tokenised", len(examples)) as progress:
@@ -144,7 +144,7 @@ def _counts(examples: int) -> dict[str, Any]:
 # The cache: an Arrow stream of the windows and, written last, a small JSON file with its checksum and the counts
 
 
-def _load(cached: Path) -> Features | None:
+def _load(cached: Path, *, warn: bool = False) -> Features | None:
     """The cached windows; None if there are none, or if they have changed since they were written."""
     file = cached.with_suffix(".json")
     if not file.exists():
@@ -153,7 +153,8 @@ def _load(cached: Path) -> Features | None:
         facts = read_sealed(file)
         check_content(cached, facts.pop("checksum"))
     except (OSError, ValueError) as error:
-        log.warning("%s: tokenised again (%s)", cached, reason(error))
+        if warn:
+            log.warning("%s: tokenised again (%s)", cached, reason(error))
         return None
     return Features(Dataset.from_file(str(cached)), **facts, fingerprint=cached.stem)
 

@@ -18,7 +18,7 @@ from swep_ds.ranks.environment import is_first_on_node
 MANIFEST = "complete.json"
 LATEST = "latest"
 FOLDERS = "update-" + "[0-9]" * 8  # a pattern: the checkpoints' names, but not `update-00000012-backup`
-FIX = "delete that folder to resume from an earlier one, or start a new run with another --output_dir"
+FIX = "delete that folder, or start a new run with another --output_dir"
 log = logging.getLogger(__name__)
 
 
@@ -76,7 +76,7 @@ def first_undamaged(tags: Sequence[Path], read: Callable[[Path], Manifest]) -> t
             return tag, read(tag)
         except InputError as error:
             if is_first_on_node():
-                log.warning("%s", error)
+                log.warning("%s; the next one is tried", error)
     return tags[-1], read(tags[-1])
 
 
