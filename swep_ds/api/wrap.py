@@ -125,7 +125,7 @@ class Robust(nn.Module):
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
         unperturbed = metrics.pop("unperturbed", 0)
         if is_first and unperturbed == 1:  # once: reading it waits for the device
-            log.warning("method: %s", NO_NOISE)
+            log.warning("method, in the first call: %s", NO_NOISE)
         metrics["left_out"] = (batch.weight == 0).double().mean()
         if self.method.watches:
             self._watched.append(metrics[self.method.watches].double())
