@@ -11,8 +11,8 @@ questions the mean over all D_sq has the variance
     E, that of the doubly centred residuals, by clusters:               Var(mean of e), which A and B both contain
 
 With clusters of one question that is the analysis of variance of a crossed design. Where A < E or B < E, the estimate
-of Var(a) or Var(b) is negative and counts as 0. With one seed A and E are 0, and V = B
-says nothing of other seeds. The interval is Student's t with Satterthwaite's degrees of freedom
+of Var(a) or Var(b) is negative and counts as 0. With one seed A and E are 0, and V = B, which says nothing about other
+seeds. The interval is Student's t with Satterthwaite's degrees of freedom
 
     V^2 / (A^2 / (S - 1) + B^2 / (G - 1)),      G = Q^2 / sum of squared cluster sizes.
 

@@ -75,7 +75,7 @@ def _curves(cells: pd.DataFrame, axis: str) -> dict[str, pd.DataFrame]:
 
 
 def plot_curve(axis: str, title: str, points: pd.DataFrame, metric: str) -> Figure:
-    """Of one metric; `points`: see `_curves`."""
+    """One metric over an axis; `points` as in `_curves`."""
     columns = points["data_set"].unique()
     down = -(-len(columns) // PANELS_IN_A_ROW)
     across = -(-len(columns) // down)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from swep_ds.analysis.crossed import LEVEL, MIN_TEXTS, estimate
-from swep_ds.common.errors import InputError, excerpt
+from swep_ds.common.errors import InputError, at, excerpt
 from swep_ds.common.files import read_json, read_text
 from swep_ds.common.settings import validate
 from swep_ds.data.choices import Choices
@@ -24,24 +24,22 @@ FORMS = 'give {"ID": "ANSWER"}, {"ID": [{"text": "ANSWER"}]} or rows {"id": "ID"
 def read_prediction_file(path: Path) -> dict[str, str]:
     """Answers by question id. Raises InputError: a form that `swep-ds score --help` does not name, or a repeated id."""
     content = read_text(path)
-    predictions: dict[str, str] = {}
-    try:
+    with at(str(path)):
         rows = [row for _, row in json_items(content, ())]
-        if len(rows) == 1 and isinstance(rows[0], dict) and "id" not in rows[0]:
-            rows = [{"id": id_, "answer": answer} for id_, answer in read_json(path).items()]  # refuses a repeated id
-        for row in rows:
-            match row:
-                case {"id": id_, "prediction_text": str(text)} | {"id": id_, "answer": str(text)}:
-                    id_ = name_of(id_)
-                case {"id": str(id_), "answer": [{"text": str(text)}, *_]}:
-                    pass
-                case _:
-                    raise InputError(f"{excerpt(row)} is no prediction")
-            if id_ in predictions:
-                raise InputError(f"the id {excerpt(id_)} is given twice")
-            predictions[id_] = text
-    except InputError as error:
-        raise InputError(f"{path}: {error}: {FORMS}, and name the data in --data") from None
+    if len(rows) == 1 and isinstance(rows[0], dict) and "id" not in rows[0]:
+        rows = [{"id": id_, "answer": answer} for id_, answer in read_json(path).items()]  # refuses a repeated id
+    predictions: dict[str, str] = {}
+    for row in rows:
+        match row:
+            case {"id": id_, "prediction_text": str(text)} | {"id": id_, "answer": str(text)}:
+                id_ = name_of(id_)
+            case {"id": str(id_), "answer": [{"text": str(text)}, *_]}:
+                pass
+            case _:
+                raise InputError(f"{path}: {excerpt(row)} is no prediction: {FORMS}, and name the data in --data")
+        if id_ in predictions:
+            raise InputError(f"{path}: the id {excerpt(id_)} is given twice: keep one")
+        predictions[id_] = text
     return predictions
 
 

@@ -106,20 +106,13 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         secondary += [about | entry for entry in family]
 
     table = frame_of(cells, CELL)
-    context = dict(
-        {"blocks": blocks, "runs": runs, "cells": table, "base": base, "line": line, "no_line": no_line},
-        registered=primary or secondary,
-        effects=any(entry.get("difference_paper") for entry in (*cells, *primary, *secondary)),
-        papers_models=", ".join(PAPER["scores"]),
-        unread=[printable(note) for note in questions.notes],  # a library's message may have several lines
-        in_domain_f1=line and in_domain_f1(line, [run.results.scores for run in runs]),
-        versions=mixed_versions(runs),
-        unaveraged=unaveraged,
-        crossed=crossed,
-        significance=significance,
-        splits=splits,
-        calibration=calibration,
-    )
+    context = {"blocks": blocks, "runs": runs, "cells": table, "base": base, "line": line, "no_line": no_line}
+    context |= {"crossed": crossed, "significance": significance, "splits": splits, "calibration": calibration}
+    context |= {"unaveraged": unaveraged, "registered": primary or secondary, "versions": mixed_versions(runs)}
+    context["effects"] = any(entry.get("difference_paper") for entry in (*cells, *primary, *secondary))
+    context["papers_models"] = ", ".join(PAPER["scores"])
+    context["unread"] = [printable(note) for note in questions.notes]  # a library's message may have several lines
+    context["in_domain_f1"] = line and in_domain_f1(line, [run.results.scores for run in runs])
     remarks = template("analysis/remarks.jinja").render(context).splitlines()
     notes = [*remarks, *template("analysis/notes.jinja").render(context).splitlines()]
     registered = frame_of(primary, CONTRAST), frame_of(secondary, CONTRAST)

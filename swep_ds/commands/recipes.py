@@ -69,7 +69,7 @@ def list_all() -> None:
     for name, settings in METHODS.items():
         package = packages.get(settings.__module__.partition(".")[0])
         meaning = summary(settings.model_construct()) if package else meanings(settings)["name"]
-        listed["methods"][name] = f"{meaning} (of the package {package})" if package else meaning
+        listed["methods"][name] = f"{meaning} (package {package})" if package else meaning
     width = shutil.get_terminal_size((120, 0)).columns
     for kind, meaning_of in listed.items():
         print(f"{kind}:")

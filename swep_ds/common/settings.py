@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from swep_ds.common.errors import InputError, excerpt, printable, reason
 from swep_ds.common.files import read_text, user_path
@@ -32,11 +32,20 @@ class _Settings(type(BaseModel)):
 
 
 class Section(BaseModel, metaclass=_Settings):
-    """Settings by name. Unknown names and NaN are errors. `kinds` has, by section, the classes of a section that comes
-    in several, by the `name` that selects each."""
+    """Settings by name. Unknown names, NaN and a bool in place of a number are errors. `kinds` has, by section, the
+    classes of a section that comes in several, by the `name` that selects each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=add_meanings)
     kinds: ClassVar[Mapping[str, Mapping[str, "type[Section]"]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_bool_is_a_number(cls, tree: Any) -> Any:
+        """pydantic would take true for 1."""
+        for name, field in cls.model_fields.items() if isinstance(tree, dict) else ():
+            if isinstance(tree.get(name), bool) and {int, float} & {*_parts(field.annotation)}:
+                raise FieldFault(f"{name}: {str(tree[name]).lower()}: must be a number")
+        return tree
 
     @classmethod
     def lay_over(cls, base: Tree, layer: Tree) -> Tree:

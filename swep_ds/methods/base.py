@@ -4,16 +4,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from swep_ds.data.batches import Batch
 from swep_ds.kernels import perturb, standard_normal
 from swep_ds.kernels.philox import MASK, noise_words
 from swep_ds.methods.kl_control import KLController
 from swep_ds.methods.settings import Settings
-from swep_ds.models.outputs import QAOutput
+
+if TYPE_CHECKING:  # these import transformers, and every command imports the methods of other packages
+    from swep_ds.data.batches import Batch
+    from swep_ds.models.outputs import QAOutput
 
 STREAM = 0x2545F4914F6CDD1D  # odd, so that no two streams of a perturbation share a seed
 
@@ -54,12 +57,12 @@ class Inputs:
     """What a perturbation may use."""
 
     embeddings: Tensor  # word embeddings e [N, T, d]
-    batch: Batch
+    batch: "Batch"
     seed: int | Tensor  # the run's; with `draw` and the sample ids it keys the noise (`kernels/`)
     # update * P + k for pass k among the update's P perturbed passes: methods with equally many draw the same numbers
     draw: int | Tensor
     carried: PassState
-    forward: Callable[[Tensor], QAOutput]  # runs the model on other embeddings, without dropout
+    forward: Callable[[Tensor], "QAOutput"]  # runs the model on other embeddings, without dropout
     streams: Iterator[int] = field(default_factory=count)  # numbers the draws of this perturbation
 
     @property

@@ -38,7 +38,7 @@ class AnyMethod:
 
     @staticmethod
     def _union() -> TypeAdapter:
-        """Of the methods that are registered by now."""
+        """Any of the methods registered so far."""
         return TypeAdapter(Annotated[Union[tuple(METHODS.values())], Field(discriminator="name")])  # noqa: UP007
 
     @classmethod

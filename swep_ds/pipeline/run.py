@@ -39,6 +39,7 @@ from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.accelerator import on_gpu, peak_memory_bytes
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
+from swep_ds.training.checkpoint_files import read_manifest
 from swep_ds.training.checkpoints import Checkpoints, TrainState
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.engine import Engine, build_engine
@@ -136,6 +137,8 @@ def _run_stage(
     updates = prepared.batches.updates
     setup = resume_setup(recipe, prepared)
     check_alike(setup | {"zero_optimization": prepared.config.get("zero_optimization", {})})
+    if tags:  # before the engine is built, which takes seconds
+        ranks.on_all_ranks(lambda: read_manifest(tags[0]).check_fits(tags[0], setup))
     if ranks.is_main():
         _say_training(recipe, prepared, folder, say)
     ranks.progress("engine")

@@ -70,16 +70,16 @@ def check_runs(cells: Sequence[Cell]) -> None:
     from swep_ds.pipeline.examples import load_examples  # these import PyTorch
     from swep_ds.pipeline.prepare import check_model
 
-    read = []
+    built, read = [], []
     for cell in cells:
-        if cell.seed == cells[0].seed:  # no seed makes another model
-            with at(cell.name):
-                check_model(cell.recipe)
+        model = cell.recipe.model_copy(update={"seed": 0})  # no seed makes another model
         stages = [cell.recipe, cell.recipe.first_stage()] if cell.recipe.pretrain else [cell.recipe]
-        for recipe in stages:
-            whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
-            if whole in read:
-                continue
-            read.append(whole)
-            with at(cell.name):
-                load_examples(recipe, [])
+        with at(cell.name):
+            if model not in built:
+                built.append(model)
+                check_model(cell.recipe)
+            for recipe in stages:
+                whole = recipe.data.model_copy(update={"train_fraction": 1.0, "max_train_examples": None})
+                if whole not in read:
+                    read.append(whole)
+                    load_examples(recipe, [])

@@ -92,8 +92,8 @@ class Queue:
             cell = self.waiting.popleft()
             if cell.results() is not None:  # another sweep in this folder has made the run
                 continue
-            # of an earlier queue that was killed, or of another sweep; after Slurm's restart the run waits for its dead
-            # node's lock
+            # An earlier queue that was killed, or another sweep, started it. After Slurm's restart the run waits for
+            # the lock of its dead node.
             if is_running(cell.folder) and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
                 self.console.print(f"{cell.name}: skipped, {cell.fault()}")
                 continue

@@ -186,12 +186,7 @@ def last_attempt(folder: Path) -> tuple[list[str], int | None]:
 
 
 def describe(cells: Sequence[Cell], folder: Path) -> None:
-    """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file.
-
-    Raises InputError: the folder is a run's.
-    """
-    if (folder / BATCH).is_file():
-        raise InputError(f"--output_dir {folder}: is the folder of a run: name another")
+    """Writes the sweep's `sweep.json`, from which a table can be made without the sweep file."""
     runs = {
         cell.name: {"variant": cell.variant, "labels": cell.labels, "seed": cell.seed, "model": cell.recipe.model.name}
         for cell in cells
@@ -217,9 +212,11 @@ def read_sweep(name_or_path: str, output_dir: Path, overrides: Sequence[str] = (
     """Reads `swep_ds/sweeps/<name>.yaml` or a YAML file. Cells are in order of seed, then point, then variant, each in
     `<output_dir>/<variant>[-<label> for each axis]-seed<seed>`. `overrides` are `--set` options, applied last.
 
-    Raises InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, or
-    an override of a setting that distinguishes variants or points.
+    Raises InputError: no such sweep, not YAML, an unknown field or a wrong value in the sweep or in a cell's recipe, an
+    override of a setting that distinguishes variants or points, or an `output_dir` that is the folder of a run.
     """
+    if (output_dir / BATCH).is_file():
+        raise InputError(f"--output_dir {output_dir}: is the folder of a run: name another")
     path, tree = read_whole(name_or_path, SWEEPS, "sweep", Sweep)
     sweep = validate(Sweep, tree, path)
     given = [override.partition("=")[0].strip() for override in overrides]

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from swep_ds import ranks
 from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import check_content, read_sealed
+from swep_ds.common.settings import differences
 from swep_ds.evaluation.results import Score
 from swep_ds.ranks.environment import is_first_on_node
 
@@ -43,6 +44,12 @@ class Manifest(BaseModel):
     batch: dict[str, int]
     scores: dict[int, Score]  # by update
     files: list[dict[str, str]]  # of each rank that wrote: checksums by name
+
+    def check_fits(self, tag: Path, setup: dict[str, Any]) -> None:
+        """Raises InputError: a run with this `setup` cannot resume from the checkpoint, whose folder is `tag`."""
+        if differing := differences(self.setup, setup, most=5):
+            fix = "start with the same settings and files, or start a new run with another --output_dir"
+            raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
 
 
 def checkpoint_name(update: int) -> str:

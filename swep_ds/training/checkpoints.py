@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from swep_ds import ranks
-from swep_ds.common.errors import InputError, WriteFailed
+from swep_ds.common.errors import WriteFailed
 from swep_ds.common.files import sealed, write_atomically
-from swep_ds.common.settings import differences
 from swep_ds.evaluation.results import Score
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
@@ -115,9 +114,7 @@ class Checkpoints:
         Raises InputError on every rank: all are damaged, or this run's settings are not those it was saved under.
         """
         tag, manifest = first_undamaged(tags, lambda tag: ranks.on_all_ranks(lambda: read_manifest(tag, check=True)))
-        if differing := differences(manifest.setup, self.setup, most=5):  # all ranks have the same setup
-            fix = "start with the same settings and files, or start a new run with another --output_dir"
-            raise InputError(f"{tag}: the checkpoint does not fit this start ({differing}): {fix}")
+        manifest.check_fits(tag, self.setup)  # all ranks have the same setup
         names = [name for written in manifest.files for name in written]
         ranks.on_all_ranks(lambda: load(engine.deepspeed, tag, manifest.stage, names))
         refresh_weights(engine.deepspeed)

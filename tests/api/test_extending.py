@@ -194,7 +194,7 @@ def test_an_installed_package_adds_methods_and_readers_and_one_that_cannot_be_im
         plugins.load_entry_points(methods.GROUP)
         assert recipe(name="silent").method.name == "silent"
         list_all()
-        assert re.search(r"^  silent +Adds no noise. \(of the package quiet_package\)$", capsys.readouterr().out, re.M)
+        assert re.search(r"^  silent +Adds no noise. \(package quiet_package\)$", capsys.readouterr().out, re.M)
         assert "silence:x: holds no questions" in refused(read_examples, "silence:x", training=True)
         plugins.load_entry_points.cache_clear()
         installed(tmp_path, "broken_package", "import there_is_no_such_module", readers.GROUP)

@@ -27,9 +27,11 @@ def test_importing_imports_nothing_else_and_a_call_that_is_refused_prints_nothin
     heavy = ("torch", "transformers", "deepspeed", "datasets", "pydantic", "numpy", "yaml")
     code = f"import sys, swep_ds as sd; print(*(name for name in {heavy} if name in sys.modules))\n"
     code += "try: sd.train('quickstart', metod=sd.Swep(), output_dir='none')\n"
-    code += "except sd.InputError as error: print(error)"
+    code += "except sd.InputError as error: print(error)\n"
+    # every command imports the methods of other packages
+    code += "sd.Method, sd.gaussian; print({'transformers', 'datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "\nrecipe quickstart: metod is not a field; did you mean 'method'?\n"
+    assert done.stdout == "\nrecipe quickstart: metod is not a field; did you mean 'method'?\nset()\n"
     assert done.stderr == ""
 
 

@@ -203,6 +203,8 @@ def test_another_method_drops_the_settings_of_the_former_one(tmp_path):
         ("seed=x", "yaml: seed: 'x': must be a valid integer, unable to parse string as an integer"),
         ("train.epochs=", "train.epochs: None: must be a valid number"),
         ("train.max_updates=on", "train.max_updates: 'on': must be a valid integer"),
+        ("train.max_updates=true", "train.max_updates: true: must be a number"),
+        ("method.beta=true", "method.beta: true: must be a number"),
         ("train.schedule=Linear", "train.schedule: 'Linear': must be 'linear' or 'constant'"),
         ("data={}", "data.train is required: set it"),
         # unknown names

@@ -9,12 +9,13 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from swep_ds.common.files import sealed
 from swep_ds.common.settings import differences
 from swep_ds.evaluation import scores
 from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.prepare import Prepared, load_model, prepare, resume_setup, training_batches
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.run import _peak, _report, _say_training
+from swep_ds.pipeline.run import _peak, _report, _run_stage, _say_training
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.group import process_group
 from swep_ds.training.checkpoints import TrainState
@@ -32,13 +33,19 @@ def job(folder: Path, *settings: str, stage: int = 0) -> Prepared:
         return prepare(Recipe.load(str(folder / "recipe.yaml"), settings), str(tiny_run.ds_config(folder, stage)))
 
 
-def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questions(folder):
+def test_a_seed_decides_the_noise_the_generators_start_the_order_and_the_questions(folder, tmp_path):
     settings = ["data.train_fraction=0.5", "data.unanswerable=train"]
     jobs = [job(folder, f"seed={seed}", *settings) for seed in (0, 1, 1)]
     assert [job.objective.seed for job in jobs] == [0, 1, 1]
     assert [job.evaluation.null_threshold for job in jobs] == [None] * 3  # all of its questions have an answer
-    with process_group():
-        setups = [resume_setup(Recipe.load(str(folder / "recipe.yaml"), settings), job) for job in jobs]
+    recipe = Recipe.load(str(folder / "recipe.yaml"), settings)
+    with process_group(), mock.patch("swep_ds.pipeline.run._engine") as engine:
+        setups = [resume_setup(recipe, job) for job in jobs]
+        manifest = {"done": {}, "setup": setups[0], "stage": 0, "batch": {}, "scores": {}, "files": []}
+        (tmp_path / "complete.json").write_text(sealed(json.dumps(manifest)))
+        said = refused(_run_stage, recipe, jobs[1], RunFolder(tmp_path), [tmp_path], print)
+    assert "does not fit this start (content of data.train" in said
+    assert not engine.called  # it takes seconds to build
     read = [setup[f"content of data.train {folder}/train.json"] for setup in setups]
     assert read[0] != read[1] == read[2]  # as many questions, but others
     weights = [[parameter.tolist() for parameter in job.objective.method.parameters()] for job in jobs]

@@ -86,7 +86,8 @@ def test_axes_multiply_the_cells_and_name_their_folders(tmp_path):
     assert registered == {(("B", "A", "f1", "shifted"), (tuple(other),))}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "batch.json").write_text("")
-    assert refused(describe, cells, tmp_path / "run").endswith("run: is the folder of a run: name another")
+    said = refused(read_sweep, write(tmp_path, **fields), tmp_path / "run")
+    assert said.endswith("run: is the folder of a run: name another")
 
 
 def test_a_point_may_take_a_section_away():
@@ -250,10 +251,11 @@ def test_folder_model_and_data_of_every_cell_that_is_not_done_are_checked_before
     for cell in cells[1::2]:
         finish(cell)
     check_runs(cells)
+    _, long = read_sweep(path, tmp_path / "runs", ["data.max_length=10000"])
+    said = "mle-seed1: data.max_length 10000: the model takes at most "
+    assert refused(check_runs, [cells[0], long[2]]).startswith(said)
     generated.write_text("[]")
     assert refused(check_runs, cells).startswith(f"mle-seed0: pretrain.train: {generated}: ")
-    _, long = read_sweep(path, tmp_path / "runs", ["data.max_length=10000"])
-    assert refused(check_runs, long[::2]).startswith("mle-seed0: data.max_length 10000: the model takes at most ")
     cells[2].folder.mkdir()
     (cells[2].folder / "thesis.tex").touch()
     assert refused(check_runs, long[::2]).startswith(
