@@ -123,8 +123,7 @@ class Queue:
 def run_queue(
     cells: Sequence[Cell], command: Sequence[str], *, jobs: int, ranks: int | None, sharing: int = 1
 ) -> tuple[list[Cell], bool]:
-    """Runs the cells that have no results yet, `jobs` at a time; one that fails does not stop the others.
-    `command` is the script and the options that all cells share.
+    """Runs the cells that have no results yet, `jobs` at a time. `command`: the script and options that all share.
 
     Args:
         ranks: processes of each cell, one per device; None = all tasks of the surrounding Slurm job.
