@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from swep_ds.analysis import formats, table
+from swep_ds.analysis import figures, formats, table
 from swep_ds.analysis.crossed import LEVEL, MIN_SEEDS, MIN_TEXTS
 from swep_ds.analysis.paper import source_name
 from swep_ds.analysis.runs import MODEL, Run
 from swep_ds.analysis.table import BETWEEN, COST, Table
 from swep_ds.common.files import public_names, write_atomically
 from swep_ds.evaluation.results import RESULTS
-from swep_ds.sweeps.sweep import saved_recipe
+from swep_ds.sweeps.sweep import saved_recipe, slug
 
-DIFFERENCE = ["difference", "difference_low", "difference_high", "difference_n", "seeds"]
+INTERVALS = [f"difference{kind}_{end}" for kind in ("", "_bootstrap") for end in ("low", "high")]
+DIFFERENCE = ["difference", *INTERVALS, "difference_n", "seeds"]
 ENTRY = ["model", "source", "method", "runs", "mean", "std", *DIFFERENCE, *COST]
 NOTE = (
     "F1: in percent, the mean over the data sets but the first, ± the standard deviation over the n seeds. Brackets: "
@@ -81,11 +82,15 @@ def _score(entry: dict[str, float]) -> str:
 
 
 def publish(found: Sequence[Run], folder: Path | None, against: str | None = None) -> Table:
-    """Prints the leaderboard (`make`) and, if `folder` is given, writes it there as leaderboard.md and .csv."""
+    """Prints the leaderboard (`make`) and, if `folder` is given, writes it there as leaderboard.md and .csv, with a
+    forest plot of each model."""
     board = make(found, against)
     formats.show(board, grids)
     if folder and len(board.cells):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "leaderboard.md", formats.markdown(board, grids))
         write_atomically(folder / "leaderboard.csv", formats.to_csv(board.cells))
+        for model, entries in board.cells.rename(columns={"source": "data_set"}).groupby("model", sort=False):
+            forest = figures.plot_forest(model, entries, "F1 on shifted text", board.against)
+            figures.save(forest, folder, f"leaderboard-{slug(model)}")
     return board

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
@@ -16,6 +17,7 @@ SPACES = {"word": "Word embeddings", "contextual": "Contextual embeddings (last 
 WHEN = {"before": COLOURS[0], "after": COLOURS[1]}
 MAX_TOKENS = 500
 PERPLEXITY = 30.0
+LABELLED = 12  # tokens with their text, at most
 
 
 def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFrame:
@@ -53,7 +55,8 @@ def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFram
 
 
 def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
-    """A square panel per space: each token is a dot before and a triangle after, joined by a line."""
+    """A square panel per space: each token is a dot before and a triangle after, joined by a line. Those that move
+    farthest carry their text."""
     figure = Figure(layout="constrained", figsize=(11, 5.4), dpi=150)
     panels = figure.subplots(1, len(SPACES))
     for axes, letter, (space, title) in zip(panels, "ab", SPACES.items(), strict=True):
@@ -66,6 +69,18 @@ def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
         axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2", box_aspect=1)
         axes.set_aspect("equal", adjustable="datalim")  # every panel is a square with one scale on both axes
         axes.set_title(f"{letter}  {title}", loc="left", fontsize=11)
+        _label(axes, *ends, of_space.loc[of_space["when"] == "after", "token"].tolist())
     figure.suptitle(f"{heading} ({len(ends[0])} tokens)", fontsize=12, parse_math=False)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     save(figure, folder, "tsne", dpi="figure")
+
+
+def _label(axes: Axes, before: np.ndarray, after: np.ndarray, tokens: list[str]) -> None:
+    apart = np.ptp(after, axis=0).max() / 4  # so that no text covers another
+    labelled: list[int] = []
+    for number in np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable"):
+        if len(labelled) < LABELLED and (abs(after[labelled] - after[number]).max(1) > apart).all():
+            labelled.append(number)
+            side, shift = ("right", -3) if after[number, 0] > after[:, 0].max() - apart else ("left", 3)
+            style = {"fontsize": 8, "ha": side, "textcoords": "offset points", "parse_math": False}
+            axes.annotate(tokens[number], after[number], (shift, 3), in_layout=False, **style)
