@@ -53,12 +53,14 @@ class RobustMixin:
         self.method = method
         self.robust = None
         given = self.args
+        is_kept = self.is_deepspeed_enabled and given.deepspeed_plugin is None
         refused = {
             "several GPUs in one process: start a process for each, with torchrun or deepspeed": given.n_gpu > 1,
             "fsdp: train with DDP, or with a DeepSpeed configuration": self.is_fsdp_enabled,
             "torch_compile: compile the model itself, with model.compile()": given.torch_compile,
             "neftune_noise_alpha: it adds noise to all passes: take method=sd.Neftune(...)": given.neftune_noise_alpha,
             "compute_loss_func: the method computes the loss: leave it out": self.compute_loss_func,
+            "an earlier Trainer's deepspeed, which Accelerate keeps: start another process": is_kept,
         }
         for fault, is_set in refused.items():
             if is_set:

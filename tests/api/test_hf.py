@@ -206,10 +206,18 @@ def test_clipping_that_is_deepspeeds_default_is_said(clipping, said, tmp_path, c
     assert caplog.text.count(fault) == said
 
 
-def test_what_does_not_go_with_a_method_is_named(tmp_path):
+def test_what_does_not_go_with_a_method_is_named(tmp_path, monkeypatch):
     for name, value in {"torch_compile": True, "neftune_noise_alpha": 5.0}.items():
         assert name in refused(trainer, tmp_path, "swep", **{name: value})
     assert "method 'swep': is not " in refused(RobustTrainer, model=tiny_models.model(), method="swep")
+    create = Trainer.create_accelerator_and_postprocess
+
+    def create_and_keep(self):
+        create(self)
+        self.is_deepspeed_enabled = True
+
+    monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", create_and_keep)
+    assert "mle does not go with an earlier Trainer's deepspeed" in refused(trainer, tmp_path, "mle")
 
 
 @pytest.mark.slow
