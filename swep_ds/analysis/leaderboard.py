@@ -82,8 +82,7 @@ def _score(entry: dict[str, float]) -> str:
 
 
 def publish(found: Sequence[Run], folder: Path | None, against: str | None = None) -> Table:
-    """Prints the leaderboard (`make`) and, if `folder` is given, writes it there as leaderboard.md and .csv, with a
-    forest plot of each model."""
+    """Prints the leaderboard (`make`). Writes leaderboard.md and .csv, and a forest plot per model, to any `folder`."""
     board = make(found, against)
     formats.show(board, grids)
     if folder and len(board.cells):

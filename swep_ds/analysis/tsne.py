@@ -55,8 +55,7 @@ def coordinates(run: TrainedRun, windows: Iterable[AnswerWindow]) -> pd.DataFram
 
 
 def draw(table: pd.DataFrame, heading: str, folder: Path) -> None:
-    """A square panel per space: each token is a dot before and a triangle after, joined by a line. Those that move
-    farthest carry their text."""
+    """A square panel per space: a dot before joined to a triangle after. The tokens that move farthest carry texts."""
     figure = Figure(layout="constrained", figsize=(11, 5.4), dpi=150)
     panels = figure.subplots(1, len(SPACES))
     for axes, letter, (space, title) in zip(panels, "ab", SPACES.items(), strict=True):
