@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TypeVar
-from unittest import mock
 
 import datasets
 import torch
@@ -96,14 +95,18 @@ def _restored() -> Iterator[None]:
     variables["SWEP_DS_LOCAL_ID"] = variables["LOCAL_RANK"]
     if "RANK" not in os.environ and accelerator.device_count() == 1:
         variables["LOCAL_RANK"] = "0"  # with --gpus-per-task=1 every task sees one device, its own
+    before = {name: os.environ.get(name) for name in (*variables, CUBLAS, FLASH_ATTENTION)}
+    os.environ |= variables
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
     linear = torch.nn.functional.linear
     hook = sys.excepthook  # a group's begins each line of a traceback with the rank
     try:
-        with mock.patch.dict(os.environ, variables):
-            yield
+        yield
     finally:
+        for name in before:
+            os.environ.pop(name, None)
+        os.environ |= {name: value for name, value in before.items() if value is not None}
         if is_deterministic != torch.are_deterministic_algorithms_enabled():
             torch.use_deterministic_algorithms(is_deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = fills

@@ -70,15 +70,12 @@ def complete_ds_config(
 def check_version() -> None:
     """Raises InputError: this DeepSpeed is too old or too new. pip did not check one that is part of an image."""
     version = deepspeed.__version__
-    if not _numbers(OLDEST) <= _numbers(version) < _numbers(TOO_NEW):
+    oldest, here, too_new = ([int(n) for n in re.findall(r"\d+", text)[:3]] for text in (OLDEST, version, TOO_NEW))
+    if not oldest <= here < too_new:
         raise InputError(
             f"DeepSpeed {version}: versions before {OLDEST} can silently lose gradients, and those from {TOO_NEW} on "
             f"were never tested: pip install 'deepspeed>={OLDEST},<{TOO_NEW}'"
         )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def zero_stage(config: dict[str, Any]) -> int:
