@@ -9,11 +9,12 @@ P(answer) - log P(empty answer)). A probability is the share of exp(that score) 
 the model may decline, no answer, whose score is 0. BM25's score takes no part: docs/measurements/cpu-texts.md.
 """
 
+import itertools
 import logging
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
+QUESTIONS_AT_A_TIME = 128  # whose passages are sorted by length and read together
 FROM_EACH = 50  # best answers of what is read as one: those below take no part in n_best and confidence
 _MARKS = "".join(filter(is_mark, map(chr, range(0x10000))))
 # a run of letters and digits with their marks, such as accents; in a script without spaces, and in
@@ -119,17 +121,39 @@ class TextsAnswerer:
         a word with the question. Raises InputError: it is empty; or as `QuestionAnswerer.check`."""
         if is_blank(question):
             raise InputError("the question is empty: give at least one word")
-        pieces = joined(self._passages.best(question, self._count))
-        if not pieces:
-            return [Answer("", None, None, score=None, probability=0.0, confidence=0.0)]
+        [replies] = self._answer_together([question], n_best)
+        return replies
+
+    def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[Answer]]:
+        """As `__call__` for each question, in order, `QUESTIONS_AT_A_TIME` together."""
+        numbered = enumerate(questions, 1)
+        while chunk := list(itertools.islice(numbered, QUESTIONS_AT_A_TIME)):
+            for number, question in chunk:
+                if is_blank(question):
+                    raise InputError(f"question {number} is empty: give at least one word")
+            yield from self._answer_together([question for _, question in chunk], n_best)
+
+    def _answer_together(self, questions: list[str], n_best: int) -> Iterator[list[Answer]]:
+        """The replies to each question, whose passages are all batched together."""
+        pieces_of = [joined(self._passages.best(question, self._count)) for question in questions]
         examples = []
-        for name, begin, end in pieces:
-            examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
+        for question, pieces in zip(questions, pieces_of, strict=True):
+            for name, begin, end in pieces:
+                examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
+        readings = iter(self._read(examples, n_best) if examples else ())
+        for pieces in pieces_of:
+            if pieces:
+                yield self.compare([(piece, *next(readings)) for piece in pieces], n_best)
+            else:
+                yield [Answer("", None, None, score=None, probability=0.0, confidence=0.0)]
+
+    def _read(self, examples: list[Example], n_best: int) -> Iterator[tuple[list[Answer], Answer, float]]:
+        """Of each example what `compare` takes: answers, null answer and log sum."""
         self._answerer.check(examples, n_best)
         decoder = self._answerer.read(examples, FROM_EACH, null=True)
         answers, nulls = decoder.n_best(FROM_EACH), decoder.nulls()
-        read = [(piece, answers[str(n)], nulls[str(n)], decoder.log_sums[n]) for n, piece in enumerate(pieces)]
-        return self.compare(read, n_best)
+        for number, example in enumerate(examples):
+            yield answers[example.id], nulls[example.id], decoder.log_sums[number]
 
     def compare(self, read: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[Answer]:
         """The replies to a question. `read`: each piece that was read, its best answers, its null answer, and the log
