@@ -9,13 +9,14 @@ P(answer) - log P(empty answer)). A probability is the share of exp(that score) 
 the model may decline, no answer, whose score is 0. BM25's score takes no part: docs/measurements/cpu-texts.md.
 """
 
-import itertools
 import logging
 import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice, starmap
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -127,7 +128,7 @@ class TextsAnswerer:
     def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[Answer]]:
         """As `__call__` for each question, in order, `QUESTIONS_AT_A_TIME` together."""
         numbered = enumerate(questions, 1)
-        while chunk := list(itertools.islice(numbered, QUESTIONS_AT_A_TIME)):
+        while chunk := list(islice(numbered, QUESTIONS_AT_A_TIME)):
             for number, question in chunk:
                 if is_blank(question):
                     raise InputError(f"question {number} is empty: give at least one word")
@@ -163,30 +164,38 @@ class TextsAnswerer:
         ranked = []
         for piece, answers, null, log_sum in read:
             log_total = float(np.logaddexp(log_total, log_sum - null.score))
-            for answer in answers:
-                start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
-                score = answer.score - null.score
-                ranked.append(replace(answer, start=start, end=end, score=score, name=piece.name))
-        ranked = [replace(answer, probability=math.exp(min(0, answer.score - log_total))) for answer in ranked]
-        ranked.sort(key=lambda answer: -answer.score)
+            ranked += [(answer.score - null.score, piece, answer) for answer in answers]
+        ranked.sort(key=itemgetter(0), reverse=True)
+
+        def probability(score: float) -> float:
+            return math.exp(min(0, score - log_total))
+
+        def placed(score: float, piece: Passage, answer: Answer) -> Answer:
+            """The answer as a reply: few of them are."""
+            start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
+            return Answer(answer.text, start, end, score, probability(score), name=piece.name)
+
         odds = min(null.odds for _, _, null, _ in read)
         null = Answer("", None, None, 0.0, 0.0 if threshold is None else math.exp(-log_total), odds=odds)
-        replies = with_null(_apart(ranked, n_best), null, threshold) or [null]
+        replies = with_null(_apart(starmap(placed, ranked), n_best), null, threshold) or [null]
         confidence = null.probability
         if replies[0] is not null:
             said = normalize_answer(replies[0].text)
-            confidence = min(1.0, sum(answer.probability for answer in ranked if normalize_answer(answer.text) == said))
+            same = (score for score, _, answer in ranked if normalize_answer(answer.text) == said)
+            confidence = min(1.0, sum(map(probability, same)))
             if confidence < self._answerer.min_confidence:
                 replies = [null, *(answer for answer in replies if answer is not null)]
         replies[0] = replace(replies[0], confidence=confidence)
         return replies[:n_best]
 
 
-def _apart(ranked: list[Answer], count: int) -> list[Answer]:
+def _apart(ranked: Iterable[Answer], count: int) -> list[Answer]:
     """The first `count` answers that overlap no earlier one."""
     kept: list[Answer] = []
     for answer in ranked:
         same_text = [better for better in kept if better.name == answer.name and better.start is not None]
-        if len(kept) < count and all(answer.end <= it.start or it.end <= answer.start for it in same_text):
+        if all(answer.end <= it.start or it.end <= answer.start for it in same_text):
             kept.append(answer)
+        if len(kept) == count:
+            break
     return kept

@@ -211,11 +211,12 @@ class SpanDecoder:
         """At most `count` answers by example id, best first."""
         answers: dict[str, list[Answer]] = {self.examples[row].id: [] for row in sorted(self.log_sums)}
         spans = pd.concat(self._parts)
-        spans = spans.sort_values(["example", "score", "begin", "end"], ascending=[True, False, True, True])
+        # ties go to the earlier begin, then end; pandas' own sort by several columns takes five times as long
+        spans = spans.iloc[np.lexsort((spans["end"], spans["begin"], -spans["score"], spans["example"]))]
         # a byte-level tokenizer makes several tokens of one character, and all have its place
         spans = spans.drop_duplicates(["example", "begin", "end"])
         spans = spans[spans.groupby("example").cumcount() < count]
-        log_sum = np.array([self._log_sum(row) for row in spans["example"]])
+        log_sum = spans["example"].map({row: self._log_sum(row) for row in self.log_sums}).to_numpy()
         spans["probability"] = np.exp(np.minimum(0.0, spans["score"].to_numpy(np.float64) - log_sum))
         for row, score, begin, end, probability in spans.itertuples(index=False):
             source = self.examples[row]
