@@ -15,8 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice, starmap
-from operator import itemgetter
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -120,82 +119,57 @@ class TextsAnswerer:
     def __call__(self, question: str, n_best: int = 1) -> list[Answer]:
         """At most `n_best` answers, best first, that do not overlap; only "", with score None, where no passage shares
         a word with the question. Raises InputError: it is empty; or as `QuestionAnswerer.check`."""
-        if is_blank(question):
-            raise InputError("the question is empty: give at least one word")
-        [replies] = self._answer_together([question], n_best)
+        [replies] = self.answer([question], n_best)
         return replies
 
     def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[Answer]]:
         """As `__call__` for each question, in order, `QUESTIONS_AT_A_TIME` together."""
         numbered = enumerate(questions, 1)
         while chunk := list(islice(numbered, QUESTIONS_AT_A_TIME)):
+            pieces_of, examples = [], []
             for number, question in chunk:
                 if is_blank(question):
                     raise InputError(f"question {number} is empty: give at least one word")
-            yield from self._answer_together([question for _, question in chunk], n_best)
-
-    def _answer_together(self, questions: list[str], n_best: int) -> Iterator[list[Answer]]:
-        """The replies to each question, whose passages are all batched together."""
-        pieces_of = [joined(self._passages.best(question, self._count)) for question in questions]
-        examples = []
-        for question, pieces in zip(questions, pieces_of, strict=True):
-            for name, begin, end in pieces:
-                examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
-        readings = iter(self._read(examples, n_best) if examples else ())
-        for pieces in pieces_of:
-            if pieces:
+                pieces_of.append(joined(self._passages.best(question, self._count)))
+                for name, begin, end in pieces_of[-1]:
+                    examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
+            self._answerer.check(examples, n_best)
+            readings = self._answerer.read(examples, FROM_EACH, null=True)
+            for pieces in pieces_of:
                 yield self.compare([(piece, *next(readings)) for piece in pieces], n_best)
-            else:
-                yield [Answer("", None, None, score=None, probability=0.0, confidence=0.0)]
-
-    def _read(self, examples: list[Example], n_best: int) -> Iterator[tuple[list[Answer], Answer, float]]:
-        """Of each example what `compare` takes: answers, null answer and log sum."""
-        self._answerer.check(examples, n_best)
-        decoder = self._answerer.read(examples, FROM_EACH, null=True)
-        answers, nulls = decoder.n_best(FROM_EACH), decoder.nulls()
-        for number, example in enumerate(examples):
-            yield answers[example.id], nulls[example.id], decoder.log_sums[number]
 
     def compare(self, read: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[Answer]:
         """The replies to a question. `read`: each piece that was read, its best answers, its null answer, and the log
         of the sum of exp(score) over all of its answers but the null answer."""
+        if not read:
+            return [Answer("", None, None, score=None, probability=0.0, confidence=0.0)]
         threshold = self._answerer.null_threshold
         log_total = -math.inf if threshold is None else 0.0  # log of the sum of exp(score) over answers, and over none
         ranked = []
         for piece, answers, null, log_sum in read:
             log_total = float(np.logaddexp(log_total, log_sum - null.score))
             ranked += [(answer.score - null.score, piece, answer) for answer in answers]
-        ranked.sort(key=itemgetter(0), reverse=True)
-
-        def probability(score: float) -> float:
-            return math.exp(min(0, score - log_total))
-
-        def placed(score: float, piece: Passage, answer: Answer) -> Answer:
-            """The answer as a reply: few of them are."""
-            start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
-            return Answer(answer.text, start, end, score, probability(score), name=piece.name)
-
+        ranked.sort(key=lambda each: -each[0])
+        ranked = [(math.exp(min(0, score - log_total)), score, piece, answer) for score, piece, answer in ranked]
         odds = min(null.odds for _, _, null, _ in read)
         null = Answer("", None, None, 0.0, 0.0 if threshold is None else math.exp(-log_total), odds=odds)
-        replies = with_null(_apart(starmap(placed, ranked), n_best), null, threshold) or [null]
+        replies = with_null(_apart(ranked, n_best), null, threshold) or [null]
         confidence = null.probability
         if replies[0] is not null:
             said = normalize_answer(replies[0].text)
-            same = (score for score, _, answer in ranked if normalize_answer(answer.text) == said)
-            confidence = min(1.0, sum(map(probability, same)))
+            confidence = min(1.0, sum(p for p, *_, answer in ranked if normalize_answer(answer.text) == said))
             if confidence < self._answerer.min_confidence:
                 replies = [null, *(answer for answer in replies if answer is not null)]
         replies[0] = replace(replies[0], confidence=confidence)
         return replies[:n_best]
 
 
-def _apart(ranked: Iterable[Answer], count: int) -> list[Answer]:
-    """The first `count` answers that overlap no earlier one."""
+def _apart(ranked: list[tuple[float, float, Passage, Answer]], count: int) -> list[Answer]:
+    """The first `count` answers that overlap no earlier one, of (probability, score, piece, answer) each."""
     kept: list[Answer] = []
-    for answer in ranked:
-        same_text = [better for better in kept if better.name == answer.name and better.start is not None]
-        if all(answer.end <= it.start or it.end <= answer.start for it in same_text):
-            kept.append(answer)
-        if len(kept) == count:
-            break
+    for probability, score, piece, answer in ranked:
+        start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
+        same_text = [better for better in kept if better.name == piece.name and better.start is not None]
+        if len(kept) < count and all(end <= it.start or it.end <= start for it in same_text):
+            kept.append(Answer(answer.text, start, end, score, probability, name=piece.name))
     return kept

@@ -177,7 +177,7 @@ def test_a_generative_model_is_compared_by_its_null_answer(tmp_path):
     scores, odds = {}, {}
     for name in ("abbey.txt", "college.md"):
         [best, *_] = asks(QUESTION, TEXTS[name], 1)
-        null = asks.read([Example(name, QUESTION, TEXTS[name], (), None, "")], 1, null=True).nulls()[name]
+        [(_, null, _)] = asks.read([Example(name, QUESTION, TEXTS[name], (), None, "")], 1, null=True)
         scores[name] = best.score - null.score
         odds[name] = math.log(null.probability / (1 - null.probability))
     [reply] = asks.over(TEXTS)(QUESTION)
@@ -244,7 +244,7 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
     asks = QuestionAnswerer(model)
     assert "texts: none of them has a word" in refused(asks.over, {"none.txt": "?!"})
     assert "passages 0: must be at least 1" in refused(asks.over, TEXTS, 0)
-    assert "the question is empty" in refused(asks.over(TEXTS), " ")
+    assert "question 1 is empty: give at least one word" in refused(asks.over(TEXTS), " ")
     monkeypatch.setitem(sys.modules, "bm25s", None)
     assert refused(asks.over, TEXTS) == "asking many texts needs bm25s: pip install '.[texts]' in a checkout"
 
@@ -270,7 +270,7 @@ def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch,
         assert client.post("/answer", content=b"{").status_code == 422
         refusal = client.post("/answer", json={"question": "\u200b"})
         assert refusal.status_code == 422
-        assert refusal.json() == {"detail": "the question is empty: give at least one word"}
+        assert refusal.json() == {"detail": "question 1 is empty: give at least one word"}
     with TestClient(build(model, tmp_path, null_threshold=-1e6)) as client:
         declined = client.post("/answer", json={"question": QUESTION}).json()
     assert (declined["answer"], declined["text"], declined["start"]) == ("", None, None)

@@ -133,7 +133,7 @@ def test_ranks_share_the_questions_and_make_as_many_calls(world, on_rank, tmp_pa
     assert len(windows) > len(examples)
     [alone, *others] = [SpanDecoder(examples, SpanSettings(), null=True) for _ in range(1 + world)]
     for row in range(len(windows)):  # by itself
-        columns = evaluate.read_columns(windows.with_format("arrow"), np.array([row]))
+        columns = evaluate.Windows(windows.data.table).columns(np.array([row]))
         logits = predict(Batch(torch.tensor([windows[row]["input_ids"]]), None))
         alone.add(columns, *(each.detach() for each in logits))
     answers, nulls = {}, {}
