@@ -98,7 +98,7 @@ def read(
     for count in counts:
         asks = answerer.over(texts, count)
         began = time.perf_counter()
-        replies = [asks(example.question)[0] for example in drawn]
+        replies = [reply for [reply] in asks.answer(example.question for example in drawn)]
         each = (time.perf_counter() - began) / len(drawn)
         answers = {example.id: reply.text for example, reply in zip(drawn, replies, strict=True)}
         right = [reply.name == places[example.context][0] for example, reply in zip(drawn, replies, strict=True)]

@@ -30,6 +30,8 @@ from swep_ds.pipeline.saved import load_saved
 log = logging.getLogger(__name__)
 
 QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
+# of a text: its best answers, its null answer, and the log of the sum of exp(score) over all answers but that one
+Reading = tuple[list[Answer], Answer | None, float | None]
 NO_ANSWER = Answer("", None, None, score=None, probability=0.0)  # of a model that never declines
 
 
@@ -122,11 +124,9 @@ class QuestionAnswerer:
         """As `answer`, for examples with different ids that are all batched together, without `check`."""
         saved = self._saved
         count = max(n_best, N_BEST) if self.calibrated else n_best
-        decoder = self.read(examples, count, null=saved.null_threshold is not None)
-        answers, nulls = decoder.n_best(count), decoder.nulls()
-        for example in examples:
-            null = nulls.get(example.id)
-            candidates = with_null(answers[example.id], null, saved.null_threshold) or [NO_ANSWER]
+        readings = self.read(examples, count, null=saved.null_threshold is not None)
+        for example, (answers, null, _) in zip(examples, readings, strict=True):
+            candidates = with_null(answers, null, saved.null_threshold) or [NO_ANSWER]
             confidence = candidates[0].probability
             if self.calibrated:
                 [confidence] = saved.calibrator.confidence(np.array([features(example, candidates)])).tolist()
@@ -135,9 +135,9 @@ class QuestionAnswerer:
             candidates[0] = replace(candidates[0], confidence=confidence)
             yield candidates[:n_best]
 
-    def read(self, examples: list[Example], count: int, *, null: bool) -> SpanDecoder | GeneratedAnswers:
-        """Answers the examples; its `n_best` gives the `count` best exactly, and its `nulls` the null answers if `null`
-        (extractive) or the model may decline."""
+    def read(self, examples: list[Example], count: int, *, null: bool) -> Iterator[Reading]:
+        """Reads all examples together. The `count` best answers are exact. Null answers come if the model may decline,
+        and of an extractive one if `null`."""
         saved = self._saved
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
@@ -146,10 +146,12 @@ class QuestionAnswerer:
             decoder = SpanDecoder(examples, exact, best_only=count == 1, null=null)
         windows, questions_cut = windows_to_answer(examples, self._cutter)
         if questions_cut:
-            longer = f"{questions_cut} of {len(examples)} questions are"
-            if len({example.question for example in examples}) == 1:  # asked of many passages
-                longer = "the question is"
             limit = saved.windows.max_query_length
+            asked = {example.question for example in examples}  # each of them, maybe, of many passages
+            cut = sum(len(self._cutter.encode(question).ids) > limit for question in asked)
+            longer = f"{cut} of {len(asked)} questions are" if len(asked) > 1 else "the question is"
             log.warning("%s longer than %d tokens, and what follows is not read", longer, limit)
         decode_alone(saved.qa.predict, decoder, windows, saved.tokenizer, self.batch_size)
-        return decoder
+        answers, nulls = decoder.n_best(count), decoder.nulls()
+        for number, example in enumerate(examples):
+            yield answers[example.id], nulls.get(example.id), decoder.log_sums.get(number)

@@ -13,8 +13,9 @@ import logging
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
+QUESTIONS_AT_A_TIME = 128  # whose passages are sorted by length and read together
 FROM_EACH = 50  # best answers of what is read as one: those below take no part in n_best and confidence
 _MARKS = "".join(filter(is_mark, map(chr, range(0x10000))))
 # a run of letters and digits with their marks, such as accents; in a script without spaces, and in
@@ -117,52 +119,57 @@ class TextsAnswerer:
     def __call__(self, question: str, n_best: int = 1) -> list[Answer]:
         """At most `n_best` answers, best first, that do not overlap; only "", with score None, where no passage shares
         a word with the question. Raises InputError: it is empty; or as `QuestionAnswerer.check`."""
-        if is_blank(question):
-            raise InputError("the question is empty: give at least one word")
-        pieces = joined(self._passages.best(question, self._count))
-        if not pieces:
-            return [Answer("", None, None, score=None, probability=0.0, confidence=0.0)]
-        examples = []
-        for name, begin, end in pieces:
-            examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
-        self._answerer.check(examples, n_best)
-        decoder = self._answerer.read(examples, FROM_EACH, null=True)
-        answers, nulls = decoder.n_best(FROM_EACH), decoder.nulls()
-        read = [(piece, answers[str(n)], nulls[str(n)], decoder.log_sums[n]) for n, piece in enumerate(pieces)]
-        return self.compare(read, n_best)
+        [replies] = self.answer([question], n_best)
+        return replies
+
+    def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[Answer]]:
+        """As `__call__` for each question, in order, `QUESTIONS_AT_A_TIME` together."""
+        numbered = enumerate(questions, 1)
+        while chunk := list(islice(numbered, QUESTIONS_AT_A_TIME)):
+            pieces_of, examples = [], []
+            for number, question in chunk:
+                if is_blank(question):
+                    raise InputError(f"question {number} is empty: give at least one word")
+                pieces_of.append(joined(self._passages.best(question, self._count)))
+                for name, begin, end in pieces_of[-1]:
+                    examples.append(Example(str(len(examples)), question, self._texts[name][begin:end], (), None, name))
+            self._answerer.check(examples, n_best)
+            readings = self._answerer.read(examples, FROM_EACH, null=True)
+            for pieces in pieces_of:
+                yield self.compare([(piece, *next(readings)) for piece in pieces], n_best)
 
     def compare(self, read: list[tuple[Passage, list[Answer], Answer, float]], n_best: int) -> list[Answer]:
         """The replies to a question. `read`: each piece that was read, its best answers, its null answer, and the log
         of the sum of exp(score) over all of its answers but the null answer."""
+        if not read:
+            return [Answer("", None, None, score=None, probability=0.0, confidence=0.0)]
         threshold = self._answerer.null_threshold
         log_total = -math.inf if threshold is None else 0.0  # log of the sum of exp(score) over answers, and over none
         ranked = []
         for piece, answers, null, log_sum in read:
             log_total = float(np.logaddexp(log_total, log_sum - null.score))
-            for answer in answers:
-                start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
-                score = answer.score - null.score
-                ranked.append(replace(answer, start=start, end=end, score=score, name=piece.name))
-        ranked = [replace(answer, probability=math.exp(min(0, answer.score - log_total))) for answer in ranked]
-        ranked.sort(key=lambda answer: -answer.score)
+            ranked += [(answer.score - null.score, piece, answer) for answer in answers]
+        ranked.sort(key=lambda each: -each[0])
+        ranked = [(math.exp(min(0, score - log_total)), score, piece, answer) for score, piece, answer in ranked]
         odds = min(null.odds for _, _, null, _ in read)
         null = Answer("", None, None, 0.0, 0.0 if threshold is None else math.exp(-log_total), odds=odds)
         replies = with_null(_apart(ranked, n_best), null, threshold) or [null]
         confidence = null.probability
         if replies[0] is not null:
             said = normalize_answer(replies[0].text)
-            confidence = min(1.0, sum(answer.probability for answer in ranked if normalize_answer(answer.text) == said))
+            confidence = min(1.0, sum(p for p, *_, answer in ranked if normalize_answer(answer.text) == said))
             if confidence < self._answerer.min_confidence:
                 replies = [null, *(answer for answer in replies if answer is not null)]
         replies[0] = replace(replies[0], confidence=confidence)
         return replies[:n_best]
 
 
-def _apart(ranked: list[Answer], count: int) -> list[Answer]:
-    """The first `count` answers that overlap no earlier one."""
+def _apart(ranked: list[tuple[float, float, Passage, Answer]], count: int) -> list[Answer]:
+    """The first `count` answers that overlap no earlier one, of (probability, score, piece, answer) each."""
     kept: list[Answer] = []
-    for answer in ranked:
-        same_text = [better for better in kept if better.name == answer.name and better.start is not None]
-        if len(kept) < count and all(answer.end <= it.start or it.end <= answer.start for it in same_text):
-            kept.append(answer)
+    for probability, score, piece, answer in ranked:
+        start, end = (None if place is None else piece.begin + place for place in (answer.start, answer.end))
+        same_text = [better for better in kept if better.name == piece.name and better.start is not None]
+        if len(kept) < count and all(end <= it.start or it.end <= start for it in same_text):
+            kept.append(Answer(answer.text, start, end, score, probability, name=piece.name))
     return kept

@@ -127,7 +127,7 @@ def _answer_file(arguments: Namespace, texts: dict[str, str] | None, kwargs: dic
 
     def ask(asked: list[Example]) -> Iterator[dict[str, Any]]:
         if asks:
-            replied = (asks(example.question, n_best) for example in asked)
+            replied = asks.answer((example.question for example in asked), n_best)
         else:
             replied = answerer.answer_together(asked, n_best)
         for example, replies in zip(asked, replied, strict=True):

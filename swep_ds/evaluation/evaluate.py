@@ -6,7 +6,6 @@ The questions are spread over the ranks: exactly one rank answers each of them.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +57,8 @@ class Predictions:
 
     def declining(self, threshold: float | None) -> "Predictions":
         """The same predictions, after `with_null` has decided which questions to decline."""
-        n_best = {}
-        for id_, answers in self.n_best.items():
-            n_best[id_] = with_null(answers, self.nulls.get(id_), threshold)[:N_BEST]
-        return Predictions(n_best, self.nulls)
+        given = {id_: with_null(answers, self.nulls.get(id_), threshold) for id_, answers in self.n_best.items()}
+        return Predictions({id_: answers[:N_BEST] for id_, answers in given.items()}, self.nulls)
 
     def features(self, examples: list[Example]) -> np.ndarray:
         """What a calibrator sees of their answers: [N, F]."""
@@ -138,9 +135,7 @@ class Evaluation:
         scores: Scores = {}
         for test in tests:
             windows = test.features
-            cut = ""
-            if windows.questions_cut:
-                cut = f", {windows.questions_cut} questions cut"
+            cut = f", {windows.questions_cut} questions cut" if windows.questions_cut else ""
             say(f"evaluating {test.name}: {windows.examples} questions in {len(windows.dataset)} windows{cut}")
             golds = list(test.golds.values())
             for line in unreachable(windows, golds, test.scorer, self.spans.max_answer_tokens, "max_answer_tokens"):
@@ -180,8 +175,7 @@ class Evaluation:
         else:
             decoder = SpanDecoder(test.examples, self.spans, null=self.null_threshold is not None)
         decode(predict, decoder, test.features.dataset, self.tokenizer, self.batch_size)
-        n_best = {}
-        nulls = {}
+        n_best, nulls = {}, {}
         for n_best_of_rank, nulls_of_rank in ranks.gather((decoder.n_best(N_BEST), decoder.nulls())):
             n_best |= n_best_of_rank
             nulls |= nulls_of_rank
@@ -216,14 +210,14 @@ def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, token
 
     Collective. A rank without windows left repeats one and drops the result: ZeRO-3 needs calls on all ranks.
     """
-    batches = _batches(features, batch_size, ranks.rank(), ranks.world_size())
+    windows = Windows(features.data.table)
+    batches = windows.batches(batch_size, ranks.rank(), ranks.world_size())
     calls = max(ranks.gather(len(batches)))
     padded = batches + [np.array([0])] * (calls - len(batches))
-    stored = features.with_format("arrow")
     with Progress(Console(quiet=not ranks.is_main()), "batches", calls) as progress:
         for number, rows in enumerate(padded, 1):
             ranks.progress(f"evaluation, batch {number}")
-            columns = read_columns(stored, rows)
+            columns = windows.columns(rows)
             result = predict(_batch(columns, tokenizer).to(ranks.device()))
             if number <= len(batches):
                 decoder.add(columns, *result)
@@ -231,36 +225,42 @@ def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, token
 
 
 @torch.no_grad()
-def decode_alone(predict: Predict, decoder: Decoder, windows: pa.Table, tokenizer, batch_size: int) -> None:
+def decode_alone(predict: Predict, decoder: Decoder, table: pa.Table, tokenizer, batch_size: int) -> None:
     """As `decode`, in a process that need not be a rank."""
-    for rows in _batches(windows, batch_size, rank=0, world_size=1):
-        columns = read_columns(windows, rows)
+    windows = Windows(table)
+    for rows in windows.batches(batch_size, rank=0, world_size=1):
+        columns = windows.columns(rows)
         decoder.add(columns, *predict(_batch(columns, tokenizer).to(ranks.device())))
 
 
-def read_columns(windows: datasets.Dataset | pa.Table, rows: np.ndarray) -> Columns:
-    """Rows of a table, or of a data set in "arrow" format, by column."""
-    chosen = windows.take(rows) if isinstance(windows, pa.Table) else windows[rows.tolist()]
-    [table] = chosen.combine_chunks().to_batches()
-    columns = {}
-    for field, column in zip(table.schema, table.columns, strict=True):
-        columns[field.name] = column if pa.types.is_list(field.type) else column.to_numpy()
-    return columns
+class Windows:
+    """The windows of a table, by row. It stays in its chunks: `Table.take` joins them all at every call."""
+
+    def __init__(self, table: pa.Table):
+        self.table = table
+        self.chunks = table.to_batches()
+        self.begins = np.cumsum([0, *map(len, self.chunks)])  # row of each chunk's first window
+
+    def batches(self, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
+        """A rank's rows: all windows of every `world_size`-th question, longest first so that memory peaks at once."""
+        example, length = (self.table[name].to_numpy() for name in ("example", "length"))
+        rows = np.flatnonzero(example % world_size == rank)
+        rows = rows[np.argsort(-length[rows], kind="stable")]
+        return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+
+    def columns(self, rows: np.ndarray) -> Columns:
+        """Copies of these rows, by column."""
+        chunk = np.searchsorted(self.begins, rows, side="right") - 1
+        places = zip(chunk.tolist(), (rows - self.begins[chunk]).tolist(), strict=True)
+        batch = pa.concat_batches([self.chunks[number].slice(row, 1) for number, row in places])
+        columns = {}
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            columns[field.name] = column if pa.types.is_list(field.type) else column.to_numpy()
+        return columns
 
 
 def _batch(columns: Columns, tokenizer) -> Batch:
-    rows = {}
-    for name in {"input_ids", "token_type_ids"} & columns.keys():
-        values = columns[name].values.to_numpy()  # if the list is a slice, those of other rows as well
-        rows[name] = [values[begin:end] for begin, end in pairwise(columns[name].offsets.to_numpy().tolist())]
+    inputs = {"input_ids", "token_type_ids"} & columns.keys()
+    rows = {name: [row.values.to_numpy() for row in columns[name]] for name in inputs}
     lengths = tuple(columns["length"].tolist())
     return Batch(**padded_inputs(tokenizer, rows, max(lengths)), lengths=lengths)
-
-
-def _batches(features: datasets.Dataset | pa.Table, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
-    """This rank's rows: all windows of every `world_size`-th question, longest first so that memory peaks at once."""
-    example = np.asarray(features["example"][:])
-    length = np.asarray(features["length"][:])
-    rows = np.flatnonzero(example % world_size == rank)
-    rows = rows[np.argsort(-length[rows], kind="stable")]
-    return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]

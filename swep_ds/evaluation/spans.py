@@ -17,6 +17,7 @@ Shapes: B windows of at most T tokens; their N best starts with M ends within re
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -153,8 +154,8 @@ class SpanDecoder:
         self._parts = [pd.DataFrame({name: np.empty(0, dtype) for name, dtype in empty.items()})]
 
     def add(self, columns: Columns, start_logits_BT: Tensor, end_logits_BT: Tensor) -> None:
-        """Adds B windows, each of them once: their evaluation columns (`read_columns`) and logits [B, T], of any float
-        dtype, on any device, padded on the right to any T."""
+        """Adds B windows, each of them once: their evaluation columns (`Windows.columns`) and logits [B, T], of any
+        float dtype, on any device, padded on the right to any T."""
         rows = columns["example"].tolist()
         logits_2BT = torch.stack((start_logits_BT, end_logits_BT)).cpu().float()
         logits_2BT = logits_2BT.nan_to_num(nan=-math.inf, posinf=LIMIT, neginf=-math.inf)
@@ -179,16 +180,11 @@ class SpanDecoder:
         starts_BT = (position_T >= columns["own_begin"][:, None]) & (position_T < columns["own_end"][:, None])
         ends_BT = (position_T >= columns["context_begin"][:, None]) & (position_T < columns["context_end"][:, None])
         allowed_2BT = np.stack((starts_BT, ends_BT))
-        places = columns["offset_start"].offsets.to_numpy()
-        starts = columns["offset_start"].values.to_numpy()
-        ends = columns["offset_end"].values.to_numpy()
-        for window, row in enumerate(columns["example"].tolist()):
-            context = self.examples[row].context
-            tokens = slice(places[window], places[window + 1])
-            characters = zip(starts[tokens].tolist(), ends[tokens].tolist(), strict=True)
-            visible_T = [bool(context[start:end].strip()) for start, end in characters]
-            begin = columns["context_begin"][window]
-            allowed_2BT[:, window, begin : begin + len(visible_T)] &= np.array(visible_T)
+        tokens = zip(columns["context_begin"], columns["offset_start"], columns["offset_end"], strict=True)
+        for window, (begin, starts, ends) in enumerate(tokens):
+            before = visible_before(self.examples[columns["example"][window]].context)
+            visible_T = before[ends.values.to_numpy()] > before[starts.values.to_numpy()]
+            allowed_2BT[:, window, begin : begin + len(visible_T)] &= visible_T
         return allowed_2BT
 
     def nulls(self) -> dict[str, Answer]:
@@ -226,6 +222,12 @@ class SpanDecoder:
         return answers
 
 
+@lru_cache(8)  # windows of one text mostly follow each other
+def visible_before(text: str) -> np.ndarray:
+    """How many characters before each place in a text, its end included, are not white space: int64."""
+    return np.append(0, np.cumsum(~np.char.isspace(np.array([text]).view("U1"))))
+
+
 def _characters(columns: Columns, name: str, window: np.ndarray, position: np.ndarray) -> np.ndarray:
     """The offsets in the column `name` of the tokens at `position` [C] of `window` [C]."""
     first = columns[name].offsets.to_numpy()[:-1] - columns["context_begin"]  # token t of window b: flat[first[b] + t]
@@ -251,7 +253,7 @@ class GeneratedAnswers:
         self.log_sums: dict[int, float] = {}  # by example: the log probability there of all other answers together
 
     def add(self, columns: Columns, token_ids_NK: Tensor, score_N: Tensor, null_N: Tensor | None = None) -> None:
-        """Adds N windows: their evaluation columns (`read_columns`), and the output of `GenerativeQA.predict`."""
+        """Adds N windows: their evaluation columns (`Windows.columns`), and the output of `GenerativeQA.predict`."""
         rows = [int(row) for row in columns["example"]]
         ids = token_ids_NK.masked_fill(token_ids_NK == IGNORED, self.tokenizer.pad_token_id)
         texts = decoded(self.tokenizer, ids.tolist())

@@ -8,6 +8,7 @@ import unicodedata
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
@@ -153,6 +154,39 @@ def check_replies(folder: str, expected: list[tuple]) -> None:
         assert sum(reply.probability for reply in replies) == pytest.approx(share, rel=1e-4)
 
 
+def test_questions_are_answered_together_in_the_fewest_forward_passes(model, short, monkeypatch, caplog):  # noqa: F811
+    cut = "Who founded the old abbey on the hill above the town?"  # longer than the model takes
+    questions = [QUESTION, "zebra", "The king?", cut, "When?", QUESTION]  # the second and fifth are in no text
+    asks = QuestionAnswerer(model, null_threshold=0.5, batch_size=4)
+    over = asks.over(TEXTS, 9)
+    expected = [over(question, 3) for question in questions]
+    assert caplog.messages[-1] == "the question is longer than 8 tokens, and what follows is not read"
+    lengths = []
+    predict = type(asks._saved.qa).predict
+
+    def counted(qa, batch):
+        lengths.append(batch.lengths)
+        return predict(qa, batch)
+
+    monkeypatch.setattr(type(asks._saved.qa), "predict", counted)
+    replied = list(over.answer(iter(questions), 3))
+    windows = [length for of_batch in lengths for length in of_batch]
+    assert len(windows) > 8
+    assert len(lengths) == math.ceil(len(windows) / 4)
+    assert windows == sorted(windows, reverse=True)  # so that padding is least
+    assert caplog.messages[-1] == "1 of 3 questions are longer than 8 tokens, and what follows is not read"
+    monkeypatch.setattr(module, "QUESTIONS_AT_A_TIME", 2)
+    for replies in (replied, list(over.answer(questions, 3))):
+        assert len(replies) == len(questions)
+        for given, alone in zip(replies, expected, strict=True):
+            places = [[(reply.name, reply.start, reply.end, reply.text) for reply in each] for each in (given, alone)]
+            assert places[0] == places[1]
+            numbers = [[(r.probability, r.confidence or 0, r.odds or 0) for r in each] for each in (given, alone)]
+            # batches of another width round otherwise
+            assert np.array(numbers[0]) == pytest.approx(np.array(numbers[1]), rel=1e-4, abs=1e-5)
+    assert "question 3 is empty: give at least one word" in refused(lambda: list(over.answer([QUESTION, "Who?", " "])))
+
+
 def test_probabilities_are_right_where_every_passage_rejects(model):  # noqa: F811
     spans = [Answer(f"{n}", n, n + 1, -24.0, 0.0) for n in range(20)]
     null = Answer("", None, None, 0.0, 1.0, 24.0)
@@ -177,7 +211,7 @@ def test_a_generative_model_is_compared_by_its_null_answer(tmp_path):
     scores, odds = {}, {}
     for name in ("abbey.txt", "college.md"):
         [best, *_] = asks(QUESTION, TEXTS[name], 1)
-        null = asks.read([Example(name, QUESTION, TEXTS[name], (), None, "")], 1, null=True).nulls()[name]
+        [(_, null, _)] = asks.read([Example(name, QUESTION, TEXTS[name], (), None, "")], 1, null=True)
         scores[name] = best.score - null.score
         odds[name] = math.log(null.probability / (1 - null.probability))
     [reply] = asks.over(TEXTS)(QUESTION)
@@ -244,7 +278,7 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
     asks = QuestionAnswerer(model)
     assert "texts: none of them has a word" in refused(asks.over, {"none.txt": "?!"})
     assert "passages 0: must be at least 1" in refused(asks.over, TEXTS, 0)
-    assert "the question is empty" in refused(asks.over(TEXTS), " ")
+    assert "question 1 is empty: give at least one word" in refused(asks.over(TEXTS), " ")
     monkeypatch.setitem(sys.modules, "bm25s", None)
     assert refused(asks.over, TEXTS) == "asking many texts needs bm25s: pip install '.[texts]' in a checkout"
 
@@ -270,7 +304,7 @@ def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch,
         assert client.post("/answer", content=b"{").status_code == 422
         refusal = client.post("/answer", json={"question": "\u200b"})
         assert refusal.status_code == 422
-        assert refusal.json() == {"detail": "the question is empty: give at least one word"}
+        assert refusal.json() == {"detail": "question 1 is empty: give at least one word"}
     with TestClient(build(model, tmp_path, null_threshold=-1e6)) as client:
         declined = client.post("/answer", json={"question": QUESTION}).json()
     assert (declined["answer"], declined["text"], declined["start"]) == ("", None, None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -133,7 +134,7 @@ def test_ranks_share_the_questions_and_make_as_many_calls(world, on_rank, tmp_pa
     assert len(windows) > len(examples)
     [alone, *others] = [SpanDecoder(examples, SpanSettings(), null=True) for _ in range(1 + world)]
     for row in range(len(windows)):  # by itself
-        columns = evaluate.read_columns(windows.with_format("arrow"), np.array([row]))
+        columns = evaluate.Windows(windows.data.table).columns(np.array([row]))
         logits = predict(Batch(torch.tensor([windows[row]["input_ids"]]), None))
         alone.add(columns, *(each.detach() for each in logits))
     answers, nulls = {}, {}
@@ -150,6 +151,19 @@ def test_ranks_share_the_questions_and_make_as_many_calls(world, on_rank, tmp_pa
         nulls |= decoder.nulls()
     assert answers == alone.n_best(5)
     assert nulls == alone.nulls()
+
+
+def test_windows_are_read_from_any_chunk_of_a_table_that_cannot_be_joined():
+    rows = [{"example": i, "length": i % 7, "input_ids": np.arange(i, i + 1000 + i % 7)} for i in range(1000)]
+    schema = pa.schema({"example": pa.int32(), "length": pa.int32(), "input_ids": pa.list_(pa.int32())})
+    chunk = pa.RecordBatch.from_pylist(rows, schema)
+    table = pa.Table.from_batches([chunk, chunk[:0], chunk[3:10], *[chunk] * 2200])
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):  # more tokens than offsets can count
+        table.take([0])
+    columns = evaluate.Windows(table).columns(np.array([1005, 2, 1006, 999, 1007, 2006, len(table) - 1]))
+    expected = [rows[place] for place in (8, 2, 9, 999, 0, 999, 999)]
+    for name in schema.names:
+        assert columns[name].tolist() == [np.array(row[name]).tolist() for row in expected]
 
 
 def test_scores_and_files_are_of_the_answers_that_are_given(on_rank, tmp_path, monkeypatch):
