@@ -61,7 +61,7 @@ class Engine:
 
     def destroy(self) -> None:
         self.deepspeed.destroy()
-        forget_engine()
+        forget_engine(self.module)
 
     @without_cudnn_attention()
     def __call__(self, batch: Batch, step: MicroStep | None = None) -> Any:

@@ -1,7 +1,9 @@
 """What is put in place of DeepSpeed's methods, against plain PyTorch: the order of an update's steps, the clipping of
 each group, and the optimizer's settings. Every engine makes a few updates of a tiny model."""
 
+import gc
 import math
+import weakref
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,6 +186,17 @@ def test_numbers_do_not_depend_on_the_kind_of_an_earlier_engine(module, tmp_path
         numbers(stage, precision)
         assert torch.nn.functional.linear is linear
         assert {stage: numbers(stage, "fp32") for stage in (0, 1, 2)} == alone
+
+
+def test_a_weight_of_zero3_is_freed_without_its_engine(module, tmp_path):
+    engine = engine_of(module, tmp_path, {"stage": 3})
+    for update in range(2):  # from the second on DeepSpeed looks up what to release
+        run_update(engine, iter(batches(update)), ACCUMULATION, MicroStep(update))
+    weight = weakref.ref(next(engine.module.parameters()))
+    engine.destroy()
+    del engine
+    gc.collect()
+    assert weight() is None
 
 
 @pytest.mark.parametrize("stage", [0, 1])
