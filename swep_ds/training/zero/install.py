@@ -16,19 +16,13 @@ stage_1_and_2.py and stage3.py), and calls for 4 and 5, once for each flat tenso
 At ZeRO-0 DeepSpeed's engine averages the gradients, and a hook of the optimizer's step clips groups apart.
 """
 
-from inspect import getclosurevars
-
 import deepspeed.ops
-import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime import torch_autocast
-from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
-from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
-from torch import nn
 
 from swep_ds.training.zero.files import Writer
 from swep_ds.training.zero.foreach import replace, use_foreach
 from swep_ds.training.zero.gradient import FlatGradient
+from swep_ds.training.zero.leftovers import forget_engine
 from swep_ds.training.zero.norms import GroupNorms
 
 
@@ -38,18 +32,6 @@ def before_initialize() -> None:
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     forget_engine()
-
-
-def forget_engine(module: nn.Module | None = None) -> None:
-    """Undoes what engines leave in Python modules and classes, where later ones would send other dtypes, and PyTorch
-    round otherwise; and what keeps the one around `module`, at ZeRO-3, in memory for good."""
-    torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
-    if torch.nn.functional.linear.__module__.startswith("deepspeed"):
-        torch.nn.functional.linear = torch._C._nn.linear
-    inside = set(module.modules()) if module else ()
-    FWD_MODULE_STACK[:] = [entered for entered in FWD_MODULE_STACK if entered not in inside]
-    cached = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
-    getclosurevars(cached).nonlocals["func"].cache_clear()  # DeepSpeed wraps the cache in another function
 
 
 def install(
