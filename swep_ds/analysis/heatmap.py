@@ -60,13 +60,12 @@ def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFr
 
     By `nearest`, a word need not be nearest to itself. Raises InputError as `TrainedRun.perturb`.
     """
-    table = run.qa.words
     rows = []
     for window in windows:
         before, [perturbed] = run.perturb(run.batch([window]))
         ids = [window.input_ids]
         for embeddings in (before, perturbed.embeddings):
-            ids.append(nearest(embeddings[0], table, table.num_embeddings).tolist())
+            ids.append(nearest(embeddings[0], run.qa.words, run.qa.words.num_embeddings).tolist())
         tokens = [run.tokenizer.convert_ids_to_tokens(row) for row in ids]
         for word in window.words:
             for at in word.positions:

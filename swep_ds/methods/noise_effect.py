@@ -33,11 +33,8 @@ def random_words(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
-    """The ids [...] of the words whose embeddings have the largest inner products with vectors [..., d], which is the
-    paper's sense of near; the first of equals. Computes in float32 or better.
-
-    `look_up` gives the embeddings [M, d] of ids [M].
-    """
+    """The ids [...] of the words with the largest inner products with vectors [..., d], the paper's sense of near; the
+    first of equals. `look_up` gives the embeddings [M, d] of ids [M]. Computes in float32 or better."""
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     best = torch.full_like(vectors[..., 0], -torch.inf)
     words = torch.zeros_like(best, dtype=torch.int64)

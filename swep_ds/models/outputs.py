@@ -42,14 +42,13 @@ class QAModel(nn.Module):
 
     @property
     def words(self) -> nn.Module:
-        """Looks up word embeddings [..., d] by ids [...], scaled where the model scales them (BART). ZeRO-3 gathers its
-        weight for a call."""
+        """Gives word embeddings [..., d] for ids [...], scaled where the model scales them (BART)."""
         model = self.base.get_encoder() if self.base.config.is_encoder_decoder else self.model
         return model.get_input_embeddings()
 
     def embed(self, batch: Batch) -> Tensor:
         """Word embeddings e [N, T, d]; the model adds position and type embeddings later."""
-        return self.words(batch.input_ids)
+        return self.words(batch.input_ids)  # the module, not its weight: ZeRO-3 shards it
 
     @property
     def embedding_size(self) -> int:

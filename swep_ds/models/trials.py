@@ -72,8 +72,7 @@ def depends_on_padding(model: PreTrainedModel, label: str, window: Inputs, longe
     with as_input_error(failure, "name another model", but=(torch.OutOfMemoryError, MemoryError)), _trial(model):
         in_batch = _logits(model, label, **batch)[:1]
         change, noise = (_difference(model, _logits(model, label, **other), in_batch) for other in (window, alike))
-    # trained weights, too: attention's kernels may leave NaN out of the logits
-    _check_finite(label, (weight for weight in model.parameters() if weight.requires_grad))
+    _check_finite(label, (p for p in model.parameters() if p.requires_grad))  # attention's kernels may leave them out
     exact = in_batch.dtype == torch.float32 and not torch.is_autocast_enabled(in_batch.device.type)
     if change <= (1e-4 if exact else max(3e-2, 4 * noise)):
         return False
