@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex, to_rgb
-from torch import Tensor
 
 from swep_ds.analysis.answered import Answered, in_fixed_order
 from swep_ds.analysis.trained_run import AnswerWindow, TextWord, TrainedRun, answer_windows
@@ -61,18 +60,12 @@ def nearest_words(run: TrainedRun, windows: Sequence[AnswerWindow]) -> pd.DataFr
 
     By `nearest`, a word need not be nearest to itself. Raises InputError as `TrainedRun.perturb`.
     """
-    vocabulary = run.qa.model.get_input_embeddings().num_embeddings
-    any_batch = run.batch(windows[:1])
-
-    def look_up(ids: Tensor) -> Tensor:
-        return run.qa.embed(any_batch._replace(input_ids=ids[None]))[0]
-
     rows = []
     for window in windows:
         before, [perturbed] = run.perturb(run.batch([window]))
         ids = [window.input_ids]
         for embeddings in (before, perturbed.embeddings):
-            ids.append(nearest(embeddings[0], look_up, vocabulary).tolist())
+            ids.append(nearest(embeddings[0], run.qa.words, run.qa.words.num_embeddings).tolist())
         tokens = [run.tokenizer.convert_ids_to_tokens(row) for row in ids]
         for word in window.words:
             for at in word.positions:

@@ -33,11 +33,8 @@ def random_words(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def nearest(vectors: Tensor, look_up: Callable[[Tensor], Tensor], vocabulary: int) -> Tensor:
-    """The ids [...] of the words whose embeddings have the largest inner products with vectors [..., d], which is the
-    paper's sense of near; the first of equals. Computes in float32 or better.
-
-    `look_up` gives the embeddings [M, d] of ids [M]: ZeRO-3 gathers weights only for a module's call.
-    """
+    """The ids [...] of the words with the largest inner products with vectors [..., d], the paper's sense of near; the
+    first of equals. `look_up` gives the embeddings [M, d] of ids [M]. Computes in float32 or better."""
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     best = torch.full_like(vectors[..., 0], -torch.inf)
     words = torch.zeros_like(best, dtype=torch.int64)
@@ -56,7 +53,7 @@ def words_changed(qa: nn.Module, inputs: Inputs, perturbed: Tensor) -> dict[str,
     before (`_clean`). That is not zero, because a longer row can have the larger product. Measured on a few hundred
     tokens that the key draws. The sum over the micro-batches of an update is the share of its tokens."""
     batch = inputs.batch
-    vocabulary = qa.model.get_input_embeddings().num_embeddings
+    vocabulary = qa.words.num_embeddings
     fewest, most = MEASURED_TOKENS
     count = min(max(MEASURED_PRODUCTS // vocabulary, fewest), most, batch.input_ids.numel())
     random_NT = random_words(inputs)[0][..., 0]
@@ -65,13 +62,13 @@ def words_changed(qa: nn.Module, inputs: Inputs, perturbed: Tensor) -> dict[str,
     vectors = torch.stack([embeddings.detach().flatten(0, 1)[sample] for embeddings in (perturbed, inputs.embeddings)])
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
 
-    def look_up(ids: Tensor) -> Tensor:
-        return qa.embed(batch._replace(input_ids=ids[None]))[0]
+    def compare(table: nn.Module, arguments: tuple[Tensor], words: Tensor) -> Tensor:
+        """A hook, which looks words up within a single call: ZeRO-3 gathers the table for each call of the module."""
+        nearest_words = table.forward(nearest(vectors, table.forward, vocabulary))
+        return (vectors * nearest_words).sum(-1) > (vectors * words).sum(-1)
 
-    def products(ids: Tensor) -> Tensor:
-        return (vectors * look_up(ids.flatten()).to(vectors.dtype).view(*ids.shape, -1)).sum(-1)
-
-    another = products(nearest(vectors, look_up, vocabulary)) > products(batch.input_ids.flatten()[sample])
+    with qa.words.register_forward_hook(compare, prepend=True):  # before ZeRO-3's own, which drops the table
+        another = qa.words(batch.input_ids.flatten()[sample])
     weight = (batch.attention_mask.sum(1) * batch.token_weight).sum()  # this micro-batch's share of the tokens
     after, before = weight * (another * real).sum(-1) / real.sum()
     return {"words_changed": after, "words_changed_clean": before}

@@ -46,10 +46,6 @@ class ExtractiveQA(QAModel):
         table = counted_positions(self.base)
         return table.padding_idx if table else None
 
-    def embed(self, batch: Batch) -> Tensor:
-        """Word embeddings e [N, T, d]; the model adds position and type embeddings later."""
-        return self.model.get_input_embeddings()(batch.input_ids)  # the module, not its weight: ZeRO-3 shards it
-
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
         """-log p(y | embeddings) per window: the mean of the start's and the end's cross-entropy over all positions, as
         in Hugging Face's heads; columns behind `batch.width` have probability 0. With h if `hidden`, with the states

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from swep_ds.data.batches import IGNORED
+from swep_ds.data.batches import IGNORED, Batch
 
 
 class QAOutput(NamedTuple):
@@ -39,6 +39,16 @@ class QAModel(nn.Module):
         if model.config.is_encoder_decoder:
             model = model.get_encoder()
         return model.config.get_text_config().hidden_size
+
+    @property
+    def words(self) -> nn.Module:
+        """Gives word embeddings [..., d] for ids [...], scaled where the model scales them (BART)."""
+        model = self.base.get_encoder() if self.base.config.is_encoder_decoder else self.model
+        return model.get_input_embeddings()
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Word embeddings e [N, T, d]; the model adds position and type embeddings later."""
+        return self.words(batch.input_ids)  # the module, not its weight: ZeRO-3 shards it
 
     @property
     def embedding_size(self) -> int:

@@ -21,11 +21,6 @@ class Seq2SeqQA(QAModel):
     Only the encoder's word embeddings are perturbed, also where the decoder shares their table.
     """
 
-    def embed(self, batch: Batch) -> Tensor:
-        """The encoder's word embeddings e [N, T, d], scaled where the model scales them (BART)."""
-        # the module, not its weight: ZeRO-3 shards it
-        return self.base.get_encoder().get_input_embeddings()(batch.input_ids)
-
     def forward(self, embeddings: Tensor, batch: Batch, *, hidden: bool = False, layers: bool = False) -> QAOutput:
         """-log p(y | embeddings) per window: the mean over its K target tokens, end of sequence included. With h if
         `hidden`, with the encoder's states after every layer if `layers`."""

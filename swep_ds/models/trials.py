@@ -1,7 +1,7 @@
 """Tries a loaded model on a few tokens, as it will train and answer; whatever is wrong with it is one line."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 
@@ -72,6 +72,7 @@ def depends_on_padding(model: PreTrainedModel, label: str, window: Inputs, longe
     with as_input_error(failure, "name another model", but=(torch.OutOfMemoryError, MemoryError)), _trial(model):
         in_batch = _logits(model, label, **batch)[:1]
         change, noise = (_difference(model, _logits(model, label, **other), in_batch) for other in (window, alike))
+    _check_finite(label, (p for p in model.parameters() if p.requires_grad))  # attention's kernels may leave them out
     exact = in_batch.dtype == torch.float32 and not torch.is_autocast_enabled(in_batch.device.type)
     if change <= (1e-4 if exact else max(3e-2, 4 * noise)):
         return False
@@ -123,15 +124,23 @@ def _padded(model: PreTrainedModel, window: Inputs, length: int) -> Inputs:
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel, label: str, **inputs: Tensor) -> Tensor:
-    """[N, 2, T] of starts and ends, or [N, K, V] of words. Raises InputError: NaN or infinity, also in trained weights:
-    attention's kernels may leave them out."""
+    """[N, 2, T] of starts and ends, or [N, K, V] of words. Raises InputError: NaN or infinity."""
     output = model(return_dict=True, **inputs)
     logits = output.logits if "logits" in output else torch.stack([output.start_logits, output.end_logits], 1)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    if not all(values.isfinite().all() for values in (logits, *weights)):
+    _check_finite(label, [logits])
+    return logits
+
+
+def _check_finite(label: str, tensors: Iterable[Tensor]) -> None:
+    if not all_finite(tensors):
         fault = "computes NaN or infinity from any text, or has some among its weights"
         raise InputError(f"{label}: {fault}: correct config.json, or fetch the model again")
-    return logits
+
+
+@torch.no_grad()
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no number is NaN or infinite. The extremes, of which NaN is both, take no memory of a tensor's size."""
+    return all(values.numel() == 0 or torch.stack(values.aminmax()).isfinite().all() for values in tensors)
 
 
 def _difference(model: PreTrainedModel, alone: Tensor, in_batch: Tensor) -> float:

@@ -218,8 +218,9 @@ def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
     engine = build_engine(prepared.objective, prepared.config, recipe.train, prepared.batches.updates)
     try:
         yield engine
-    except RunExit:  # on all ranks; after another exception the other ranks must first hear of it
-        engine.destroy()
+    except BaseException as error:
+        if isinstance(error, RunExit) or ranks.world_size() == 1:  # else the other ranks must first hear of it
+            engine.destroy()
         raise
     engine.destroy()
 

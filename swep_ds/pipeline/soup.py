@@ -21,6 +21,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.models.folders import weight_files
+from swep_ds.models.trials import all_finite
 from swep_ds.pipeline.export import card, card_head
 from swep_ds.pipeline.folder import READING, RunFolder
 from swep_ds.pipeline.recipe import Recipe
@@ -107,7 +108,7 @@ def _mean(ingredients: Sequence[Ingredient], name: str) -> Tensor:
     for ingredient in ingredients:
         with safe_open(ingredient.weights[name], "pt") as content:
             weights.append(content.get_tensor(name))
-        if not weights[-1].isfinite().all():
+        if not all_finite(weights[-1:]):
             raise InputError(f"{ingredient.run}: {name} holds NaN or infinity: leave that run out")
     first, *others = weights
     if not first.is_floating_point():

@@ -19,11 +19,13 @@ from swep_ds.data.batches import Batch, engine_divisor
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
 from swep_ds.models.backends import tf32_products, without_cudnn_attention
+from swep_ds.models.trials import all_finite
 from swep_ds.training.ds_config import zero_stage
 from swep_ds.training.graphs import GraphRecorder, Graphs, can_replay
 from swep_ds.training.settings import TrainSection
 from swep_ds.training.zero.flats import kept_part
-from swep_ds.training.zero.install import before_initialize, forget_engine, fp16_numbers, install
+from swep_ds.training.zero.install import before_initialize, fp16_numbers, install
+from swep_ds.training.zero.leftovers import forget_engine
 from swep_ds.training.zero.weights import shard
 
 SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup"}  # train.schedule -> its name in transformers
@@ -155,7 +157,7 @@ class Engine:
 
     def has_finite_weights(self) -> bool:
         """Whether the weights are finite, at ZeRO-3 this rank's part: no later loss shows those of the last update."""
-        return all(kept_part(parameter).isfinite().all() for parameter in self.module.parameters())
+        return all_finite(map(kept_part, self.module.parameters()))
 
 
 def build_engine(objective: Objective, config: dict[str, Any], train: TrainSection, updates: int) -> Engine:

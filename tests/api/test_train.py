@@ -1,5 +1,6 @@
 """`sd.train` and `sd.Run`: runs from Python, which leave their process as they found it."""
 
+import json
 import logging
 import os
 import signal
@@ -19,7 +20,7 @@ import swep_ds as sd
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.methods import SHIPPED
 from tests.support.bad_input import refused
-from tests.support.fork_server import run_script
+from tests.support.fork_server import ROOT, run_script
 from tests.support.tiny_run import ds_config, prepare
 
 
@@ -79,6 +80,21 @@ def test_two_runs_in_one_process(tmp_path):
     assert again.scores == first.scores
     assert "holds another run" in refused(sd.train, recipe, train=train, output_dir=tmp_path / "first")
     assert host() == before
+
+
+@pytest.mark.slow
+def test_no_tensor_of_a_run_stays_after_it(tmp_path):
+    """At ZeRO-3 DeepSpeed keeps an engine's module in a list and in a cache of a class, and with it all of its memory;
+    after an error, too."""
+    recipe = str(prepare(tmp_path))
+    configs = [str(ds_config(tmp_path, stage)) for stage in (0, 1, 2, 3)]
+    script = ROOT / "tests" / "support" / "live_tensors.py"
+    run_script(script, recipe, str(tmp_path / "train.json"), str(tmp_path), *configs)
+    left = json.loads((tmp_path / "left.json").read_text())
+    assert len(left) == 6
+    assert set(left.values()) == {0}, left
+    checked, _, trained = json.loads((tmp_path / "prepared.json").read_text())
+    assert trained == checked  # the second stage begins without the first one
 
 
 PROGRAM = """import sys

@@ -145,3 +145,14 @@ def test_block_sparse_attention_is_full_from_the_start(tmp_path):
     for model in (load(tmp_path, tokenizer=copy.deepcopy(tiny.wordpiece())).model, load_saved(str(tmp_path)).qa.model):
         assert model.config.attention_type == "original_full"
         assert {layer.self_attn.attention_type for layer in model.get_encoder().layers} == {"original_full"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
+def test_what_is_not_finite_is_seen_wherever_it_is(dtype):
+    whole = torch.arange(-5000, 5007).to(dtype)
+    assert trials.all_finite([torch.empty(0, 3, dtype=dtype), -whole if dtype.is_signed else whole, whole[0]])
+    for fault in (torch.nan, torch.inf, -torch.inf) if dtype.is_floating_point else ():
+        for place in (0, 5000, 10006):  # among 0.0 and -0.0, too
+            faulty = whole.clone()
+            faulty[place] = fault
+            assert not trials.all_finite([whole, faulty, whole])

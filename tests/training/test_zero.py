@@ -1,7 +1,9 @@
 """What is put in place of DeepSpeed's methods, against plain PyTorch: the order of an update's steps, the clipping of
 each group, and the optimizer's settings. Every engine makes a few updates of a tiny model."""
 
+import gc
 import math
+import weakref
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,10 @@ import deepspeed.runtime.zero.linear
 import pytest
 import torch
 from deepspeed.runtime import torch_autocast
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from transformers import get_linear_schedule_with_warmup
 
+from swep_ds.methods import noise_effect
 from swep_ds.methods.base import MicroStep
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.group import process_group
@@ -22,7 +26,8 @@ from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import run_update
 from swep_ds.training.zero.foreach import _clip_without_reading
-from swep_ds.training.zero.install import before_initialize, forget_engine
+from swep_ds.training.zero.install import before_initialize
+from swep_ds.training.zero.leftovers import forget_engine
 from tests.support import ds_configs
 from tests.support.tiny_batches import batch
 from tests.support.tiny_objective import objective, split
@@ -184,6 +189,41 @@ def test_numbers_do_not_depend_on_the_kind_of_an_earlier_engine(module, tmp_path
         numbers(stage, precision)
         assert torch.nn.functional.linear is linear
         assert {stage: numbers(stage, "fp32") for stage in (0, 1, 2)} == alone
+
+
+def test_a_logged_update_of_zero3_gathers_the_table_once_more(module, tmp_path, monkeypatch):
+    """However many parts the vocabulary is compared in."""
+    monkeypatch.setattr(noise_effect, "CHUNK", 8)
+    name = "_PartitionedParameterCoordinator__all_gather_params"
+    gather = getattr(PartitionedParameterCoordinator, name)
+    gathered = []
+
+    def note(self, parameters, forward):
+        gathered.extend(map(id, parameters))
+        gather(self, parameters, forward)
+
+    monkeypatch.setattr(PartitionedParameterCoordinator, name, note)
+    engine = engine_of(module, tmp_path, {"stage": 3, "stage3_max_reuse_distance": 0})
+    table = id(engine.module.qa.words.weight)
+    counts = []
+    for update, logged in enumerate((False, False, True)):
+        gathered.clear()
+        run_update(engine, iter(batches(update)), ACCUMULATION, MicroStep(update, measure=logged))
+        counts.append(gathered.count(table))
+    engine.destroy()
+    plain = 2 * ACCUMULATION  # in the clean and in the noisy pass
+    assert counts == [plain, plain, plain + ACCUMULATION]
+
+
+def test_a_weight_of_zero3_is_freed_without_its_engine(module, tmp_path):
+    engine = engine_of(module, tmp_path, {"stage": 3})
+    for update in range(2):  # from the second on DeepSpeed looks up what to release
+        run_update(engine, iter(batches(update)), ACCUMULATION, MicroStep(update))
+    weight = weakref.ref(next(engine.module.parameters()))
+    engine.destroy()
+    del engine
+    gc.collect()
+    assert weight() is None
 
 
 @pytest.mark.parametrize("stage", [0, 1])

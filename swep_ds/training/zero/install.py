@@ -17,13 +17,12 @@ At ZeRO-0 DeepSpeed's engine averages the gradients, and a hook of the optimizer
 """
 
 import deepspeed.ops
-import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime import torch_autocast
 
 from swep_ds.training.zero.files import Writer
 from swep_ds.training.zero.foreach import replace, use_foreach
 from swep_ds.training.zero.gradient import FlatGradient
+from swep_ds.training.zero.leftovers import forget_engine
 from swep_ds.training.zero.norms import GroupNorms
 
 
@@ -33,13 +32,6 @@ def before_initialize() -> None:
     if get_accelerator().device_name() == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     forget_engine()
-
-
-def forget_engine() -> None:
-    """Undoes what an engine leaves in modules: later ones would send other dtypes, and PyTorch round otherwise."""
-    torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
-    if torch.nn.functional.linear.__module__.startswith("deepspeed"):
-        torch.nn.functional.linear = torch._C._nn.linear
 
 
 def install(
