@@ -1,0 +1,94 @@
+"""Cuts a model's vocabulary to the words that some texts use."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from swep_ds.common.errors import InputError, as_input_error
+from swep_ds.common.files import read_json
+from swep_ds.models.folders import load_config
+from swep_ds.models.hub import load_tokenizer, resolve_model
+from swep_ds.pipeline.export import note_tied_weights, save_tokenizer
+from swep_ds.pipeline.folder import READING
+from swep_ds.pipeline.vocabulary import word_tables
+
+IDS = re.compile("ids?|sep|cls|.*token_id")  # fields of tokenizer.json and of configs that number words
+
+
+def trim(name: str, texts: Iterable[str], output: Path) -> tuple[int, int]:
+    """Writes the model without the words that no text uses; returns the numbers of words before and after. Characters,
+    bytes and added tokens stay. A text whose words all stay is cut into the same words, and the model computes the same
+    from them. Raises InputError: no such model, or a tokenizer that is not Unigram, WordPiece or BPE."""
+    tokenizer = load_tokenizer(name, "MODEL")
+    source = resolve_model(name, "MODEL")
+    kind = getattr(transformers, (load_config(source, "MODEL").architectures or ["AutoModel"])[0])
+    with as_input_error(f"MODEL {name}: cannot load", "correct the folder or name another model"):
+        model = kind.from_pretrained(source, dtype="auto")
+    before = len(model.get_input_embeddings().weight)
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    content = json.loads(backend.to_str())
+    used = {token["id"] for token in content["added_tokens"]}
+    for text in texts:
+        used.update(backend.encode(text, add_special_tokens=False).ids)
+    ids = _cut(content["model"], used)
+    content |= {part: _renumbered(content[part], ids) for part in ("added_tokens", "post_processor")}
+    rows = torch.tensor(list(ids))
+    head = model.get_output_embeddings()
+    for weight in word_tables(model) | {*(head.parameters() if head else ())}:
+        weight.data = weight.data[rows]
+    if hasattr(model, "final_logits_bias"):  # BART's
+        model.final_logits_bias = model.final_logits_bias[:, rows]
+    note_tied_weights(model)
+    model.save_pretrained(output)
+    for file in output.glob("*config.json"):
+        file.write_text(json.dumps(_renumbered(read_json(file), ids), indent=2) + "\n", encoding="utf-8")
+    save_tokenizer(tokenizer, output)
+    (output / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    if Path(source, READING).is_file():
+        shutil.copyfile(Path(source, READING), output / READING)
+    return before, len(ids)
+
+
+def _cut(model: dict[str, Any], used: set[int]) -> dict[int, int]:
+    """Cuts the `model` of a tokenizer.json to the words `used` and those that no text can do without. Returns the new
+    ids by the old ones, in the same order."""
+    listed = model["vocab"]
+    words = listed
+    if model["type"] == "Unigram":
+        words = {word: number for number, (word, _) in enumerate(listed)}
+        # the score of unknown characters is that of the least probable word, less 10
+        used = used | {model["unk_id"], min(words.values(), key=lambda number: listed[number][1])}
+    elif model["type"] not in ("WordPiece", "BPE"):
+        raise InputError(f"MODEL: its tokenizer is {model['type']}: name a model that has Unigram, WordPiece or BPE")
+    begin = model.get("continuing_subword_prefix") or ""
+    basic = re.compile(f"({re.escape(begin)})?.({re.escape(model.get('end_of_word_suffix') or '')})?|<0x..>", re.DOTALL)
+    used = used | {number for word, number in words.items() if basic.fullmatch(word)}
+    made = {(first, second): words[first + second.removeprefix(begin)] for first, second in model.get("merges", ())}
+    while parts := {words[part] for pair, word in made.items() if word in used for part in pair} - used:
+        used = used | parts
+    ids = {old: new for new, old in enumerate(sorted(used))}
+    if made:
+        model["merges"] = [pair for pair, word in made.items() if word in used]
+    if model["type"] == "Unigram":
+        model |= {"vocab": [listed[number] for number in ids if number < len(listed)], "unk_id": ids[model["unk_id"]]}
+    else:
+        model["vocab"] = {word: ids[number] for word, number in words.items() if number in used}
+    return ids
+
+
+def _renumbered(node: Any, ids: dict[int, int], field: str = "") -> Any:
+    """A tree of JSON with the new ids, and as many words."""
+    if isinstance(node, dict):
+        return {name: _renumbered(value, ids, name) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_renumbered(value, ids, field) for value in node]
+    if field in ("vocab_size", "n_words"):
+        return len(ids)
+    return ids.get(node, node) if type(node) is int and IDS.fullmatch(field) else node
