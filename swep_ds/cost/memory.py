@@ -40,18 +40,10 @@ class States:
         return always + max(self.gradients + self.transient + activations, self.step, self.evaluating + evaluation)
 
 
-def model_states(
-    shapes: Sequence[Sequence[int]],
-    config: dict[str, Any],
-    train: TrainSection,
-    world_size: int,
-    averaged: int = 0,
-    frozen: int = 0,
-) -> States:
+def model_states(shapes, config: dict[str, Any], train: TrainSection, world_size: int, averaged=0, frozen=0) -> States:
     """What a model takes whose trained `parameters()` have these shapes, in their order. `averaged` is the number of
-    elements whose mean `train.average` keeps, `frozen` that of the weights that are not trained. Raises InputError: the
-    config, from `complete_ds_config`, offloads to disk.
-    """
+    elements whose mean `train.average` keeps, `frozen` that of all weights that are not trained. Raises InputError: the
+    config, from `complete_ds_config`, offloads to disk."""
     model = _Model(shapes, config, train, world_size, averaged, frozen)
     zero = model.zero
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
@@ -67,9 +59,7 @@ def model_states(
 
 
 class _Model:
-    def __init__(
-        self, shapes, config: dict[str, Any], train: TrainSection, world_size: int, averaged: int, frozen: int
-    ):
+    def __init__(self, shapes, config: dict, train: TrainSection, world_size: int, averaged: int, frozen: int):
         zero = DeepSpeedZeroConfig(**config["zero_optimization"])
         self.zero = zero
         self.world_size = world_size
@@ -167,7 +157,7 @@ class _Model:
         zero = self.zero
         # partition_parameters.py: every parameter is padded to w equal pieces
         part = sum(math.ceil(size / self.world_size) for size in self.sizes)
-        parameters = width * (part + math.ceil(self.frozen / self.world_size))
+        kept = width * (part + math.ceil(self.frozen / self.world_size))
         # stage3.py: _create_fp16_sub_groups; the step goes through them one by one
         group = min(part, zero.sub_group_size + math.ceil(self.largest / self.world_size))
         gathered = prefetched = persistent = 0
@@ -179,7 +169,7 @@ class _Model:
             persistent = width * sum(size for size in self.sizes if size <= zero.param_persistence_threshold)
         # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
         states = States(
-            parameters=parameters,
+            parameters=kept,
             optimizer=self._kept(part),
             buffers=persistent + self.bucket,
             gradients=self.summed * part,
@@ -194,7 +184,7 @@ class _Model:
         host = self._kept(part) + min(4 * part, self.applied) + (4 + self.summed) * part
         states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched)
         if zero.offload_param is not None:
-            host += parameters
+            host += kept
             states = replace(states, parameters=0)
         return replace(states, host=host)
 

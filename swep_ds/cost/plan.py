@@ -181,17 +181,16 @@ def _states(
 
 def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devices: Devices) -> str:
     """A line about the word embeddings, which are frozen from then on."""
-    name = next(iter(states))
+    [name, *_] = states
     tables = word_tables(objective.qa.model)
-    words = sum(map(len, tables))
-    share = sum(map(torch.numel, tables)) / sum(map(torch.numel, objective.qa.parameters()))
     freeze_words(objective.qa.model)
     frozen = _states(recipe, objective, [name], devices)[0][name]
     whole = states[name].peak(0)
-    each = (whole - frozen.peak(0) + share * frozen.parameters) / words
-    text = f"word embeddings: {words:,} words, {share:.1%} of the model; model states with {Path(name).stem}: "
-    text += f"{_gib(whole)}, {_gib(frozen.peak(0))} with train.freeze_embeddings; "
-    return text + f"{each / 2**10:.1f} KiB less for each word that `swep-ds trim` cuts"
+    still = sum(map(torch.numel, tables)) / sum(map(torch.numel, objective.parameters())) * frozen.parameters
+    text = (
+        f"model states with {Path(name).stem}: {_gib(whole)}, of which {sum(map(len, tables)):,} word embeddings take "
+    )
+    return text + f"{_gib(whole - frozen.peak(0) + still)}, and {_gib(still)} with train.freeze_embeddings=true"
 
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:

@@ -1,15 +1,18 @@
 """A trimmed model computes the same from the texts whose words it has, whatever the kind of its tokenizer."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from swep_ds.commands import trim as command
 from swep_ds.models.hub import load_tokenizer
-from swep_ds.pipeline.trim import trim
+from swep_ds.pipeline.vocabulary import freeze_words, trim
 from tests.support import tiny, tiny_models
+from tests.support.tiny_objective import JOINT, gradients, objective, windows
 
 TEXTS = ("Who founded the monastery?", "An abbot of the northern valley.")
 OTHER = "Zwölf große Brücken über den Fluß, 10 mg täglich \u20ac."
@@ -77,3 +80,38 @@ def test_texts_of_kept_words_have_the_same_words_and_logits(tmp_path, architectu
         "tokenizer_config.json",
         "reading.json",
     }
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kept"),
+    [
+        ("electra", {"electra.embeddings.word_embeddings.weight"}),
+        ("t5", {"shared.weight"}),  # its output layer, too
+        ("t5-v1.1", {"shared.weight"}),  # which has an output layer of its own
+        ("bart", {"model.shared.weight"}),
+    ],
+)
+def test_frozen_are_the_words_of_encoder_and_decoder_and_a_tied_output_layer(architecture, kept):
+    module = objective("swep", architecture, beta=1e-3, initialisation="default")
+    freeze_words(module.qa.model)
+    loss, *_ = module(windows(architecture), JOINT)
+    learnt = gradients(module, loss)
+    names = {name for name, parameter in module.qa.model.named_parameters() if not parameter.requires_grad}
+    assert names == kept
+    assert not {f"qa.model.{name}" for name in names} & learnt.keys()
+    assert all(learnt[f"method.noise.{name}"].abs().max() > 0 for name, _ in module.method.noise.named_parameters())
+    assert ("qa.model.lm_head.weight" in learnt) == (architecture == "t5-v1.1")
+
+
+def test_the_command_reads_texts_and_data(tmp_path, monkeypatch, capsys):
+    source = save(tmp_path / "whole", "bert", "wordpiece")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.md").write_text(TEXTS[0])
+    (tmp_path / "data.json").write_text(json.dumps([{"question": TEXTS[1], "context": "of the"}]))
+    for name, words in (("texts", ["--texts", "texts"]), ("both", ["--texts", "texts", "--data", "data.json"])):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["swep-ds trim", str(source), *words, "--output", f"models/{name}"])
+        command.trim()
+    kept = [set(load_tokenizer(str(tmp_path / "models" / name)).get_vocab()) for name in ("texts", "both")]
+    assert kept[0] < kept[1]
+    assert capsys.readouterr().out.splitlines()[-1] == f"{len(kept[1])} of 212 words in models/both"
