@@ -20,6 +20,7 @@ COMMANDS = {
     "answer": "answer a question about a text",
     "forecast": "forecast the scores on text without labels",
     "soup": "average the models of finished runs",
+    "trim": "cut a model's vocabulary to what texts use",
     "augment": "make SSMBA's samples from training data",
     "convert": "make training data from generated question-answer pairs",
     "submit": "submit a training or a sweep to Slurm",

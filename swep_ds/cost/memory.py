@@ -40,13 +40,11 @@ class States:
         return always + max(self.gradients + self.transient + activations, self.step, self.evaluating + evaluation)
 
 
-def model_states(
-    shapes: Sequence[Sequence[int]], config: dict[str, Any], train: TrainSection, world_size: int, averaged: int = 0
-) -> States:
-    """What a model takes whose `parameters()` have these shapes, in their order. `averaged` is the number of elements
-    whose mean `train.average` keeps. Raises InputError: the config, from `complete_ds_config`, offloads to disk.
-    """
-    model = _Model(shapes, config, train, world_size, averaged)
+def model_states(shapes, config: dict[str, Any], train: TrainSection, world_size: int, averaged=0, frozen=0) -> States:
+    """What a model takes whose trained `parameters()` have these shapes, in their order. `averaged` is the number of
+    elements whose mean `train.average` keeps, `frozen` that of all weights that are not trained. Raises InputError: the
+    config, from `complete_ds_config`, offloads to disk."""
+    model = _Model(shapes, config, train, world_size, averaged, frozen)
     zero = model.zero
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
     if "nvme" in offload:
@@ -61,7 +59,7 @@ def model_states(
 
 
 class _Model:
-    def __init__(self, shapes, config: dict[str, Any], train: TrainSection, world_size: int, averaged: int):
+    def __init__(self, shapes, config: dict, train: TrainSection, world_size: int, averaged: int, frozen: int):
         zero = DeepSpeedZeroConfig(**config["zero_optimization"])
         self.zero = zero
         self.world_size = world_size
@@ -70,6 +68,7 @@ class _Model:
         self.applied = 4 * averaged if train.average == "start" else 0
         self.sizes = [math.prod(shape) for shape in shapes]
         self.numel = sum(self.sizes)
+        self.frozen = frozen
         self.largest = max(self.sizes)
         self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
         self.accumulates = config["gradient_accumulation_steps"] > 1
@@ -83,10 +82,10 @@ class _Model:
         self.part = 2 * math.ceil(self.numel / (2 * world_size))
         # below ZeRO-3: whole weights, and a part of the optimizer
         self.whole = States(
-            parameters=self.width * self.numel,
+            parameters=self.width * (self.numel + frozen),
             optimizer=self._kept(self.part),
             evaluating=min(4 * self.part, self.applied),
-            loading=4 * self.numel,
+            loading=4 * (self.numel + frozen),
         )
 
     def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
@@ -142,11 +141,11 @@ class _Model:
             # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
             host = self._kept(part) + min(4 * part, self.applied) + (4 + width) * part
             return States(
-                parameters=width * self.numel,
+                parameters=self.whole.parameters,
                 buffers=width * self.largest,
                 transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
                 host=host + width * self.largest + accumulated,
-                loading=4 * self.numel,
+                loading=self.whole.loading,
             )
         transient = self.bucket + oversized + accumulated
         if self.coalesced:  # grads_in_partition is filled while all gradients still exist
@@ -158,18 +157,19 @@ class _Model:
         zero = self.zero
         # partition_parameters.py: every parameter is padded to w equal pieces
         part = sum(math.ceil(size / self.world_size) for size in self.sizes)
+        kept = width * (part + math.ceil(self.frozen / self.world_size))
         # stage3.py: _create_fp16_sub_groups; the step goes through them one by one
         group = min(part, zero.sub_group_size + math.ceil(self.largest / self.world_size))
         gathered = prefetched = persistent = 0
         if self.world_size > 1:  # a single rank gathers nothing
             # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
             # are copied out of one buffer
-            gathered = width * min(self.numel, zero.max_live_parameters)
-            prefetched = width * min(self.numel, zero.prefetch_bucket_size)
+            gathered = width * min(self.numel + self.frozen, zero.max_live_parameters)
+            prefetched = width * min(self.numel + self.frozen, zero.prefetch_bucket_size)
             persistent = width * sum(size for size in self.sizes if size <= zero.param_persistence_threshold)
         # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
         states = States(
-            parameters=width * part,
+            parameters=kept,
             optimizer=self._kept(part),
             buffers=persistent + self.bucket,
             gradients=self.summed * part,
@@ -184,7 +184,7 @@ class _Model:
         host = self._kept(part) + min(4 * part, self.applied) + (4 + self.summed) * part
         states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched)
         if zero.offload_param is not None:
-            host += width * part
+            host += kept
             states = replace(states, parameters=0)
         return replace(states, host=host)
 

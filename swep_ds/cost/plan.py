@@ -29,6 +29,7 @@ from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.vocabulary import freeze_words, word_tables
 from swep_ds.ranks import accelerator
 from swep_ds.sweeps.sweep import Cell
 from swep_ds.training.ds_config import complete_ds_config
@@ -145,6 +146,7 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     if answers:
         windows = f"{recipe.eval.batch_size} windows x {recipe.eval.beams} beams"
         say(f"evaluation: {windows} keep {_gib(answers)} of keys and values (estimate)")
+    say(_words(recipe, objective, states, devices))
     for error in refused:
         say(f"left out: {error}")
     held = counted.checkpointed if train.activation_checkpointing else counted.plain
@@ -159,8 +161,9 @@ def _states(
 ) -> tuple[dict[str, States], list[InputError]]:
     """Model states by ds_config, and what is wrong with the others. Raises InputError: none can be planned for."""
     train = recipe.train
-    shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
-    averaged = sum(p.numel() for p in objective.qa.parameters()) if train.average != "none" else 0
+    shapes = [tuple(parameter.shape) for parameter in objective.parameters() if parameter.requires_grad]
+    frozen = sum(parameter.numel() for parameter in objective.parameters() if not parameter.requires_grad)
+    averaged = sum(p.numel() for p in objective.qa.parameters() if p.requires_grad) if train.average != "none" else 0
     setup = {"world_size": devices.count, "micro_steps": len(objective.parts(train.execution))}
     setup |= {"hidden_size": objective.qa.hidden_size, "on_cpu": not devices.on_gpu}
     states = {}
@@ -168,12 +171,26 @@ def _states(
     for name in names:
         try:
             config = complete_ds_config(name, train, **setup)
-            states[name] = model_states(shapes, config, train, devices.count, averaged)
+            states[name] = model_states(shapes, config, train, devices.count, averaged, frozen)
         except InputError as error:
             refused.append(error)
     if not states:
         raise refused[0]
     return states, refused
+
+
+def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devices: Devices) -> str:
+    """A line about the word embeddings, which are frozen from then on."""
+    [name, *_] = states
+    tables = word_tables(objective.qa.model)
+    freeze_words(objective.qa.model)
+    frozen = _states(recipe, objective, [name], devices)[0][name]
+    whole = states[name].peak(0)
+    still = sum(map(torch.numel, tables)) / sum(map(torch.numel, objective.parameters())) * frozen.parameters
+    text = (
+        f"model states with {Path(name).stem}: {_gib(whole)}, of which {sum(map(len, tables)):,} word embeddings take "
+    )
+    return text + f"{_gib(whole - frozen.peak(0) + still)}, and {_gib(still)} with train.freeze_embeddings=true"
 
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:

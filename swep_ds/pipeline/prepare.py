@@ -34,6 +34,7 @@ from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.vocabulary import freeze_words, frozen_revision
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.environment import warn_once
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
@@ -114,13 +115,12 @@ def prepare(
         if advice := test.scorer.advice(test.name, test.golds):
             warn_once(advice)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), accelerator.on_gpu())
-    scorer = test_sets[0].scorer if test_sets else Scorer()
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,
         config=config,
         features=features,
-        unreachable=unreachable_training(recipe, features, training, scorer),
+        unreachable=unreachable_training(recipe, features, training, test_sets[0].scorer if test_sets else Scorer()),
         batches=batches,
         tests=test_sets,
         validation=next(iter(validation_sets), None),
@@ -212,8 +212,7 @@ def load(
 
     Raises InputError: as `load_model` and `complete_ds_config`; or this rank's machine cannot run what is asked for.
     """
-    is_partitioned = zero_stage(read_ds_config(ds_config)) == 3
-    qa = load_model(recipe, tokenizer, source, mapped=is_partitioned, weights=weights)
+    qa = load_model(recipe, tokenizer, source, mapped=zero_stage(read_ds_config(ds_config)) == 3, weights=weights)
     method = build(recipe.method, qa.hidden_size, qa.embedding_size)
     objective = Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
     setup = {"world_size": ranks.world_size(), "micro_steps": len(objective.parts(recipe.train.execution))}
@@ -247,14 +246,15 @@ def load_model(
             f"train.precision fp16: activations of {kind} overflow in it (it was trained in bfloat16): set it to "
             "autocast, or to bf16 or fp32"
         )
-    options = {"activation_checkpointing": recipe.train.activation_checkpointing, "mapped": mapped, "weights": weights}
-    options["tokenizer"] = tokenizer
-    options |= {"attention": recipe.model.attention, "attention_dropout": recipe.model.attention_dropout}
+    options = recipe.model.model_dump(exclude={"name"}) | {"mapped": mapped, "weights": weights, "tokenizer": tokenizer}
+    options["activation_checkpointing"] = recipe.train.activation_checkpointing
     if recipe.task == "generative":
         options |= {"beams": recipe.eval.beams, "max_answer_tokens": recipe.eval.max_answer_tokens}
         qa = GenerativeQA.load(source, **options)
     else:
         qa = ExtractiveQA.load(source, compiled=recipe.train.compile and weights, **options)
+    if recipe.train.freeze_embeddings:
+        freeze_words(qa.model)
     if tokenizer is None:
         return qa
     if recipe.task == "generative":
@@ -278,7 +278,7 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> dict[str, Any]:
     for (field, source), part in zip(recipe.data.sources.items(), parts, strict=True):
         samples = f" or data.augmented {recipe.data.augmented}" if recipe.data.augmented else ""
         setup[f"content of {recipe.as_named(field)} {source}{samples}"] = part.fingerprint
-    setup["files of model.name"] = prepared.inputs.get("model.name")
+    setup["files of model.name"] = prepared.inputs.get("model.name") or frozen_revision(recipe)
     if prepared.validation:
         field = source_of_test_set(recipe, prepared.validation.name)
         setup[f"content of {field} {recipe.sources[field]}, selection"] = prepared.validation.features.fingerprint

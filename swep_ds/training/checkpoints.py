@@ -68,7 +68,8 @@ class Checkpoints:
 
     def _write(self, engine, tag: Path, done: TrainState) -> None:
         def write() -> dict[str, str]:
-            engine.deepspeed.save_checkpoint(str(self.folder), tag=tag.name, save_latest=False)
+            options = {"save_latest": False, "exclude_frozen_parameters": True}  # a start gets those from its model
+            engine.deepspeed.save_checkpoint(str(self.folder), tag.name, **options)
             if self.average:
                 self.average.save(tag)
             return engine.writer.finish()

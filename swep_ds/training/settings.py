@@ -55,6 +55,7 @@ class TrainSection(Section):
     compile: bool = False  # extractive: torch.compile of the model, once for all lengths; the first updates are slow
     cuda_graphs: bool = True  # GPU, ZeRO-1: the passes of a shape are captured once, then replayed without the host
     deterministic: bool = False  # GPU: the same numbers, to the last bit, in every run on the same devices; slower
+    freeze_embeddings: bool = False  # word embeddings, and an output layer that is tied to them, stay as they are
     log_every: Many = 10  # updates between two logged lines
     checkpoint_every: Many = 1000  # updates between two checkpoints
     keep_checkpoints: Count = 2  # how many of the newest are kept

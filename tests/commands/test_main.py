@@ -67,6 +67,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(swep_ds):
         (["train", "--ranks", "0"], "error: argument --ranks: 0 must be at least 1: --help lists the options\n"),
         (["train", "--plan", "--ranks", "2"], "error: --ranks: --plan takes the number of devices as its value, su"),
         (["answer", "m", "--questions", "q", "--text", "t", "--output", "o"], "--questions has texts in its file"),
+        (["trim", "m", "--output", "o"], "no text says which words to keep: give --texts, --data or both\n"),
         (["answer", "m", "--questions", "q"], "give --questions with --output, a new file for the answers; "),
         (["answer", "m", "--question", "q"], "give --question with --text, --text_file or --te"),
         (["answer", "m", "--question", "q", "--text", "t", "--passages", "3"], "--passages are those of --texts: "),

@@ -13,14 +13,16 @@ SHAPES = [(100, 10), (10, 10), (10,)]  # 1110 parameters
 N, LARGEST, BUCKET = 1110, 1000, 500
 
 
-def states(stage: int, precision="fp32", world_size: int = 2, offload="", averaged: int = 0, **train) -> States:
+def states(
+    stage: int, precision="fp32", world_size: int = 2, offload="", averaged: int = 0, frozen: int = 0, **train
+) -> States:
     zero = {"stage": stage, "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 0}
     if offload:
         zero["offload_optimizer"] = {"device": offload, "nvme_path": "/tmp"}
         if stage == 3:
             zero["offload_param"] = {"device": "cpu"}
     config = {"zero_optimization": zero, "gradient_accumulation_steps": 2}
-    return model_states(SHAPES, config, TrainSection(precision=precision, **train), world_size, averaged)
+    return model_states(SHAPES, config, TrainSection(precision=precision, **train), world_size, averaged, frozen)
 
 
 def held(state: States) -> tuple[int, int, int]:
@@ -82,6 +84,17 @@ def test_the_mean_of_the_model_s_weights_is_beside_the_float32_copy():
             assert (tested.host, tested.evaluating) == (with_mean.host + 4 * part, with_mean.evaluating)
 
 
+def test_frozen_weights_are_kept_alone():
+    frozen = 101
+    for stage, offload in ((0, ""), (1, ""), (2, ""), (2, "cpu"), (3, ""), (3, "cpu")):
+        trained, both = (states(stage, offload=offload, frozen=count) for count in (0, frozen))
+        kept = 4 * (51 if stage == 3 else frozen)  # a padded half
+        assert both.parameters + both.host == trained.parameters + trained.host + kept
+        assert both.loading == trained.loading + (0 if stage == 3 else kept)
+        assert both.transient == trained.transient + (4 * frozen if stage == 3 else 0)  # gathered
+        assert (both.optimizer, both.gradients, both.step) == (trained.optimizer, trained.gradients, trained.step)
+
+
 def test_a_peak_is_the_worst_of_an_update_a_step_and_an_evaluation():
     state = states(0)
     assert state.peak(0) == 12 * N + state.step
@@ -104,7 +117,7 @@ def test_it_is_what_deepspeed_allocates(world_size, tmp_path):
     file = tmp_path / "measured.json"
     run_script(ROOT / "tests" / "support" / "engine_memory.py", str(file), ranks=world_size)
     measured = json.loads(file.read_text())
-    assert len(measured["engines"]) == 7 + world_size
+    assert len(measured["engines"]) == 8 + world_size
     for model, stage, offload, precision, held, reached, total, peak in measured["engines"]:
         case = f"{model}, ZeRO-{stage}, offload {offload}, {precision}, {world_size} rank(s)"
         assert total == pytest.approx(held, rel=0.05), case

@@ -52,7 +52,7 @@ def folder(tmp_path_factory) -> Path:
     ]
     make_runs(folder, alone, ranks=1)
     killed = [
-        two(folder, "two-bf16", 2, "train.precision=bf16"),
+        two(folder, "two-bf16", 2, "train.precision=bf16", "train.freeze_embeddings=true"),
         two(folder, "two", 3, SLOWLY),
         start(folder, "from-first", 3, SLOWLY, f"model.name={folder / 'two' / 'pretrain' / 'model'}"),
         two(folder, "stopped", 3, SLOWLY, stop_after=3),  # in its first stage
@@ -110,7 +110,10 @@ def test_the_checkpoint_of_the_best_score_is_evaluated_and_exported(folder, run)
     best = max(logged, key=lambda u: (logged[u]["validation_f1"], logged[u]["validation_exact_match"], -u))
     assert selection["update"] == best
     assert selection["f1"] == logged[best]["validation_f1"]
-    assert_equal(weights(folder / run), saved_weights(folder / run, best, SELECTED[run]))
+    exported, saved = weights(folder / run), saved_weights(folder / run, best, SELECTED[run])
+    assert_equal({name: exported[name] for name in saved}, saved)
+    left_out = {"bert.embeddings.word_embeddings.weight"} if run == "two-bf16" else set()  # frozen
+    assert exported.keys() - saved.keys() == left_out
 
 
 def test_of_equal_scores_the_earlier_checkpoint_is_chosen_and_outlives_the_others(folder):
@@ -163,6 +166,8 @@ def test_half_precision_hands_over_the_weights_that_it_rounds(folder):
     handed = weights(folder / "two-bf16" / "pretrain")
     masters = saved_weights(folder / "two-bf16" / "pretrain", FIRST_UPDATES, 2)
     assert all(value.dtype == torch.float32 for value in handed.values())
+    frozen = handed.pop("bert.embeddings.word_embeddings.weight")  # which have no others, and are in no checkpoint
+    assert torch.equal(frozen, weights(folder)["bert.embeddings.word_embeddings.weight"].bfloat16())
     assert_equal(handed, masters)
     assert not all(torch.equal(value, value.bfloat16().float()) for value in handed.values())
     exported = weights(folder / "two-bf16")  # for use, not training

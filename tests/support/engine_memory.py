@@ -29,6 +29,7 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.recipe import Recipe
+from swep_ds.pipeline.vocabulary import freeze_words
 from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import build_engine
 from tests.support.ds_configs import write
@@ -61,7 +62,7 @@ def make_config(recipe: Recipe, stage: int, offload: bool = False, micro_steps: 
         return complete_ds_config(str(write(Path(folder), {"zero_optimization": zero})), recipe.train, **setup)
 
 
-def measure(model: str, stage: int, offload: bool, precision: str) -> list:
+def measure(model: str, stage: int, offload: bool, precision: str, frozen: bool = False) -> list:
     recipe = Recipe.load("quickstart", ["train.micro_batch_size=1", f"train.precision={precision}"])
     config = make_config(recipe, stage, offload)
     before = held_bytes()
@@ -69,8 +70,11 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
 
     def make():
         objective = make_objective(model, recipe)
-        shapes = [tuple(parameter.shape) for parameter in objective.parameters()]
-        states = model_states(shapes, config, recipe.train, ranks.world_size())
+        if frozen:
+            freeze_words(objective.qa.model)
+        shapes = [tuple(parameter.shape) for parameter in objective.parameters() if parameter.requires_grad]
+        left = sum(parameter.numel() for parameter in objective.parameters() if not parameter.requires_grad)
+        states = model_states(shapes, config, recipe.train, ranks.world_size(), frozen=left)
         made.extend([build_engine(objective, config, recipe.train, 100), states])
         return made[0]
 
@@ -92,7 +96,7 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
                 now = least_held(before, total)
             engine.step()
     engine.destroy()
-    return [model, stage, offload, precision, now, peak, total, states.peak(0)]
+    return [f"{model}{', frozen' * frozen}", stage, offload, precision, now, peak, total, states.peak(0)]
 
 
 def least_held(before: int, expected: int) -> int:
@@ -146,7 +150,8 @@ if __name__ == "__main__":
     gc.freeze()  # objects of the imports hold no tensor that is measured
     with ranks.process_group():
         cases = [("bert", 0, False, "fp32"), *(("bert", stage, False, "bf16") for stage in (1, 2, 3))]
-        cases += [("bert", 2, False, "fp32"), ("t5", 2, False, "autocast"), ("t5", 3, False, "autocast")]
+        cases += [("bert", 2, False, "fp32"), ("t5", 2, False, "autocast"), ("t5", 3, False, "autocast", True)]
+        cases += [("bert", 1, False, "fp32", True)]
         if ranks.world_size() > 1:
             cases += [("bert", 2, True, "bf16"), ("bert", 3, True, "bf16")]  # one rank's are the same, and no peak
         else:

@@ -38,7 +38,7 @@ class Engine:
     def deepspeed(self) -> "Engine":
         return self
 
-    def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
+    def save_checkpoint(self, folder: str, tag: str, **options: bool) -> None:
         (Path(folder) / tag / "state.pt").write_bytes(state())
 
 

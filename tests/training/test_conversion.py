@@ -139,6 +139,7 @@ def start(folder: Path, name: str, stage: int | str, *changes: str, **more) -> d
     if name in ("bert", "ranks-0", "both"):
         sources = [folder / "model-bert" / file for file in ("train.json", "more.json")]
         sets.append(f"data.train={json.dumps([{'source': str(source), 'weight': 1} for source in sources])}")
+        sets.append("train.freeze_embeddings=true")  # no checkpoint has them
     offload = {key: {"device": "cpu"} for key in ("offload_optimizer", "offload_param")}
     config = ds_config(folder, 3, **offload) if stage == "3-offload" else ds_config(folder, stage)
     return {

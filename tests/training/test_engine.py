@@ -82,6 +82,9 @@ RIVALS = {
     "divergence": {"method.divergence_weight": 20.0},
 }
 VARIANTS |= RIVALS
+FROZEN = {"frozen": {"train.freeze_embeddings": True}}
+FROZEN["frozen-mle"] = {"method.name": "mle", **FROZEN["frozen"]}
+VARIANTS |= FROZEN
 Training = tuple[list[float], dict[str, torch.Tensor]]  # losses and the model's weights at the end
 
 
@@ -128,6 +131,9 @@ def runs(folder: Path, world_size: int) -> dict[str, dict]:
         listed["controlled"]["ds_config"] = str(ds_config(folder, 3, sub_group_size=1000))
         for stage in (0, 2):
             add(f"controlled-zero{stage}", zero[stage], **VARIANTS["controlled"])
+        for name, settings in FROZEN.items():
+            for stage in range(3):
+                add(f"{name}-zero{stage}", zero[stage], **settings)
         add("adv_aug-accumulation", zero[2], accumulation=2, **VARIANTS["adv_aug"])
     else:
         for config in ("zero2_offload", "zero3_offload"):
@@ -201,9 +207,11 @@ def job_of(folder: Path, **settings) -> tuple[Recipe, Prepared]:
 def without_an_engine(folder: Path, variant: str) -> Training:
     """A plain PyTorch loop: one process, one backward a pass, one step at the end. Its losses are those of a method's
     passes; a rival's are those of its equations, in one backward."""
-    settings = VARIANTS[variant]
+    settings = dict(VARIANTS[variant])
+    is_frozen = settings.pop("train.freeze_embeddings", False)
     recipe, job = job_of(folder, **settings)
     objective = job.objective.train()
+    objective.qa.model.get_input_embeddings().requires_grad_(not is_frozen)
     model, own = [*objective.qa.parameters()], [*objective.method.parameters()]
     groups = [{"params": model}, {"params": own, "lr": settings.get("method.noise_learning_rate", 1e-3)}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0)
@@ -244,6 +252,11 @@ def test_every_method_is_its_passes(finished, folder, reference, variant):
     assert_same_training(finished[variant, 2], expected)
     if variant == "adv_aug":  # what a pass carries on belongs to its micro-batch
         assert_same_training(finished["adv_aug-accumulation", 2], expected)
+    if variant in FROZEN:
+        for stage in range(3):
+            assert_same_training(finished[f"{variant}-zero{stage}", 2], expected)
+        words = "bert.embeddings.word_embeddings.weight"
+        assert torch.equal(expected[1][words], load_file(folder / "model" / "model.safetensors")[words])
     assert expected[0] != pytest.approx(losses(reference), rel=1e-4)
 
 

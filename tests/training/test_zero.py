@@ -25,9 +25,12 @@ from swep_ds.training.checkpoints import Checkpoints
 from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import Engine, build_engine
 from swep_ds.training.loop import run_update
+from swep_ds.training.zero.files import read_state
+from swep_ds.training.zero.flats import flats
 from swep_ds.training.zero.foreach import _clip_without_reading
 from swep_ds.training.zero.install import before_initialize
 from swep_ds.training.zero.leftovers import forget_engine
+from swep_ds.training.zero.weights import full_weights
 from tests.support import ds_configs
 from tests.support.tiny_batches import batch
 from tests.support.tiny_objective import objective, split
@@ -37,7 +40,11 @@ LIMIT, OWN_LIMIT = 0.5, 0.02  # below and amid the norms
 METHOD = {"beta": 1e-3, "initialisation": "default", "noise_max_grad_norm": OWN_LIMIT, "noise_learning_rate": 3e-2}
 TRAIN = {"micro_batch_size": 3, "gradient_accumulation_steps": ACCUMULATION, "learning_rate": 1e-2}
 TRAIN |= {"max_grad_norm": LIMIT, "adam_betas": [0.7, 0.95], "adam_epsilon": 1e-3, "weight_decay": 0.1}
+WORDS = "embeddings.word_embeddings.weight"
 TRAIN |= {"warmup_fraction": 0.65}  # 2.6 of 4 updates, which is rounded to 3
+
+
+STAGES = [*({"stage": stage} for stage in range(4)), {"stage": 2, "offload_optimizer": {"device": "cpu"}}]
 
 
 def batches(update: int) -> list:
@@ -52,7 +59,7 @@ def module():
 
 
 def engine_of(module, folder: Path, zero: dict, train: dict = TRAIN, **more) -> Engine:
-    sections = {"train": train, "method": {"name": "swep", **METHOD}, "model": {"name": "tiny"}}
+    sections = {"train": train, "method": {"name": "mle"}, "model": {"name": "tiny"}}
     recipe = Recipe.model_validate(sections | {"data": {"train": "none", "eval": {}}})
     source = ds_configs.write(folder, {"zero_optimization": {"stage3_param_persistence_threshold": 0, **zero}, **more})
     setup = {"world_size": 1, "micro_steps": len(module.parts("split")), "hidden_size": 16, "on_cpu": True}
@@ -72,7 +79,7 @@ def plain_loop(module, limit: float) -> tuple[list[float], list[float], list[flo
     """By PyTorch alone: each update's loss, its learning rate and the norm of the noise generator's gradient."""
     module = deepcopy(module)
     model, own = [*module.qa.parameters()], [*module.method.parameters()]
-    groups = [{"params": model}, {"params": own, "lr": METHOD["noise_learning_rate"]}]
+    groups = [{"params": model}, {"params": own, "lr": METHOD["noise_learning_rate"]}][: 1 + bool(own)]
     settings = {"betas": TRAIN["adam_betas"], "eps": TRAIN["adam_epsilon"], "weight_decay": TRAIN["weight_decay"]}
     optimizer = torch.optim.AdamW(groups, lr=TRAIN["learning_rate"], **settings)
     schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=3, num_training_steps=UPDATES)
@@ -95,14 +102,7 @@ def plain_loop(module, limit: float) -> tuple[list[float], list[float], list[flo
 
 @pytest.mark.parametrize(
     "zero",
-    [
-        {"stage": 0},
-        {"stage": 1},
-        {"stage": 2},
-        {"stage": 3},
-        {"stage": 3, "sub_group_size": 1000},  # several flat tensors in a group
-        {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    ],
+    [*STAGES, {"stage": 3, "sub_group_size": 1000}],  # several flat tensors in a group
     ids=str,
 )
 def test_each_group_is_clipped_by_its_norm_as_in_a_plain_loop(module, expected, tmp_path, zero):
@@ -120,6 +120,32 @@ def test_each_group_is_clipped_by_its_norm_as_in_a_plain_loop(module, expected, 
     assert norms == pytest.approx(expected[2], rel=1e-3)
     assert max(norms) > OWN_LIMIT
     assert len(set(losses)) == UPDATES
+
+
+@pytest.mark.parametrize("zero", STAGES, ids=str)
+@pytest.mark.parametrize("method", ["swep", "mle"])
+def test_frozen_words_have_no_gradient_no_moments_and_no_second_copy(module, tmp_path, zero, method):
+    if method == "mle":
+        module = objective("mle").float()
+    module = deepcopy(module)
+    words = module.qa.model.get_input_embeddings().weight.requires_grad_(False)
+    size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    engine = engine_of(module, tmp_path, zero)
+    losses = []
+    for update in range(UPDATES):
+        seen = run_update(engine, iter(batches(update)), ACCUMULATION, MicroStep(update))
+        losses.append(sum(float(part["loss"]) for part in seen) / ACCUMULATION)
+        assert engine.module.qa.model.get_input_embeddings().weight.grad is None
+    assert losses == pytest.approx(plain_loop(module, LIMIT)[0], rel=1e-5)
+    moments = [state["exp_avg"].numel() for state in engine.deepspeed.basic_optimizer.state.values()]
+    assert size <= sum(moments) == sum(flat.weights.numel() for flat in flats(engine.deepspeed)) < size + 4
+    made = Checkpoints(tmp_path, 1, {}, {"windows": 1, "micro_batch_size": 1, "gradient_accumulation_steps": 1})
+    made.save(engine, TrainState(1))
+    states = [read_state(file) for file in made.tag(1).glob("*.pt")]
+    assert not any(name.endswith(WORDS) for state in states for name in state.get("module", ()))
+    weights = dict(full_weights(engine, engine.module, masters=True))
+    engine.destroy()
+    assert torch.equal(weights[f"qa.model.bert.{WORDS}"], words)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

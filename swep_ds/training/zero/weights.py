@@ -64,10 +64,12 @@ def full_weights(engine, model: nn.Module, *, masters: bool) -> Iterator[tuple[s
     for name, tensor in itertools.chain(model.named_parameters(remove_duplicate=False), model.named_buffers()):
         if name not in saved:
             continue
-        if masters and engine.stage and isinstance(tensor, nn.Parameter):
+        if masters and engine.stage and tensor.requires_grad:
             value = safe_get_full_fp32_param(tensor)
             yield name, value.detach().cpu() if ranks.is_main() else None
             continue
+        # transformers takes the dtype of one weight for that of all
+        dtype = torch.float32 if masters and isinstance(tensor, nn.Parameter) else tensor.dtype
         with deepspeed.zero.GatheredParameters([tensor], enabled=is_partitioned(tensor)):
-            value = tensor.detach().to("cpu", copy=True) if ranks.is_main() else None
+            value = tensor.detach().to("cpu", dtype, copy=True) if ranks.is_main() else None
         yield name, value

@@ -1,0 +1,110 @@
+"""The table of word embeddings: `train.freeze_embeddings` keeps it as it is, `swep-ds trim` cuts it."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.utils import CONFIG_NAME, cached_file
+
+from swep_ds.common.errors import as_input_error
+from swep_ds.common.files import read_json
+from swep_ds.models.folders import load_config
+from swep_ds.models.hub import load_tokenizer, resolve_model
+from swep_ds.pipeline.export import note_tied_weights, save_tokenizer
+from swep_ds.pipeline.folder import READING
+from swep_ds.pipeline.recipe import Recipe
+
+# Fields that number words in a config.json and, but for its vocabulary, in a tokenizer.json
+IDS = re.compile("ids?|sep|cls|.*token_id")
+
+
+def word_tables(model: PreTrainedModel) -> set[torch.nn.Parameter]:
+    """The tables of word embeddings, of an encoder-decoder those of both. An output layer may be tied to them."""
+    parts = [model.get_encoder(), model.get_decoder()] if model.config.is_encoder_decoder else [model]
+    return {table for part in parts for table in part.get_input_embeddings().parameters()}
+
+
+def freeze_words(model: PreTrainedModel) -> None:
+    """DeepSpeed gives them no float32 copy and no moments then; checkpoints leave them out."""
+    for table in word_tables(model):
+        table.requires_grad_(False)
+
+
+def frozen_revision(recipe: Recipe) -> str | None:
+    """The commit of a model on the hub whose frozen weights are taken from there on every start."""
+    return Path(cached_file(recipe.model.name, CONFIG_NAME)).parent.name if recipe.train.freeze_embeddings else None
+
+
+def trim(name: str, texts: Iterable[str], output: Path) -> tuple[int, int]:
+    """Writes the model without the words that no text uses; returns how many there were, and are. Characters, bytes and
+    added tokens stay. A text whose words all stay is cut into the same ones, from which the model computes the same."""
+    tokenizer = load_tokenizer(name, "MODEL")
+    source = resolve_model(name, "MODEL")
+    kind = getattr(transformers, (load_config(source, "MODEL").architectures or ["AutoModel"])[0])
+    with as_input_error(f"MODEL {name}: cannot load", "correct the folder or name another model"):
+        model = kind.from_pretrained(source, dtype="auto")
+    tokenizer.backend_tokenizer.no_truncation()
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    used = {token["id"] for token in content["added_tokens"]}
+    for text in texts:
+        used.update(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+    ids = _cut(content["model"], used)
+    before = len(model.get_input_embeddings().weight)
+    rows = torch.tensor(list(ids))
+    head = model.get_output_embeddings()
+    for weight in word_tables(model) | {*(head.parameters() if head else ())}:
+        weight.data = weight.data[rows]
+    if hasattr(model, "final_logits_bias"):  # BART's
+        model.final_logits_bias = model.final_logits_bias[:, rows]
+    note_tied_weights(model)
+    model.save_pretrained(output)
+    save_tokenizer(tokenizer, output)
+    for file in output.glob("*config.json"):
+        file.write_text(json.dumps(_renumbered(read_json(file), ids), indent=2) + "\n", encoding="utf-8")
+    content |= {part: _renumbered(content[part], ids) for part in ("added_tokens", "post_processor")}
+    (output / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    if Path(source, READING).is_file():
+        shutil.copyfile(Path(source, READING), output / READING)
+    return before, len(ids)
+
+
+def _cut(model: dict[str, Any], used: set[int]) -> dict[int, int]:
+    """Cuts the `model` of a tokenizer.json to the words `used` and those that no text can do without. Returns the new
+    ids by the old ones, in the same order."""
+    words = listed = model["vocab"]
+    if model["type"] == "Unigram":
+        words = {word: number for number, (word, _) in enumerate(listed)}
+        # the score of an unknown character is that of the least probable word, less 10
+        used = used | {model["unk_id"], min(words.values(), key=lambda number: listed[number][1])}
+    begin, end = (model.get(affix) or "" for affix in ("continuing_subword_prefix", "end_of_word_suffix"))
+    basic = re.compile(f"({re.escape(begin)})?.({re.escape(end)})?|<0x..>", re.DOTALL)  # a character or a byte
+    used = used | {number for word, number in words.items() if basic.fullmatch(word)}
+    # BPE makes a word of two others, in one of several ways
+    made = {(first, second): words[first + second.removeprefix(begin)] for first, second in model.get("merges", ())}
+    while parts := {words[part] for pair, word in made.items() if word in used for part in pair} - used:
+        used = used | parts
+    ids = {old: new for new, old in enumerate(sorted(used))}
+    if made:
+        model["merges"] = [pair for pair, word in made.items() if word in used]
+    if model["type"] == "Unigram":
+        model |= {"vocab": [listed[number] for number in ids if number < len(listed)], "unk_id": ids[model["unk_id"]]}
+    else:
+        model["vocab"] = {word: ids[number] for word, number in words.items() if number in used}
+    return ids
+
+
+def _renumbered(node: Any, ids: dict[int, int], field: str = "") -> Any:
+    """A tree of JSON with the new ids, and as many words."""
+    if isinstance(node, dict):
+        return {name: _renumbered(value, ids, name) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_renumbered(value, ids, field) for value in node]
+    if field in ("vocab_size", "n_words"):
+        return len(ids)
+    return ids.get(node, node) if type(node) is int and IDS.fullmatch(field) else node
