@@ -63,9 +63,9 @@ def words_changed(qa: nn.Module, inputs: Inputs, perturbed: Tensor) -> dict[str,
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
 
     def compare(table: nn.Module, arguments: tuple[Tensor], words: Tensor) -> Tensor:
-        """A hook, which looks words up within a single call: ZeRO-3 gathers the table for each call of the module."""
+        """A hook, which looks words up within a call: ZeRO-3 gathers the table for each. Later hooks expect floats."""
         nearest_words = table.forward(nearest(vectors, table.forward, vocabulary))
-        return (vectors * nearest_words).sum(-1) > (vectors * words).sum(-1)
+        return ((vectors * nearest_words).sum(-1) > (vectors * words).sum(-1)).to(real.dtype)
 
     with qa.words.register_forward_hook(compare, prepend=True):  # before ZeRO-3's own, which drops the table
         another = qa.words(batch.input_ids.flatten()[sample])
