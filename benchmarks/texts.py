@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.api.texts import Passages
 from swep_ds.commands.cli import Parser, at_least, main
 from swep_ds.common.files import user_path
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.scores import Golds, Scorer
+from swep_ds.texts.index import TextIndex
 
 COUNTS = (1, 5, 10, 20)
 GAP = "\n\n"
@@ -43,10 +43,10 @@ def bench() -> None:
         examples = [example for example in read_examples(str(file), training=True) if example.answers]
         drawn = random.Random(given.seed).sample(examples, min(given.questions, len(examples)))
         began = time.perf_counter()
-        passages = Passages(texts)
+        passages = TextIndex(texts)
         made = time.perf_counter() - began
         words = sum(len(text.split()) for text in texts.values())
-        size = f"{len(texts)} texts with {words:,} words, {len(passages.passages):,} passages"
+        size = f"{len(texts)} texts with {words:,} words, {len(passages):,} passages"
         print(f"{file.name}: {size}; indexed in {made:.2f} s")
         ranks = []
         began = time.perf_counter()

@@ -26,12 +26,14 @@ from swep_ds.evaluation.evaluate import CACHE
 from swep_ds.texts import passages
 from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.passages import Passage, cut, joined
-from swep_ds.texts.words import GRAMS_WEIGHT, grams, words
+from swep_ds.texts.words import GRAM_WEIGHT, TITLE_WEIGHT, WORD_WEIGHT, grams, words
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1  # raise it when what is indexed changes: the fields, `cut`, `words` or `grams`
 STALE = 0.1  # largest share of passages that are in the index and no longer in a text
-FIELDS = ("words", "grams")
+PLACE = ("text", "begin", "end")  # the number of a passage's text, of which it is characters [begin, end)
+# by field its factor: the words of a passage, pieces of words, and both of the text's name
+FIELDS = {"words": WORD_WEIGHT, "grams": GRAM_WEIGHT, "title_words": TITLE_WEIGHT, "title_grams": TITLE_WEIGHT}
 WRITER = 64 * 2**20  # bytes that tantivy gathers before it writes a segment
 PLACES = 3  # decimals of a score that are compared: the order in which its parts are added changes those that follow
 
@@ -53,13 +55,17 @@ class TextIndex:
         known_by = f"folder {texts.folder.resolve()}" if is_folder else f"mapping {min(texts, default='')}"
         self._folder = CACHE / "texts" / xxh3_64_hexdigest(known_by.encode(errors="surrogateescape"))
         self._lock = FileLock(self._folder.with_suffix(".lock"), fallback_to_soft=False)
-        self._written: list[int] = []  # the state of texts.json when it was read
+        self._last_states: list[list[int]] = []  # those of the files that are written last, as they were opened
         self.refresh()
         if is_folder:
             count = sum(count > 0 for _, count, _, _ in self._kept.values())
             left_out = texts.left_out + len(self._kept) - count
             if left_out:
                 log.warning("%s: %d texts; %d other files are left out", texts.what, count, left_out)
+
+    def __len__(self) -> int:
+        """How many passages the texts have."""
+        return sum(count for _, count, _, _ in self._kept.values())
 
     def refresh(self) -> None:
         """Indexes the texts that are new or have changed, and leaves out those that are gone. Raises InputError: as the
@@ -74,7 +80,7 @@ class TextIndex:
                 f"{self._folder}: the index of texts cannot be written ({reason(error)}): make room there, or name "
                 "another folder in HF_DATASETS_CACHE (or HF_HOME)"
             ) from error
-        if not any(count for _, count, _, _ in self._kept.values()):
+        if not len(self):
             raise InputError("texts: none of them has a word: give at least one")
 
     def best(self, question: str, count: int) -> list[Passage]:
@@ -92,7 +98,7 @@ class TextIndex:
                 break
             limit *= 4  # equal passages beyond the last: which are first depends on when they were indexed
         places = [address for _, address in hits]
-        columns = [self._searcher.fast_field_values(name, places) for name in ("text", "begin", "end")]
+        columns = [self._searcher.fast_field_values(name, places) for name in PLACE]
         ranked = []
         for score, number, begin, end in zip(scores, *columns, strict=True):
             ranked.append((-score, Passage(self._names[number], begin, end)))
@@ -142,14 +148,15 @@ class TextIndex:
 
     def _open(self) -> None:
         """Opens what is kept, unless it is open. What cannot be used counts as nothing, and one line says why."""
-        file = self._folder / "texts.json"
-        if file.exists() and _state(file) == self._written:
+        last = [file for file in (self._folder / "texts.json", self._folder / "meta.json") if file.exists()]
+        states = list(map(_state, last))
+        if states and states == self._last_states:
             return
         self._kept: dict[str, list[Any]] = {}  # by name: its number, its passages, the checksum and the state
         if not self._folder.exists():
             return
         try:
-            kept = read_sealed(file)
+            kept = read_sealed(self._folder / "texts.json")
             if kept["version"] != _version():
                 raise ValueError("another version made it")
             for name, (checksum, state) in kept["files"].items():
@@ -159,7 +166,7 @@ class TextIndex:
         except (OSError, ValueError) as error:
             log.warning("%s: texts are indexed again (%s)", self._folder, reason(error))
             return
-        self._written = _state(file)
+        self._last_states = states
         self._kept = kept["texts"]
         self._names = {text[0]: name for name, text in self._kept.items()}
         self._searcher = self._index.searcher()
@@ -181,7 +188,7 @@ class TextIndex:
         if not (changed or stale or any(kept[name][3] != state for name, state in states.items())):
             return
         left = self._stale() if kept else 0
-        if left + sum(kept[name][1] for name in stale) > STALE * sum(text[1] for text in kept.values()):
+        if left + sum(kept[name][1] for name in stale) > STALE * len(self):
             kept, changed, stale = {}, list(states), []
         self._write(states, changed, stale, kept)
 
@@ -205,9 +212,10 @@ class TextIndex:
                 writer.delete_documents_by_term("text", kept[name][0])
             for number, name in enumerate(changed, first):
                 text = self._texts[name]
+                title = words(name.removesuffix(Path(name).suffix))
                 count = 0
                 for begin, end, of_passage in cut(text):
-                    writer.add_document(self._document(number, begin, end, of_passage))
+                    writer.add_document(self._document((number, begin, end), of_passage, title))
                     count += 1
                 added[name] = [number, count, _checksum(text)]
             writer.commit()
@@ -225,29 +233,28 @@ class TextIndex:
 
     def _schema(self) -> Any:
         schema = self._tantivy.SchemaBuilder()
-        schema.add_integer_field("text", indexed=True, fast=True)  # signed: tantivy deletes nothing by an unsigned one
-        schema.add_integer_field("begin", fast=True)
-        schema.add_integer_field("end", fast=True)
+        for name in PLACE:  # signed: tantivy deletes nothing by an unsigned number
+            schema.add_integer_field(name, indexed=name == "text", fast=True)
         for name in FIELDS:
             schema.add_text_field(name, tokenizer_name="whitespace", index_option="freq")
         return schema.build()
 
-    def _document(self, text: int, begin: int, end: int, of_passage: list[str]) -> Any:
+    def _document(self, place: tuple[int, int, int], of_passage: list[str], title: list[str]) -> Any:
         document = self._tantivy.Document()
-        document.add_integer("text", text)
-        document.add_integer("begin", begin)
-        document.add_integer("end", end)
-        document.add_text("words", " ".join(of_passage))
-        document.add_text("grams", " ".join(grams(of_passage)))
+        for name, value in zip(PLACE, place, strict=True):
+            document.add_integer(name, value)
+        for name, terms in zip(FIELDS, (of_passage, grams(of_passage), title, grams(title)), strict=True):
+            document.add_text(name, " ".join(terms))
         return document
 
     def _query(self, asked: list[str]) -> Any:
         """A single OR of all terms, in which tantivy skips passages that cannot be among the best."""
         query = self._tantivy.Query
+        pieces = grams(asked)
         terms = []
-        for field, of_field, weight in (("words", asked, 1.0), ("grams", grams(asked), GRAMS_WEIGHT)):
+        for (name, weight), of_field in zip(FIELDS.items(), (asked, pieces, asked, pieces), strict=True):
             for term, count in Counter(of_field).items():
-                scored = query.term_query(self._index.schema, field, term)
+                scored = query.term_query(self._index.schema, name, term)
                 terms.append((self._tantivy.Occur.Should, query.boost_query(scored, weight * count)))
         return query.boolean_query(terms)
 

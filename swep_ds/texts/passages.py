@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swep_ds.texts.words import WORD, normalised
+from swep_ds.texts.words import WORD
 
 WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
@@ -24,7 +24,9 @@ def cut(text: str) -> Iterator[tuple[int, int, list[str]]]:
     same_places = len(folded) == len(text) and unicodedata.is_normalized("NFC", folded)
     # what stands before a word, the word, what stands before the next one, ...
     parts = _WORD.split(folded if same_places else text)
-    words = parts[1::2] if same_places else normalised(parts[1::2])
+    words = parts[1::2]
+    if not same_places:
+        words = [unicodedata.normalize("NFC", word.casefold()) for word in words]
     begins = []  # of every `STEP`-th word, but of the first what stands before it
     place = 0
     for first in range(0, len(words), STEP):
