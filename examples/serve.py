@@ -41,7 +41,7 @@ def build(model: str, folder: str, **settings) -> FastAPI:
         nonlocal looked
         with lock:
             if time.monotonic() - looked > LOOK_EVERY:
-                asks.refresh()
+                asks.index.refresh()
                 looked = time.monotonic()
             [best] = asks(asked.question)
         place = {"text": best.name, "start": best.start, "end": best.end}

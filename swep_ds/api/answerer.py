@@ -101,7 +101,7 @@ class QuestionAnswerer:
             self.check(examples, n_best)
             yield from self.answer_together(examples, n_best)
 
-    def over(self, texts: Mapping[str, str] | str | Path, passages: int = 10) -> TextsAnswerer:
+    def over(self, texts: Mapping[str, str] | FolderTexts | str | Path, passages: int = 10) -> TextsAnswerer:
         """To ask about many texts, by name, or all of a folder (`FolderTexts`), which stay on disk. The `passages` best
         by BM25 are read; answers name their texts. Their index is kept in the cache, and texts that have changed are
         indexed alone. Raises InputError: `passages` < 1; or as `FolderTexts` and `TextsAnswerer`."""

@@ -123,7 +123,7 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
     answerer.check(examples if texts is None else [], n_best)  # passages are checked as they are read
     asks = None if texts is None else answerer.over(texts, arguments.passages)
     if asks:
-        setup |= {"passages": arguments.passages, "texts": asks.checksum}
+        setup |= {"passages": arguments.passages, "texts": asks.index.checksum}
 
     def ask(asked: list[Example]) -> Iterator[dict[str, Any]]:
         if asks:

@@ -194,18 +194,13 @@ class ChecksumWriter(io.BufferedWriter):
         return super().write(data)
 
 
-def file_checksum(path: Path) -> str:
-    """The checksum that `ChecksumWriter` had. Raises OSError: the file cannot be read."""
+def check_content(path: Path, checksum: str) -> None:
+    """Raises ValueError: the file has not the checksum that `ChecksumWriter` had; OSError: it cannot be read."""
     content = xxh3_64()
     with path.open("rb") as file:  # mapped into memory, an unreadable disk would kill the process
         while block := file.read(2**20):
             content.update(block)
-    return content.hexdigest()
-
-
-def check_content(path: Path, checksum: str) -> None:
-    """Raises ValueError: the file has another checksum; OSError: it cannot be read."""
-    if file_checksum(path) != checksum:
+    if content.hexdigest() != checksum:
         raise ValueError(f"{path.name} has changed since it was written")
 
 

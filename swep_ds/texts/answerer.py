@@ -22,6 +22,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.data.answers import is_blank, normalize_answer
 from swep_ds.data.example import Example
 from swep_ds.evaluation.spans import Answer, with_null
+from swep_ds.texts.folder import FolderTexts
 from swep_ds.texts.index import TextIndex
 from swep_ds.texts.passages import Passage
 
@@ -40,7 +41,7 @@ class TextsAnswerer:
     Raises InputError: as `TextIndex`; or a generative model never declines.
     """
 
-    def __init__(self, answerer, texts: Mapping[str, str], count: int):
+    def __init__(self, answerer, texts: Mapping[str, str] | FolderTexts, count: int):
         if answerer.generative and answerer.null_threshold is None:
             raise InputError(
                 f"{answerer.name} generates and never declines: its answers to texts cannot be compared: give a null "
@@ -50,18 +51,8 @@ class TextsAnswerer:
             text = "its odds against no answer were never trained: take one trained with unanswerable questions"
             log.warning("%s has no null threshold: %s", answerer.name, text)
         self._answerer = answerer
-        self._index = TextIndex(texts)
+        self.index = TextIndex(texts)  # its `refresh` indexes what has changed since
         self._count = count
-
-    def refresh(self) -> None:
-        """Indexes the texts that are new or have changed since, alone, and leaves out those that are gone. Raises
-        InputError: as `TextIndex`."""
-        self._index.refresh()
-
-    @property
-    def checksum(self) -> str:
-        """32 digits that change with any text or name."""
-        return self._index.checksum
 
     def __call__(self, question: str, n_best: int = 1) -> list[Answer]:
         """At most `n_best` answers, best first, that do not overlap; only "", with score None, where no passage shares
@@ -82,7 +73,7 @@ class TextsAnswerer:
 
     def _answer_together(self, questions: list[str], n_best: int) -> Iterator[list[Answer]]:
         """The replies to each question, whose passages are all batched together."""
-        pieces_of = self._index.pieces(questions, self._count)
+        pieces_of = [self.index.pieces(question, self._count) for question in questions]
         examples = []
         for question, pieces in zip(questions, pieces_of, strict=True):
             for piece, text in pieces:

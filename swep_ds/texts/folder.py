@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from swep_ds.common.errors import InputError, as_input_error
@@ -12,7 +11,7 @@ SUFFIXES = (".txt", ".md")  # of the files that are texts
 SETTLED = 2 * 10**9  # ns after which a file's times have changed if its content has; some file systems keep 2 s
 
 
-class FolderTexts(Mapping[str, str]):
+class FolderTexts:
     """The texts of the `SUFFIXES` files of a folder and its subfolders, by name relative to the folder, in name order.
 
     Each is read anew when it is asked for. Hidden files are left out. `what` is how the user named the folder. Raises
@@ -54,9 +53,3 @@ class FolderTexts(Mapping[str, str]):
         path = self.folder / name
         with as_input_error(f"{path}: cannot be read", "change its permissions"):
             return read_text(path)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.states())
-
-    def __len__(self) -> int:
-        return len(self.states())

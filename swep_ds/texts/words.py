@@ -7,6 +7,8 @@ characters, pairs of neighbours. docs/measurements/cpu-texts.md compares them wi
 
 import re
 import unicodedata
+from functools import lru_cache
+from itertools import chain
 
 from swep_ds.data.places import HANGUL, UNSPACED
 from swep_ds.data.windows import is_mark
@@ -28,6 +30,8 @@ def words(text: str) -> list[str]:
 
 def grams(words: list[str]) -> list[str]:
     """The pieces of words, in their order."""
+    if not _CHARACTER.search("".join(words)):
+        return list(chain.from_iterable(map(_grams_of_run, words)))
     pieces = []
     before = START
     for word in words:
@@ -35,7 +39,12 @@ def grams(words: list[str]) -> list[str]:
             pieces.append(before + word)
             before = word
         else:
-            marked = START + word
-            pieces += [marked[first : first + GRAM] for first in range(max(1, len(marked) - GRAM + 1))]
+            pieces += _grams_of_run(word)
             before = START
     return pieces
+
+
+@lru_cache(2**17)  # texts repeat their words
+def _grams_of_run(word: str) -> tuple[str, ...]:
+    marked = START + word
+    return tuple(marked[first : first + GRAM] for first in range(max(1, len(marked) - GRAM + 1)))

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from filelock import FileLock
 
+from swep_ds.common.files import read_sealed
 from swep_ds.texts import index as module
 from swep_ds.texts import passages
 from swep_ds.texts.folder import FolderTexts
@@ -49,6 +50,11 @@ def write(path, text: str) -> None:
 
 def opened(folder) -> TextIndex:
     return TextIndex(FolderTexts(folder, f"texts {folder}"))
+
+
+def read(folder) -> dict[str, str]:
+    texts = FolderTexts(folder, "")
+    return {name: texts[name] for name in texts.states()}
 
 
 def best(index: TextIndex) -> list[list[Passage]]:
@@ -137,7 +143,7 @@ def test_what_is_added_changed_and_removed_is_indexed_alone(folder, monkeypatch,
     index.refresh()
     assert len(names) > 30
     assert best(index) == best(opened(folder)) == built_at_once(folder, monkeypatch)
-    assert len(index) == len(bm25("", dict(FolderTexts(folder, "").items())))
+    assert len(index) == len(bm25("", read(folder)))
 
 
 def test_texts_that_are_added_in_parts_are_ranked_as_at_once(folder, monkeypatch):
@@ -151,7 +157,7 @@ def test_texts_that_are_added_in_parts_are_ranked_as_at_once(folder, monkeypatch
         write(folder / f"{name}.txt", text)
         index.refresh()
     assert best(index) == built_at_once(folder, monkeypatch)
-    texts = dict(FolderTexts(folder, "").items())
+    texts = read(folder)
     assert best(TextIndex(texts)) == best(index)
 
 
@@ -161,12 +167,12 @@ def test_a_text_that_changes_under_the_index_is_never_read_as_it_was(folder):
     times = file.stat()
     file.write_text(TEXTS["college.md"].replace("library", "brewery"), encoding="utf-8")  # as long as before
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    [pieces] = index.pieces(["the abbot founded the library"], 9)
+    pieces = index.pieces("the abbot founded the library", 9)
     assert {piece.name for piece, _ in pieces} > {"college.md"}
     assert index.best("brewery", 1)
     assert all(content in (folder / piece.name).read_text(encoding="utf-8") for piece, content in pieces)
     file.unlink()
-    [pieces] = index.pieces(["the brewery of the college"], 9)
+    pieces = index.pieces("the brewery of the college", 9)
     assert "college.md" not in {piece.name for piece, _ in pieces}
 
 
@@ -184,29 +190,30 @@ def test_a_mapping_is_known_by_its_first_name(monkeypatch, caplog):
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "missing", "no meta", "no list", "list", "version"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "missing", "no meta", "no list", "list"])
 def test_a_damaged_index_is_built_again_with_one_line(folder, monkeypatch, caplog, damage):
     index = opened(folder)
     expected = best(index)
     kept = index._folder
-    del index  # a file that is cut while it is mapped kills the process
+    # new files: the index above has mapped the former ones
     [terms] = kept.glob("*.term")
     if damage == "changed":
         content = bytearray(terms.read_bytes())
         content[len(content) // 2] ^= 1
+        terms.unlink()
         terms.write_bytes(content)
     elif damage == "cut":
-        os.truncate(terms, 100)
+        content = terms.read_bytes()
+        terms.unlink()
+        terms.write_bytes(content[:100])
     elif damage == "missing":
         terms.unlink()
     elif damage == "no meta":
         (kept / "meta.json").unlink()
     elif damage == "no list":  # a first building was killed
         (kept / "texts.json").unlink()
-    elif damage == "list":
-        (kept / "texts.json").write_bytes((kept / "texts.json").read_bytes()[:-2])
     else:
-        monkeypatch.setattr(module, "FORMAT_VERSION", -1)
+        (kept / "texts.json").write_bytes((kept / "texts.json").read_bytes()[:-2])
     caplog.clear()
     names = indexed(monkeypatch)
     assert best(opened(folder)) == expected
@@ -215,16 +222,15 @@ def test_a_damaged_index_is_built_again_with_one_line(folder, monkeypatch, caplo
     assert len(names) == len(TEXTS)
 
 
-def test_a_copied_cache_is_used(folder, monkeypatch):
-    index = opened(folder)
-    for file in index._folder.iterdir():
-        os.utime(file, ns=(1, 1))
-    names = indexed(monkeypatch)
-    assert best(opened(folder)) == best(index)
-    assert not names
+def test_another_version_has_an_index_of_its_own(folder, monkeypatch):
+    opened(folder)
+    monkeypatch.setattr(module, "FORMAT_VERSION", -1)
+    texts = indexed(monkeypatch)
+    opened(folder)
+    assert len(texts) == len(TEXTS)
 
 
-def test_another_process_is_waited_for(folder, caplog):
+def test_another_process_is_waited_for(folder):
     index = opened(folder)
     write(folder / "added.txt", "The king founded a zoo.")
     held = threading.Event()
@@ -232,14 +238,15 @@ def test_another_process_is_waited_for(folder, caplog):
     def hold() -> None:
         with FileLock(index._folder.with_suffix(".lock")):
             held.set()
-            time.sleep(0.2)
+            time.sleep(0.3)
 
     other = threading.Thread(target=hold)
     other.start()
     held.wait()
+    began = time.monotonic()
     index.refresh()
     other.join()
-    assert caplog.messages[1:] == [f"{index._folder}: waiting for another process, which indexes the same texts"]
+    assert time.monotonic() - began >= 0.2
     assert index.best("zoo", 1)
 
 
@@ -265,7 +272,6 @@ def test_a_killed_writer_leaves_nothing_wrong(folder, monkeypatch, caplog):
         write(folder / f"more{number}.txt", f"Text {number} of the market, which an abbot opened in {1200 + number}.")
     index.refresh()
     expected = best(index)
-    before = sorted(file.name for file in index._folder.iterdir())
     write(folder / "added.txt", "The king founded a zoo.")
     killed(folder, "cut")  # nothing is written
     assert best(index) == expected
@@ -277,7 +283,8 @@ def test_a_killed_writer_leaves_nothing_wrong(folder, monkeypatch, caplog):
     index.refresh()
     assert len(rebuilt(caplog)) == 2
     assert best(index) == expected
-    assert len(before) == len(list(index._folder.iterdir()))
+    files = {file.name for file in index._folder.glob("[!.]*")}
+    assert files == {"texts.json", *read_sealed(index._folder / "texts.json")["files"]}
 
 
 def test_errors_name_the_folder_and_the_fix(folder, monkeypatch, tmp_path):
