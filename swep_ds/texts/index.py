@@ -123,7 +123,7 @@ class TextIndex:
             kept = read_sealed(self._folder / "texts.json")
             if not kept["files"].items() <= self._files().items():
                 raise ValueError("its files have changed since they were written")
-            self._index = self._tantivy.Index.open(str(self._folder))
+            self._index = self._tantivy.Index(self._schema(), str(self._folder))
         except (OSError, ValueError) as error:
             log.warning("%s: texts are indexed again (%s)", self._folder, reason(error))
             return

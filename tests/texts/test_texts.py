@@ -254,6 +254,9 @@ def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch,
         ):
             assert client.post("/answer", json=content).status_code == 422
         assert client.post("/answer", content=b"{").status_code == 422
+        (tmp_path / found["text"]).write_text(f"A new line. {TEXTS[found['text']]}")
+        moved = client.post("/answer", json={"question": QUESTION}).json()
+        assert (tmp_path / moved["text"]).read_text()[moved["start"] : moved["end"]] == moved["answer"] != ""
         refusal = client.post("/answer", json={"question": "\u200b"})
         assert refusal.status_code == 422
         assert refusal.json() == {"detail": "the question is empty: give at least one word"}

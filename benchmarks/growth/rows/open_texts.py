@@ -1,0 +1,37 @@
+"""Opening the index of a folder of texts of which none has changed, until the first question is searched."""
+
+from pathlib import Path
+
+from benchmarks.growth.made_texts import questions, write_texts
+from swep_ds.texts import index
+from swep_ds.texts.folder import FolderTexts
+
+SIZES = (1_000, 4_000)
+LARGE = (10_000, 100_000)
+UNIT = "texts of 300 words"
+BASELINE = "tantivy alone, without a look at the texts"
+
+
+def prepare(size: int, folder: Path) -> None:
+    write_texts(folder / "texts", size)
+    index.CACHE = folder / "cache"
+    index.TextIndex(FolderTexts(folder / "texts", "texts"))
+
+
+def warm_up(folder: Path) -> None:
+    import tantivy  # noqa: F401
+
+
+def ours(size: int, folder: Path) -> None:
+    index.CACHE = folder / "cache"
+    [question] = questions(folder / "texts", 1)
+    index.TextIndex(FolderTexts(folder / "texts", "texts")).best(question, 10)
+
+
+def baseline(size: int, folder: Path) -> None:
+    import tantivy
+
+    [question] = questions(folder / "texts", 1)
+    [kept] = [path for path in (folder / "cache" / "texts").iterdir() if path.is_dir()]
+    opened = tantivy.Index.open(str(kept))
+    opened.searcher().search(opened.parse_query(question, ["words"]), 10)
