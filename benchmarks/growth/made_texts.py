@@ -6,7 +6,7 @@ from pathlib import Path
 
 WORDS = 300  # of a text
 VOCABULARY = 50_000
-SYLLABLES = [first + vowel for first in "b d f g k l m n p r s t v".split() for vowel in "a e i o u".split()]
+SYLLABLES = [first + vowel for first in "bdfgklmnprstv" for vowel in "aeiou"]
 
 
 def vocabulary(rng: random.Random) -> list[str]:
