@@ -1,13 +1,14 @@
-"""Measures asking many texts: how often BM25 finds the passage with the answer, and how long a question takes.
+"""Measures asking many texts: how often search finds the passage with the answer, and how long a question takes.
 
     python -m benchmarks.texts new_wiki_v1.0.json.gz
     python -m benchmarks.texts new_wiki_v1.0.json.gz amazon_reviews_v1.0.json.gz --questions 400 --model MODEL
+    python -m benchmarks.texts new_wiki_v1.0.json.gz --weights 1 0 0 0
 
 FILE is a data set in SQuAD's format. The paragraphs of an article, joined by blank lines, are one text. For questions
 drawn from all of them, which have an answer, the script prints at several k how often one of the k best passages holds
-the answer at its place. With --model, the model answers each question from the k best passages of all texts, and from
-the paragraph that it was written about: exact match and F1 of both, how often the answer is of the right text, and how
-often the model declines.
+the answer at its place. --weights compares terms: words alone are 1 0 0 0. With --model, the model answers each
+question from the k best passages of all texts, and from the paragraph that it was written about: exact match and F1 of
+both, how often the answer is of the right text, and how often the model declines.
 """
 
 import gzip
@@ -18,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.api.texts import Passages
 from swep_ds.commands.cli import Parser, at_least, main
 from swep_ds.common.files import user_path
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.scores import Golds, Scorer
+from swep_ds.texts.index import FIELDS, TextIndex
 
 COUNTS = (1, 5, 10, 20)
 GAP = "\n\n"
@@ -35,18 +36,21 @@ def bench() -> None:
     options.add_argument("--questions", type=at_least(1), default=1000, help="drawn from each file")
     options.add_argument("--model", help="a question-answering model that reads the best passages")
     options.add_argument("--passages", type=at_least(1), nargs="+", default=COUNTS, help="how many --model reads")
+    options.add_argument("--weights", type=float, nargs=len(FIELDS), metavar="WEIGHT", help=f"of {', '.join(FIELDS)}")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
+    if given.weights:
+        FIELDS.update(zip(FIELDS, given.weights, strict=True))
     answerer = QuestionAnswerer(given.model) if given.model else None
     for file in given.files:
         texts, places = articles(file)
         examples = [example for example in read_examples(str(file), training=True) if example.answers]
         drawn = random.Random(given.seed).sample(examples, min(given.questions, len(examples)))
         began = time.perf_counter()
-        passages = Passages(texts)
+        passages = TextIndex(texts)
         made = time.perf_counter() - began
         words = sum(len(text.split()) for text in texts.values())
-        size = f"{len(texts)} texts with {words:,} words, {len(passages.passages):,} passages"
+        size = f"{len(texts)} texts with {words:,} words, {len(passages):,} passages"
         print(f"{file.name}: {size}; indexed in {made:.2f} s")
         ranks = []
         began = time.perf_counter()

@@ -6,11 +6,13 @@
 
 The reply has `answer` ("" = declined), `probability`, `confidence` (of all answers that say the same), and for an
 answer `text`, the file's name, with its characters `start` and `end`. A question that is missing, blank or too long is
-refused with status 422.
+refused with status 422. Texts may change while they are served: those that a question needs are compared with the index
+each time, and the whole folder at most every 10 seconds.
 """
 
 import argparse
 import threading
+import time
 from typing import Annotated
 
 from fastapi import FastAPI
@@ -18,6 +20,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, StringConstraints
 
 import swep_ds as sd
+
+LOOK_EVERY = 10  # seconds between two looks at the whole folder, which take a file system call for each text
 
 
 class Question(BaseModel, extra="forbid"):
@@ -28,12 +32,17 @@ def build(model: str, folder: str, **settings) -> FastAPI:
     asks = sd.QuestionAnswerer(model, **settings).over(folder)
     app = FastAPI(title="Questions about texts")
     lock = threading.Lock()  # FastAPI asks in many threads, and the model answers one
+    looked = time.monotonic()
 
     app.add_exception_handler(sd.InputError, lambda request, error: JSONResponse({"detail": str(error)}, 422))
 
     @app.post("/answer")
     def answer(asked: Question) -> dict:
+        nonlocal looked
         with lock:
+            if time.monotonic() - looked > LOOK_EVERY:
+                asks.index.refresh()
+                looked = time.monotonic()
             [best] = asks(asked.question)
         place = {"text": best.name, "start": best.start, "end": best.end}
         return {"answer": best.text, "probability": best.probability, "confidence": best.confidence, **place}

@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
 EXTRAS = [Requirement(line) for lines in PROJECT["optional-dependencies"].values() for line in lines]
 DIRECT = DEPENDENCIES + [requirement for requirement in EXTRAS if requirement.name != PROJECT["name"]]
-PRIVATE_NAMES_USED = {"torch", "deepspeed", "transformers", "triton"}
+PRIVATE_NAMES_USED = {"torch", "deepspeed", "transformers", "triton", "tantivy"}  # tantivy: its meta.json
 SETTINGS_OF_INSTALL = """
 [global]
 index-url = https://company.example/simple

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import swep_ds as sd
 from benchmarks.texts import articles
-from swep_ds.api.texts import Passages, joined
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.scores import Scorer
+from swep_ds.texts.index import TextIndex
+from swep_ds.texts.passages import joined
 
 COUNT = 10  # passages
 QUESTIONS = 400
@@ -25,7 +26,7 @@ QUESTIONS = 400
 
 def best_answers(model: sd.QuestionAnswerer, texts: dict[str, str], drawn: list[Example]) -> dict[str, dict[str, str]]:
     """By way of choosing, the answer to each question, by its id."""
-    passages = Passages(texts)
+    passages = TextIndex(texts)
     chosen: dict[str, dict[str, str]] = {"log odds": {}, "logits": {}, "share of spans": {}, "BM25's first": {}}
     for example in drawn:
         ranked = passages.best(example.question, COUNT)

@@ -20,15 +20,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import bm25s
-
 import swep_ds as sd
 from swep_ds.analysis.runs import Run
 from swep_ds.analysis.significance import QuestionScores, compare
-from swep_ds.api.texts import WORD
 from swep_ds.data.example import Example
 from swep_ds.data.places import occurrences
 from swep_ds.data.readers import read_examples
+from swep_ds.texts.index import TextIndex
+from swep_ds.texts.words import words
 
 COUNTS = (10, 50, 200, 1000)
 LEVERS_AT = 200  # pairs
@@ -36,6 +35,7 @@ SEEDS = (0, 1, 2)
 TESTED = 500  # questions
 PARAGRAPHS = 5  # of an article in a text, where many texts are asked
 UNANSWERED = 5  # one of so many own questions is asked of a text that does not answer it
+BEST = 100  # passages, of which the first is taken whose text does not hold the answer
 OTHERS = 1000  # questions of a mix that are not own ones
 BATCH = 8  # windows in an update; of a mix half of them are own pairs
 # passes over the own pairs, by their number: fewer for a start that can already answer
@@ -62,20 +62,16 @@ class Elsewhere:
     def __init__(self, texts: list[str]):
         self.texts = texts
         self._folded = [" ".join(words(text)) for text in texts]
-        self._index = bm25s.BM25()
-        self._index.index([words(text) for text in texts], show_progress=False)
+        self._index = TextIndex({f"{number:06d}": text for number, text in enumerate(texts)})
 
     def of(self, example: Example) -> str:
         answers = [f" {' '.join(words(answer))} " for answer in example.answers]
-        for place in (-self._index.get_scores(words(example.question))).argsort(kind="stable"):
+        for passage in self._index.best(example.question, BEST):
+            place = int(passage.name)
             text = f" {self._folded[place]} "
             if self.texts[place] != example.context and not any(answer in text for answer in answers):
                 return self.texts[place]
-        raise ValueError(f"question {example.id}: all texts hold its answer")
-
-
-def words(text: str) -> list[str]:
-    return [word.casefold() for word in WORD.findall(text)]
+        raise ValueError(f"question {example.id}: the {BEST} best passages all hold its answer")
 
 
 def rows(examples: list[Example], every: int, elsewhere: Elsewhere, *, instead: bool) -> Iterator[dict]:

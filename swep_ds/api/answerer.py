@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from swep_ds import ranks
-from swep_ds.api.texts import TextsAnswerer
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import read_texts, user_path
+from swep_ds.common.files import user_path
 from swep_ds.data.answers import is_blank
 from swep_ds.data.example import Example
 from swep_ds.data.features import windows_to_answer
@@ -26,6 +25,8 @@ from swep_ds.evaluation.evaluate import decode_alone
 from swep_ds.evaluation.spans import Answer, GeneratedAnswers, SpanDecoder, with_null
 from swep_ds.models.hub import FIRST_TEXTS, check_knows
 from swep_ds.pipeline.saved import load_saved
+from swep_ds.texts.answerer import TextsAnswerer
+from swep_ds.texts.folder import FolderTexts
 
 log = logging.getLogger(__name__)
 
@@ -102,13 +103,14 @@ class QuestionAnswerer:
             self.check(examples, n_best)
             yield from self.answer_together(examples, n_best)
 
-    def over(self, texts: Mapping[str, str] | str | Path, passages: int = 10) -> TextsAnswerer:
-        """To ask about many texts, by name, or all of a folder (`read_texts`). The `passages` best by BM25 are read;
-        answers name their texts. Raises InputError: `passages` < 1; or as `read_texts` and `TextsAnswerer`."""
+    def over(self, texts: Mapping[str, str] | FolderTexts | str | Path, passages: int = 10) -> TextsAnswerer:
+        """To ask about many texts, by name, or all of a folder (`FolderTexts`), which stay on disk. The `passages` best
+        by BM25 are read; answers name their texts. Their index is kept in the cache, and texts that have changed are
+        indexed alone. Raises InputError: `passages` < 1; or as `FolderTexts` and `TextsAnswerer`."""
         if passages < 1:
             raise InputError(f"passages {passages}: must be at least 1")
         if isinstance(texts, str | Path):
-            texts = read_texts(user_path(texts), f"texts {texts}")
+            texts = FolderTexts(user_path(texts), f"texts {texts}")
         return TextsAnswerer(self, texts, passages)
 
     def check(self, examples: Sequence[Example], n_best: int) -> None:

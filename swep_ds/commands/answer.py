@@ -19,7 +19,6 @@ none), probability, confidence, start and end in the context, with --texts the t
 the list `answers`. If it is stopped, the same command resumes.
 """
 
-import hashlib
 import json
 import math
 import time
@@ -30,8 +29,9 @@ from typing import Any
 from swep_ds.commands.cli import Parser, add_reading_options, at_least
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, printable
-from swep_ds.common.files import check_output, read_text, read_texts, user_path
+from swep_ds.common.files import check_output, read_text, user_path
 from swep_ds.data.example import Example
+from swep_ds.texts.folder import FolderTexts
 
 FIELDS = ("text", "score", "probability", "confidence", "start", "end")  # of an answer in --output
 
@@ -63,7 +63,7 @@ def answer() -> None:
         context = read_text(arguments.text_file, f"--text_file {arguments.text_file}")
     texts = None
     if arguments.texts:
-        texts = read_texts(arguments.texts, f"--texts {arguments.texts}")
+        texts = FolderTexts(arguments.texts, f"--texts {arguments.texts}")
         arguments.passages = arguments.passages or 10
     elif arguments.passages:
         raise InputError("--passages are those of --texts: give it too, or leave them out")
@@ -103,7 +103,7 @@ def answer() -> None:
                 print(f"        confidence that the best answer is exactly right: {reply.confidence:.1%}")
 
 
-def _answer_file(arguments: Namespace, texts: dict[str, str] | None, kwargs: dict[str, Any]) -> None:
+def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[str, Any]) -> None:
     from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
     from swep_ds.data.choices import Choices
     from swep_ds.data.chunks import Chunks, digest
@@ -116,14 +116,14 @@ def _answer_file(arguments: Namespace, texts: dict[str, str] | None, kwargs: dic
     setup = {"model": arguments.model, "files": model_checksum(arguments.model, "model"), "n_best": n_best, **kwargs}
     setup["questions"] = digest(examples)
     fields = FIELDS if texts is None else (*FIELDS, "name")
-    if texts is not None:
-        setup |= {"passages": arguments.passages, "texts": hashlib.sha256(repr(texts).encode()).hexdigest()}
-    elif without := [example.id for example in examples if not example.context]:
+    if texts is None and (without := [example.id for example in examples if not example.context]):
         raise InputError(f"question {without[0]!r}: context is empty: give it, or --texts")
     chunks = Chunks(arguments.output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
     answerer = QuestionAnswerer(arguments.model, **kwargs)
     answerer.check(examples if texts is None else [], n_best)  # passages are checked as they are read
     asks = None if texts is None else answerer.over(texts, arguments.passages)
+    if asks:
+        setup |= {"passages": arguments.passages, "texts": asks.index.checksum}
 
     def ask(asked: list[Example]) -> Iterator[dict[str, Any]]:
         if asks:

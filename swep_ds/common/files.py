@@ -22,7 +22,6 @@ from swep_ds.common.errors import InputError, as_input_error
 
 log = logging.getLogger(__name__)
 PACKAGE = Path(__file__).resolve().parents[1]
-TEXTS = (".txt", ".md")  # suffixes of the files that `read_texts` reads
 DEFAULT_DS_CONFIG = "zero1"  # where the user names none; ds_configs/README.md says why
 
 
@@ -35,26 +34,6 @@ def read_text(path: Path, what: str | None = None) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{what or path}: is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
-
-
-def read_texts(folder: Path, what: str) -> dict[str, str]:
-    """The texts of the `TEXTS` files of a folder and its subfolders, by name relative to the folder, in name order.
-    Hidden files are left out and, with a warning, empty and other ones. `what` is how the user named the folder. Raises
-    InputError: no such folder, no text in it, or as `read_text`."""
-    if not folder.is_dir():
-        raise InputError(f"{what}: no such folder")
-    texts = {}
-    for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        if file.is_file() and "/." not in f"/{name}":
-            texts[name] = read_text(file) if file.suffix.lower() in TEXTS else ""
-    count = len(texts)
-    texts = {name: text for name, text in texts.items() if text.strip()}
-    if texts and count > len(texts):
-        log.warning("%s: %d texts; %d other files are left out", what, len(texts), count - len(texts))
-    if not texts:
-        raise InputError(f"{what}: holds no text: put {' or '.join(TEXTS)} files into it")
-    return texts
 
 
 def read_json(path: Path, what: str | None = None, *, unique_keys: bool = True) -> Any:

@@ -1,23 +1,26 @@
-"""Many texts: BM25 against its formula, the replies against every span of every passage."""
+"""Many texts: how they are cut, and the replies against every span of every passage."""
 
 import json
 import math
 import runpy
 import sys
 import unicodedata
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from swep_ds.api import texts as module
 from swep_ds.api.answerer import QuestionAnswerer
-from swep_ds.api.texts import Passage, Passages, TextsAnswerer, joined
 from swep_ds.commands.answer import answer as answer_command
 from swep_ds.data.example import Example
 from swep_ds.evaluation.spans import Answer
+from swep_ds.texts import answerer as module
+from swep_ds.texts import passages
+from swep_ds.texts.answerer import TextsAnswerer
+from swep_ds.texts.index import TextIndex
+from swep_ds.texts.passages import Passage, cut, joined
+from swep_ds.texts.words import words as words_of
 from tests.api.test_answerer import by_hand, model  # noqa: F401 (a fixture)
 from tests.support.bad_input import refused
 from tests.support.finished import write_reading
@@ -35,44 +38,27 @@ QUESTION = "Who founded it?"
 @pytest.fixture
 def short(monkeypatch):
     """Passages of 6 words, 3 apart, and all of their spans."""
-    monkeypatch.setattr(module, "WORDS", 6)
-    monkeypatch.setattr(module, "STEP", 3)
+    monkeypatch.setattr(passages, "WORDS", 6)
+    monkeypatch.setattr(passages, "STEP", 3)
     monkeypatch.setattr(module, "FROM_EACH", 1000)
 
 
-def bm25(question: str, passages: list[str]) -> list[float]:
-    """Lucene's: k1 = 1.5, b = 0.75."""
-    split = [Counter("".join(c if c.isalnum() else " " for c in text.lower()).split()) for text in passages]
-    mean = sum(sum(words.values()) for words in split) / len(split)
-    scores = []
-    for words in split:
-        length = 1.5 * (0.25 + 0.75 * sum(words.values()) / mean)
-        score = 0.0
-        for word in question.lower().strip("?").split():
-            holding = sum(word in other for other in split)
-            idf = math.log(1 + (len(split) - holding + 0.5) / (holding + 0.5))
-            score += idf * words[word] / (words[word] + length)
-        scores.append(score)
-    return scores
+def passages_of(name: str) -> list[Passage]:
+    return [Passage(name, begin, end) for begin, end, _ in cut(TEXTS[name])]
 
 
-def test_passages_overlap_cover_the_text_and_are_ranked_by_bm25(short):
-    passages = Passages(TEXTS)
-    all_passages = passages.passages
-    contents = [TEXTS[name][begin:end] for name, begin, end in all_passages]
-    assert contents[:2] == ["The old abbey was founded in ", "was founded in 1204 by an "]
-    assert joined(all_passages) == [Passage(name, 0, len(TEXTS[name])) for name in ("abbey.txt", "college.md")]
-    first, _, third = all_passages[:3]  # which touches the first
-    assert (joined([third, first]), joined([first, all_passages[3]])) == (
+def test_passages_overlap_and_cover_the_text(short):
+    first, second, third, fourth = passages_of("abbey.txt")[:4]
+    contents = [TEXTS[name][begin:end] for name, begin, end in (first, second)]
+    assert contents == ["The old abbey was founded in ", "was founded in 1204 by an "]
+    for name in ("abbey.txt", "college.md"):
+        assert joined(passages_of(name)) == [Passage(name, 0, len(TEXTS[name]))]
+    # the third touches the first
+    assert (joined([third, first]), joined([first, fourth])) == (
         [Passage("abbey.txt", 0, third.end)],
-        [first, all_passages[3]],
+        [first, fourth],
     )
-    scores = bm25("founded by abbot", contents)
-    expected = sorted((n for n, score in enumerate(scores) if score), key=lambda n: -round(scores[n], 5))
-    found = passages.best("FOUNDED by, abbot?", 100)
-    assert found == [all_passages[n] for n in expected]
-    assert passages.best("Founded by abbot", 2) == found[:2]
-    assert passages.best("?", 5) == passages.best("zebra", 5) == []
+    assert passages_of("none.txt") == []
     assert joined([Passage("b", 5, 9), Passage("a", 8, 9), Passage("a", 0, 4), Passage("b", 2, 6)]) == [
         Passage("a", 0, 4),
         Passage("a", 8, 9),
@@ -83,7 +69,7 @@ def test_passages_overlap_cover_the_text_and_are_ranked_by_bm25(short):
 def test_passages_have_a_hundred_words_and_begin_fifty_apart():
     numbers = [str(number) for number in range(250)]
     text = " ".join(numbers)
-    read = [text[begin:end].split() for _, begin, end in Passages({"a": text}).passages]
+    read = [text[begin:end].split() for begin, end, _ in cut(text)]
     assert read == [numbers[first : first + 100] for first in (0, 50, 100, 150)]
 
 
@@ -107,12 +93,12 @@ def test_passages_have_a_hundred_words_and_begin_fifty_apart():
     ],
 )
 def test_words_keep_their_marks_and_compare_in_nfc(text, words, question):
-    assert module.WORD.findall(text) == words
-    assert Passages({"a": text, "b": "other"}).best(question, 2)[0] == ("a", 0, len(text))
+    assert words_of(text) == [unicodedata.normalize("NFC", word.casefold()) for word in words]
+    assert TextIndex({"a": text, "b": "other"}).best(question, 2)[0] == ("a", 0, len(text))
 
 
 def test_scores_are_log_odds_and_the_best_of_all_texts_wins(model, short):  # noqa: F811
-    pieces = joined(Passages(TEXTS).best(QUESTION, 9))
+    pieces = joined(TextIndex(TEXTS).best(QUESTION, 9))
     assert len({piece.name for piece in pieces}) == 2
     expected = []
     for name, begin, end in pieces:
@@ -247,8 +233,8 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
         answer_command()
 
     answer("--texts", str(folder), "--passages", "5", "--n_best", "2")
-    left_out, no_threshold = caplog.messages[:2]
-    assert left_out == f"--texts {folder}: 2 texts; 2 other files are left out"
+    no_threshold, left_out = caplog.messages[:2]
+    assert left_out == f"--texts {folder}: 3 texts; 1 other files are left out"
     assert no_threshold.startswith(f"{model} has no null threshold: its odds against no answer were never trained")
     lines = capsys.readouterr().out.splitlines()
     for line, reply in zip(lines, QuestionAnswerer(model).over(folder, 5)(QUESTION, 2), strict=True):
@@ -279,8 +265,8 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
     assert "texts: none of them has a word" in refused(asks.over, {"none.txt": "?!"})
     assert "passages 0: must be at least 1" in refused(asks.over, TEXTS, 0)
     assert "question 1 is empty: give at least one word" in refused(asks.over(TEXTS), " ")
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    assert refused(asks.over, TEXTS) == "asking many texts needs bm25s: pip install '.[texts]' in a checkout"
+    monkeypatch.setitem(sys.modules, "tantivy", None)
+    assert refused(asks.over, TEXTS) == "asking many texts needs tantivy: pip install '.[texts]' in a checkout"
 
 
 def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch, capsys):  # noqa: F811
@@ -302,6 +288,9 @@ def test_the_endpoint_answers_declines_and_refuses(model, tmp_path, monkeypatch,
         ):
             assert client.post("/answer", json=content).status_code == 422
         assert client.post("/answer", content=b"{").status_code == 422
+        (tmp_path / found["text"]).write_text(f"A new line. {TEXTS[found['text']]}")
+        moved = client.post("/answer", json={"question": QUESTION}).json()
+        assert (tmp_path / moved["text"]).read_text()[moved["start"] : moved["end"]] == moved["answer"] != ""
         refusal = client.post("/answer", json={"question": "\u200b"})
         assert refusal.status_code == 422
         assert refusal.json() == {"detail": "question 1 is empty: give at least one word"}

@@ -1,0 +1,44 @@
+"""The terms under which passages are found: their words, and what these share with their other forms.
+
+A word is a run of letters and digits with their marks, such as accents. In scripts without spaces, and in Korean, whose
+words have particles, each character is a word. docs/measurements/cpu-texts.md compares these terms with others, such as
+those of analysers of five languages.
+"""
+
+import re
+import unicodedata
+
+from swep_ds.data.places import HANGUL, UNSPACED
+from swep_ds.data.windows import is_mark
+
+# Factors of the BM25 scores of a passage's words, of their grams, and of both of its text's title
+WORD_WEIGHT, GRAM_WEIGHT, TITLE_WEIGHT = 1.0, 0.8, 1.0
+PREFIX = 4  # letters
+_MARKS = "".join(filter(is_mark, map(chr, range(0x10000))))
+_SPLIT = UNSPACED + HANGUL
+_CHARACTER = re.compile(f"[{_SPLIT}]")
+_SYLLABIC = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Myanmar, Khmer: longer words
+WORD = re.compile(rf"(?=\w)[{_SPLIT}][{_MARKS}]*|[^\W_{_SPLIT}]+(?:[{_MARKS}]+[^\W_{_SPLIT}]*)*")
+
+
+def words(text: str) -> list[str]:
+    """The words in their order, without case, composed (NFC). A Turkish I is the same with and without its dot."""
+    folded = text.casefold().replace("i\u0307", "i").replace("\u0131", "i")
+    return WORD.findall(unicodedata.normalize("NFC", folded))
+
+
+def grams(words: list[str]) -> list[str]:
+    """The first letters of longer words, and runs of two characters (three in Thai and its like) that are words."""
+    if not any(map(_CHARACTER.match, words)):
+        return [word[:PREFIX] for word in words if len(word) > PREFIX]
+    pieces = []
+    second = first = ""  # characters before this word
+    for word in words:
+        if not _CHARACTER.match(word):
+            pieces += [word[:PREFIX]] if len(word) > PREFIX else []
+            second = first = ""
+            continue
+        if first and (second or not _SYLLABIC.match(word)):
+            pieces.append((second if _SYLLABIC.match(word) else "") + first + word)
+        second, first = first, word
+    return pieces
