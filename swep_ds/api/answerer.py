@@ -136,7 +136,7 @@ class QuestionAnswerer:
             yield candidates[:n_best]
 
     def read(self, examples: list[Example], count: int, *, null: bool) -> Iterator[Reading]:
-        """Reads them together. The `count` best are exact. With null answers if it may decline or, extractive, `null`."""
+        """Reads them together; the `count` best are exact. Null answers: if it may decline or (extractive) `null`."""
         saved = self._saved
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
