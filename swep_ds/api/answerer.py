@@ -138,8 +138,7 @@ class QuestionAnswerer:
             yield candidates[:n_best]
 
     def read(self, examples: list[Example], count: int, *, null: bool) -> Iterator[Reading]:
-        """Reads all examples together. The `count` best answers are exact. Null answers come if the model may decline,
-        and of an extractive one if `null`."""
+        """Reads them together; the `count` best are exact. Null answers: if it may decline or (extractive) `null`."""
         saved = self._saved
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)

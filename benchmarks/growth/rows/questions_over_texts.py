@@ -81,7 +81,7 @@ def baseline(size: int, folder: Path) -> None:
         asked,
         read,
         truncation="only_second",
-        max_length=384,
+        max_length=256,
         stride=128,
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
