@@ -20,12 +20,18 @@ from pathlib import Path
 
 from benchmarks.random_model import write_texts
 from swep_ds.commands.cli import Parser, main
+from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import check_output, user_path, write_atomically
+from swep_ds.common.files import check_output, folder_bytes, user_path, write_atomically
+from swep_ds.cost.plan import Devices, plan_stage
 from swep_ds.evaluation.results import versions
+from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.launcher import environments, launcher
 
-MIB = 2**20
+CHECKOUT = Path(__file__).parents[2]  # from which DeepSpeed's launcher finds the benchmarks
+GIB = 2**30
+MICRO = 2  # windows of a rank in the first run
+STARTS = ("loading", "loading the model", "checksums of model and data", "engine")
 UPDATES = 3
 SAVED = 2  # the update whose checkpoint the second run resumes from
 
@@ -37,7 +43,7 @@ class Shape:
     config: dict
     first: tuple[str, int]
     second: tuple[str, int]
-    sets: tuple[str, ...] = ("data.max_length=128", "train.micro_batch_size=2", "eval.batch_size=2")
+    sets: tuple[str, ...] = ("data.max_length=128", "eval.batch_size=2")
 
     @property
     def generates(self) -> bool:
@@ -108,8 +114,13 @@ def measure(shape: Shape, folder: Path) -> list[dict]:
     resume = "auto"
     for ds_config, ranks in (shape.first, shape.second):
         run = folder / f"{ds_config}-{ranks}"
-        measured = train(run, ds_config, ranks, resume, sets)
-        runs.append({"ds_config": ds_config, "ranks": ranks, **measured})
+        measured = train(run, ds_config, ranks, resume, [*sets, f"train.micro_batch_size={MICRO}"])
+        windows = MICRO * shape.first[1] // ranks  # of a rank; the second run keeps the first one's global batch
+        micro = min(MICRO, windows)
+        split = [f"train.micro_batch_size={micro}", f"train.gradient_accumulation_steps={windows // micro}"]
+        recipe = Recipe.load("quickstart", [*sets, *split])
+        planned = plan_stage(recipe, Devices.parse(f"{ranks}xcpu"), [ds_config], Console(quiet=True))[ds_config]
+        runs.append({"ds_config": ds_config, "ranks": ranks, "planned": planned, **measured})
         resume = str(run / "checkpoints" / f"update-{SAVED:08d}")
     return runs
 
@@ -122,27 +133,40 @@ def train(run: Path, ds_config: str, ranks: int, resume: str, sets: list[str]) -
     option = ["--module"] if ranks > 1 else ["-m"]
     command = [*launcher(ranks), *option, "benchmarks.shapes.rank", *words]
     home = {"HF_HOME": str(run.parent / "hf")}
-    subprocess.run(command, check=True, env=os.environ | environments(1, ranks)[0] | home)
+    subprocess.run(command, check=True, cwd=CHECKOUT, env=os.environ | environments(1, ranks)[0] | home)
     seen = [json.loads((run / f"memory-{rank}.json").read_text()) for rank in range(ranks)]
-    peaks = {phase: max(rank[phase]["peak"] for rank in seen) for phase in seen[0]}
-    ends = {phase: max(rank[phase]["end"] for rank in seen) for phase in seen[0]}
-    seconds = {phase: seen[0][phase]["seconds"] for phase in seen[0]}
-    disk = {tag.name: size_of(tag) for tag in sorted((run / "checkpoints").glob("update-*"))}
-    disk |= {"model": size_of(run / "model"), "all": size_of(run)}
-    return {"peaks": peaks, "ends": ends, "seconds": seconds, "disk": disk}
+    tags = sorted((run / "checkpoints").glob("update-*"))
+    return {
+        "peaks": {phase: max(rank[phase]["peak"] for rank in seen) for phase in seen[0]},
+        "ends": {phase: max(rank[phase]["end"] for rank in seen) for phase in seen[0]},
+        "cpu_seconds": {phase: sum(rank[phase]["seconds"] for rank in seen) for phase in seen[0]},
+        "checkpoint": folder_bytes(tags[-1]),
+        "saves": len(tags),
+        "disk": folder_bytes(run),
+    }
 
 
 def started(*words: str) -> None:
     subprocess.run([sys.executable, *words], check=True)
 
 
-def size_of(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+def rows(run: dict) -> dict[str, tuple[int, int]]:
+    """Measured and planned bytes by row. A run that resumes writes the checkpoints that are left."""
+    peaks = run["peaks"]
+    planned = run["planned"]
+    start = max(size for phase, size in peaks.items() if phase in STARTS)
+    measured = {"start": start} | {name: peaks[name] for name in ("training", "evaluation", "export")}
+    measured |= {"checkpoint": run["checkpoint"], "disk": run["disk"]}
+    disk = run["saves"] * planned["checkpoint"] + planned["weights"]
+    return {name: (size, disk if name == "disk" else planned[name]) for name, size in measured.items()}
 
 
 def show(name: str, runs: list[dict]) -> None:
+    """Prints each run's rows in GiB."""
     for run in runs:
-        print(name, json.dumps(run))
+        print(f"{name}, {run['ds_config']}, {run['ranks']} rank(s)")
+        for row, (measured, planned) in rows(run).items():
+            print(f"  {row:11} {measured / GIB:6.2f} GiB measured, {planned / GIB:6.2f} planned: {planned / measured:.3f}")
 
 
 if __name__ == "__main__":

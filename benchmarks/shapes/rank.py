@@ -2,7 +2,7 @@
 by a launcher.
 
 Makes the run in FOLDER as `swep-ds train` makes it, and writes `memory-RANK.json` there: for each phase of the run its
-peak in bytes, the bytes left at its end and its seconds. Memory is what Linux calls RssAnon, less that after the
+peak in bytes, the bytes left at its end and its CPU seconds. Memory is what Linux calls RssAnon, less that after the
 imports: pages of files, such as mapped weights, are not in it.
 """
 
@@ -43,7 +43,7 @@ class Meter:
         self._before = anonymous_bytes()
         self._ended = threading.Event()
         self._phase = "loading"
-        self._began = time.monotonic()
+        self._began = time.process_time()
         self.phases: dict[str, dict[str, float]] = {}
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -63,7 +63,7 @@ class Meter:
         if phase == self._phase:
             return
         self._sample()
-        now = time.monotonic()
+        now = time.process_time()
         self.phases[self._phase]["seconds"] += now - self._began
         self._phase = phase
         self._began = now

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from datetime import timedelta
 
 import rich.console
 from rich.text import Text
@@ -60,12 +61,11 @@ class Progress:
                 progress.BarColumn(24, table_column=Column(no_wrap=False)),
                 progress.MofNCompleteColumn(),
                 progress.TimeElapsedColumn(),
-                progress.TextColumn("eta"),
-                progress.TimeRemainingColumn(),
+                progress.TextColumn("eta {task.fields[eta]}"),
                 progress.RenderableColumn(self._note, table_column=Column(no_wrap=False)),
                 console=console,
             )
-            self._task = self._bar.add_task("", total=total, completed=done)
+            self._task = self._bar.add_task("", total=total, completed=done, eta="-:--:--")
 
     def __enter__(self) -> "Progress":
         if self._bar:
@@ -76,19 +76,20 @@ class Progress:
         if self._bar:
             self._bar.stop()
 
-    def update(self, done: int, note: str = "") -> None:
-        """Shows that `done` units are done, and a note."""
+    def update(self, done: int, note: str = "", seconds_left: float | None = None) -> None:
+        """Shows that `done` units are done, a note, and how long the rest takes: None = as long as so far by unit."""
+        now = time.monotonic()
+        if seconds_left is None:
+            seconds_left = (now - self._began) / max(1, done - self._before) * (self._total - done)
         if self._bar:
             self._note.plain = note
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, eta=timedelta(seconds=round(seconds_left)))
             return
-        now = time.monotonic()
         is_last = done >= self._total and self._printed > self._began
         if is_last or now - self._printed >= self._line_seconds:
             self._printed = now
-            eta = (now - self._began) / max(1, done - self._before) * (self._total - done)
             note = f"  {note}" if note else ""
-            self._console.print(f"{done:>6}/{self._total} {self._unit}{note}  eta {eta:.0f} s")
+            self._console.print(f"{done:>6}/{self._total} {self._unit}{note}  eta {seconds_left:.0f} s")
 
 
 class _Descriptor(io.FileIO):

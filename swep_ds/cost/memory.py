@@ -30,14 +30,29 @@ class States:
     transient: int = 0  # gradients on their way, buckets and gathered weights, while the activations are held
     step: int = 0  # gradients and working room of the optimizer's step, when the activations are gone
     host: int = 0  # what is offloaded
+    moments: int = 0  # of `host`, what is not there before the first step
     evaluating: int = 0  # there during evaluation: a share of gradients and transient, the mean with the start
     loading: int = 0  # weights before they are on the device; at ZeRO-3 they stay in their files
+    starting: int = 0  # all that is there while the engine is built
+    saved: int = 0  # of all ranks, on disk: a checkpoint
     partitioned: bool = False  # whether a weight is whole on a device only while it is used (ZeRO-3)
 
-    def peak(self, activations: int, evaluation: int = 0) -> int:
-        """The device's peak over an update that holds `activations`, and an evaluation that holds `evaluation`."""
-        always = self.parameters + self.optimizer + self.buffers
-        return always + max(self.gradients + self.transient + activations, self.step, self.evaluating + evaluation)
+    @property
+    def _always(self) -> int:
+        return self.parameters + self.optimizer + self.buffers
+
+    def training(self, activations: int) -> int:
+        """The device's peak over an update that holds `activations`."""
+        return self._always + max(self.gradients + self.transient + activations, self.step)
+
+    def evaluation(self, held: int) -> int:
+        """The device's peak over an evaluation that holds `held` bytes besides the weights."""
+        return self._always + self.evaluating + held
+
+    def export(self, held: int) -> int:
+        """The device's peak while the model is written, and so many bytes of it are in the same memory. ZeRO-3 keeps
+        its buffer of gradients."""
+        return self._always + self.partitioned * self.gradients + held
 
 
 def model_states(
@@ -87,6 +102,9 @@ class _Model:
             optimizer=self._kept(self.part),
             evaluating=min(4 * self.part, self.applied),
             loading=4 * self.numel,
+            # stage_1_and_2.py: all weights made flat; then the float32 copy with the gradient that Adam is begun with
+            starting=self.width * self.numel + max(self.width * self.numel, 8 * self.part),
+            saved=self.width * self.numel + self._saved(self.part),
         )
 
     def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
@@ -106,7 +124,8 @@ class _Model:
         flattened = 4 * min(self.numel, ALLREDUCE_BUCKET + self.largest)
         step = whole + max(flattened, working)
         optimizer = moments + 4 * self.averaged
-        return replace(self.whole, optimizer=optimizer, gradients=whole, step=step, evaluating=self.applied)
+        states = replace(self.whole, optimizer=optimizer, gradients=whole, step=step, evaluating=self.applied)
+        return replace(states, starting=whole, saved=whole + optimizer)
 
     def stage_1(self) -> States:
         """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`)."""
@@ -117,7 +136,9 @@ class _Model:
         if self.sends_half:
             working = 2 * self.numel
         transient = self.width * self.numel
-        return replace(self.whole, gradients=gradients, transient=transient, step=gradients + working)
+        states = replace(self.whole, gradients=gradients, transient=transient, step=gradients + working)
+        # the flat gradient is made, and its memory given back, when the float32 copy is there
+        return replace(states, starting=max(self.whole.starting, transient + 4 * self.part + gradients))
 
     def stage_2(self) -> States:
         """Also ZeRO-1 with offload, whose gradients go through the hooks of stage 2."""
@@ -147,6 +168,9 @@ class _Model:
                 transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
                 host=host + width * self.largest + accumulated,
                 loading=4 * self.numel,
+                starting=2 * width * self.numel,
+                moments=8 * part,
+                saved=self.whole.saved,
             )
         transient = self.bucket + oversized + accumulated
         if self.coalesced:  # grads_in_partition is filled while all gradients still exist
@@ -176,18 +200,26 @@ class _Model:
             transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
             step=self.summed * part + 4 * group,
             evaluating=gathered + prefetched + self.summed * part + min(4 * part, self.applied),
+            # _create_fp32_partitions, then initialize_optimizer_states with a gradient of the largest group
+            starting=(width + 4 + self.summed) * part + 4 * group,
+            saved=self._saved(part),
             partitioned=True,
         )
         if zero.offload_optimizer is None:
             return states
         # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
         host = self._kept(part) + min(4 * part, self.applied) + (4 + self.summed) * part
-        states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched)
+        states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched, moments=8 * part)
+        states = replace(states, starting=width * part + 4 * group)
         if zero.offload_param is not None:
             host += width * part
-            states = replace(states, parameters=0)
+            states = replace(states, parameters=0, starting=4 * group)
         return replace(states, host=host)
 
     def _kept(self, part: int) -> int:
         """A rank's float32 copy with Adam's moments, and the mean of the weights in pieces like the copy's."""
         return 12 * part + 4 * min(part, self.averaged)
+
+    def _saved(self, part: int) -> int:
+        """What all ranks' files of a checkpoint have of `_kept`."""
+        return 12 * part * self.world_size + 4 * self.averaged

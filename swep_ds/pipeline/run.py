@@ -18,7 +18,7 @@ from deepspeed.accelerator import get_accelerator
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, RunExit, at, reason
-from swep_ds.common.files import read_lines
+from swep_ds.common.files import folder_bytes, read_lines
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,
@@ -36,7 +36,7 @@ from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
 from swep_ds.pipeline.prepare import FIRST_STAGE, Prepared, check_alike, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.ranks.accelerator import on_gpu, peak_memory_bytes
+from swep_ds.ranks.accelerator import lean_heap, on_gpu, peak_memory_bytes
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoint_files import read_manifest
@@ -141,7 +141,6 @@ def _run_stage(
         ranks.on_all_ranks(lambda: read_manifest(tags[0]).check_fits(tags[0], setup))
     if ranks.is_main():
         _say_training(recipe, prepared, folder, say)
-    ranks.progress("engine")
     with _engine(recipe, prepared) as engine:
         average = None
         main = Outcome(recipe, folder)
@@ -155,8 +154,10 @@ def _run_stage(
         batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
         keep = recipe.train.keep_checkpoints
         checkpoints = Checkpoints(folder.checkpoints, keep, setup, batch, average)
-        ranks.progress("resume")
-        tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
+        tag, before = None, TrainState()
+        if tags:
+            with ranks.step("resuming", lambda: folder_bytes(tag)):
+                tag, before = checkpoints.load(engine, tags)
         # last, so that a start that is refused leaves the folder as it was
         _begin(main, prepared, is_trained=before.updates == updates)
         write_on_rank0(lambda: write_remarks(folder.path, prepared.remarks, say), folder.path)
@@ -167,10 +168,12 @@ def _run_stage(
         with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
             select_on = recipe.eval.select_on
             validate = partial(_validate, engine, prepared, main) if select_on else None
-            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate)
+            windows = _windows(prepared, len(outcomes))
+            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate, windows)
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = _select(engine, checkpoints, select_on, done, say) if select_on else None
             engine.eval()
+            lean_heap(engine.stage == 3)
             for outcome in outcomes:
                 tested = _test_and_export(engine, prepared, outcome, say, keep_fp32)
                 write = partial(_write_results, outcome, prepared, done, peak, selection, tested)
@@ -216,13 +219,22 @@ def _mix(recipe: Recipe, prepared: Prepared) -> list[dict]:
 
 @contextmanager
 def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
-    engine = build_engine(prepared.objective, prepared.config, recipe.train, prepared.batches.updates)
+    size = sum(parameter.nbytes for parameter in prepared.objective.parameters())  # at ZeRO-3 they are empty afterwards
+    with ranks.step("engine", lambda: size):
+        engine = build_engine(prepared.objective, prepared.config, recipe.train, prepared.batches.updates)
+        lean_heap(engine.stage == 3)  # where weights come and go
     try:
         yield engine
     except RunExit:  # on all ranks; after another exception the other ranks must first hear of it
         engine.destroy()
         raise
     engine.destroy()
+
+
+def _windows(prepared: Prepared, outcomes: int) -> tuple[int, int]:
+    """How many windows are tested after the updates, and how many at a validation."""
+    validated = len(prepared.validation.features.dataset) if prepared.validation else 0
+    return outcomes * (validated + sum(len(test.features.dataset) for test in prepared.tests)), validated
 
 
 def _begin(outcome: Outcome, prepared: Prepared, *, is_trained: bool) -> None:
@@ -291,8 +303,8 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
         say(fitted)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
         tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
-        ranks.progress("export")
-        export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
+        with ranks.step("export", lambda: folder_bytes(folder.model)):
+            export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
     export_noise(engine, folder.path / NOISE)
     if scores and ranks.is_main():
         print_scores(scores, title)

@@ -24,6 +24,7 @@ Table = tuple[list[str], list[list[Any]]]  # columns, rows
 # of metrics.jsonl, what the progress bar shows
 SHOWN = ("loss", "nll_clean", "nll_noisy", "divergence", "hidden_distance", "kl_per_token", "kl_per_window", "beta")
 SHOWN += ("mu", "sigma", "sigma_spread", "mu_spread", "validation_f1", "learning_rate", "samples_per_second")
+SHOWN += ("tokens_per_second",)
 
 
 class Tracker:
@@ -70,9 +71,9 @@ class Tracker:
         if kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
             self._tell(lambda run: run.finish(exit_code=1))
 
-    def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
+    def log(self, done: TrainState, means: dict[str, float], remark: str | None, seconds_left: float | None = None) -> None:
         """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
-        `remark` (`Method.remark`) is shown when it begins to hold."""
+        `remark` (`Method.remark`) is shown when it begins to hold, `seconds_left` of the run as its ETA."""
         if not self.active:
             return
         line = {
@@ -84,7 +85,9 @@ class Tracker:
             "peak_memory_bytes": peak_memory_bytes(),
         }
         _write(self.metrics, line)
-        self.progress.update(done.updates, "  ".join(f"{name} {line[name]:.4g}" for name in SHOWN if name in line))
+        shown = [f"{name} {line[name]:.4g}" for name in SHOWN if name in line]
+        shown.append(f"peak memory {line['peak_memory_bytes'] / 2**30:.2f} GiB")
+        self.progress.update(done.updates, "  ".join(shown), seconds_left)
         if remark and not self.remark:
             self.console.print(f"note: {remark}", style="yellow")
         self.remark = remark
