@@ -11,6 +11,7 @@ Exit codes as scripts/train.py.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -108,7 +109,8 @@ def measure(shape: Shape, folder: Path) -> list[dict]:
     write_texts(folder / "test.json", questions=6, characters=400)
     sets = [f"task={'generative' if shape.generates else 'extractive'}", f"model.name={folder / 'model'}"]
     sets += [f"data.train={folder / 'train.json'}", f"data.eval={{test: {folder / 'test.json'}}}"]
-    sets += ["data.doc_stride=32", "data.max_query_length=32", "eval.max_answer_tokens=8", "train.log_every=1"]
+    sets += ["data.doc_stride=32", "data.max_query_length=32", "eval.max_answer_tokens=8", "data.max_target_length=8"]
+    sets += ["train.log_every=1"]
     sets += [f"train.max_updates={UPDATES}", f"train.checkpoint_every={SAVED}", *shape.sets]
     runs = []
     resume = "auto"
@@ -157,7 +159,7 @@ def rows(run: dict) -> dict[str, tuple[int, int]]:
     start = max(size for phase, size in peaks.items() if phase in STARTS)
     measured = {"start": start} | {name: peaks[name] for name in ("training", "evaluation", "export")}
     measured |= {"checkpoint": run["checkpoint"], "disk": run["disk"]}
-    disk = run["saves"] * planned["checkpoint"] + planned["weights"]
+    disk = planned["disk"] - (math.ceil(UPDATES / SAVED) - run["saves"]) * planned["checkpoint"]
     return {name: (size, disk if name == "disk" else planned[name]) for name, size in measured.items()}
 
 
@@ -166,7 +168,9 @@ def show(name: str, runs: list[dict]) -> None:
     for run in runs:
         print(f"{name}, {run['ds_config']}, {run['ranks']} rank(s)")
         for row, (measured, planned) in rows(run).items():
-            print(f"  {row:11} {measured / GIB:6.2f} GiB measured, {planned / GIB:6.2f} planned: {planned / measured:.3f}")
+            print(
+                f"  {row:11} {measured / GIB:6.2f} GiB measured, {planned / GIB:6.2f} planned: {planned / measured:.3f}"
+            )
 
 
 if __name__ == "__main__":

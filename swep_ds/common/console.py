@@ -76,20 +76,19 @@ class Progress:
         if self._bar:
             self._bar.stop()
 
-    def update(self, done: int, note: str = "", seconds_left: float | None = None) -> None:
-        """Shows that `done` units are done, a note, and how long the rest takes: None = as long as so far by unit."""
+    def update(self, done: int, note: str = "", after: float = 0.0) -> None:
+        """Shows that `done` units are done, and a note. The ETA is that of all units, and `after` seconds more."""
         now = time.monotonic()
-        if seconds_left is None:
-            seconds_left = (now - self._began) / max(1, done - self._before) * (self._total - done)
+        eta = (now - self._began) / max(1, done - self._before) * (self._total - done) + after
         if self._bar:
             self._note.plain = note
-            self._bar.update(self._task, completed=done, eta=timedelta(seconds=round(seconds_left)))
+            self._bar.update(self._task, completed=done, eta=timedelta(seconds=round(eta)))
             return
         is_last = done >= self._total and self._printed > self._began
         if is_last or now - self._printed >= self._line_seconds:
             self._printed = now
             note = f"  {note}" if note else ""
-            self._console.print(f"{done:>6}/{self._total} {self._unit}{note}  eta {seconds_left:.0f} s")
+            self._console.print(f"{done:>6}/{self._total} {self._unit}{note}  eta {eta:.0f} s")
 
 
 class _Descriptor(io.FileIO):

@@ -37,29 +37,28 @@ class States:
     saved: int = 0  # of all ranks, on disk: a checkpoint
     partitioned: bool = False  # whether a weight is whole on a device only while it is used (ZeRO-3)
 
-    @property
-    def _always(self) -> int:
-        return self.parameters + self.optimizer + self.buffers
-
-    def training(self, activations: int) -> int:
-        """The device's peak over an update that holds `activations`."""
-        return self._always + max(self.gradients + self.transient + activations, self.step)
-
-    def evaluation(self, held: int) -> int:
-        """The device's peak over an evaluation that holds `held` bytes besides the weights."""
-        return self._always + self.evaluating + held
-
-    def export(self, held: int) -> int:
-        """The device's peak while the model is written, and so many bytes of it are in the same memory. ZeRO-3 keeps
-        its buffer of gradients."""
-        return self._always + self.partitioned * self.gradients + held
+    def phases(self, activations: int, held: int = 0, written: int = 0) -> dict[str, int]:
+        """The device's peaks: until the engine is built, over an update that holds `activations`, an evaluation that
+        holds `held` bytes, and an export with `written` bytes in the same memory; ZeRO-3 keeps its gradients there."""
+        always = self.parameters + self.optimizer + self.buffers
+        return {
+            "start": self.starting,
+            "training": always + max(self.gradients + self.transient + activations, self.step),
+            "evaluation": always + self.evaluating + held,
+            "export": always + self.partitioned * self.gradients + written,
+        }
 
 
 def model_states(
-    shapes: Sequence[Sequence[int]], config: dict[str, Any], train: TrainSection, world_size: int, averaged: int = 0
+    shapes: Sequence[Sequence[int]],
+    config: dict[str, Any],
+    train: TrainSection,
+    world_size: int,
+    averaged: int = 0,
+    on_cpu: bool = False,
 ) -> States:
     """What a model takes whose `parameters()` have these shapes, in their order. `averaged` is the number of elements
-    whose mean `train.average` keeps. Raises InputError: the config, from `complete_ds_config`, offloads to disk.
+    whose mean `train.average` keeps. On a CPU gloo gathers through a buffer of its own. Raises InputError: the config, from `complete_ds_config`, offloads to disk.
     """
     model = _Model(shapes, config, train, world_size, averaged)
     zero = model.zero
@@ -69,7 +68,7 @@ def model_states(
     if zero.stage == 0:
         return model.stage_0(shapes, train.optimizer == "adafactor")
     if zero.stage == 3:
-        return model.stage_3()
+        return model.stage_3(on_cpu)
     if zero.stage == 1 and zero.offload_optimizer is None:
         return model.stage_1()
     return model.stage_2()
@@ -124,8 +123,8 @@ class _Model:
         flattened = 4 * min(self.numel, ALLREDUCE_BUCKET + self.largest)
         step = whole + max(flattened, working)
         optimizer = moments + 4 * self.averaged
-        states = replace(self.whole, optimizer=optimizer, gradients=whole, step=step, evaluating=self.applied)
-        return replace(states, starting=whole, saved=whole + optimizer)
+        changes = {"evaluating": self.applied, "starting": whole, "saved": whole + optimizer}
+        return replace(self.whole, optimizer=optimizer, gradients=whole, step=step, **changes)
 
     def stage_1(self) -> States:
         """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`)."""
@@ -136,9 +135,10 @@ class _Model:
         if self.sends_half:
             working = 2 * self.numel
         transient = self.width * self.numel
-        states = replace(self.whole, gradients=gradients, transient=transient, step=gradients + working)
         # the flat gradient is made, and its memory given back, when the float32 copy is there
-        return replace(states, starting=max(self.whole.starting, transient + 4 * self.part + gradients))
+        starting = max(self.whole.starting, transient + 4 * self.part + gradients)
+        step = gradients + working
+        return replace(self.whole, gradients=gradients, transient=transient, step=step, starting=starting)
 
     def stage_2(self) -> States:
         """Also ZeRO-1 with offload, whose gradients go through the hooks of stage 2."""
@@ -177,7 +177,7 @@ class _Model:
             transient = self.bucket + width * self.numel
         return replace(self.whole, gradients=gradients, transient=transient, step=max(flattening, 4 * part))
 
-    def stage_3(self) -> States:
+    def stage_3(self, on_cpu: bool) -> States:
         width = self.width
         zero = self.zero
         # partition_parameters.py: every parameter is padded to w equal pieces
@@ -189,7 +189,7 @@ class _Model:
             # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
             # are copied out of one buffer
             gathered = width * min(self.numel, zero.max_live_parameters)
-            prefetched = width * min(self.numel, zero.prefetch_bucket_size)
+            prefetched = width * min(self.numel, zero.prefetch_bucket_size) * (2 if on_cpu else 1)
             persistent = width * sum(size for size in self.sizes if size <= zero.param_persistence_threshold)
         # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
         states = States(
@@ -209,12 +209,11 @@ class _Model:
             return states
         # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
         host = self._kept(part) + min(4 * part, self.applied) + (4 + self.summed) * part
+        left = 4 * group  # the gradient above
         states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched, moments=8 * part)
-        states = replace(states, starting=width * part + 4 * group)
         if zero.offload_param is not None:
-            host += width * part
-            states = replace(states, parameters=0, starting=4 * group)
-        return replace(states, host=host)
+            return replace(states, parameters=0, starting=left, host=host + width * part)
+        return replace(states, starting=width * part + left, host=host)
 
     def _kept(self, part: int) -> int:
         """A rank's float32 copy with Adam's moments, and the mean of the weights in pieces like the copy's."""

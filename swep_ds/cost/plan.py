@@ -122,7 +122,7 @@ def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: 
     how = f"{train.precision}, {train.optimizer}, {train.execution}{average}"
     say(f"{recipe.method.name} on {recipe.model.name}: {how}")
     memory = f"{_gib(devices.memory)} free of {_gib(devices.total)}" if devices.total else _gib(devices.memory)
-    say(f"devices: {devices.count} GPU(s) of {memory}" if devices.on_gpu else f"{devices.count} CPU process(es): {memory}")
+    say(f"devices: {devices.count} {'GPU(s)' if devices.on_gpu else 'CPU process(es)'} of {memory}")
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     say(f"parameters: {model:,} of the model, {method:,} of the method")
     size = train.max_tokens or train.micro_batch_size
@@ -178,7 +178,7 @@ def _states(
     for name in names:
         try:
             config = complete_ds_config(name, train, **setup)
-            states[name] = model_states(shapes, config, train, devices.count, averaged)
+            states[name] = model_states(shapes, config, train, devices.count, averaged, not devices.on_gpu)
         except InputError as error:
             refused.append(error)
     if not states:
@@ -274,18 +274,15 @@ def _row(
     """Bytes by column of the table. `weights` are those of the exported model, which are written in parts, and `saves`
     the most checkpoints that are there at once."""
     copies = 0 if state.partitioned else casts
-    here = 0 if devices.on_gpu else state.host  # in the memory that is the device's as well
-    phases = {
-        "start": state.starting + max(0, here - state.moments),
-        "training": state.training(activations + copies) + here,
-        "evaluation": state.evaluation(answers + copies) + here,
-        "export": state.export(0 if devices.on_gpu else min(weights, FILE_BYTES)) + here,
-    }
+    here, before = (0, 0) if devices.on_gpu else (state.host, state.moments)  # CPU memory is the device's as well
+    written = 0 if devices.on_gpu else min(weights, FILE_BYTES)
+    phases = state.phases(activations + copies, answers + copies, written)
+    phases = {name: size + here for name, size in phases.items()} | {"start": state.starting + here - before}
     peak = max(phases.values())
     host = max(state.loading, state.host) if devices.on_gpu else peak
     row = {name: getattr(state, name) for name in ("parameters", "optimizer", "gradients")}
     row |= {"activations": activations + copies, **phases, "peak": peak, "CPU": devices.count * host}
-    return row | {"checkpoint": state.saved, "weights": weights, "disk": saves * state.saved + weights}
+    return row | {"checkpoint": state.saved, "disk": saves * state.saved + weights}
 
 
 def _table(rows: dict[str, dict[str, int]], fitting: Sequence[str]) -> Table:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+from swep_ds import ranks
 from swep_ds.common.errors import InputError, at
 from swep_ds.common.files import content_checksum, user_path
 from swep_ds.data.choices import Choices, Remark
@@ -172,7 +173,10 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
 
 def input_checksums(recipe: Recipe) -> dict[str, str]:
     """By field, the first 32 digits of the SHA-256 over its `input_files`, each unpacked if it is gzip."""
-    return {field: content_checksum(files) for field, files in input_files(recipe).items()}
+    files = input_files(recipe)
+    size = sum(file.stat().st_size for names in files.values() for file in names)
+    with ranks.step("checksums of model and data", lambda: size):
+        return {field: content_checksum(names) for field, names in files.items()}
 
 
 def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = None) -> None:

@@ -31,7 +31,7 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, check_length, load_tokenizer, pad_to_one_length, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import by_source, input_checksums, input_files, load_examples, source_of_test_set, warn_of_known
+from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
@@ -117,9 +117,6 @@ def prepare(
             warn_once(advice)
     batches = training_batches(recipe, tokenizer, features, ranks.rank(), ranks.world_size(), accelerator.on_gpu())
     scorer = test_sets[0].scorer if test_sets else Scorer()
-    files = [file for files in input_files(recipe).values() for file in files]
-    with ranks.step("checksums of model and data", lambda: sum(file.stat().st_size for file in files)):
-        inputs = ranks.from_rank0(lambda: input_checksums(recipe))
     return Prepared(
         objective=objective,
         tokenizer=tokenizer,
@@ -130,7 +127,7 @@ def prepare(
         tests=test_sets,
         validation=next(iter(validation_sets), None),
         evaluation=evaluation,
-        inputs=inputs,
+        inputs=ranks.from_rank0(lambda: input_checksums(recipe)),
         remarks=remarks,
     )
 

@@ -154,10 +154,8 @@ def _run_stage(
         batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
         keep = recipe.train.keep_checkpoints
         checkpoints = Checkpoints(folder.checkpoints, keep, setup, batch, average)
-        tag, before = None, TrainState()
-        if tags:
-            with ranks.step("resuming", lambda: folder_bytes(tag)):
-                tag, before = checkpoints.load(engine, tags)
+        with ranks.step("resuming", lambda: folder_bytes(tag)):
+            tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
         # last, so that a start that is refused leaves the folder as it was
         _begin(main, prepared, is_trained=before.updates == updates)
         write_on_rank0(lambda: write_remarks(folder.path, prepared.remarks, say), folder.path)
@@ -165,15 +163,14 @@ def _run_stage(
             say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
         settings = recipe.model_dump(mode="json")
         make_tracker = partial(Tracker, recipe.tracking, recipe.method.name, settings, folder.path, updates, before)
-        with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
+        tested = len(outcomes) * _tests_in_updates(prepared)
+        with write_on_all_ranks(partial(make_tracker, ranks.is_main(), tested), folder.path) as tracker:
             select_on = recipe.eval.select_on
             validate = partial(_validate, engine, prepared, main) if select_on else None
-            windows = _windows(prepared, len(outcomes))
-            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate, windows)
+            done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate)
             peak = max(ranks.gather(_peak(folder, before)))  # before evaluation, which may take more
             selection = _select(engine, checkpoints, select_on, done, say) if select_on else None
             engine.eval()
-            lean_heap(engine.stage == 3)
             for outcome in outcomes:
                 tested = _test_and_export(engine, prepared, outcome, say, keep_fp32)
                 write = partial(_write_results, outcome, prepared, done, peak, selection, tested)
@@ -231,10 +228,11 @@ def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
     engine.destroy()
 
 
-def _windows(prepared: Prepared, outcomes: int) -> tuple[int, int]:
-    """How many windows are tested after the updates, and how many at a validation."""
-    validated = len(prepared.validation.features.dataset) if prepared.validation else 0
-    return outcomes * (validated + sum(len(test.features.dataset) for test in prepared.tests)), validated
+def _tests_in_updates(prepared: Prepared) -> float:
+    """How many updates take as long as the tests: a backward as two forwards, and an answer that is written as one."""
+    forwards = sum(3 if pass_.trains else 1 for pass_ in prepared.objective.method.passes(0.0))
+    windows = sum(len(test.features.dataset) for test in filter(None, [*prepared.tests, prepared.validation]))
+    return windows / (forwards * len(prepared.batches.windows(0)))
 
 
 def _begin(outcome: Outcome, prepared: Prepared, *, is_trained: bool) -> None:
@@ -286,6 +284,7 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
     validation = prepared.validation
     names = {test.name: test.rules for test in prepared.tests}
     validated = None
+    lean_heap(engine.stage == 3)
     why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
     fitted = "confidences are softmax probabilities: no held-out half of the source domain calibrates them"
     fitted += " (eval.select_on)"
@@ -303,6 +302,7 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
         say(fitted)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
         tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
+        lean_heap(engine.stage == 3)
         with ranks.step("export", lambda: folder_bytes(folder.model)):
             export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
     export_noise(engine, folder.path / NOISE)

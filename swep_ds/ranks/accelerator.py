@@ -46,9 +46,8 @@ def peak_memory_bytes() -> int:
 
 
 def lean_heap(on: bool) -> None:
-    """Gives the system all freed memory, where the C library is glibc, and says whether blocks of 1 to 32 MB, as weights
-    are, go back as soon as they are freed. Otherwise glibc keeps them, which saves time and may hold a second copy of
-    the weights."""
+    """Returns freed memory to the system, and decides whether glibc returns blocks of 1 to 32 MB, as weights are, as
+    soon as they are freed. Otherwise it keeps them: faster, but often a second copy of the weights."""
     with suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 2**20 if on else 2**25)

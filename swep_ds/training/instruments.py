@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,7 +16,6 @@ from torch import Tensor
 
 from swep_ds import ranks
 from swep_ds.common.errors import TrainingDiverged
-from swep_ds.common.files import folder_bytes
 from swep_ds.data.batches import TrainingBatches
 from swep_ds.evaluation.results import Score
 from swep_ds.methods.objective import NO_NOISE
@@ -42,6 +39,7 @@ class Stopwatch:
             self._event = get_accelerator().Event
         self._forward: list[tuple] = []
         self._updates = 0  # since the last one that was read
+        self.checkpoint_seconds = 0.0  # of the latest one
         self.started = time.perf_counter() - seconds
 
     @property
@@ -59,7 +57,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase of the update, which other ranks see; "data" and "forward" are timed."""
+        """A phase of the update, which other ranks see; "data", "forward" and "checkpoint" are timed."""
         ranks.progress(f"update {self._number}, {name}")
         began = self._mark() if name == "forward" else time.perf_counter()
         yield
@@ -67,6 +65,8 @@ class Stopwatch:
             self._forward.append((began, self._mark()))
         elif name == "data":
             self._data += time.perf_counter() - began
+        elif name == "checkpoint":
+            self.checkpoint_seconds = time.perf_counter() - began
 
     def _mark(self):
         """On a GPU an event in its stream, for which nothing waits before the update is logged."""
@@ -94,13 +94,7 @@ class Instruments:
     device until then: keeping one waits for nothing."""
 
     def __init__(
-        self,
-        engine: Engine,
-        batches: TrainingBatches,
-        settings: TrainSection,
-        tracker: Tracker,
-        before: TrainState,
-        windows: tuple[int, int] = (0, 0),
+        self, engine: Engine, batches: TrainingBatches, settings: TrainSection, tracker: Tracker, before: TrainState
     ):
         self.watch = Stopwatch(before.seconds)
         self._clock = time.process_time if ranks.device().type == "cpu" else time.perf_counter  # what a rank costs
@@ -108,12 +102,7 @@ class Instruments:
         self._before = before
         self._engine = engine
         self._tracker = tracker
-        self._batches = batches
         self._updates = batches.updates
-        self._save_every = settings.checkpoint_every
-        self._save_seconds = 0.0  # of the latest checkpoint
-        self._tested, self._validated = windows  # as in `train`
-        self._window_seconds: float | None = None  # of a validation
         self._sums: dict[str, tuple[Tensor, int]] = {}  # since the last line, as in `add_up`
         self._norms: dict[int, Tensor | float] = {}  # by update
         self._skips_overflow = settings.precision == "fp16"  # an infinite norm is then no fault
@@ -139,7 +128,7 @@ class Instruments:
         Returns the state with the run's seconds so far, of which validation is no part; and the score. Raises
         TrainingDiverged on all ranks: the loss or a gradient is not finite, or a weight that is to be saved.
         """
-        means, cost, seconds = self._read(saves)
+        means, cost = self._read(saves)
         ranks.synchronize()
         state = replace(state, seconds=self.watch.seconds, compute_seconds=self._before.compute_seconds + cost)
         score = None
@@ -147,39 +136,17 @@ class Instruments:
             began = self._clock()
             score = validate()
             self._began += self._clock() - began
-            lasted = self.watch.seconds - state.seconds
-            self.watch.started += lasted
-            self._window_seconds = lasted / self._validated
+            self.watch.started += self.watch.seconds - state.seconds
             means["validation_exact_match"] = score["exact_match"]
             means["validation_f1"] = score["f1"]
         remark = self._engine.module.method.remark(means, self._update / self._updates)
         if means.pop("unperturbed", 0) == 1:
             remark = NO_NOISE
-        self._tracker.log(state, means, remark, self._seconds_left(*seconds))
+        self._tracker.log(state, means, remark, self.watch.checkpoint_seconds)
         return state, score
 
-    @contextmanager
-    def saving(self, tag: Path) -> Iterator[None]:
-        """Around the writing of the checkpoint `tag`."""
-        began = self.watch.seconds
-        with ranks.step(f"update {self._update}, checkpoint", partial(folder_bytes, tag)):
-            yield
-        self._save_seconds = self.watch.seconds - began
-
-    def _seconds_left(self, step: float, forward: float) -> float:
-        """Estimates what is left, each part at its latest speed: updates, checkpoints, once one has been written, and
-        tests. A tested window takes what a validated one took, before that a forward pass of training: answers that a
-        model writes take longer."""
-        saves = math.ceil(self._updates / self._save_every) - (self._update - 1) // self._save_every
-        window = self._window_seconds
-        if window is None:
-            passes = self._engine.module.method.passes(self._update / self._updates)
-            window = forward / len(passes) / len(self._batches.windows(self._update - 1))
-        return (self._updates - self._update) * step + saves * self._save_seconds + self._tested * window
-
-    def _read(self, saves: bool) -> tuple[dict[str, float], float, tuple[float, float]]:
-        """The means over all ranks since the last line and the numbers of this update; the cost of this start; the
-        slowest rank's `step_seconds` and `forward_seconds`."""
+    def _read(self, saves: bool) -> tuple[dict[str, float], float]:
+        """The means over all ranks since the last line and the numbers of this update; the cost of this start."""
         is_finite = not saves or self._engine.has_finite_weights()
         names = sorted(self._sums)
         sums = torch.stack([self._sums[name][0] for name in names])
@@ -210,7 +177,7 @@ class Instruments:
         self._sums.clear()
         # JSON has no infinity, which is the norm of an update that fp16 skipped
         means = {name: mean for name, mean in means.items() if not name.endswith("norm") or math.isfinite(mean)}
-        return means, sum(by_name["cost"]), (max(by_name["step_seconds"]), max(by_name["forward_seconds"]))
+        return means, sum(by_name["cost"])
 
     def _first_overflow(self) -> str:
         """Names the first update since the last line whose gradient is not finite; "" if there is none."""

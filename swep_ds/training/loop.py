@@ -37,16 +37,14 @@ def train(
     tracker: Tracker,
     before: TrainState,
     validate: Callable[[], Score] | None,
-    windows: tuple[int, int] = (0, 0),
 ) -> TrainState:
     """Trains from `before` to the end of `batches`; logs and saves on the way, and scores with `validate` before each
-    checkpoint that the settings ask for. `windows`: how many the tests after it have, and how many a validation, to
-    estimate what is left.
+    checkpoint that the settings ask for.
 
     Raises on all ranks: TrainingDiverged, where a loss, gradient or weight is not finite when an update is logged or
     saved; Stopped, after a checkpoint, where a signal asked any rank to stop; WriteFailed, where none can be written.
     """
-    instruments = Instruments(engine, batches, settings, tracker, before, windows)
+    instruments = Instruments(engine, batches, settings, tracker, before)
     if before.updates:
         engine.module.method.load(before.method)
     engine.train()
@@ -75,7 +73,7 @@ def train(
             if logs or saves:
                 state, score = instruments.report(state, saves, validate if due else None)
             if saves:
-                with instruments.saving(checkpoints.tag(number)):
+                with instruments.watch.phase("checkpoint"):
                     done = replace(state, method=engine.module.method.state())
                     checkpoints.save(engine, done, score)
                 if ranks.is_main():

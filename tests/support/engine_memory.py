@@ -92,7 +92,7 @@ def measure(model: str, stage: int, offload: bool, precision: str) -> list:
                 now = least_held(before, total)
             engine.step()
     engine.destroy()
-    return [model, stage, offload, precision, now, peak, total, states.peak(0)]
+    return [model, stage, offload, precision, now, peak, total, states.phases(0)["training"]]
 
 
 def least_held(before: int, expected: int) -> int:
