@@ -109,8 +109,9 @@ def measure(shape: Shape, folder: Path) -> list[dict]:
     write_texts(folder / "test.json", questions=6, characters=400)
     sets = [f"task={'generative' if shape.generates else 'extractive'}", f"model.name={folder / 'model'}"]
     sets += [f"data.train={folder / 'train.json'}", f"data.eval={{test: {folder / 'test.json'}}}"]
-    sets += ["data.doc_stride=32", "data.max_query_length=32", "eval.max_answer_tokens=8", "data.max_target_length=8"]
-    sets += ["train.log_every=1"]
+    sets += ["data.doc_stride=32", "data.max_query_length=32", "eval.max_answer_tokens=8", "train.log_every=1"]
+    if shape.generates:
+        sets.append("data.max_target_length=8")
     sets += [f"train.max_updates={UPDATES}", f"train.checkpoint_every={SAVED}", *shape.sets]
     runs = []
     resume = "auto"

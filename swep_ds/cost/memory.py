@@ -58,9 +58,11 @@ def model_states(
     on_cpu: bool = False,
 ) -> States:
     """What a model takes whose `parameters()` have these shapes, in their order. `averaged` is the number of elements
-    whose mean `train.average` keeps. On a CPU gloo gathers through a buffer of its own. Raises InputError: the config, from `complete_ds_config`, offloads to disk.
+    whose mean `train.average` keeps. Between ranks `on_cpu` gloo gathers through a buffer of its own.
+
+    Raises InputError: the config, from `complete_ds_config`, offloads to disk.
     """
-    model = _Model(shapes, config, train, world_size, averaged)
+    model = _Model(shapes, config, train, world_size, averaged, on_cpu)
     zero = model.zero
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
     if "nvme" in offload:
@@ -68,18 +70,21 @@ def model_states(
     if zero.stage == 0:
         return model.stage_0(shapes, train.optimizer == "adafactor")
     if zero.stage == 3:
-        return model.stage_3(on_cpu)
+        return model.stage_3()
     if zero.stage == 1 and zero.offload_optimizer is None:
         return model.stage_1()
     return model.stage_2()
 
 
 class _Model:
-    def __init__(self, shapes, config: dict[str, Any], train: TrainSection, world_size: int, averaged: int):
+    def __init__(
+        self, shapes, config: dict[str, Any], train: TrainSection, world_size: int, averaged: int, on_cpu: bool
+    ):
         zero = DeepSpeedZeroConfig(**config["zero_optimization"])
         self.zero = zero
         self.world_size = world_size
         self.averaged = averaged
+        self.copies = 2 if on_cpu else 1  # of weights that are made flat or gathered, in the device's memory
         # the mean with the start, which is made when it is tested, beside the start and the last weights
         self.applied = 4 * averaged if train.average == "start" else 0
         self.sizes = [math.prod(shape) for shape in shapes]
@@ -102,7 +107,7 @@ class _Model:
             evaluating=min(4 * self.part, self.applied),
             loading=4 * self.numel,
             # stage_1_and_2.py: all weights made flat; then the float32 copy with the gradient that Adam is begun with
-            starting=self.width * self.numel + max(self.width * self.numel, 8 * self.part),
+            starting=self.width * self.numel + max((self.copies - 1) * self.width * self.numel, 8 * self.part),
             saved=self.width * self.numel + self._saved(self.part),
         )
 
@@ -168,7 +173,7 @@ class _Model:
                 transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
                 host=host + width * self.largest + accumulated,
                 loading=4 * self.numel,
-                starting=2 * width * self.numel,
+                starting=self.copies * width * self.numel,
                 moments=8 * part,
                 saved=self.whole.saved,
             )
@@ -177,7 +182,7 @@ class _Model:
             transient = self.bucket + width * self.numel
         return replace(self.whole, gradients=gradients, transient=transient, step=max(flattening, 4 * part))
 
-    def stage_3(self, on_cpu: bool) -> States:
+    def stage_3(self) -> States:
         width = self.width
         zero = self.zero
         # partition_parameters.py: every parameter is padded to w equal pieces
@@ -189,7 +194,7 @@ class _Model:
             # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
             # are copied out of one buffer
             gathered = width * min(self.numel, zero.max_live_parameters)
-            prefetched = width * min(self.numel, zero.prefetch_bucket_size) * (2 if on_cpu else 1)
+            prefetched = width * min(self.numel, zero.prefetch_bucket_size) * self.copies
             persistent = width * sum(size for size in self.sizes if size <= zero.param_persistence_threshold)
         # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
         states = States(
