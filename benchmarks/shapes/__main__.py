@@ -139,10 +139,15 @@ def train(run: Path, ds_config: str, ranks: int, resume: str, sets: list[str]) -
     subprocess.run(command, check=True, cwd=CHECKOUT, env=os.environ | environments(1, ranks)[0] | home)
     seen = [json.loads((run / f"memory-{rank}.json").read_text()) for rank in range(ranks)]
     tags = sorted((run / "checkpoints").glob("update-*"))
+
+    def of_ranks(name: str) -> dict[str, list[float]]:
+        """Values by phase; some are rank 0's alone."""
+        return {phase: [rank[phase][name] for rank in seen if phase in rank] for phase in seen[0]}
+
     return {
-        "peaks": {phase: max(rank[phase]["peak"] for rank in seen) for phase in seen[0]},
-        "ends": {phase: max(rank[phase]["end"] for rank in seen) for phase in seen[0]},
-        "cpu_seconds": {phase: sum(rank[phase]["seconds"] for rank in seen) for phase in seen[0]},
+        "peaks": {phase: max(values) for phase, values in of_ranks("peak").items()},
+        "ends": {phase: max(values) for phase, values in of_ranks("end").items()},
+        "cpu_seconds": {phase: sum(values) for phase, values in of_ranks("seconds").items()},
         "checkpoint": folder_bytes(tags[-1]),
         "saves": len(tags),
         "disk": folder_bytes(run),
