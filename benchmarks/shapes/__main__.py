@@ -137,7 +137,7 @@ def train(run: Path, ds_config: str, ranks: int, resume: str, sets: list[str]) -
     command = [*launcher(ranks), *option, "benchmarks.shapes.rank", *words]
     home = {"HF_HOME": str(run.parent / "hf")}
     subprocess.run(command, check=True, cwd=CHECKOUT, env=os.environ | environments(1, ranks)[0] | home)
-    seen = [json.loads((run / f"memory-{rank}.json").read_text()) for rank in range(ranks)]
+    seen = [json.loads((run / f"memory-{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
     tags = sorted((run / "checkpoints").glob("update-*"))
 
     def of_ranks(name: str) -> dict[str, list[float]]:

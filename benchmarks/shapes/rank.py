@@ -25,7 +25,7 @@ STATUS = Path("/proc/self/status")
 
 def anonymous_bytes() -> int:
     """Memory of this process that no file backs."""
-    [line] = [line for line in STATUS.read_text().splitlines() if line.startswith("RssAnon:")]
+    [line] = [line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith("RssAnon:")]
     return int(line.split()[1]) * 1024
 
 

@@ -31,8 +31,9 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, check_length, load_tokenizer, pad_to_one_length, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, source_of_test_set, warn_of_known
+from swep_ds.pipeline.examples import by_source, load_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
+from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.environment import warn_once

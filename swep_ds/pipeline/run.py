@@ -31,9 +31,9 @@ from swep_ds.evaluation.results import (
     write_remarks,
     write_results,
 )
-from swep_ds.pipeline.examples import check_unchanged
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
+from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.prepare import FIRST_STAGE, Prepared, check_alike, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.ranks.accelerator import lean_heap, on_gpu, peak_memory_bytes
