@@ -205,8 +205,8 @@ class _Model:
             transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
             step=self.summed * part + 4 * group,
             evaluating=gathered + prefetched + self.summed * part + min(4 * part, self.applied),
-            # _create_fp32_partitions, then initialize_optimizer_states with a gradient of the largest group
-            starting=(width + 4 + self.summed) * part + 4 * group,
+            # the gradients' buffer comes after that of initialize_optimizer_states; the rest as measured
+            starting=(width + 4 + self.summed) * part + 2 * width * self.largest,
             saved=self._saved(part),
             partitioned=True,
         )
@@ -214,7 +214,7 @@ class _Model:
             return states
         # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
         host = self._kept(part) + min(4 * part, self.applied) + (4 + self.summed) * part
-        left = 4 * group  # the gradient above
+        left = 4 * group  # initialize_optimizer_states
         states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched, moments=8 * part)
         if zero.offload_param is not None:
             return replace(states, parameters=0, starting=left, host=host + width * part)

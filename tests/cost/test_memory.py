@@ -98,7 +98,7 @@ def test_each_phase_has_a_peak():
     assert states(2, averaged=1000).saved == states(2).saved + 4 * 1000
     part = 500 + 50 + 5
     assert states(3, "bf16").evaluating == 2 * N + 2 * N + 2 * part  # gathered, prefetched, and its own gradients
-    assert states(3).starting == 16 * part  # weights, the copy, gradients, and a gradient to begin Adam with
+    assert states(3).starting == 12 * part + 2 * 4 * LARGEST  # weights, the copy, gradients, and whole weights
     assert states(3).saved == 2 * 12 * part  # no weights beside the copy
     assert states(3).phases(0)["export"] == (4 + 12 + 4) * part + states(3).buffers  # its gradients' buffer stays
     # weights pass through CPU memory below ZeRO-3
