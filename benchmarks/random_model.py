@@ -61,12 +61,12 @@ def random_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield name, torch.full(hollow.shape, float(not name.endswith("bias")), dtype=torch.bfloat16)
 
 
-def write_texts(file: Path) -> None:
+def write_texts(file: Path, questions: int = QUESTIONS, characters: int = CHARACTERS) -> None:
     """SQuAD JSON whose windows are full: the quick start's questions, each text continued by the next ones."""
     examples = read_examples("quickstart:encyclopedia", training=True)[: 4 * QUESTIONS]
     paragraphs = []
-    for number, example in enumerate(examples[:QUESTIONS]):
-        text = " ".join(other.context for other in examples[number:])[:CHARACTERS]
+    for number, example in enumerate(examples[:questions]):
+        text = " ".join(other.context for other in examples[number:])[:characters]
         answer = {"text": example.answers[0], "answer_start": text.index(example.answers[0])}
         qa = {"id": example.id, "question": example.question, "answers": [answer]}
         paragraphs.append({"context": text, "qas": [qa]})

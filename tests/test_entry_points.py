@@ -15,6 +15,7 @@ PROGRAMS = {  # by the words without which something that is missing would be th
     "benchmarks.kernels.report": [],
     "benchmarks.texts": ["NAME"],
     "benchmarks.random_model": ["bert", "FOLDER"],
+    "benchmarks.shapes": [],
 }
 
 

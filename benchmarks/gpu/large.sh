@@ -29,7 +29,7 @@ for path in sorted(out.glob("*-swep.json")) + sorted(out.glob("*-mle.json")):
     [row] = json.loads(path.read_text())["rows"]
     name, _, method = path.stem.rpartition("-")
     text = (out / f"{name}-plan-{method}.log").read_text().rpartition("\n== started again")[2]
-    unit = 2**30 if "memory per device, GiB" in text else 2**20
+    unit = 2**30 if "memory per device, and disk, in GiB" in text else 2**20
     [line] = [line for line in text.splitlines() if line.startswith("│")]
     config, *sizes = line.replace("│", " ").replace(",", "").split()
     planned = float(sizes[8]) * unit

@@ -14,7 +14,8 @@ from swep_ds.common.files import read_json
 from swep_ds.data.example import Example
 from swep_ds.evaluation.results import read_predictions
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.pipeline.examples import check_unchanged, reported_examples, source_of_test_set
+from swep_ds.pipeline.examples import reported_examples, source_of_test_set
+from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.recipe import Recipe
 
 # in this order: the answer overlaps an accepted one in the text; it does not; its question has no answer; the answer is

@@ -36,8 +36,9 @@ from swep_ds.data.example import Example
 from swep_ds.evaluation.calibration import LEVEL, MIN_CLUSTERS
 from swep_ds.evaluation.results import METRICS
 from swep_ds.evaluation.scores import Scorer
-from swep_ds.pipeline.examples import check_unchanged, load_examples
+from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.inputs import check_unchanged
 
 WORD = re.compile(r"\w+")
 Scores = tuple[float, float]  # EM and F1 in percent

@@ -19,7 +19,8 @@ from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, read_predictions
-from swep_ds.pipeline.examples import check_unchanged, reported_examples, source_of_test_set
+from swep_ds.pipeline.examples import reported_examples, source_of_test_set
+from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
 
 RESAMPLES = 10_000

@@ -25,9 +25,10 @@ from swep_ds.methods import build
 from swep_ds.methods.base import Inputs, Method, PassState, Perturbed
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import check_unchanged, load_examples, reported_examples, source_of_test_set
+from swep_ds.pipeline.examples import load_examples, reported_examples, source_of_test_set
 from swep_ds.pipeline.export import NOISE
 from swep_ds.pipeline.folder import RunFolder
+from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from datetime import timedelta
 
 import rich.console
 from rich.text import Text
@@ -60,12 +61,11 @@ class Progress:
                 progress.BarColumn(24, table_column=Column(no_wrap=False)),
                 progress.MofNCompleteColumn(),
                 progress.TimeElapsedColumn(),
-                progress.TextColumn("eta"),
-                progress.TimeRemainingColumn(),
+                progress.TextColumn("eta {task.fields[eta]}"),
                 progress.RenderableColumn(self._note, table_column=Column(no_wrap=False)),
                 console=console,
             )
-            self._task = self._bar.add_task("", total=total, completed=done)
+            self._task = self._bar.add_task("", total=total, completed=done, eta="-:--:--")
 
     def __enter__(self) -> "Progress":
         if self._bar:
@@ -76,17 +76,17 @@ class Progress:
         if self._bar:
             self._bar.stop()
 
-    def update(self, done: int, note: str = "") -> None:
-        """Shows that `done` units are done, and a note."""
+    def update(self, done: int, note: str = "", after: float = 0.0) -> None:
+        """Shows that `done` units are done, and a note. The ETA is that of all units, and `after` seconds more."""
+        now = time.monotonic()
+        eta = (now - self._began) / max(1, done - self._before) * (self._total - done) + after
         if self._bar:
             self._note.plain = note
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, eta=timedelta(seconds=round(eta)))
             return
-        now = time.monotonic()
         is_last = done >= self._total and self._printed > self._began
         if is_last or now - self._printed >= self._line_seconds:
             self._printed = now
-            eta = (now - self._began) / max(1, done - self._before) * (self._total - done)
             note = f"  {note}" if note else ""
             self._console.print(f"{done:>6}/{self._total} {self._unit}{note}  eta {eta:.0f} s")
 

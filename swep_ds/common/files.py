@@ -230,6 +230,11 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+def folder_bytes(folder: Path) -> int:
+    """The sizes of all files in a folder and in those below it."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+
+
 def content_checksum(files: Iterable[Path]) -> str:
     """The first 32 digits of the SHA-256 over files, each unpacked if it is gzip."""
     return _checksum(tuple((file, file.stat().st_mtime_ns) for file in files))

@@ -30,21 +30,41 @@ class States:
     transient: int = 0  # gradients on their way, buckets and gathered weights, while the activations are held
     step: int = 0  # gradients and working room of the optimizer's step, when the activations are gone
     host: int = 0  # what is offloaded
+    moments: int = 0  # of `host`, what is not there before the first step
     evaluating: int = 0  # there during evaluation: a share of gradients and transient, the mean with the start
     loading: int = 0  # weights before they are on the device; at ZeRO-3 they stay in their files
+    starting: int = 0  # all that is there while the engine is built
+    saved: int = 0  # of all ranks, on disk: a checkpoint
     partitioned: bool = False  # whether a weight is whole on a device only while it is used (ZeRO-3)
 
-    def peak(self, activations: int, evaluation: int = 0) -> int:
-        """The device's peak over an update that holds `activations`, and an evaluation that holds `evaluation`."""
+    def phases(self, activations: int, held: int = 0, written: int = 0) -> dict[str, int]:
+        """The device's peaks: until the engine is built, over an update that holds `activations`, an evaluation that
+        holds `held` bytes, and an export with `written` bytes in the same memory; ZeRO-3 keeps its gradients there."""
         always = self.parameters + self.optimizer + self.buffers
-        return always + max(self.gradients + self.transient + activations, self.step, self.evaluating + evaluation)
+        return {
+            "start": self.starting,
+            "training": always + max(self.gradients + self.transient + activations, self.step),
+            "evaluation": always + self.evaluating + held,
+            "export": always + self.partitioned * self.gradients + written,
+        }
 
 
-def model_states(shapes, config: dict[str, Any], train: TrainSection, world_size: int, averaged=0, frozen=0) -> States:
+def model_states(
+    shapes: Sequence[Sequence[int]],
+    config: dict[str, Any],
+    train: TrainSection,
+    world_size: int,
+    averaged: int = 0,
+    frozen: int = 0,
+    on_cpu: bool = False,
+) -> States:
     """What a model takes whose trained `parameters()` have these shapes, in their order. `averaged` is the number of
-    elements whose mean `train.average` keeps, `frozen` that of all weights that are not trained. Raises InputError: the
-    config, from `complete_ds_config`, offloads to disk."""
-    model = _Model(shapes, config, train, world_size, averaged, frozen)
+    elements whose mean `train.average` keeps, `frozen` that of all weights that are not trained. Between ranks `on_cpu`
+    gloo gathers through a buffer of its own.
+
+    Raises InputError: the config, from `complete_ds_config`, offloads to disk.
+    """
+    model = _Model(shapes, config, train, world_size, averaged, frozen, on_cpu)
     zero = model.zero
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
     if "nvme" in offload:
@@ -59,11 +79,21 @@ def model_states(shapes, config: dict[str, Any], train: TrainSection, world_size
 
 
 class _Model:
-    def __init__(self, shapes, config: dict, train: TrainSection, world_size: int, averaged: int, frozen: int):
+    def __init__(
+        self,
+        shapes: Sequence[Sequence[int]],
+        config: dict[str, Any],
+        train: TrainSection,
+        world_size: int,
+        averaged: int,
+        frozen: int,
+        on_cpu: bool,
+    ):
         zero = DeepSpeedZeroConfig(**config["zero_optimization"])
         self.zero = zero
         self.world_size = world_size
         self.averaged = averaged
+        self.copies = 2 if on_cpu else 1  # of weights that are made flat or gathered, in the device's memory
         # the mean with the start, which is made when it is tested, beside the start and the last weights
         self.applied = 4 * averaged if train.average == "start" else 0
         self.sizes = [math.prod(shape) for shape in shapes]
@@ -86,6 +116,10 @@ class _Model:
             optimizer=self._kept(self.part),
             evaluating=min(4 * self.part, self.applied),
             loading=4 * (self.numel + frozen),
+            # stage_1_and_2.py: all weights made flat; then the float32 copy with the gradient that Adam is begun with
+            starting=self.width * (self.numel + frozen)
+            + max((self.copies - 1) * self.width * self.numel, 8 * self.part),
+            saved=self.width * self.numel + self._saved(self.part),
         )
 
     def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
@@ -105,7 +139,8 @@ class _Model:
         flattened = 4 * min(self.numel, ALLREDUCE_BUCKET + self.largest)
         step = whole + max(flattened, working)
         optimizer = moments + 4 * self.averaged
-        return replace(self.whole, optimizer=optimizer, gradients=whole, step=step, evaluating=self.applied)
+        changes = {"evaluating": self.applied, "starting": self.whole.parameters, "saved": whole + optimizer}
+        return replace(self.whole, optimizer=optimizer, gradients=whole, step=step, **changes)
 
     def stage_1(self) -> States:
         """Each backward leaves gradients beside the flat one (`swep_ds/training/zero/gradient.py`)."""
@@ -116,7 +151,10 @@ class _Model:
         if self.sends_half:
             working = 2 * self.numel
         transient = self.width * self.numel
-        return replace(self.whole, gradients=gradients, transient=transient, step=gradients + working)
+        # the flat gradient is made, and its memory given back, when the float32 copy is there
+        starting = max(self.whole.starting, self.whole.parameters + 4 * self.part + gradients)
+        step = gradients + working
+        return replace(self.whole, gradients=gradients, transient=transient, step=step, starting=starting)
 
     def stage_2(self) -> States:
         """Also ZeRO-1 with offload, whose gradients go through the hooks of stage 2."""
@@ -146,6 +184,9 @@ class _Model:
                 transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
                 host=host + width * self.largest + accumulated,
                 loading=self.whole.loading,
+                starting=width * (self.copies * self.numel + self.frozen),
+                moments=8 * part,
+                saved=self.whole.saved,
             )
         transient = self.bucket + oversized + accumulated
         if self.coalesced:  # grads_in_partition is filled while all gradients still exist
@@ -165,7 +206,7 @@ class _Model:
             # partitioned_param_coordinator.py: weights stay gathered up to max_live_parameters, and the prefetched ones
             # are copied out of one buffer
             gathered = width * min(self.numel + self.frozen, zero.max_live_parameters)
-            prefetched = width * min(self.numel + self.frozen, zero.prefetch_bucket_size)
+            prefetched = width * min(self.numel + self.frozen, zero.prefetch_bucket_size) * self.copies
             persistent = width * sum(size for size in self.sizes if size <= zero.param_persistence_threshold)
         # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
         states = States(
@@ -176,18 +217,25 @@ class _Model:
             transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
             step=self.summed * part + 4 * group,
             evaluating=gathered + prefetched + self.summed * part + min(4 * part, self.applied),
+            # the gradients' buffer comes after that of initialize_optimizer_states; the rest as measured
+            starting=kept + (4 + self.summed) * part + 2 * width * self.largest,
+            saved=self._saved(part),
             partitioned=True,
         )
         if zero.offload_optimizer is None:
             return states
         # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
         host = self._kept(part) + min(4 * part, self.applied) + (4 + self.summed) * part
-        states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched)
+        left = 4 * group  # initialize_optimizer_states
+        states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched, moments=8 * part)
         if zero.offload_param is not None:
-            host += kept
-            states = replace(states, parameters=0)
-        return replace(states, host=host)
+            return replace(states, parameters=0, starting=left, host=host + kept)
+        return replace(states, starting=kept + left, host=host)
 
     def _kept(self, part: int) -> int:
         """A rank's float32 copy with Adam's moments, and the mean of the weights in pieces like the copy's."""
         return 12 * part + 4 * min(part, self.averaged)
+
+    def _saved(self, part: int) -> int:
+        """What all ranks' files of a checkpoint have of `_kept`."""
+        return 12 * part * self.world_size + 4 * self.averaged

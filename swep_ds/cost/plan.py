@@ -28,6 +28,7 @@ from swep_ds.models.folders import load_config
 from swep_ds.models.hub import resolve_model
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
+from swep_ds.pipeline.export import FILE_BYTES
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.vocabulary import freeze_words, word_tables
 from swep_ds.ranks import accelerator
@@ -40,37 +41,40 @@ ORDER = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero0"]
 USABLE = 0.9  # share of a device's memory; its context, workspaces and fragmentation take the rest
 GIB = 2**30
 CAPTION = f"""\
-peak = parameters + optimizer + buffers + the largest of gradients + transient + activations, step and evaluation.
-What fits takes at most {USABLE:.0%} of the memory. CPU: all ranks together, what they offload, or the float32 weights
-that each holds there until they are on its device (ZeRO-3 leaves them in their files)."""
+peak = the largest of start (until the engine is built), training, evaluation and export. What fits takes at most
+{USABLE:.0%} of the free memory. CPU: all ranks together, what they offload, or the float32 weights that each holds
+there until they are on its device (ZeRO-3 leaves them in their files). On disk: each checkpoint, and with the exported
+model all that are there at once."""
 
 
 @dataclass(frozen=True)
 class Devices:
-    """`count` devices with `memory` bytes each, and `host` bytes of CPU memory for all (None = not known)."""
+    """`count` devices with `memory` free bytes each, and `host` bytes of CPU memory for all (None = not known)."""
 
     count: int
     memory: int
     on_gpu: bool
     host: int | None
+    total: int | None = None  # a device's bytes, used ones included
 
     @staticmethod
     def parse(text: str) -> "Devices":
-        """Reads --plan's value: "8x80" is 8 GPUs of 80 GiB each; "" is what this machine has.
-        Raises InputError: `text` is anything else."""
-        if not text:
-            ram = psutil.virtual_memory().total
-            sizes = accelerator.total_memory()
-            return Devices(len(sizes), min(sizes), True, ram) if sizes else Devices(1, ram, False, ram)
+        """Reads --plan's value: "8x80" is 8 GPUs of 80 GiB each; "2xcpu" is 2 processes that share this machine's CPU
+        memory; "" is what this machine has. Raises InputError: `text` is anything else."""
+        ram = psutil.virtual_memory()
+        cpus = re.fullmatch(r"([1-9]\d*)xcpu", text)
+        if not text and (free := accelerator.free_memory()):
+            return Devices(len(free), min(free), True, ram.available, min(accelerator.total_memory()))
+        if cpus or not text:
+            return Devices(int(cpus[1]) if cpus else 1, ram.available, False, ram.available, ram.total)
         match = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", text)
         if not match or float(match[2]) == 0:
-            raise InputError(f"--plan {text}: write it as NUMBERxGIB, such as 8x80 for 8 GPUs of 80 GiB each")
+            known = "such as 8x80 for 8 GPUs of 80 GiB each, or as 2xcpu for 2 processes on this machine's CPU"
+            raise InputError(f"--plan {text}: write it as NUMBERxGIB, {known}")
         return Devices(int(match[1]), int(float(match[2]) * GIB), True, None)
 
     def hold(self, peak: int, host: int) -> bool:
         """Whether a device holds `peak` bytes, and CPU memory `host` bytes; unknown CPU memory counts as enough."""
-        if not self.on_gpu:
-            return peak + host <= USABLE * self.memory
         return peak <= USABLE * self.memory and (self.host is None or host <= USABLE * self.host)
 
 
@@ -81,14 +85,16 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     Raises InputError: there is no such model, the training data cannot be read, or no ds_config can be planned for.
     """
     names = [ds_config] if ds_config else ORDER
-    fitting = names
     console = Console(width=160)
+    stages = [recipe]
     if recipe.pretrain:
-        console.print("first stage (pretrain)")
-        fitting = _plan_stage(recipe.first_stage(), devices, names, console)
-        console.print("\nsecond stage")
-    both = _plan_stage(recipe, devices, names, console)
-    fitting = [name for name in fitting if name in both]  # one command runs both stages
+        stages = [recipe.first_stage(), recipe]
+    fitting = names  # in all stages, which one command runs
+    for number, stage in enumerate(stages):
+        if len(stages) > 1:
+            console.print(("first stage (pretrain)", "\nsecond stage")[number])
+        rows = plan_stage(stage, devices, names, console)
+        fitting = [name for name in fitting if name in rows and devices.hold(rows[name]["peak"], rows[name]["CPU"])]
     if fitting:
         ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
         console.print(f"use {Path(fitting[0]).name}, the fastest that fits:")
@@ -100,8 +106,8 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     console.print(f"none fits: lower train.{size} and raise train.gradient_accumulation_steps, {hint}")
 
 
-def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console) -> list[str]:
-    """Prints what one training takes; returns the ds_configs that fit."""
+def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: Console) -> dict[str, dict[str, int]]:
+    """Prints what one training takes; returns the table's rows by ds_config: bytes by column."""
     say = console.print
     train = recipe.train
     load_config(resolve_model(recipe.model.name))  # all that a plan cannot do without
@@ -116,7 +122,8 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     average = f", average {train.average}" if train.average != "none" else ""
     how = f"{train.precision}, {train.optimizer}, {train.execution}{average}"
     say(f"{recipe.method.name} on {recipe.model.name}: {how}")
-    say(f"devices: {devices.count} {'GPU(s)' if devices.on_gpu else 'CPU process(es)'} of {_gib(devices.memory)}")
+    memory = f"{_gib(devices.memory)} free of {_gib(devices.total)}" if devices.total else _gib(devices.memory)
+    say(f"devices: {devices.count} {'GPU(s)' if devices.on_gpu else 'CPU process(es)'} of {memory}")
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     say(f"parameters: {model:,} of the model, {method:,} of the method")
     size = train.max_tokens or train.micro_batch_size
@@ -125,10 +132,13 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     total = size * steps * devices.count
     say(f"global batch: {size:,} {unit} x {steps:,} accumulated x {devices.count:,} device(s) = {total:,}")
     length = recipe.data.max_length
+    # a checkpoint is written before the oldest is deleted; the best one up to each of those that are kept stays too
+    saves = train.keep_checkpoints * (2 if recipe.eval.select_on else 1) + 1
     if tokenizer is None:
         say(f"updates and tokens: not known, because {no_tokenizer}")
     else:
-        text, length = _data(recipe, tokenizer, devices)
+        text, length, updates = _data(recipe, tokenizer, devices)
+        saves = min(saves, math.ceil(updates / train.checkpoint_every))
         say(text)
 
     # with max_tokens the windows of the longest length are the widest: attention grows with its square
@@ -150,10 +160,10 @@ def _plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console:
     for error in refused:
         say(f"left out: {error}")
     held = counted.checkpointed if train.activation_checkpointing else counted.plain
-    rows = {name: _row(state, held, answers, counted.casts, devices) for name, state in states.items()}
-    fitting = [name for name, row in rows.items() if devices.hold(row["peak"], row["CPU"])]
-    say(_table(rows, fitting))
-    return fitting
+    weights = model * (2 if train.precision in ("bf16", "fp16") else 4) * (1 if train.average == "none" else 2)
+    rows = {name: _row(state, held, answers, counted.casts, devices, weights, saves) for name, state in states.items()}
+    say(_table(rows, [name for name, row in rows.items() if devices.hold(row["peak"], row["CPU"])]))
+    return rows
 
 
 def _states(
@@ -171,7 +181,9 @@ def _states(
     for name in names:
         try:
             config = complete_ds_config(name, train, **setup)
-            states[name] = model_states(shapes, config, train, devices.count, averaged, frozen)
+            states[name] = model_states(
+                shapes, config, train, devices.count, averaged, frozen, on_cpu=not devices.on_gpu
+            )
         except InputError as error:
             refused.append(error)
     if not states:
@@ -211,8 +223,8 @@ def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Obj
     return Objective(qa, method, recipe.seed, recipe.train.label_smoothing)
 
 
-def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int]:
-    """A line about the training data, and the width of the widest batch. The test sets may be missing."""
+def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) -> tuple[str, int, int]:
+    """A line about the training data, the width of the widest batch, and the updates. The test sets may be missing."""
     questions, batches = _batches(recipe, tokenizer, devices.count, on_gpu=devices.on_gpu)
     seen = range(batches.updates)
     if not batches.mix:  # each epoch then has all windows, while one of a mix may see only a part of a source
@@ -225,7 +237,7 @@ def _data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, devices: Devices) 
         f"{batches.size}, {tokens / len(seen):,.0f} tokens each; padding {1 - tokens / positions:.1%}; "
         f"{len(set(shapes)):,} shapes"
     )
-    return text, max(width for _, width in shapes)
+    return text, max(width for _, width in shapes), batches.updates
 
 
 def _batches(
@@ -275,24 +287,27 @@ def _batch(recipe: Recipe, count: int, length: int) -> Batch:
     return Batch(ids, ids, sample_id=row, weight=shares, token_weight=shares, lengths=(length,) * count, **labels)
 
 
-def _row(state: States, activations: int, answers: int, casts: int, devices: Devices) -> dict[str, int]:
-    """Bytes by column of the table."""
+def _row(
+    state: States, activations: int, answers: int, casts: int, devices: Devices, weights: int = 0, saves: int = 1
+) -> dict[str, int]:
+    """Bytes by column of the table. `weights` are those of the exported model, which are written in parts, and `saves`
+    the most checkpoints that are there at once."""
     copies = 0 if state.partitioned else casts
-    host = max(state.loading, state.host) if devices.on_gpu else state.host
-    row = {name: getattr(state, name) for name in ("parameters", "optimizer", "buffers", "gradients", "transient")}
-    return row | {
-        "activations": activations + copies,
-        "step": state.step,
-        "evaluation": state.evaluating + answers + copies,
-        "peak": state.peak(activations + copies, answers + copies),
-        "CPU": devices.count * host,
-    }
+    here, before = (0, 0) if devices.on_gpu else (state.host, state.moments)  # CPU memory is the device's as well
+    written = 0 if devices.on_gpu else min(weights, FILE_BYTES)
+    phases = state.phases(activations + copies, answers + copies, written)
+    phases = {name: size + here for name, size in phases.items()} | {"start": state.starting + here - before}
+    peak = max(phases.values())
+    host = max(state.loading, state.host) if devices.on_gpu else peak
+    row = {name: getattr(state, name) for name in ("parameters", "optimizer", "gradients")}
+    row |= {"activations": activations + copies, **phases, "peak": peak, "CPU": devices.count * host}
+    return row | {"checkpoint": state.saved, "disk": saves * state.saved + weights}
 
 
 def _table(rows: dict[str, dict[str, int]], fitting: Sequence[str]) -> Table:
     in_gib = max(row["peak"] for row in rows.values()) >= GIB
     unit = GIB if in_gib else 2**20
-    title = f"memory per device, {'GiB' if in_gib else 'MiB'} (estimates)"
+    title = f"memory per device, and disk, in {'GiB' if in_gib else 'MiB'} (estimates)"
     table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("ds_config", no_wrap=True)
     for column in [*next(iter(rows.values())), ""]:

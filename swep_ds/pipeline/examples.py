@@ -4,16 +4,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 
 from swep_ds.common.errors import InputError, at
-from swep_ds.common.files import content_checksum, user_path
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
-from swep_ds.data.readers import local_files, read_examples
+from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
-from swep_ds.evaluation.results import RESULTS, read_results
-from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.environment import warn_once
 
@@ -151,36 +147,3 @@ def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, l
 def source_of_test_set(recipe: Recipe, name: str) -> str:
     """The field that names the source of a run's test set."""
     return recipe.data.home_field if name == HOLDOUT else f"data.eval.{name}"
-
-
-def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[str, tuple[Path, ...]]:
-    """The local files that the recipe's sources of data, and its model, are read from, by field; none for other sources
-    or for files that do not exist. `fields` are the only ones to look at, such as data.eval.news; None = all."""
-    files = {}
-    for field, source in recipe.sources.items():
-        if fields is None or field in fields:
-            files[field] = local_files(source, training=not field.startswith("data.eval."))
-    if fields is None or "model.name" in fields:
-        from swep_ds.models.folders import model_files  # imports transformers, which readers of data need not
-        from swep_ds.models.hub import QUICKSTART
-
-        model = Path(QUICKSTART.get(recipe.model.name) or user_path(recipe.model.name))
-        if model.is_dir():
-            files["model.name"] = tuple(file for file in model_files(model) if file.name != READING)
-    return {field: names for field, names in files.items() if names}
-
-
-def input_checksums(recipe: Recipe) -> dict[str, str]:
-    """By field, the first 32 digits of the SHA-256 over its `input_files`, each unpacked if it is gzip."""
-    return {field: content_checksum(files) for field, files in input_files(recipe).items()}
-
-
-def check_unchanged(recipe: Recipe, run: Path, fields: Collection[str] | None = None) -> None:
-    """Raises InputError if local files do not hold what the finished run in the folder `run` has read: what is computed
-    from them would not be about the run. `fields` as in `input_files`."""
-    before = read_results(run / RESULTS).inputs
-    for field, files in input_files(recipe, fields).items():
-        if before.get(field) not in (None, content_checksum(files)):
-            place = files[0] if len(files) == 1 else files[0].parent
-            named = f"{recipe.as_named(field)} {place}"
-            raise InputError(f"{named}: has changed since {run} read it: restore it, or train again elsewhere")

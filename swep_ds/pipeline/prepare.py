@@ -31,8 +31,9 @@ from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.folders import load_config
 from swep_ds.models.hub import check_knows, check_length, load_tokenizer, pad_to_one_length, resolve_model
 from swep_ds.models.seq2seq import GenerativeQA
-from swep_ds.pipeline.examples import by_source, input_checksums, load_examples, source_of_test_set, warn_of_known
+from swep_ds.pipeline.examples import by_source, load_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
+from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.vocabulary import freeze_words, frozen_revision
 from swep_ds.ranks import accelerator
@@ -90,7 +91,9 @@ def prepare(
     tokenizer, training, tests = ranks.on_all_ranks(read_text)
     warn_of_known(recipe, training, tested_later or {})
     torch.manual_seed(recipe.seed)
-    objective, config = ranks.on_all_ranks(lambda: load(recipe, ds_config, tokenizer, start or recipe.model.name))
+    accelerator.lean_heap(True)
+    with ranks.step("loading the model", lambda: sum(p.nbytes for p in objective.parameters())):
+        objective, config = ranks.on_all_ranks(lambda: load(recipe, ds_config, tokenizer, start or recipe.model.name))
     if ranks.from_rank0(lambda: objective.qa.model.pads):  # the rank that has tried a mapped model
         pad_to_one_length(tokenizer, objective.qa.model, recipe.data.max_length)
     validation = {}

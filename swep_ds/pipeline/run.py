@@ -18,7 +18,7 @@ from deepspeed.accelerator import get_accelerator
 from swep_ds import ranks
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError, RunExit, at, reason
-from swep_ds.common.files import read_lines
+from swep_ds.common.files import folder_bytes, read_lines
 from swep_ds.evaluation.results import (
     Evaluated,
     Results,
@@ -31,12 +31,12 @@ from swep_ds.evaluation.results import (
     write_remarks,
     write_results,
 )
-from swep_ds.pipeline.examples import check_unchanged
 from swep_ds.pipeline.export import NOISE, export_model, export_noise
 from swep_ds.pipeline.folder import HEALTH_FILE, PRETRAIN, UNAVERAGED, GlobalBatch, RunFolder, batch_of_rank
+from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.prepare import FIRST_STAGE, Prepared, check_alike, prepare, resume_setup
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.ranks.accelerator import on_gpu, peak_memory_bytes
+from swep_ds.ranks.accelerator import lean_heap, on_gpu, peak_memory_bytes
 from swep_ds.ranks.writing import check_shared, write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
 from swep_ds.training.checkpoint_files import read_manifest
@@ -141,7 +141,6 @@ def _run_stage(
         ranks.on_all_ranks(lambda: read_manifest(tags[0]).check_fits(tags[0], setup))
     if ranks.is_main():
         _say_training(recipe, prepared, folder, say)
-    ranks.progress("engine")
     with _engine(recipe, prepared) as engine:
         average = None
         main = Outcome(recipe, folder)
@@ -155,7 +154,8 @@ def _run_stage(
         batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
         keep = recipe.train.keep_checkpoints
         checkpoints = Checkpoints(folder.checkpoints, keep, setup, batch, average)
-        tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
+        with ranks.step("resuming", lambda: folder_bytes(tag)):
+            tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
         # last, so that a start that is refused leaves the folder as it was
         _begin(main, prepared, is_trained=before.updates == updates)
         write_on_rank0(lambda: write_remarks(folder.path, prepared.remarks, say), folder.path)
@@ -163,7 +163,8 @@ def _run_stage(
             say(f"resuming from {tag}: {before.updates} of {updates} updates are done")
         settings = recipe.model_dump(mode="json")
         make_tracker = partial(Tracker, recipe.tracking, recipe.method.name, settings, folder.path, updates, before)
-        with write_on_all_ranks(partial(make_tracker, ranks.is_main()), folder.path) as tracker:
+        tested = len(outcomes) * _tests_in_updates(prepared)
+        with write_on_all_ranks(partial(make_tracker, ranks.is_main(), tested), folder.path) as tracker:
             select_on = recipe.eval.select_on
             validate = partial(_validate, engine, prepared, main) if select_on else None
             done = train(engine, prepared.batches, recipe.train, checkpoints, tracker, before, validate)
@@ -215,7 +216,10 @@ def _mix(recipe: Recipe, prepared: Prepared) -> list[dict]:
 
 @contextmanager
 def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
-    engine = build_engine(prepared.objective, prepared.config, recipe.train, prepared.batches.updates)
+    size = sum(parameter.nbytes for parameter in prepared.objective.parameters())  # at ZeRO-3 they are empty afterwards
+    with ranks.step("engine", lambda: size):
+        engine = build_engine(prepared.objective, prepared.config, recipe.train, prepared.batches.updates)
+        lean_heap(engine.stage == 3)  # where weights come and go
     try:
         yield engine
     except BaseException as error:
@@ -223,6 +227,13 @@ def _engine(recipe: Recipe, prepared: Prepared) -> Iterator[Engine]:
             engine.destroy()
         raise
     engine.destroy()
+
+
+def _tests_in_updates(prepared: Prepared) -> float:
+    """How many updates take as long as the tests: a backward as two forwards, and an answer that is written as one."""
+    forwards = sum(3 if pass_.trains else 1 for pass_ in prepared.objective.method.passes(0.0))
+    windows = sum(len(test.features.dataset) for test in filter(None, [*prepared.tests, prepared.validation]))
+    return windows / (forwards * len(prepared.batches.windows(0)))
 
 
 def _begin(outcome: Outcome, prepared: Prepared, *, is_trained: bool) -> None:
@@ -274,6 +285,7 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
     validation = prepared.validation
     names = {test.name: test.rules for test in prepared.tests}
     validated = None
+    lean_heap(engine.stage == 3)
     why = "the default, for lack of data to choose it on (set data.holdout_fraction or eval.select_on)"
     fitted = "confidences are softmax probabilities: no held-out half of the source domain calibrates them"
     fitted += " (eval.select_on)"
@@ -291,8 +303,9 @@ def _test_and_export(engine, prepared: Prepared, outcome: Outcome, say: Say, kee
         say(fitted)
         scores = evaluation.run(engine, prepared.tests, folder.path, say)
         tested = Evaluated(scores, names, evaluation.null_threshold, evaluation.calibrator, validated)
-        ranks.progress("export")
-        export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
+        lean_heap(engine.stage == 3)
+        with ranks.step("export", lambda: folder_bytes(folder.model)):
+            export_model(engine, prepared.tokenizer, folder.model, outcome.recipe, tested, keep_fp32)
     export_noise(engine, folder.path / NOISE)
     if scores and ranks.is_main():
         print_scores(scores, title)

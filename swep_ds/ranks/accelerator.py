@@ -1,8 +1,10 @@
 """The device that computes, according to DeepSpeed: PyTorch may see a GPU that a run does not use."""
 
+import ctypes
 import os
 import platform
 import resource
+from contextlib import suppress
 
 import psutil
 import torch
@@ -13,6 +15,7 @@ INSTRUCTIONS = {
     torch.bfloat16: ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"),
     torch.float16: ("avx512_fp16", "amx_fp16", "avx_ne_convert", "fp16_arith"),
 }
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 def on_gpu() -> bool:
@@ -30,11 +33,26 @@ def total_memory() -> list[int]:
     return [get_accelerator().total_memory(number) for number in range(device_count())]
 
 
+def free_memory() -> list[int]:
+    """Bytes of each accelerator that nobody uses now; empty if the CPU computes."""
+    return [get_accelerator().available_memory(number) for number in range(device_count())]
+
+
 def peak_memory_bytes() -> int:
     """Peak memory so far: allocated on the GPU where there is one, else resident in the process."""
     if on_gpu():
         return get_accelerator().max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def lean_heap(on: bool) -> None:
+    """Returns freed memory to the system, and decides whether glibc returns blocks of 1 to 32 MB, as weights are, as
+    soon as they are freed. Otherwise it keeps them: faster, but often a second copy of the weights."""
+    with suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**20 if on else 2**25)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**26)  # as glibc sets it for blocks of 32 MB
+        libc.malloc_trim(0)
 
 
 def has_tf32() -> bool:

@@ -7,6 +7,7 @@ import resource
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from torch.distributed import distributed_c10d
 
-from swep_ds.common.console import say_on_stderr
+from swep_ds.common.console import Console, say_on_stderr
 from swep_ds.common.errors import InputError, RunExit, Stopped, as_input_error, denied
 from swep_ds.ranks import accelerator, heartbeat
 from swep_ds.ranks.environment import LaunchError, is_first_on_node, read_launch, report
@@ -29,6 +30,7 @@ from swep_ds.ranks.launcher import free_port
 
 JOIN = timedelta(minutes=10)  # for all ranks to start
 QUIET_SECONDS = 20.0  # until a wait for the others is reported
+SAID_SECONDS = 2.0  # from which on a step's time is printed
 MAX_WAIT = timedelta(hours=6)  # for live ranks; the heartbeat notices dead ones
 ALONE_SECONDS = 30.0  # for the other ranks to reach a common end
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # PyTorch refuses a value that is not deterministic
@@ -236,6 +238,17 @@ def progress(step: str) -> None:
     """Notes that this rank begins a step, for reports of deaths and stalls."""
     if _heartbeat:
         _heartbeat.progress(step)
+
+
+@contextmanager
+def step(name: str, size: Callable[[], int]) -> Iterator[None]:
+    """A step that reads or writes `size()` bytes, noted by `progress`. If it takes seconds, rank 0 prints how many."""
+    progress(name)
+    began = time.monotonic()
+    yield
+    seconds = time.monotonic() - began
+    if seconds >= SAID_SECONDS and is_main():
+        Console().print(f"{name}: {size() / 1e9:.2f} GB in {seconds:.0f} s")
 
 
 def synchronize() -> None:

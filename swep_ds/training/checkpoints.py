@@ -14,7 +14,7 @@ from typing import Any
 
 from swep_ds import ranks
 from swep_ds.common.errors import WriteFailed
-from swep_ds.common.files import sealed, write_atomically
+from swep_ds.common.files import folder_bytes, sealed, write_atomically
 from swep_ds.evaluation.results import Score
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from swep_ds.training.average import WeightAverage
@@ -58,7 +58,8 @@ class Checkpoints:
         if score is not None:
             self.scores[done.updates] = score
         try:
-            self._write(engine, tag, done)
+            with ranks.step(f"update {done.updates}, checkpoint", lambda: folder_bytes(tag)):
+                self._write(engine, tag, done)
         except WriteFailed as error:
             if ranks.is_main():
                 with suppress(OSError):

@@ -24,13 +24,15 @@ Table = tuple[list[str], list[list[Any]]]  # columns, rows
 # of metrics.jsonl, what the progress bar shows
 SHOWN = ("loss", "nll_clean", "nll_noisy", "divergence", "hidden_distance", "kl_per_token", "kl_per_window", "beta")
 SHOWN += ("mu", "sigma", "sigma_spread", "mu_spread", "validation_f1", "learning_rate", "samples_per_second")
+SHOWN += ("tokens_per_second",)
 
 
 class Tracker:
     """Context manager around the training loop; `finish` follows at the end of the run. Active only on rank 0.
 
-    wandb gets `config`. `metrics.jsonl` and `health.jsonl` in the run's `folder` are first cut back to `before`. Raises
-    InputError: at a run's first start wandb cannot start.
+    The tests after the last of `updates` take as long as `tested` of them. wandb gets `config`. `metrics.jsonl` and
+    `health.jsonl` in the run's `folder` are first cut back to `before`. Raises InputError: at a run's first start
+    wandb cannot start.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class Tracker:
         updates: int,
         before: TrainState,
         active: bool,
+        tested: float = 0.0,
     ):
         self.active = active
         self.wandb = None
         if not active:
             return
         self.updates = updates
+        self.tested = tested
         if settings.to != "off":
             self.wandb = _start_wandb(settings, method, config, folder, before.updates)
         self.metrics = _open_lines(folder / "metrics.jsonl", before)
@@ -70,9 +74,10 @@ class Tracker:
         if kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
             self._tell(lambda run: run.finish(exit_code=1))
 
-    def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
+    def log(self, done: TrainState, means: dict[str, float], remark: str | None, save_seconds: float = 0.0) -> None:
         """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
-        `remark` (`Method.remark`) is shown when it begins to hold."""
+        `remark` (`Method.remark`) is shown when it begins to hold. After the updates, whose time includes that of
+        earlier checkpoints, the last checkpoint (`save_seconds`) and the tests are still to come."""
         if not self.active:
             return
         line = {
@@ -84,7 +89,10 @@ class Tracker:
             "peak_memory_bytes": peak_memory_bytes(),
         }
         _write(self.metrics, line)
-        self.progress.update(done.updates, "  ".join(f"{name} {line[name]:.4g}" for name in SHOWN if name in line))
+        shown = [f"{name} {line[name]:.4g}" for name in SHOWN if name in line]
+        shown.append(f"peak memory {line['peak_memory_bytes'] / 2**30:.2f} GiB")
+        after = save_seconds + self.tested * done.seconds / done.updates
+        self.progress.update(done.updates, "  ".join(shown), after)
         if remark and not self.remark:
             self.console.print(f"note: {remark}", style="yellow")
         self.remark = remark

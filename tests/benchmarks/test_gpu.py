@@ -167,7 +167,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-PLAN = """memory per device, GiB (estimates)
+PLAN = """memory per device, and disk, in GiB (estimates)
 │ zero1 │ 1.0 │ 2.0 │ 0.0 │ 1.0 │ 0.5 │ 0.1 │ 0.1 │ 0.1 │ 4.25 │ 9.0 │ fits │
     swep-ds train --ds_config zero1 --recipe large_t5
 """

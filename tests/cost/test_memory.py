@@ -90,22 +90,31 @@ def test_frozen_weights_are_kept_alone():
         trained, both = (states(stage, offload=offload, frozen=count) for count in (0, frozen))
         kept = 4 * (51 if stage == 3 else frozen)  # a padded half
         assert both.parameters + both.host == trained.parameters + trained.host + kept
+        assert both.starting - trained.starting == both.parameters - trained.parameters
         assert both.loading == trained.loading + (0 if stage == 3 else kept)
         assert both.transient == trained.transient + (4 * frozen if stage == 3 else 0)  # gathered
         assert (both.optimizer, both.gradients, both.step) == (trained.optimizer, trained.gradients, trained.step)
 
 
-def test_a_peak_is_the_worst_of_an_update_a_step_and_an_evaluation():
+def test_each_phase_has_a_peak():
     state = states(0)
-    assert state.peak(0) == 12 * N + state.step
-    assert state.peak(10**6) == 16 * N + 10**6
+    assert state.phases(0)["training"] == 12 * N + state.step
+    assert state.phases(10**6)["training"] == 16 * N + 10**6
+    assert (state.starting, state.saved) == (4 * N, 12 * N)
     state = states(2)
-    all_but_step = state.parameters + state.optimizer + state.gradients + state.transient
-    assert state.peak(10**6) == all_but_step + 10**6 > all_but_step + state.step
-    assert state.peak(0, 100) == state.peak(0)
-    assert state.peak(0, 10**6) == state.parameters + state.optimizer + 10**6
+    always = state.parameters + state.optimizer
+    assert state.phases(10**6)["training"] == always + state.gradients + state.transient + 10**6
+    assert state.phases(0, held=10**6)["evaluation"] == state.phases(0, written=10**6)["export"] == always + 10**6
+    part = 556  # as above
+    # the weights, the float32 copy and its first gradient; at ZeRO-1 the flat gradient, too
+    assert (states(2).starting, states(1).starting) == (4 * N + 8 * part, 4 * N + 4 * part + 8 * part)
+    assert states(2).saved == states(1).saved == 4 * N + 2 * 12 * part
+    assert states(2, averaged=1000).saved == states(2).saved + 4 * 1000
     part = 500 + 50 + 5
     assert states(3, "bf16").evaluating == 2 * N + 2 * N + 2 * part  # gathered, prefetched, and its own gradients
+    assert states(3).starting == 12 * part + 2 * 4 * LARGEST  # weights, the copy, gradients, and whole weights
+    assert states(3).saved == 2 * 12 * part  # no weights beside the copy
+    assert states(3).phases(0)["export"] == (4 + 12 + 4) * part + states(3).buffers  # its gradients' buffer stays
     # weights pass through CPU memory below ZeRO-3
     assert [states(stage).loading for stage in (0, 1, 2, 3)] == [4 * N, 4 * N, 4 * N, 0]
     assert states(2, offload="cpu").loading == 4 * N

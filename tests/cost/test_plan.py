@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 from huggingface_hub import HfApi, constants
 
@@ -189,17 +190,24 @@ def test_a_sweep_takes_its_runs_times_updates_times_passes(capsys, folder):
 
 
 def test_devices_are_read_and_hold_what_fits_their_memory_and_the_host_s():
-    two, cpu = Devices(2, 100, True, 107), Devices(1, 153, False, 153)
-    states = States(parameters=10, optimizer=20, gradients=10, step=5, host=48)
-    row = _row(states, 50, 0, 0, two)
-    assert (row["peak"], row["CPU"]) == (90, 96)
+    two, cpus = Devices(2, 100, True, 107), Devices(2, 400, False, 400)
+    states = States(parameters=10, optimizer=20, gradients=10, step=5, host=48, moments=8, starting=15, saved=7)
+    row = _row(states, 50, 0, 0, two, weights=3, saves=2)
+    assert (row["start"], row["peak"], row["CPU"]) == (15, 90, 96)
+    assert (row["checkpoint"], row["disk"]) == (7, 2 * 7 + 3)
     assert Devices(1, 100, True, None).hold(90, 10**9)
     assert [two.hold(90, host) for host in (96, 97)] == [True, False]
-    # on a CPU both are in the same memory
-    assert [Devices(1, memory, False, memory).hold(90, 48) for memory in (154, 153)] == [True, False]
-    # below ZeRO-3 every rank passes its weights through CPU memory, where they stay on a CPU
+    # on a CPU all are in the same memory, which the ranks share; Adam's moments are not there at the start
+    row = _row(states, 50, 0, 0, cpus, weights=3)
+    assert [row[name] for name in ("start", "training", "evaluation", "export")] == [15 + 40, 90 + 48, 30 + 48, 33 + 48]
+    assert (row["peak"], row["CPU"]) == (138, 276)
+    assert [Devices(2, 400, False, size).hold(138, 276) for size in (307, 306)] == [True, False]
+    # below ZeRO-3 every rank passes its weights through CPU memory
     states = States(parameters=10, optimizer=20, gradients=10, step=5, loading=40)
-    assert [_row(states, 50, 0, 0, devices)["CPU"] for devices in (two, cpu)] == [80, 0]
+    assert _row(states, 50, 0, 0, two)["CPU"] == 80
+    here = Devices.parse("2xcpu")
+    assert (here.count, here.on_gpu) == (2, False)
+    assert here.memory == here.host < here.total == psutil.virtual_memory().total
     assert Devices.parse("8x80") == Devices(8, 80 * GIB, True, None)
     assert Devices.parse("1x22.5").memory == int(22.5 * GIB)
     for text in ("8x", "80", "0x80", "8x80GB", "1.5x80"):

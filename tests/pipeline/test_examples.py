@@ -15,14 +15,8 @@ from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.data.example import Example
 from swep_ds.data.splits import halves, subset
 from swep_ds.models.hub import model_checksum
-from swep_ds.pipeline.examples import (
-    check_unchanged,
-    input_checksums,
-    input_files,
-    load_examples,
-    reported_examples,
-    source_of_test_set,
-)
+from swep_ds.pipeline.examples import load_examples, reported_examples, source_of_test_set
+from swep_ds.pipeline.inputs import check_unchanged, input_checksums, input_files
 from swep_ds.pipeline.prepare import prepare
 from swep_ds.pipeline.recipe import HOLDOUT, FirstStage, Recipe
 from swep_ds.ranks.group import process_group

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swep_ds.pipeline.examples import input_checksums
+from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.bad_input import error_line
 from tests.support.fork_server import python_stand_in, run_script

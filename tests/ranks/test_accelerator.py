@@ -10,7 +10,12 @@ import torch
 from swep_ds.cost.plan import GIB, Devices
 from swep_ds.ranks import accelerator
 
-MEMORY = psutil.virtual_memory().total
+MEMORY = psutil.virtual_memory()
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: MEMORY)  # what is free changes
 
 
 def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
@@ -22,12 +27,13 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
     assert not accelerator.has_tf32()
     assert (accelerator.device_count(), accelerator.total_memory(), accelerator.product_name()) == (0, [], None)
     assert accelerator.peak_memory_bytes() > 2**20
-    assert Devices.parse("") == Devices(1, MEMORY, False, MEMORY)
+    assert Devices.parse("") == Devices(1, MEMORY.available, False, MEMORY.available, MEMORY.total)
 
 
 def test_a_gpu_that_deepspeed_uses_is(monkeypatch):
     gpus = Mock(device_name=lambda: "cuda", device_count=lambda: 2, max_memory_allocated=lambda: 123)
     gpus.total_memory = lambda number=0: (80 - number) * GIB
+    gpus.available_memory = lambda number: 60 * GIB
     monkeypatch.setattr(accelerator, "get_accelerator", lambda: gpus)
     vendor = ModuleType("vendor")
     monkeypatch.setattr(torch, "get_device_module", lambda kind: vendor)
@@ -37,7 +43,7 @@ def test_a_gpu_that_deepspeed_uses_is(monkeypatch):
     assert accelerator.on_gpu()
     assert not accelerator.emulates(torch.bfloat16)
     assert accelerator.total_memory() == [80 * GIB, 79 * GIB]
-    assert Devices.parse("") == Devices(2, 79 * GIB, True, MEMORY)
+    assert Devices.parse("") == Devices(2, 60 * GIB, True, MEMORY.available, 79 * GIB)
     assert accelerator.peak_memory_bytes() == 123
 
 

@@ -96,7 +96,8 @@ def measure(model: str, stage: int, offload: bool, precision: str, frozen: bool 
                 now = least_held(before, total)
             engine.step()
     engine.destroy()
-    return [f"{model}{', frozen' * frozen}", stage, offload, precision, now, peak, total, states.peak(0)]
+    in_training = states.phases(0)["training"]
+    return [f"{model}{', frozen' * frozen}", stage, offload, precision, now, peak, total, in_training]
 
 
 def least_held(before: int, expected: int) -> int:

@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 from swep_ds.analysis.trained_run import AnswerWindow, TrainedRun, answer_windows
 from swep_ds.evaluation.results import Results, write_results
 from swep_ds.methods import build
-from swep_ds.pipeline.examples import input_checksums
 from swep_ds.pipeline.export import NOISE
+from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import Recipe
 from tests.support.tiny_run import prepare
 
