@@ -25,6 +25,7 @@ from swep_ds.data.features import Features, build_features
 from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import N_BEST, Calibrator, calibrated_scores, calibration, features, fit
+from swep_ds.evaluation.question_scores import marking_of
 from swep_ds.evaluation.results import WITHHELD, Score, Scores, write_predictions
 from swep_ds.evaluation.scores import METRICS, Scorer
 from swep_ds.evaluation.spans import Answer, Columns, GeneratedAnswers, SpanDecoder, SpanSettings, with_null
@@ -155,7 +156,8 @@ class Evaluation:
             if predictions.nulls:
                 contents["null_odds"] = predictions.odds
             scores[test.name] = self._score(test, predictions, given, contents.get("calibrated"))
-            write_on_rank0(partial(write_predictions, folder, test.name, contents), folder)
+            marking = None if test.withheld else marking_of(test.examples, test.scorer)
+            write_on_rank0(partial(write_predictions, folder, test.name, contents, marking), folder)
         return scores
 
     def _score(

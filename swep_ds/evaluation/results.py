@@ -20,10 +20,11 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.version import __version__
 from swep_ds.evaluation.calibration import Calibrator
+from swep_ds.evaluation.question_scores import Marking
 from swep_ds.evaluation.scores import METRICS
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
-BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
+BY_TEST = ("predictions", "scores", "confidence", "n_best", "calibrated", "null_odds")  # a file for each test set
 RESULTS = "results.json"
 REMARKS = "remarks.jsonl"
 OUT_OF_DOMAIN = "out-of-domain mean"
@@ -150,14 +151,21 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
     return means
 
 
-def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any]]) -> None:
-    """`<kind>/<name>.json` of each kind of content, by question id; official scorers read `predictions/`. Kinds of
-    `BY_TEST` without content lose the file that an earlier test left."""
+def write_predictions(
+    folder: Path, name: str, contents: dict[str, dict[str, Any]], marking: Marking | None = None
+) -> None:
+    """`<kind>/<name>.json` of each kind of content, by question id; official scorers read `predictions/`. With
+    `marking` also the predictions' scores. Kinds of `BY_TEST` without content lose the file that an earlier test left.
+    """
+    lines = json.JSONEncoder(ensure_ascii=False, separators=(",\n", ": "))  # with `indent` it takes three times as long
+    texts = {kind: lines.encode(content) for kind, content in contents.items()}
+    if marking:
+        texts["scores"] = marking.to_text(contents["predictions"], texts["predictions"])
     for kind in BY_TEST:
         file = folder / kind / f"{name}.json"
-        if kind in contents:
+        if kind in texts:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, json.dumps(contents[kind], ensure_ascii=False, indent=0))
+            write_atomically(file, texts[kind])
         else:
             file.unlink(missing_ok=True)
 

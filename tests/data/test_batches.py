@@ -1,5 +1,5 @@
 import math
-from itertools import product
+from itertools import chain, product
 from types import SimpleNamespace
 
 import datasets
@@ -110,7 +110,7 @@ def test_an_epoch_has_each_window_once_and_an_update_is_the_same_at_any_split(
         unshuffled = np.argsort(rng.permutation(alone[0].updates_per_epoch))
         updates = [alone[0].windows(number).tolist() for number in unshuffled]
         widths = np.minimum(-(-lengths // multiple) * multiple, lengths.max()).tolist()
-        assert updates == filled(sum(updates, []), widths, accumulation * world, budget)
+        assert updates == filled(list(chain(*updates)), widths, accumulation * world, budget)
 
 
 @settings(max_examples=25, deadline=None, phases=UNSHRUNK)
