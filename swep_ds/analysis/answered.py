@@ -14,7 +14,7 @@ import numpy as np
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json
 from swep_ds.data.example import Example
-from swep_ds.evaluation.question_scores import marking_of
+from swep_ds.evaluation.predictions import Marking
 from swep_ds.evaluation.results import read_predictions
 from swep_ds.pipeline.examples import check_unchanged, reported_examples, source_of_test_set
 from swep_ds.pipeline.recipe import Recipe
@@ -128,7 +128,7 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     answers = read_predictions(folder, name)
     wrote = {kind: _read_if_any(folder, kind, name) for kind in ("confidence", "calibrated", "n_best")}
     examples = reported_examples(recipe, name)
-    marking = marking_of(examples, recipe.eval.scorer_of(name))
+    marking = Marking(examples, recipe.eval.scorer_of(name))
     others = {}
     if against and (others := _read_if_any(against, "predictions", name)):
         others = scored(others, examples, marking.read(against, name))

@@ -17,7 +17,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
-from swep_ds.evaluation.question_scores import Marking, marking_of
+from swep_ds.evaluation.predictions import Marking
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN
 from swep_ds.pipeline.examples import check_unchanged, reported_examples, source_of_test_set
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
@@ -63,7 +63,7 @@ class QuestionScores:
         if not examples:
             return None
         scorer = run.recipe.eval.scorer_of(data_set)
-        marking = self._once((id(examples), scorer), "", lambda: marking_of(examples, scorer))
+        marking = self._once((id(examples), scorer), "", lambda: Marking(examples, scorer))
         return self._once((run.folder, data_set), "No interval with {}.", lambda: _scores(run, data_set, marking))
 
     def examples(self, recipe: Recipe, data_set: str) -> list[Example] | None:
@@ -195,14 +195,26 @@ def _intervals(sets: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> dic
 
 def question_differences(rows: Rows, base: str | None, column: str, scores: QuestionScores) -> dict[str, np.ndarray]:
     """By row, [S, Q, 2]: EM and F1 of the runs less those of the base's run with the same seed, in points, in the order
-    of the seeds and of the questions. Rows without a seed in common, or that cannot be read, are missing; all are if a
-    run of the base cannot be read."""
-    base_scores = {run.seed: scores.of(run, column) for run in rows.get(base, ())}
+    of the seeds and of the questions of the base's first run. Rows without a seed in common, or that cannot be read,
+    are missing; all are if a run of the base cannot be read."""
+    if not rows.get(base):
+        return {}
+    asked = scores.examples(rows[base][0].recipe, column)
+
+    def scores_of(run: Run) -> np.ndarray | None:
+        scores_2Q = scores.of(run, column)
+        examples = scores.examples(run.recipe, column)
+        if scores_2Q is None or examples is asked:
+            return scores_2Q
+        place = {example.id: number for number, example in enumerate(examples)}
+        return scores_2Q[:, [place[example.id] for example in asked]]
+
+    base_scores = {run.seed: scores_of(run) for run in rows[base]}
     if any(of_run is None for of_run in base_scores.values()):
         return {}
     differences = {}
     for name, runs in rows.items():
-        row_scores = {run.seed: scores.of(run, column) for run in runs if name != base and run.seed in base_scores}
+        row_scores = {run.seed: scores_of(run) for run in runs if name != base and run.seed in base_scores}
         if row_scores and all(of_run is not None for of_run in row_scores.values()):
             by_seed = [row_scores[seed] - base_scores[seed] for seed in sorted(row_scores)]
             differences[name] = np.array(by_seed).transpose(0, 2, 1)

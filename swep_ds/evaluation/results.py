@@ -1,4 +1,4 @@
-"""`results.json` (its schema, written and read), the files of `predictions/` and its neighbours, the printed table."""
+"""`results.json` (its schema, written and read), other files of a run, the printed table."""
 
 import json
 import platform
@@ -20,11 +20,9 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json, write_atomically
 from swep_ds.common.version import __version__
 from swep_ds.evaluation.calibration import Calibrator
-from swep_ds.evaluation.question_scores import Marking
 from swep_ds.evaluation.scores import METRICS
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
-BY_TEST = ("predictions", "scores", "confidence", "n_best", "calibrated", "null_odds")  # a file for each test set
 RESULTS = "results.json"
 REMARKS = "remarks.jsonl"
 OUT_OF_DOMAIN = "out-of-domain mean"
@@ -149,25 +147,6 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
         if all(name in score for score in shifted) and not name.endswith(("total", "threshold", "_low", "_high")):
             means[name] = sum(score[name] for score in shifted) / len(shifted)
     return means
-
-
-def write_predictions(
-    folder: Path, name: str, contents: dict[str, dict[str, Any]], marking: Marking | None = None
-) -> None:
-    """`<kind>/<name>.json` of each kind of content, by question id; official scorers read `predictions/`. With
-    `marking` also the predictions' scores. Kinds of `BY_TEST` without content lose the file that an earlier test left.
-    """
-    lines = json.JSONEncoder(ensure_ascii=False, separators=(",\n", ": "))  # with `indent` it takes three times as long
-    texts = {kind: lines.encode(content) for kind, content in contents.items()}
-    if marking:
-        texts["scores"] = marking.to_text(contents["predictions"], texts["predictions"])
-    for kind in BY_TEST:
-        file = folder / kind / f"{name}.json"
-        if kind in texts:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, texts[kind])
-        else:
-            file.unlink(missing_ok=True)
 
 
 def write_remarks(folder: Path, remarks: list[dict[str, str]], say: Callable[[str], None]) -> None:

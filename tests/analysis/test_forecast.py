@@ -34,7 +34,7 @@ from swep_ds.analysis.forecast import (
 )
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
-from swep_ds.evaluation.question_scores import marking_of
+from swep_ds.evaluation.predictions import Marking
 from swep_ds.evaluation.scores import Scorer
 from tests.support import fake_runs
 
@@ -52,7 +52,7 @@ def examples(name: str, count: int, unknown: int, gold: bool = True) -> list[Exa
 def answered(asked: list[Example], texts: list[str], confidence=None) -> list[Answered]:
     """A run's answers to the questions."""
     given = {example.id: text for example, text in zip(asked, texts, strict=True)}
-    items = scored(given, asked, marking_of(asked, Scorer()).of(given)).values()
+    items = scored(given, asked, Marking(asked, Scorer()).of(given)).values()
     values = [None] * len(texts) if confidence is None else confidence
     return [replace(item, confidence=value) for item, value in zip(items, values, strict=True)]
 
