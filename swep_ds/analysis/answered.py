@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import numpy as np
+
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_json
 from swep_ds.data.example import Example
+from swep_ds.evaluation.predictions import Marking
 from swep_ds.evaluation.results import read_predictions
-from swep_ds.evaluation.scores import Scorer
 from swep_ds.pipeline.examples import reported_examples, source_of_test_set
 from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.recipe import Recipe
@@ -127,12 +129,12 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     answers = read_predictions(folder, name)
     wrote = {kind: _read_if_any(folder, kind, name) for kind in ("confidence", "calibrated", "n_best")}
     examples = reported_examples(recipe, name)
-    scorer = recipe.eval.scorer_of(name)
+    marking = Marking(examples, recipe.eval.scorer_of(name))
     others = {}
-    if against:
-        others = scored(_read_if_any(against, "predictions", name), examples, scorer)
+    if against and (others := _read_if_any(against, "predictions", name)):
+        others = scored(others, examples, marking.read(against, name))
     answered = []
-    for id_, item in scored(answers, examples, scorer).items():
+    for id_, item in scored(answers, examples, marking.read(folder, name)).items():
         place = None
         best = wrote["n_best"].get(id_)
         if best and best[0].get("start") is not None:  # else it is declined, or generated
@@ -146,13 +148,11 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     return answered
 
 
-def scored(predictions: Mapping[str, str], examples: Sequence[Example], scorer: Scorer) -> dict[str, Answered]:
-    """By id, the questions that have a prediction."""
-    scores = scorer.by_question(predictions, {example.id: example.answers for example in examples})
+def scored(predictions: Mapping[str, str], examples: Sequence[Example], scores_2Q: np.ndarray) -> dict[str, Answered]:
+    """By id, the questions that have a prediction, with the scores of `Marking`."""
     answered = {}
-    for example in examples:
+    for example, exact_match, f1 in zip(examples, *scores_2Q.tolist(), strict=True):
         if example.id in predictions:
-            exact_match, f1 = scores[example.id]
             answered[example.id] = Answered(example, predictions[example.id], bool(exact_match), 100 * f1)
     return answered
 

@@ -10,7 +10,6 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from swep_ds.analysis.crossed import LEVEL, MIN_SEEDS, MIN_TEXTS, estimate
 from swep_ds.analysis.runs import Run
@@ -18,7 +17,8 @@ from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
 from swep_ds.data.splits import clusters, effective_clusters
 from swep_ds.evaluation.calibration import MIN_CLUSTERS
-from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, read_predictions
+from swep_ds.evaluation.predictions import Marking
+from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN
 from swep_ds.pipeline.examples import reported_examples, source_of_test_set
 from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.recipe import HOLDOUT, Recipe
@@ -28,6 +28,9 @@ ELEMENTS = 2**22  # of the bootstrap's counts that are in memory at a time
 ROUNDING = 0.01  # points by which scores computed again may differ from those in results.json
 Rows = Mapping[str, Sequence[Run]]
 Difference = dict[str, Any]
+Place = tuple[str, str, str]  # row, data set, metric
+# by row and data set: differences [S, Q, 2], each question's cluster [Q], resampled means [RESAMPLES, 2]
+Known = dict[tuple[str, str], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
@@ -47,20 +50,22 @@ def note_on_shared_ids(ids: Mapping[str, Collection[str]]) -> list[str]:
 
 
 class QuestionScores:
-    """EM and F1 of each question of each run, from its `predictions/` and the gold answers of its recipe's data.
-    `notes`: what could not be read or compared."""
+    """EM and F1 of each question of each run, as `Marking.read` has them by the answers of its recipe's data. `notes`:
+    what could not be read or compared."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
         self._read: dict[Hashable, Any] = {}
 
-    def of(self, run: Run, data_set: str) -> pd.DataFrame | None:
-        """Columns exact_match and f1, in percent, by question id; 0 without a prediction. None if data or predictions
+    def of(self, run: Run, data_set: str) -> np.ndarray | None:
+        """[2, Q]: EM and F1 in percent, in the order of `examples`; 0 without a prediction. None if data or predictions
         cannot be read, have changed since the run, or do not give the scores in the results."""
         examples = self.examples(run.recipe, data_set)
         if not examples:
             return None
-        return self._once((run.folder, data_set), "No interval with {}.", lambda: _scores(run, data_set, examples))
+        scorer = run.recipe.eval.scorer_of(data_set)
+        marking = self._once((id(examples), scorer), "", lambda: Marking(examples, scorer))
+        return self._once((run.folder, data_set), "No interval with {}.", lambda: _scores(run, data_set, marking))
 
     def examples(self, recipe: Recipe, data_set: str) -> list[Example] | None:
         """The questions, read once for all runs that are tested on the same ones; None if they cannot be read."""
@@ -83,23 +88,20 @@ class QuestionScores:
         return self._read[key]
 
 
-def _scores(run: Run, data_set: str, examples: Sequence[Example]) -> pd.DataFrame:
+def _scores(run: Run, data_set: str, marking: Marking) -> np.ndarray:
     check_unchanged(run.recipe, run.folder, [source_of_test_set(run.recipe, data_set)])
-    predictions = read_predictions(run.folder, data_set)
-    golds = {example.id: example.answers for example in examples}
-    by_question = run.recipe.eval.scorer_of(data_set).by_question(predictions, golds)
-    scores = pd.DataFrame(100 * np.array([*by_question.values()]), index=list(by_question), columns=list(METRICS))
-    em, f1 = scores.mean()
+    scores_2Q = 100 * marking.read(run.folder, data_set)
+    em, f1 = scores_2Q.mean(1)
     reported = run.results.eval[data_set]
     if not np.allclose((em, f1), (reported["exact_match"], reported["f1"]), atol=ROUNDING):
         raise InputError(
             f"{run.folder / 'predictions' / data_set}.json: it scores {em:.2f} / {f1:.2f} on today's data, and "
             f"{reported['exact_match']:.2f} / {reported['f1']:.2f} in results.json"
         )
-    return scores
+    return scores_2Q
 
 
-def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[str, str, str], Difference]:
+def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[Place, Difference]:
     """Differences to the row `base` of the rows with seeds in common, in points, over these seeds.
 
     Returns:
@@ -109,22 +111,38 @@ def compare(rows: Rows, base: str | None, scores: QuestionScores) -> dict[tuple[
         "difference_bootstrap_low" and "_high". Those that are not known are left out. Two or more shifted sets also
         have their mean, `OUT_OF_DOMAIN`.
     """
+    return compare_all([(rows, base)], scores)[0]
+
+
+def compare_all(
+    comparisons: Sequence[tuple[Rows, str | None]], scores: QuestionScores
+) -> list[dict[Place, Difference]]:
+    """As `compare`, of several rows and bases that were tested on the same questions: they share the bootstrap's draws,
+    which take more time than all that is made of them."""
+    known: list[Known] = [{} for _ in comparisons]
+    bases = [rows[base][0] for rows, base in comparisons if rows.get(base)]
+    for column in dict.fromkeys(column for run in bases for column in run.results.scores):
+        differences = [question_differences(rows, base, column, scores) for rows, base in comparisons]
+        means = [np.concatenate([d.mean(0) for d in of_rows.values()], axis=1) for of_rows in differences if of_rows]
+        if not means:
+            continue
+        clusters_Q = clusters(scores.examples(bases[0].recipe, column))
+        samples = iter(resampled_means(means, clusters_Q, column))
+        for of_comparison, of_rows in zip(known, differences, strict=True):
+            parts = np.split(next(samples), len(of_rows), axis=1) if of_rows else []
+            for (name, values_SQ2), of_row in zip(of_rows.items(), parts, strict=True):
+                of_comparison[name, column] = (values_SQ2, clusters_Q, of_row)
+    return [_entries(*each, of_each, scores) for each, of_each in zip(comparisons, known, strict=True)]
+
+
+def _entries(rows: Rows, base: str | None, known: Known, scores: QuestionScores) -> dict[Place, Difference]:
     if not rows.get(base):
         return {}
     columns = list(rows[base][0].results.scores)  # the source domain first
-    known, ids = {}, {}
-    for column in columns:
-        differences = question_differences(rows, base, column, scores)
-        if not differences:
-            continue
-        examples = scores.examples(rows[base][0].recipe, column)
-        clusters_Q = clusters(examples)
-        means = np.concatenate([values_SQ2.mean(0) for values_SQ2 in differences.values()], axis=1)
-        samples = np.split(resampled_means(means, clusters_Q, column), len(differences), axis=1)
-        for (name, values_SQ2), of_row in zip(differences.items(), samples, strict=True):
-            known[name, column] = (values_SQ2, clusters_Q, of_row)
-        if column != columns[0]:
-            ids[column] = [example.id for example in examples]
+    ids = {}
+    for column in columns[1:]:
+        if any(of_row == column for _, of_row in known):
+            ids[column] = [example.id for example in scores.examples(rows[base][0].recipe, column)]
     scores.notes += note_on_shared_ids(ids)
     parts = {column: [column] for column in columns}
     if len(columns) > 2:
@@ -176,38 +194,51 @@ def _intervals(sets: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> dic
     return bounds
 
 
-def question_differences(rows: Rows, base: str, column: str, scores: QuestionScores) -> dict[str, np.ndarray]:
+def question_differences(rows: Rows, base: str | None, column: str, scores: QuestionScores) -> dict[str, np.ndarray]:
     """By row, [S, Q, 2]: EM and F1 of the runs less those of the base's run with the same seed, in points, in the order
     of the seeds and of the questions of the base's first run. Rows without a seed in common, or that cannot be read,
     are missing; all are if a run of the base cannot be read."""
-    base_scores = {run.seed: scores.of(run, column) for run in rows[base]}
-    if any(frame is None for frame in base_scores.values()):
+    if not rows.get(base):
         return {}
-    ids = next(iter(base_scores.values())).index
+    asked = scores.examples(rows[base][0].recipe, column)
+
+    def scores_of(run: Run) -> np.ndarray | None:
+        scores_2Q = scores.of(run, column)
+        examples = scores.examples(run.recipe, column)
+        if scores_2Q is None or examples is asked:
+            return scores_2Q
+        place = {example.id: number for number, example in enumerate(examples)}
+        return scores_2Q[:, [place[example.id] for example in asked]]
+
+    base_scores = {run.seed: scores_of(run) for run in rows[base]}
+    if any(of_run is None for of_run in base_scores.values()):
+        return {}
     differences = {}
     for name, runs in rows.items():
-        row_scores = {run.seed: scores.of(run, column) for run in runs if name != base and run.seed in base_scores}
-        if row_scores and all(frame is not None for frame in row_scores.values()):
-            by_seed = [row_scores[seed].loc[ids] - base_scores[seed].loc[ids] for seed in sorted(row_scores)]
-            differences[name] = np.stack([frame.to_numpy() for frame in by_seed])
+        row_scores = {run.seed: scores_of(run) for run in runs if name != base and run.seed in base_scores}
+        if row_scores and all(of_run is not None for of_run in row_scores.values()):
+            by_seed = [row_scores[seed] - base_scores[seed] for seed in sorted(row_scores)]
+            differences[name] = np.array(by_seed).transpose(0, 2, 1)
     return differences
 
 
-def resampled_means(values: np.ndarray, clusters: np.ndarray, data_set: str) -> np.ndarray:
-    """Means [RESAMPLES, k] of `values` [Q, k] if clusters of questions, numbered from 0 in `clusters` [Q], are drawn
-    with replacement. All columns share the draws, which `data_set` seeds."""
-    sums = np.stack([np.bincount(clusters, column) for column in (*values.T, np.ones(len(values)))], axis=1)
-    number = len(sums)
+def resampled_means(values: Sequence[np.ndarray], clusters: np.ndarray, data_set: str) -> list[np.ndarray]:
+    """Means [RESAMPLES, k] of each of `values` [Q, k] if clusters of questions, numbered from 0 in `clusters` [Q], are
+    drawn with replacement. All share the draws, which `data_set` seeds."""
+    ones_Q = np.ones(len(clusters))
+    sums = [np.stack([np.bincount(clusters, column) for column in (*each.T, ones_Q)], axis=1) for each in values]
+    number = len(sums[0])
     rng = np.random.default_rng(zlib.crc32(data_set.encode()))
     chunk = max(1, ELEMENTS // number)
-    means = []
+    means = [np.empty((RESAMPLES, each.shape[1])) for each in values]
     for begin in range(0, RESAMPLES, chunk):
         size = min(chunk, RESAMPLES - begin)
         drawn = rng.integers(number, size=(size, number)) + number * np.arange(size)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=size * number).reshape(size, number)
-        totals = counts.astype(float) @ sums
-        means.append(totals[:, :-1] / totals[:, -1:])
-    return np.concatenate(means)
+        counts = np.bincount(drawn.ravel(), minlength=size * number).reshape(size, number).astype(float)
+        for of_means, of_sums in zip(means, sums, strict=True):
+            totals = counts @ of_sums
+            of_means[begin : begin + size] = totals[:, :-1] / totals[:, -1:]
+    return means
 
 
 def interval(samples: np.ndarray) -> np.ndarray:

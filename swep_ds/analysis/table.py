@@ -4,7 +4,7 @@ A cell is the mean and the standard deviation over seeds, with the difference to
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,11 +89,13 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         title = ", ".join([model, *(f"{axis} {label}" for axis, label in labels)])
         about = {"block": title, "model": model, "labels": dict(labels)}
 
-        differences = significance.compare(rows, base, questions)
-        contrasts = dict.fromkeys(run.primary for run in of_block if run.primary)
-        tested = [entry for contrast in contrasts for entry in _registered(contrast, rows, questions)]
-        contrasts = dict.fromkeys(contrast for run in of_block for contrast in run.secondary)
-        family = [entry for contrast in contrasts for entry in _registered(contrast, rows, questions)]
+        primaries = dict.fromkeys(run.primary for run in of_block if run.primary)
+        contrasts = [*primaries, *dict.fromkeys(contrast for run in of_block for contrast in run.secondary)]
+        pairs = [({row: rows.get(row, []) for row in (base, name)}, base) for name, base, *_ in contrasts]
+        differences, *compared = significance.compare_all([(rows, base), *pairs], questions)
+        tested, family = [], []
+        for number, entries in enumerate(map(_registered, contrasts, compared)):
+            (tested if number < len(primaries) else family).extend(entries)
         _adjust(tested, family, list(differences.values()))
         scores = score_cells(rows, line)
         paper = _add_paper(scores, [*tested, *family, *differences.values()], model, rows)
@@ -180,10 +182,9 @@ def _doses(rows: Rows) -> dict[str, str]:
     return doses
 
 
-def _registered(contrast: tuple, rows: Rows, questions: significance.QuestionScores) -> list[Difference]:
+def _registered(contrast: tuple, compared: Mapping[significance.Place, Difference]) -> list[Difference]:
     """The contrast that a sweep names, if both of its rows have runs with seeds in common."""
-    name, base, metric, data_set = contrast
-    compared = significance.compare({row: rows.get(row, []) for row in (base, name)}, base, questions)
+    name, _, metric, data_set = contrast
     tested = list(dict.fromkeys(entry["data_set"] for entry in compared.values()))
     if data_set == SHIFTED and len(tested) > 1:
         data_set = tested[-1]  # the mean if there is one, else the only shifted set

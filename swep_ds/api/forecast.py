@@ -23,6 +23,7 @@ from swep_ds.data.columns import Columns
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.calibration import LEVEL
+from swep_ds.evaluation.predictions import Marking
 from swep_ds.evaluation.results import METRICS
 from swep_ds.models.hub import model_checksum
 from swep_ds.pipeline.folder import RunFolder
@@ -141,5 +142,6 @@ def _answers(run: Path, examples: list[Example], folder: Path) -> dict[str, tupl
 
 
 def _scored(answers: Mapping[str, tuple[str, float]], examples: Sequence[Example], home: Home) -> list[Answered]:
-    items = scored({id_: text for id_, (text, _) in answers.items()}, examples, home.scorer)
+    texts = {id_: text for id_, (text, _) in answers.items()}
+    items = scored(texts, examples, Marking(examples, home.scorer).of(texts))
     return [replace(item, confidence=answers[id_][1]) for id_, item in items.items()]

@@ -196,9 +196,10 @@ class TrainingBatches:
         if self.max_tokens:
             windows = max(1, int(self.global_batch * self.max_tokens / self.lengths.mean()))
         mega = MEGA_BATCH * windows
+        lengths = self.lengths.astype(np.min_scalar_type(self.lengths.max()))  # NumPy sorts 16 bits in linear time
         parts = []
         for number, part in enumerate(np.split(order, range(mega, len(order), mega))):
-            part = part[np.argsort(self.lengths[part], kind="stable")]
+            part = part[np.argsort(lengths[part], kind="stable")]
             if self.mix:
                 part = self._alternating(part)
             if self.max_tokens and number % 2:
@@ -217,15 +218,16 @@ class TrainingBatches:
 
     def _cuts(self, order: np.ndarray) -> list[int]:
         """The ends of all updates but the last: each takes as many windows as fit into its micro-batches."""
-        cuts = []
-        begin = 0
-        while True:
-            widest = np.maximum.accumulate(self.widths[order[begin : begin + self.global_batch * self.max_tokens]])
-            room = self.global_batch * (self.max_tokens // widest)  # windows that fit if the update ends with this one
-            begin += int((np.arange(1, len(room) + 1) <= room).sum())
-            if begin == len(order):
-                return cuts
-            cuts.append(begin)
+        cuts = [0]
+        end = widest = 0
+        for place, width in enumerate(self.widths[order].tolist()):
+            if place == end or width > widest:
+                widest = max(widest, width)
+                if place >= cuts[-1] + self.global_batch * (self.max_tokens // widest):
+                    cuts.append(place)
+                    widest = width
+                end = cuts[-1] + self.global_batch * (self.max_tokens // widest)
+        return cuts[1:]
 
     def __getitem__(self, micro_step: int) -> Batch:
         update, micro = divmod(micro_step, self.accumulation)

@@ -24,7 +24,8 @@ from swep_ds.data.features import Features, build_features
 from swep_ds.data.splits import clusters
 from swep_ds.data.windows import WindowSettings
 from swep_ds.evaluation.calibration import N_BEST, Calibrator, calibrated_scores, calibration, features, fit
-from swep_ds.evaluation.results import WITHHELD, Score, Scores, write_predictions
+from swep_ds.evaluation.predictions import Marking, write_predictions
+from swep_ds.evaluation.results import WITHHELD, Score, Scores
 from swep_ds.evaluation.scores import METRICS, Scorer
 from swep_ds.evaluation.spans import Answer, Columns, GeneratedAnswers, SpanDecoder, SpanSettings, with_null
 from swep_ds.evaluation.unreachable import unreachable
@@ -150,7 +151,8 @@ class Evaluation:
             if predictions.nulls:
                 contents["null_odds"] = predictions.odds
             scores[test.name] = self._score(test, predictions, given, contents.get("calibrated"))
-            write_on_rank0(partial(write_predictions, folder, test.name, contents), folder)
+            marking = None if test.withheld else Marking(test.examples, test.scorer)
+            write_on_rank0(partial(write_predictions, folder, test.name, contents, marking), folder)
         return scores
 
     def _score(

@@ -1,4 +1,4 @@
-"""`results.json` (its schema, written and read), the files of `predictions/` and its neighbours, the printed table."""
+"""`results.json` (its schema, written and read), other files of a run, the printed table."""
 
 import json
 import platform
@@ -23,7 +23,6 @@ from swep_ds.evaluation.calibration import Calibrator
 from swep_ds.evaluation.scores import METRICS
 
 PACKAGES = ("torch", "deepspeed", "transformers", "datasets")
-BY_TEST = ("predictions", "confidence", "n_best", "calibrated", "null_odds")  # folders with a file for each test set
 RESULTS = "results.json"
 REMARKS = "remarks.jsonl"
 OUT_OF_DOMAIN = "out-of-domain mean"
@@ -148,18 +147,6 @@ def out_of_domain_mean(scores: Scores) -> dict[str, float] | None:
         if all(name in score for score in shifted) and not name.endswith(("total", "threshold", "_low", "_high")):
             means[name] = sum(score[name] for score in shifted) / len(shifted)
     return means
-
-
-def write_predictions(folder: Path, name: str, contents: dict[str, dict[str, Any]]) -> None:
-    """`<kind>/<name>.json` of each kind of content, by question id; official scorers read `predictions/`. Kinds of
-    `BY_TEST` without content lose the file that an earlier test left."""
-    for kind in BY_TEST:
-        file = folder / kind / f"{name}.json"
-        if kind in contents:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, json.dumps(contents[kind], ensure_ascii=False, indent=0))
-        else:
-            file.unlink(missing_ok=True)
 
 
 def write_remarks(folder: Path, remarks: list[dict[str, str]], say: Callable[[str], None]) -> None:

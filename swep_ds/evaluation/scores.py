@@ -39,9 +39,11 @@ SCRIPTS = {
 }
 
 
-@lru_cache(2**16)  # both metrics of every evaluation normalise the same gold answers
-def _normalized(text: str, rules: str) -> str:
-    return RULES[rules].normalize(text)
+@lru_cache(2**16)  # both metrics of every run are of the same gold answers
+def _units(text: str, row: str) -> tuple[str, Sequence[str]]:
+    """A text after normalisation, and what F1 counts in it."""
+    normalized = RULES[row].normalize(text)
+    return normalized, RULES[row].units(normalized)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Scorer:
         return RULES[self.row]
 
     def normalize(self, text: str) -> str:
-        return _normalized(text, self.row)
+        return _units(text, self.row)[0]
 
     def name(self, golds: Golds) -> str:
         """Whose rules these are, for people."""
@@ -78,17 +80,15 @@ class Scorer:
 
     def exact_match(self, prediction: str, answers: Sequence[str]) -> float:
         """1.0 if `prediction` equals one of `answers` after normalisation, else 0.0."""
-        normalized = self.normalize(prediction)
-        return float(any(normalized == self.normalize(answer) for answer in answers))
+        return float(self.normalize(prediction) in map(self.normalize, answers))
 
     def f1(self, prediction: str, answers: Sequence[str]) -> float:
         """F1 in [0, 1] of what two normalised texts share, the best over `answers`, which is not empty."""
-        rules = self.rules
-        predicted = rules.units(self.normalize(prediction))
+        _, predicted = _units(prediction, self.row)
         best = 0.0
         for answer in answers:
-            gold = rules.units(self.normalize(answer))
-            if same := rules.overlap(predicted, gold):
+            _, gold = _units(answer, self.row)
+            if same := self.rules.overlap(predicted, gold):
                 precision = same / len(predicted)
                 recall = same / len(gold)
                 best = max(best, 2 * precision * recall / (precision + recall))
@@ -100,7 +100,7 @@ class Scorer:
         is_v2 = empty is not None or not all(golds.values())
         scores = dict.fromkeys(golds, (0.0, 0.0))
         for id_ in golds.keys() & predictions.keys():
-            answers = golds[id_]
+            answers = set(golds[id_])
             if is_v2 and empty != "kept":
                 answers = [answer for answer in answers if self.normalize(answer)]
             if is_v2:

@@ -109,6 +109,9 @@ def dureader_units(text: str) -> list[str]:
 
 def in_common(predicted: Sequence[str], gold: Sequence[str]) -> int:
     """How many units two texts share, in any order."""
+    different = set(predicted)
+    if len(different) == len(predicted):  # most answers: counting takes ten times as long
+        return len(different.intersection(gold))
     return (Counter(predicted) & Counter(gold)).total()
 
 

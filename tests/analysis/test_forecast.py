@@ -34,6 +34,7 @@ from swep_ds.analysis.forecast import (
 )
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
+from swep_ds.evaluation.predictions import Marking
 from swep_ds.evaluation.scores import Scorer
 from tests.support import fake_runs
 
@@ -50,7 +51,8 @@ def examples(name: str, count: int, unknown: int, gold: bool = True) -> list[Exa
 
 def answered(asked: list[Example], texts: list[str], confidence=None) -> list[Answered]:
     """A run's answers to the questions."""
-    items = scored({example.id: text for example, text in zip(asked, texts, strict=True)}, asked, Scorer()).values()
+    given = {example.id: text for example, text in zip(asked, texts, strict=True)}
+    items = scored(given, asked, Marking(asked, Scorer()).of(given)).values()
     values = [None] * len(texts) if confidence is None else confidence
     return [replace(item, confidence=value) for item, value in zip(items, values, strict=True)]
 

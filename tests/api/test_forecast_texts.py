@@ -18,7 +18,7 @@ from swep_ds.analysis.labelled import estimate, read_labelled
 from swep_ds.api import answerer
 from swep_ds.commands.forecast import forecast as forecast_command
 from swep_ds.data.readers import read_examples
-from swep_ds.evaluation.results import write_predictions
+from swep_ds.evaluation.predictions import write_predictions
 from swep_ds.evaluation.scores import Scorer
 from tests.support.bad_input import change_json, refused
 from tests.support.finished import finished

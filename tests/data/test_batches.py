@@ -1,5 +1,5 @@
 import math
-from itertools import product
+from itertools import chain, product
 from types import SimpleNamespace
 
 import datasets
@@ -47,6 +47,18 @@ def real(micro_batches: list[Batch]) -> list[int]:
     return [int(row) for b in micro_batches for row, weight in zip(b.sample_id, b.weight, strict=True) if weight > 0]
 
 
+def filled(order: list[int], widths: list[int], micro_batches: int, budget: int) -> list[list[int]]:
+    """The rows in their order, in updates of so many micro-batches: each takes rows for as long as they fit."""
+    updates = [[]]
+    for row in order:
+        longer = [*updates[-1], row]
+        if math.ceil(len(longer) / micro_batches) * max(widths[row] for row in longer) > budget:
+            updates.append([])
+            longer = [row]
+        updates[-1] = longer
+    return updates
+
+
 UNSHRUNK = (Phase.explicit, Phase.generate)  # making a failing case smaller would take minutes
 
 
@@ -92,6 +104,13 @@ def test_an_epoch_has_each_window_once_and_an_update_is_the_same_at_any_split(
             assert engine == pytest.approx(values[rows].sum() / count, rel=1e-6, abs=1e-7)
         seen += rows
     assert sorted(seen[:n]) == sorted(seen[n:]) == [*range(n)]
+    if budget:
+        rng = np.random.default_rng([seed, 0])
+        rng.permutation(n)
+        unshuffled = np.argsort(rng.permutation(alone[0].updates_per_epoch))
+        updates = [alone[0].windows(number).tolist() for number in unshuffled]
+        widths = np.minimum(-(-lengths // multiple) * multiple, lengths.max()).tolist()
+        assert updates == filled(list(chain(*updates)), widths, accumulation * world, budget)
 
 
 @settings(max_examples=25, deadline=None, phases=UNSHRUNK)

@@ -21,7 +21,8 @@ from swep_ds.data.splits import clusters
 from swep_ds.evaluation import evaluate
 from swep_ds.evaluation.calibration import FEATURES, Calibrator, calibrated_scores, calibration, features
 from swep_ds.evaluation.evaluate import Evaluation, decode
-from swep_ds.evaluation.results import out_of_domain_mean, print_scores, write_predictions
+from swep_ds.evaluation.predictions import write_predictions
+from swep_ds.evaluation.results import out_of_domain_mean, print_scores
 from swep_ds.evaluation.scores import Scorer
 from swep_ds.evaluation.spans import SpanDecoder, SpanSettings, with_null
 from swep_ds.ranks import group

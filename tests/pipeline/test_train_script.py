@@ -73,7 +73,7 @@ def test_plain_python_and_torchrun_make_the_same_run(folder):
     ended = execute([str(TORCHRUN), *options, python_stand_in(), "-u", str(TRAIN), *split])
     assert losses(folder / "torchrun") == pytest.approx(losses(folder / "python"), rel=1e-5)
     promised = {"recipe.yaml", "ds_config.json", "metrics.jsonl", "health.jsonl", "checkpoints", "model", "batch.json"}
-    promised |= {"predictions", "confidence", "n_best", "results.json", "report.html", "noise.safetensors"}
+    promised |= {"predictions", "scores", "confidence", "n_best", "results.json", "report.html", "noise.safetensors"}
     for name, ranks in (("python", 1), ("torchrun", 2)):
         results = json.loads((folder / name / "results.json").read_text())
         assert results["world_size"] == ranks
