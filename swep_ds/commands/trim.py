@@ -8,7 +8,8 @@ model will be asked about. Words that all stay give the logits that they gave be
 
 from swep_ds.commands.cli import Parser
 from swep_ds.common.errors import InputError
-from swep_ds.common.files import check_new_folder, read_texts, user_path
+from swep_ds.common.files import check_new_folder, user_path
+from swep_ds.texts.folder import FolderTexts
 
 
 def trim() -> None:
@@ -21,7 +22,10 @@ def trim() -> None:
     check_new_folder("--output", given.output)
     if not given.texts and not given.data:
         raise InputError("no text says which words to keep: give --texts, --data or both")
-    texts = list(read_texts(given.texts, f"--texts {given.texts}").values()) if given.texts else []
+    texts = []
+    if given.texts:
+        folder = FolderTexts(given.texts, f"--texts {given.texts}")
+        texts += [folder[name] for name in folder.states()]
 
     from swep_ds.data.readers import read_examples  # after the arguments: these imports take seconds
     from swep_ds.pipeline.vocabulary import trim
