@@ -87,7 +87,8 @@ def decodes_by_locale(call: ast.Call) -> bool:
         return False
     if name == "open":
         modes = [part.value for part in call.args if isinstance(part, ast.Constant)]
-        other = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in ("os", "gzip", "tarfile")
+        opens_bytes = ("os", "gzip", "tarfile", "tantivy.Index")
+        other = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in opens_bytes
         return not other and not any("b" in str(mode) for mode in modes)
     if name in ("run", "Popen", "check_output"):
         return "text" in keywords
