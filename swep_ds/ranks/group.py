@@ -37,6 +37,8 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # PyTorch refuses a value that is not determ
 FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"  # read by transformers for `model.attention: flash_attention_2`
 
 T = TypeVar("T")
+rank = dist.get_rank
+world_size = dist.get_world_size
 _hosts: list[str] = []  # by rank
 _heartbeat: heartbeat.Heartbeat | None = None  # None: there is one rank
 
@@ -211,14 +213,6 @@ def _destroy() -> None:
         comm.destroy_process_group()
     else:
         dist.destroy_process_group()
-
-
-def rank() -> int:
-    return dist.get_rank()
-
-
-def world_size() -> int:
-    return dist.get_world_size()
 
 
 def is_main() -> bool:
