@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from swep_ds import ranks
 from swep_ds.api.texts import TextsAnswerer
+from swep_ds.common.console import quiet
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_texts, user_path
 from swep_ds.data.answers import is_blank
@@ -68,7 +68,7 @@ class QuestionAnswerer:
         self.name = os.fspath(model)
         self.batch_size = batch_size
         self.min_confidence = min_confidence
-        with ranks.quiet():
+        with quiet():
             self._saved = load_saved(self.name, null_threshold, max_answer_tokens)
         self.null_threshold = self._saved.null_threshold
         self.generative = self._saved.windows.task == "generative"

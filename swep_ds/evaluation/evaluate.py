@@ -3,6 +3,7 @@
 The questions are spread over the ranks: exactly one rank answers each of them.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,10 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import torch
+from huggingface_hub.constants import HF_HOME
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -29,9 +30,10 @@ from swep_ds.evaluation.results import WITHHELD, Score, Scores, write_prediction
 from swep_ds.evaluation.scores import METRICS, Scorer
 from swep_ds.evaluation.spans import Answer, Columns, GeneratedAnswers, SpanDecoder, SpanSettings, with_null
 from swep_ds.evaluation.unreachable import unreachable
+from swep_ds.ranks import accelerator
 from swep_ds.ranks.writing import write_on_rank0
 
-CACHE = Path(datasets.config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
+CACHE = Path(os.environ.get("HF_DATASETS_CACHE", Path(HF_HOME, "datasets"))) / "swep_ds"  # of tokenised windows
 Predict = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
 Decoder = SpanDecoder | GeneratedAnswers
 
@@ -211,7 +213,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, tokenizer, batch_size: int) -> None:
+def decode(predict: Predict, decoder: Decoder, features, tokenizer, batch_size: int) -> None:
     """Runs this rank's share of the windows through a model in evaluation mode, and adds the outputs to the decoder.
 
     Collective. A rank without windows left repeats one and drops the result: ZeRO-3 needs calls on all ranks.
@@ -235,10 +237,10 @@ def decode_alone(predict: Predict, decoder: Decoder, windows: pa.Table, tokenize
     """As `decode`, in a process that need not be a rank."""
     for rows in _batches(windows, batch_size, rank=0, world_size=1):
         columns = read_columns(windows, rows)
-        decoder.add(columns, *predict(_batch(columns, tokenizer).to(ranks.device())))
+        decoder.add(columns, *predict(_batch(columns, tokenizer).to(accelerator.device())))
 
 
-def read_columns(windows: datasets.Dataset | pa.Table, rows: np.ndarray) -> Columns:
+def read_columns(windows, rows: np.ndarray) -> Columns:
     """Rows of a table, or of a data set in "arrow" format, by column."""
     chosen = windows.take(rows) if isinstance(windows, pa.Table) else windows[rows.tolist()]
     [table] = chosen.combine_chunks().to_batches()
@@ -257,7 +259,7 @@ def _batch(columns: Columns, tokenizer) -> Batch:
     return Batch(**padded_inputs(tokenizer, rows, max(lengths)), lengths=lengths)
 
 
-def _batches(features: datasets.Dataset | pa.Table, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
+def _batches(features, batch_size: int, rank: int, world_size: int) -> list[np.ndarray]:
     """This rank's rows: all windows of every `world_size`-th question, longest first so that memory peaks at once."""
     example = np.asarray(features["example"][:])
     length = np.asarray(features["length"][:])

@@ -13,6 +13,7 @@ from swep_ds.data.example import Example
 from swep_ds.data.readers import local_files, read_examples
 from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
 from swep_ds.evaluation.results import RESULTS, read_results
+from swep_ds.models.folders import QUICKSTART, model_files
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.environment import warn_once
@@ -161,9 +162,6 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
         if fields is None or field in fields:
             files[field] = local_files(source, training=not field.startswith("data.eval."))
     if fields is None or "model.name" in fields:
-        from swep_ds.models.folders import model_files  # imports transformers, which readers of data need not
-        from swep_ds.models.hub import QUICKSTART
-
         model = Path(QUICKSTART.get(recipe.model.name) or user_path(recipe.model.name))
         if model.is_dir():
             files["model.name"] = tuple(file for file in model_files(model) if file.name != READING)
