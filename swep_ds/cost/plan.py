@@ -24,8 +24,8 @@ from swep_ds.cost.memory import States, model_states
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
-from swep_ds.models.folders import load_config
-from swep_ds.models.hub import resolve_model
+from swep_ds.models.folders import resolve_model
+from swep_ds.models.hub import load_config
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import FILE_BYTES
