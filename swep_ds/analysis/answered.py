@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice, product
 from pathlib import Path
@@ -32,9 +32,10 @@ KINDS = {
 AROUND = 110  # characters of the text that are shown before and after an answer
 MAX_WORD = 30  # characters; text may have no spaces
 MAX_PLACES = 50  # occurrences of one text in another that are examined
+ALSO_ASCII = "İıſ"  # equal to i and s if their case is ignored, which `str.lower` does not know
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answered:
     """A question with a run's answer. What the run did not write is None."""
 
@@ -108,10 +109,20 @@ def _distance(places: tuple[range, range]) -> int:
 
 
 def _occurrences(text: str, context: str) -> list[range]:
-    if not text.strip():
+    """The first places of a text in another, whatever their case; no two overlap."""
+    text = text.strip()
+    if not text:
         return []
-    matches = re.finditer(re.escape(text.strip()), context, re.IGNORECASE)
-    return [range(*match.span()) for match in islice(matches, MAX_PLACES)]
+    if not text.isascii() or any(letter in context for letter in ALSO_ASCII):
+        matches = re.finditer(re.escape(text), context, re.IGNORECASE)
+        return [range(*match.span()) for match in islice(matches, MAX_PLACES)]
+    places = []  # equal to the above, without a pattern for each of thousands of answers
+    text, context = text.lower(), context.lower()
+    begin = context.find(text)
+    while begin >= 0 and len(places) < MAX_PLACES:
+        places.append(range(begin, begin + len(text)))
+        begin = context.find(text, begin + len(text))
+    return places
 
 
 def _widened(place: range, context: str) -> range:
@@ -133,19 +144,19 @@ def read_answered(folder: Path, recipe: Recipe, name: str, against: Path | None 
     others = {}
     if against and (others := _read_if_any(against, "predictions", name)):
         others = scored(others, examples, marking.read(against, name))
-    answered = []
-    for id_, item in scored(answers, examples, marking.read(folder, name)).items():
-        place = None
+    answered = scored(answers, examples, marking.read(folder, name))
+    for id_, item in answered.items():
+        item.confidence = wrote["confidence"].get(id_)
+        item.calibrated = wrote["calibrated"].get(id_)
+        item.other = others.get(id_)
         best = wrote["n_best"].get(id_)
         if best and best[0].get("start") is not None:  # else it is declined, or generated
             place = range(best[0]["start"], best[0]["end"])
-            if item.example.context[place.start : place.stop] != item.predicted:  # the run may have read other data
-                place = None
-        sure = {kind: wrote[kind].get(id_) for kind in ("confidence", "calibrated")}
-        answered.append(replace(item, **sure, place=place, other=others.get(id_)))
+            if item.example.context[place.start : place.stop] == item.predicted:  # else the run read other data
+                item.place = place
     if not answered:
         raise InputError("its source holds none of the questions that were answered")
-    return answered
+    return list(answered.values())
 
 
 def scored(predictions: Mapping[str, str], examples: Sequence[Example], scores_2Q: np.ndarray) -> dict[str, Answered]:

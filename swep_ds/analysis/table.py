@@ -93,9 +93,9 @@ def make(found: Sequence[Run], against: str | None = None, line: Line | None = N
         contrasts = [*primaries, *dict.fromkeys(contrast for run in of_block for contrast in run.secondary)]
         pairs = [({row: rows.get(row, []) for row in (base, name)}, base) for name, base, *_ in contrasts]
         differences, *compared = significance.compare_all([(rows, base), *pairs], questions)
-        tested, family = [], []
-        for number, entries in enumerate(map(_registered, contrasts, compared)):
-            (tested if number < len(primaries) else family).extend(entries)
+        registered = list(map(_registered, contrasts, compared))
+        tested = [entry for entries in registered[: len(primaries)] for entry in entries]
+        family = [entry for entries in registered[len(primaries) :] for entry in entries]
         _adjust(tested, family, list(differences.values()))
         scores = score_cells(rows, line)
         paper = _add_paper(scores, [*tested, *family, *differences.values()], model, rows)

@@ -1,13 +1,15 @@
 """What is wrong with an answer, and where answers are in the text; confidences against loops; the finding, the domains
 and another run's differences against hand calculation and a bootstrap of NumPy's."""
 
+import random
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from swep_ds.analysis import charts
-from swep_ds.analysis.answered import KINDS, Answered, by_kind, in_fixed_order
+from swep_ds.analysis.answered import KINDS, Answered, _occurrences, by_kind, in_fixed_order
 from swep_ds.analysis.charts import OTHERS, confidence
 from swep_ds.analysis.domains import MEAN, changes, domains, resampled
 from swep_ds.analysis.significance import resampled_means
@@ -260,3 +262,13 @@ def test_the_finding_counts_no_question_that_is_rightly_declined():
     found = domains(results({"wiki": declined}), {})
     assert found["notes"] == ["No question of wiki, the source domain, has an answer."]
     assert found["rows"] == []
+
+
+def test_places_are_those_of_a_pattern_that_ignores_case():
+    rng = random.Random(0)
+    for letters in ("aAbB k", "aAiIsSkK éÉΣσςßİıſ\N{KELVIN SIGN}."):
+        for _ in range(2_000):
+            context = "".join(rng.choices(letters, k=30))
+            text = "".join(rng.choices(letters, k=rng.randint(1, 3)))
+            pattern = re.compile(re.escape(text.strip()) or "(?!)", re.IGNORECASE)
+            assert _occurrences(text, context) == [range(*match.span()) for match in pattern.finditer(context)]
