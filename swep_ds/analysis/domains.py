@@ -97,9 +97,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
             notes += note_on_shared_ids({name: [item.example.id for item in answered[name]] for name in others})
     rows = []
     for name, of_set in values.items():
-        gap = None
-        if name != source:
-            gap = Interval.of((of_set - values[source])[:, 1])
+        gap = Interval.of((of_set - values[source])[:, 1]) if name != source else None
         rows.append(Domain(name, *map(Interval.of, of_set.T), totals.get(name), gap))
     loss = None
     if others:

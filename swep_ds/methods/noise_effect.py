@@ -144,10 +144,6 @@ def dose(means: Mapping[str, float]) -> str:
     if "mu_spread" in means:
         parts.append(f"mu by +- {100 * means['mu_spread']:.2g} % of the prior's sigma")
     kl = means["kl_per_window"]
-    nats = f"{kl:.3g}"
-    if kl >= 1000:
-        nats = f"{kl:,.0f}"
-    text = f"{nats} nats per window"
-    if parts:
-        text += f" ({', '.join(parts)})"
-    return text
+    text = f"{kl:,.0f}" if kl >= 1000 else f"{kl:.3g}"
+    text += " nats per window"
+    return f"{text} ({', '.join(parts)})" if parts else text
