@@ -43,7 +43,7 @@ class Peak(Thread):
 
 
 def measure(row: str, function: str, size: int, folder: Path) -> dict[str, float]:
-    """ "seconds": of CPU, with children; "mib": the peak above the memory before, or a child's if that is more."""
+    """ "seconds": of CPU, with children; "mib": the peak above the memory before, or that of a command that was run."""
     module = import_module(f"benchmarks.growth.rows.{row}")
     if function != "prepare" and hasattr(module, "warm_up"):
         module.warm_up(folder)
@@ -52,8 +52,10 @@ def measure(row: str, function: str, size: int, folder: Path) -> dict[str, float
     with Peak() as peak:
         getattr(module, function)(size, folder)
     seconds = cpu_seconds() - began - peak.seconds
-    of_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    return {"seconds": seconds, "mib": max(peak.mib - before, of_child)}
+    ours, of_child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    if of_child <= ours:  # until a child has started its program, the system counts its parent's pages as its own
+        of_child = 0
+    return {"seconds": seconds, "mib": max(peak.mib - before, of_child / 1024)}
 
 
 def cpu_seconds() -> float:

@@ -1,4 +1,4 @@
-"""Memory of a fine-tuning with frozen word embeddings, by the size of the vocabulary."""
+"""Memory of a fine-tuning with frozen word embeddings, beyond the loaded model, by the size of the vocabulary."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ LARGE = (250_000, 1_000_000)
 UNIT = "words, 256 wide, in a model of two layers: three updates at ZeRO-1"
 BASELINE = "plain PyTorch, word embeddings with requires_grad_(False), AdamW"
 UPDATES = 3
+model: BertForQuestionAnswering
 
 
 def prepare(size: int, folder: Path) -> None:
@@ -19,16 +20,18 @@ def prepare(size: int, folder: Path) -> None:
 
 
 def warm_up(folder: Path) -> None:
-    """Both with few words: what an import, a first engine and a first backward take is not the table's."""
-    train(folder / "small")
-    train_plainly(folder / "small")
+    """Trains with few words, in both ways: what an import, a first engine and a first backward take is not counted."""
+    global model
+    train(load(folder / "small"))
+    train_plainly(load(folder / "small"))
+    model = load(folder / "model")
 
 
-def load(model: Path) -> BertForQuestionAnswering:
-    return BertForQuestionAnswering.from_pretrained(model).train()
+def load(folder: Path) -> BertForQuestionAnswering:
+    return BertForQuestionAnswering.from_pretrained(folder).train()
 
 
-def train(model: Path) -> None:
+def train(model: BertForQuestionAnswering) -> None:
     from swep_ds.data.batches import Batch
     from swep_ds.methods import METHODS, build
     from swep_ds.methods.base import MicroStep
@@ -43,8 +46,8 @@ def train(model: Path) -> None:
 
     train = TrainSection()
     with process_group():
-        objective = Objective(ExtractiveQA(load(model)), build(METHODS["mle"](), 256, 256), seed=0)
-        freeze_words(objective.qa.model)
+        objective = Objective(ExtractiveQA(model), build(METHODS["mle"](), 256, 256), seed=0)
+        freeze_words(model)
         setup = {"world_size": 1, "micro_steps": 1, "hidden_size": 256, "on_cpu": True}
         engine = build_engine(objective, complete_ds_config("zero1", train, **setup), train, UPDATES)
         engine.train()
@@ -59,8 +62,7 @@ def train(model: Path) -> None:
         engine.destroy()
 
 
-def train_plainly(model: Path) -> None:
-    model = load(model)
+def train_plainly(model: BertForQuestionAnswering) -> None:
     model.get_input_embeddings().requires_grad_(False)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=3e-5)
     place = torch.tensor([3])
@@ -76,8 +78,8 @@ def words_of(update: int) -> torch.Tensor:
 
 
 def ours(size: int, folder: Path) -> None:
-    train(folder / "model")
+    train(model)
 
 
 def baseline(size: int, folder: Path) -> None:
-    train_plainly(folder / "model")
+    train_plainly(model)
