@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # DeepSpeed 0.19.8 with PyTorch 2.13.0, on a CPU and one rank: engine.destroy() frees an engine at ZeRO stage 1, but not
 # one at stage 3. When it is destroyed, and the model, the optimizer and the engine are deleted and collected, all of its
-# weights, its float32 copy and both moments are still there, until another engine at stage 3 has run: a second training
-# in the process begins with the first one in memory. Two things hold it: FWD_MODULE_STACK, a list in
+# weights, their gradients, the float32 copy and both moments are still there: a second training in the process begins
+# with the first one in memory. Two things hold them: FWD_MODULE_STACK, a list in
 # deepspeed.runtime.zero.parameter_offload, and the lru_cache of a method of the class PartitionedParameterCoordinator,
 # whose keys hold the coordinator. When both are emptied, nothing is left.
 # Seen, for 4 MB of weights and three updates of AdamW, in MB:

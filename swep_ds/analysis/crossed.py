@@ -41,16 +41,19 @@ ROUNDING = 1e-18  # of a variance, in squared points
 
 
 class Estimate(NamedTuple):
-    """A mean difference in points; all are arrays of one shape, or scalars."""
+    """A mean difference in points, or in any other unit; all are arrays of one shape, or scalars."""
 
     mean: np.ndarray
     variance: np.ndarray
     df: np.ndarray
 
+    def margin(self, level: float = LEVEL) -> np.ndarray:
+        """Half the width of the two-sided interval of `level` percent."""
+        return stdtrit(self.df, 0.5 + level / 200) * np.sqrt(self.variance)
+
     def interval(self, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
         """(low, high) of the two-sided interval of `level` percent."""
-        half = stdtrit(self.df, 0.5 + level / 200) * np.sqrt(self.variance)
-        return self.mean - half, self.mean + half
+        return self.mean - self.margin(level), self.mean + self.margin(level)
 
     def p(self) -> np.ndarray:
         """The two-sided p value of no difference."""

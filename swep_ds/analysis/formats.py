@@ -11,7 +11,7 @@ import pandas as pd
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from swep_ds.analysis import figures, table
+from swep_ds.analysis import table
 from swep_ds.analysis.crossed import LEVEL
 from swep_ds.analysis.robustness import ABOVE, Line
 from swep_ds.analysis.runs import Run
@@ -49,6 +49,8 @@ def publish(runs: Sequence[Run], folder: Path | None, against: str | None = None
     result = table.make(runs, against, line)
     show(result)
     if folder and result.cells["runs"].any():
+        from swep_ds.analysis import figures  # imports matplotlib, for a second
+
         folder.mkdir(parents=True, exist_ok=True)
         texts = {"table.md": markdown(result), "table.csv": csv(result), "table.json": as_json(result)} | latex(result)
         for name, text in texts.items():

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
-from scipy.stats import rankdata
 
 from swep_ds.common.errors import InputError, at, excerpt
 from swep_ds.common.files import write_atomically
@@ -64,7 +63,8 @@ def estimate(scores: np.ndarray, predicted_N: np.ndarray, rows: np.ndarray, stra
     """
     questions = len(predicted_N)
     labelled = len(stratum_n)
-    rank_N = rankdata(predicted_N) / questions
+    _, place_N, counts = np.unique(predicted_N, return_inverse=True, return_counts=True)
+    rank_N = (np.cumsum(counts) - (counts - 1) / 2)[place_N] / questions  # equals share their mean rank
     y = np.asarray(scores) / 100
     x = rank_N[rows]
     counts_H = np.bincount(stratum_n)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from swep_ds.analysis import figures, formats, table
+from swep_ds.analysis import formats, table
 from swep_ds.analysis.crossed import LEVEL, MIN_SEEDS, MIN_TEXTS
 from swep_ds.analysis.paper import source_name
 from swep_ds.analysis.runs import MODEL, Run
@@ -86,6 +86,8 @@ def publish(found: Sequence[Run], folder: Path | None, against: str | None = Non
     board = make(found, against)
     formats.show(board, grids)
     if folder and len(board.cells):
+        from swep_ds.analysis import figures  # imports matplotlib, for a second
+
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "leaderboard.md", formats.markdown(board, grids))
         write_atomically(folder / "leaderboard.csv", formats.to_csv(board.cells))

@@ -5,32 +5,17 @@ The noise changes while it learns, so only the second half of the run counts.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+
+from swep_ds.analysis.crossed import Estimate
 
 ANSWERS = {"gold": "gold answer", "guess": "model's own guess"}
 MIN_LINES = 4  # lines of metrics.jsonl; with fewer the interval is too wide to say anything
 # what the last line that has these values says
 LAST = {"size": ("mu", "sigma"), "kl": ("kl_per_window",), "words": ("words_changed", "words_changed_clean")}
 Lines = Sequence[Mapping[str, Any]]  # metrics.jsonl
-
-
-class NllChange(NamedTuple):
-    """A mean change of the nll in nats, and the half-width of its 95 % interval over the lines of metrics.jsonl."""
-
-    mean: float
-    margin: float
-
-    @classmethod
-    def of(cls, changes: np.ndarray) -> "NllChange":
-        t = float(stdtrit(len(changes) - 1, 0.975))
-        return cls(float(changes.mean()), t * float(changes.std(ddof=1)) / math.sqrt(len(changes)))
-
-    @property
-    def is_clear(self) -> bool:
-        return abs(self.mean) > self.margin
 
 
 def noise_effect(lines: Lines) -> dict[str, Any] | None:
@@ -52,12 +37,17 @@ def noise_effect(lines: Lines) -> dict[str, Any] | None:
         prior = nll[f"{answer}_nll_prior"]
         learned[answer] = nll[f"{answer}_nll_learned"] - prior
         shuffled = nll[f"{answer}_nll_shuffled"] - prior
-        changes = {"learned": NllChange.of(learned[answer]), "shuffled": NllChange.of(shuffled)}
+        changes = {"learned": _mean(learned[answer]), "shuffled": _mean(shuffled)}
         rows.append({"title": title, "prior": prior.mean(), **changes})
-    changed = [row for row in rows if row["learned"].is_clear]
+    changed = [row for row in rows if abs(row["learned"].mean) > row["learned"].margin()]
     largest = max(changed, key=lambda row: abs(row["learned"].mean), default=None)
-    favour = NllChange.of(learned["guess"] - learned["gold"])
+    favour = _mean(learned["guess"] - learned["gold"])
     return {"lines": len(known), "rows": rows, "changed": changed, "largest": largest, "favour": favour}
+
+
+def _mean(changes: np.ndarray) -> Estimate:
+    """The mean change of the nll in nats, over the lines of metrics.jsonl."""
+    return Estimate(changes.mean(), changes.var(ddof=1) / len(changes), len(changes) - 1)
 
 
 def noise_size(lines: Lines) -> dict[str, Mapping[str, Any] | None]:

@@ -22,7 +22,7 @@ from swep_ds.common.pages import template
 from swep_ds.common.settings import flatten
 from swep_ds.evaluation.results import OUT_OF_DOMAIN, RESULTS, Results, out_of_domain_mean, read_results
 from swep_ds.kernels import MODES
-from swep_ds.methods.noise_effect import dose
+from swep_ds.methods.settings import dose
 from swep_ds.pipeline.folder import DS_CONFIG, HEALTH_FILE, METRICS_FILE, RECIPE, REPORT, RunFolder, batch_of_rank
 from swep_ds.pipeline.recipe import Recipe
 
@@ -73,7 +73,7 @@ def write_report(folder: Path, against: Path | None = None, output: Path | None 
     compared = None
     if against:
         compared = _compared(against, recipe, batch, answered, names)
-    from swep_ds.analysis.heatmap import heat_maps  # imports DeepSpeed: not before the checks
+    from swep_ds.analysis.heatmap import heat_maps  # imports PyTorch: not before the checks
 
     content = {
         "results": results,

@@ -25,7 +25,7 @@ from swep_ds.data import splits
 from swep_ds.evaluation import calibration
 from swep_ds.evaluation.calibration import CALIBRATED, CALIBRATION
 from swep_ds.evaluation.results import METRICS, OUT_OF_DOMAIN, out_of_domain_mean
-from swep_ds.methods.noise_effect import dose
+from swep_ds.methods.settings import dose
 from swep_ds.pipeline.folder import METRICS_FILE
 from swep_ds.sweeps.sweep import SHIFTED, slug, unaveraged
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from swep_ds import ranks
+from swep_ds.common.console import quiet
 from swep_ds.common.errors import InputError, as_input_error, excerpt
 from swep_ds.common.settings import suggest
 from swep_ds.data.batches import IGNORED, Batch, padded_inputs
@@ -31,6 +31,7 @@ from swep_ds.pipeline.folder import RunFolder
 from swep_ds.pipeline.inputs import check_unchanged
 from swep_ds.pipeline.recipe import Recipe
 from swep_ds.pipeline.saved import load_saved
+from swep_ds.ranks import accelerator
 
 DRAWS = 16  # over which means are taken
 
@@ -133,7 +134,7 @@ class TrainedRun:
         run = RunFolder(folder)
         recipe = run.read_recipe()
         run.check_finished()
-        with ranks.quiet():
+        with quiet():
             saved = load_saved(str(run.model))
         qa = saved.qa.float().eval().requires_grad_(False)
         method = build(recipe.method, qa.hidden_size, qa.embedding_size)
@@ -141,7 +142,7 @@ class TrainedRun:
             what = f"{folder / NOISE}: is missing, or does not fit this recipe's model and method"
             with as_input_error(what, "train the run again"):
                 method.load_state_dict(load_file(folder / NOISE))
-        method = method.to(ranks.device()).eval().requires_grad_(False)
+        method = method.to(accelerator.device()).eval().requires_grad_(False)
         return cls(folder, recipe, qa, saved.tokenizer, saved.windows, method)
 
     def test_examples(self, name: str | None = None) -> list[Example]:
@@ -171,7 +172,7 @@ class TrainedRun:
             end_position=end,
             target_ids=pad_sequence(targets, batch_first=True, padding_value=IGNORED),
             sample_id=torch.tensor([crc32(window.example.id.encode()) for window in windows]),
-        ).to(ranks.device())
+        ).to(accelerator.device())
 
     def hidden(self, embeddings: Tensor, batch: Batch) -> Tensor:
         """h [N, T, hidden], the encoder's last hidden state."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swep_ds import ranks
+from swep_ds.common.console import quiet
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import user_path
 from swep_ds.data.answers import is_blank
@@ -71,7 +71,7 @@ class QuestionAnswerer:
         self.name = os.fspath(model)
         self.batch_size = batch_size
         self.min_confidence = min_confidence
-        with ranks.quiet():
+        with quiet():
             self._saved = load_saved(self.name, null_threshold, max_answer_tokens)
         self.null_threshold = self._saved.null_threshold
         self.generative = self._saved.windows.task == "generative"

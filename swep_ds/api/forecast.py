@@ -13,7 +13,6 @@ from swep_ds.analysis.forecast import Forecast, Home, read_home, read_runs, scor
 from swep_ds.analysis.forecast import forecast as forecast_from
 from swep_ds.analysis.labelled import MIN_SUGGESTED, estimate, read_labelled, write_suggested
 from swep_ds.analysis.labelled import suggest as choose
-from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_output, public_name, read_json, user_path, write_atomically
@@ -25,7 +24,7 @@ from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.calibration import LEVEL
 from swep_ds.evaluation.predictions import Marking
 from swep_ds.evaluation.results import METRICS
-from swep_ds.models.hub import model_checksum
+from swep_ds.models.folders import model_checksum
 from swep_ds.pipeline.folder import RunFolder
 
 
@@ -127,6 +126,8 @@ def _answers(run: Path, examples: list[Example], folder: Path) -> dict[str, tupl
     setup = {"model": model_checksum(model, "model"), "questions": digest(examples)}
     file = folder / f"{hashlib.sha256(json.dumps(setup).encode()).hexdigest()[:16]}.json"
     if not file.exists():
+        from swep_ds.api.answerer import QUESTIONS_AT_A_TIME, QuestionAnswerer  # takes seconds
+
         chunks = Chunks(file, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
         answerer = QuestionAnswerer(model)
         answerer.check(examples, 1)

@@ -118,9 +118,13 @@ class Robust(nn.Module):
         batch = self._batch(inputs)
         is_first = not self._checked
         if is_first:
-            self._check(inputs)
+            self._check(batch)
         if self.updates is not None and self.update >= self.updates:
             raise InputError(f"updates {self.updates}: all are done: give wrap the number of calls, or begin_updates")
+        shares = self._shares
+        if shares is None:  # equal ones, which add up to 1 over the batch
+            shares = 1 / _counts(batch).clamp(min=1)
+        batch = batch._replace(weight=batch.weight * shares[0], token_weight=batch.weight * shares[1])
         progress = self.update / self.updates if self.updates else 0.0
         loss, _, metrics = self.objective(batch, MicroStep(self.update, progress))
         unperturbed = metrics.pop("unperturbed", 0)
@@ -141,7 +145,7 @@ class Robust(nn.Module):
         return RobustOutput(loss, metrics)
 
     @torch.compiler.disable
-    def _check(self, inputs: Mapping[str, Tensor]) -> None:
+    def _check(self, batch: Batch) -> None:
         """Tries the model on the longest window, on its device and under the loop's autocast."""
         if not self.model.training:
             log.warning("the model trains in evaluation mode, without dropout: call train() of what sd.wrap returned")
@@ -149,10 +153,10 @@ class Robust(nn.Module):
             log.warning("autocast: this processor has no instructions for half precision, float32 is faster")
         base = self.objective.qa.base
         if not any(map(is_partitioned, base.parameters())):  # ZeRO-3 shards them
-            mask = _mask(inputs)
+            mask = batch.attention_mask
             row = int(mask.sum(1).argmax())
-            names = [name for name in ("input_ids", "token_type_ids") if inputs.get(name) is not None]
-            window = {name: inputs[name][row : row + 1, mask[row] == 1] for name in names}
+            columns = {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
+            window = {name: ids[row : row + 1, mask[row] == 1] for name, ids in columns.items() if ids is not None}
             window["attention_mask"] = torch.ones_like(window["input_ids"])
             half = {name: values[:, : (values.shape[1] + 1) // 2] for name, values in window.items()}
             if base.config.is_encoder_decoder:
@@ -176,7 +180,7 @@ class Robust(nn.Module):
         if self._calls_left not in (0, self._calls):
             made = f"{self._calls - self._calls_left} of its {self._calls} calls"
             raise InputError(f"begin_update: only {made} are made: make the others, or restart({self.update})")
-        counts = torch.stack([self._counts(inputs).sum(1) for inputs in micro_batches]).sum(0)
+        counts = torch.stack([_counts(self._batch(inputs)) for inputs in micro_batches]).sum(0)
         ranks = 1
         if dist.is_initialized():
             dist.all_reduce(counts)
@@ -195,42 +199,33 @@ class Robust(nn.Module):
         self.method.load(dict(zip(sorted(self.method.state()), values, strict=True)))
         self.restart(int(update))
 
-    def _counts(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Windows and tokens of each row that count in the loss, [2, N] int64: 1 and its tokens, or 0 and 0."""
+    def _batch(self, inputs: Mapping[str, Tensor]) -> Batch:
+        """`weight` is 1 for windows that count in the loss, 0 for others; [N] int64."""
         takes = ("input_ids", "attention_mask", "token_type_ids", "sample_id", *self._labels)
         if unknown := [name for name in inputs if name not in takes]:
             raise InputError(f"inputs {', '.join(unknown)}: a method's passes take only {', '.join(takes)}: drop them")
         if missing := [name for name in ("input_ids", *self._labels) if inputs.get(name) is None]:
             raise InputError(f"inputs: {', '.join(missing)} must be given to train")
-        if self._labels == TARGET:
-            windows_N = (inputs["labels"] != IGNORED).any(1).long()
-        else:
-            ids = inputs["input_ids"]
-            windows_N = ids.new_ones(len(ids))
-            for positions_N in (inputs[name].view(-1) for name in SPAN):
-                windows_N = windows_N * ((positions_N >= 0) & (positions_N < ids.shape[1]))
-        return torch.stack([windows_N, windows_N * _mask(inputs).sum(1)])
-
-    def _batch(self, inputs: Mapping[str, Tensor]) -> Batch:
-        counts_2N = self._counts(inputs)
-        shares = self._shares
-        if shares is None:  # equal ones, which add up to 1 over the batch
-            shares = 1 / counts_2N.sum(1).clamp(min=1)
         ids = inputs["input_ids"]
-        mask = _mask(inputs)
+        mask = inputs.get("attention_mask")
+        mask = torch.ones_like(ids) if mask is None else mask.long()
         if self._labels == TARGET:
             targets = {"target_ids": inputs["labels"]}
+            windows_N = (inputs["labels"] != IGNORED).any(1).long()
         else:
-            start, end = (inputs[name].view(-1).clamp(0, ids.shape[1] - 1) for name in SPAN)
-            targets = {"start_position": start, "end_position": end}
+            targets = {}
+            windows_N = ids.new_ones(len(ids))
+            for name in SPAN:
+                positions_N = inputs[name].view(-1)
+                windows_N = windows_N * ((positions_N >= 0) & (positions_N < ids.shape[1]))
+                targets[name.removesuffix("s")] = positions_N.clamp(0, ids.shape[1] - 1)
         sample_id = inputs.get("sample_id")
         return Batch(
             ids,
             mask,
             inputs.get("token_type_ids"),
             sample_id=sample_ids(ids, mask) if sample_id is None else sample_id.view(-1),
-            weight=counts_2N[0] * shares[0],
-            token_weight=counts_2N[0] * shares[1],
+            weight=windows_N,
             **targets,
         )
 
@@ -314,9 +309,9 @@ def check_offered(settings: Settings) -> None:
         raise InputError("method.noise_max_grad_norm: set it to None, and clip `method.parameters()` in this loop")
 
 
-def _mask(inputs: Mapping[str, Tensor]) -> Tensor:
-    mask = inputs.get("attention_mask")
-    return torch.ones_like(inputs["input_ids"]) if mask is None else mask.long()
+def _counts(batch: Batch) -> Tensor:
+    """Windows and tokens that count in the loss, [2] int64."""
+    return torch.stack([batch.weight.sum(), (batch.weight * batch.attention_mask.sum(1)).sum()])
 
 
 def sample_ids(ids_NT: Tensor, mask_NT: Tensor) -> Tensor:

@@ -108,8 +108,7 @@ def analyze() -> None:
         sub = commands.add_parser(command.__name__)
         sub.set_defaults(command=command)
         sub.add_argument("run", type=user_path, metavar="RUN", help="folder of a run", **runs)
-        text = "folder to write to (default: analysis/ in the first RUN)"
-        sub.add_argument("--output", type=user_path, help=text)
+        sub.add_argument("--output", type=user_path, help="folder to write to (default: analysis/ in the first RUN)")
         return sub
 
     def add_questions(sub: argparse.ArgumentParser, first: int) -> None:

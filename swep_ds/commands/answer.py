@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from swep_ds.commands.cli import Parser, add_reading_options, at_least
-from swep_ds.common.console import Console
+from swep_ds.common.console import Console, quiet
 from swep_ds.common.errors import InputError, printable
 from swep_ds.common.files import check_output, read_text, user_path
 from swep_ds.data.example import Example
@@ -76,9 +76,8 @@ def answer() -> None:
     check_output("--output", arguments.output)
 
     from swep_ds.api.answerer import QuestionAnswerer  # after the arguments: these imports take seconds
-    from swep_ds.ranks.group import process_group
 
-    with process_group():
+    with quiet():
         names = ("batch_size", "null_threshold", "min_confidence", "max_answer_tokens")
         kwargs = {name: getattr(arguments, name) for name in names}
         if arguments.questions is not None:
@@ -108,7 +107,7 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
     from swep_ds.data.choices import Choices
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import read_examples
-    from swep_ds.models.hub import model_checksum
+    from swep_ds.models.folders import model_checksum
 
     n_best = arguments.n_best
     choices = Choices(columns=arguments.columns)

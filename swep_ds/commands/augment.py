@@ -19,8 +19,7 @@ def augment() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--data", required=True, metavar="SOURCE", help="training data, as data.train names it")
     parser.add_argument("--model", required=True, help="hub id or local folder of a masked language model")
-    text = "a new SQuAD v1.1 file"
-    parser.add_argument("--output", required=True, type=user_path, metavar="FILE.json", help=text)
+    parser.add_argument("--output", required=True, type=user_path, metavar="FILE.json", help="a new SQuAD v1.1 file")
     parser.add_argument("--samples", type=at_least(1), default=8, help="samples per question")
     parser.add_argument("--share", type=float, default=0.25, help="share of the tokens to corrupt")
     text = "corrupt the answer as well; drop samples that lose it"

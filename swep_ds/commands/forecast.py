@@ -29,12 +29,10 @@ def forecast() -> None:
     parser.add_argument("--output", type=user_path, metavar="FILE.csv", help="new file for these questions")
     arguments = parser.parse_args()
 
-    from swep_ds.api.forecast import forecast as forecast_text  # after the arguments: these imports take seconds
+    from swep_ds.api.forecast import forecast as forecast_text  # after the arguments: these imports take a second
     from swep_ds.evaluation.calibration import LEVEL
-    from swep_ds.ranks.group import process_group
 
-    with process_group():
-        made = forecast_text(**vars(arguments))
+    made = forecast_text(**vars(arguments))
     for name, result in made.items():
         print(f"{name}, {len(result.by_question)} questions, with {LEVEL} % intervals:")
         print(f"    forecast: EM {_said(*result.exact_match)}, F1 {_said(*result.f1)}")

@@ -39,7 +39,7 @@ def recipes() -> None:
     if arguments.schema and name:
         raise InputError(f"NAME {name}: --schema is for all files alike: leave out NAME")
     if arguments.schema:
-        from swep_ds.sweeps.sweep import Sweep  # imports pandas, for a second
+        from swep_ds.sweeps.sweep import Sweep  # imports NumPy and Arrow
 
         model = {"recipe": Recipe, "sweep": Sweep}[arguments.schema]
         print(json.dumps(for_editors(model), indent=2, ensure_ascii=False))

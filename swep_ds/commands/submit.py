@@ -22,6 +22,7 @@ from swep_ds.commands import train as train_command
 from swep_ds.commands.cli import Parser, at_least
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import read_text, shipped
+from swep_ds.pipeline.folder import RunFolder
 
 # Inside another job the environment describes that job: its cores and their binding, its memory, its ranks. sbatch
 # would pass it on. And sbatch prefers its variables to the #SBATCH lines of a script.
@@ -61,8 +62,7 @@ def training(options: list[str], ranks: int, *, on_cpu: bool) -> tuple[list[str]
     recipe, ds_config, folder = train_command.read(arguments)
     folder = folder.absolute()
 
-    from swep_ds.pipeline.folder import RunFolder  # imports PyTorch, for seconds
-    from swep_ds.pipeline.prepare import check_ds_config
+    from swep_ds.pipeline.prepare import check_ds_config  # imports PyTorch, for seconds
 
     RunFolder(folder).check_owner(recipe)
     check_ds_config(recipe, ds_config, folder, ranks, on_cpu=on_cpu)

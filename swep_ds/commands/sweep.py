@@ -30,8 +30,7 @@ def parser() -> argparse.ArgumentParser:
     text = f"DeepSpeed configuration (default: the sweep's, else {DEFAULT_DS_CONFIG})"
     options.add_argument("--ds_config", help=text)
     add_set_option(options, "every run")
-    text = "for the runs and the table (default: runs/SWEEP)"
-    options.add_argument("--output_dir", type=user_path, help=text)
+    options.add_argument("--output_dir", type=user_path, help="for the runs and the table (default: runs/SWEEP)")
     options.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time")
     options.add_argument("--ranks", type=at_least(1), metavar="N", default=1, help="processes of each run")
     text = "how many runs may share a device; a CPU takes any"

@@ -5,8 +5,11 @@ import logging
 import os
 import sys
 import time
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from types import ModuleType
 
 import rich.console
 from rich.text import Text
@@ -18,6 +21,27 @@ def say_on_stderr(text: str) -> None:
     """Prints one line on stderr, at once."""
     with suppress(OSError):
         print(printable(text), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def quiet(*loggers: ModuleType) -> Iterator[None]:
+    """Inside, libraries log only errors and show no progress bars: transformers, and others by their `loggers`."""
+    from transformers import logging as of_transformers  # here: most users of this module do without
+
+    logger = logging.getLogger("DeepSpeed")
+    with warnings.catch_warnings(), ExitStack() as afterwards:
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        # a single rank's barrier has no device_id, and takes the device that the group's start has set
+        warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")
+        afterwards.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+        afterwards.callback(of_transformers.set_verbosity, of_transformers.get_verbosity())
+        of_transformers.set_verbosity_error()
+        for library in (of_transformers, *loggers):
+            if library.is_progress_bar_enabled():
+                afterwards.callback(library.enable_progress_bar)
+                library.disable_progress_bar()
+        yield
 
 
 class Console(rich.console.Console):

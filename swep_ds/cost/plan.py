@@ -24,8 +24,8 @@ from swep_ds.cost.memory import States, model_states
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
-from swep_ds.models.folders import load_config
-from swep_ds.models.hub import resolve_model
+from swep_ds.models.folders import resolve_model
+from swep_ds.models.hub import load_config
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import FILE_BYTES
@@ -197,12 +197,12 @@ def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devi
     tables = word_tables(objective.qa.model)
     freeze_words(objective.qa.model)
     frozen = _states(recipe, objective, [name], devices)[0][name]
-    whole = states[name].peak(0)
+    whole, rest = (state.phases(0)["training"] for state in (states[name], frozen))
     still = sum(map(torch.numel, tables)) / sum(map(torch.numel, objective.parameters())) * frozen.parameters
     text = f"model states with {Path(name).stem}: {_gib(whole)}, of which {sum(map(len, tables)):,}"
     if recipe.train.freeze_embeddings:
         return f"{text} frozen word embeddings take {_gib(still)}"
-    trained = f"{_gib(whole - frozen.peak(0) + still)}, or {_gib(still)} with train.freeze_embeddings=true"
+    trained = f"{_gib(whole - rest + still)}, or {_gib(still)} with train.freeze_embeddings=true"
     return f"{text} word embeddings take {trained}"
 
 

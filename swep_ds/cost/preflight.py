@@ -11,7 +11,6 @@ from textwrap import shorten
 import psutil
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import safe_open
@@ -23,8 +22,7 @@ from swep_ds.common.errors import InputError, as_input_error
 from swep_ds.common.files import PACKAGE, ds_config_path, shipped, user_path
 from swep_ds.data.readers import DATA_SUFFIXES, QUICKSTART, find_reader
 from swep_ds.evaluation.results import versions
-from swep_ds.models.folders import weight_files
-from swep_ds.models.hub import resolve_model
+from swep_ds.models.folders import resolve_model, weight_files
 from swep_ds.pipeline import prepare
 from swep_ds.pipeline.folder import check_files
 from swep_ds.pipeline.recipe import Recipe
@@ -77,8 +75,10 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
     """What this rank sees. Nodes may differ in the number of cores or devices."""
     report = {"device": f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB", **versions()}
     if accelerator.on_gpu():
-        report["device"] = f"{accelerator.product_name()}, {get_accelerator().total_memory() / 2**30:.0f} GiB"
-    if get_accelerator().device_name() == "cuda":
+        report["device"] = (
+            f"{accelerator.product_name()}, {accelerator.total_memory()[ranks.device().index] / 2**30:.0f} GiB"
+        )
+    if accelerator.device_type() == "cuda":
         report["CUDA, NCCL"] = f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
     report["code of this package"] = fingerprint([*PACKAGE.rglob("*.py"), *shipped("kernels").rglob("*.py")], PACKAGE)
     report["recipe"] = hashlib.sha256(recipe.dump().encode()).hexdigest()[:8]

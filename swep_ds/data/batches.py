@@ -8,9 +8,8 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import datasets
 import numpy as np
 import torch
 from torch import Tensor
@@ -97,7 +96,7 @@ class TrainingBatches:
     Raises InputError: a window is longer than `max_tokens`.
     """
 
-    features: datasets.Dataset
+    features: Any  # as `Features.dataset`
     tokenizer: PreTrainedTokenizerFast
     _: KW_ONLY
     micro_batch_size: int  # windows

@@ -1,6 +1,5 @@
 """The columns and fields of a question, and the names that files have for them."""
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -26,8 +25,8 @@ OTHER_NAMES = {
 }
 
 
-def check_columns(columns: Mapping[str, str | None]) -> None:
-    """Raises ValueError: not all keys are columns, one but the id has no name, or two have the same."""
+def check_columns(columns: dict[str, str | None]) -> dict[str, str | None]:
+    """The columns. Raises ValueError: not all keys are columns, one but the id has no name, or two have the same."""
     for column, name in columns.items():
         if column not in COLUMNS:
             raise ValueError(f"{excerpt(column)} is not one of {', '.join(USUAL)}")
@@ -35,6 +34,7 @@ def check_columns(columns: Mapping[str, str | None]) -> None:
             raise ValueError(f"{column}: give the name of its column; only the id can do without")
         if list(columns.values()).count(name) > 1:
             raise ValueError(f"{column}: {excerpt(name)} also stands for another column")
+    return columns
 
 
 @lru_cache(256)  # the rows of a file have the same names

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerFast
 
 from swep_ds.common.console import Console, Progress
@@ -55,7 +54,7 @@ TYPES = {  # of the columns of `Features.dataset`; positions are indices in `inp
 class Features:
     """Windows, and what examples lost on the way or lose in an answer."""
 
-    dataset: Dataset  # columns as in `TYPES`; rows in the order of the examples and of the windows of a context
+    dataset: Any  # `datasets.Dataset`; columns as in `TYPES`; rows in the order of examples and windows of a context
     examples: int
     questions_cut: int  # questions longer than max_query_length
     targets_cut: int  # target answers (task generative) longer than max_target_length
@@ -71,6 +70,8 @@ class Features:
         """The windows of all parts, one after the other; a single part as it is."""
         if len(parts) == 1:
             return parts[0]
+        from datasets import concatenate_datasets
+
         counts = {}
         for name in ("examples", "questions_cut", "targets_cut", "windows_without_answer"):
             counts[name] = sum(getattr(part, name) for part in parts)
@@ -156,6 +157,8 @@ def _load(cached: Path, *, warn: bool = False) -> Features | None:
         if warn:
             log.warning("%s: tokenised again (%s)", cached, reason(error))
         return None
+    from datasets import Dataset
+
     return Features(Dataset.from_file(str(cached)), **facts, fingerprint=cached.stem)
 
 

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from swep_ds.data.example import Example
 from swep_ds.data.formats import Items
 from swep_ds.data.places import occurs_as_words, training_place
 
+Fields = dict[str, Any]
 MRQA_MARKER = re.compile(r"\[(?:TLE|PAR|DOC|SEP)\]")  # several of its sets put [SEP] after titles
 
 
@@ -55,13 +57,14 @@ def judged_items(
         return name_of(given) or f"{Path(source).name}-{'.'.join(re.findall('[0-9]+', place))}"
 
     unmet = {name for _, name in choices.columns if name}  # that no item has had so far
+    read_fields = partial(known_fields, columns=choices.columns, unmet=unmet)
     items = annotated_rows(
         items,
-        rename=lambda row: row | known_fields(row, choices.columns, unmet),
+        rename=lambda row: row | read_fields(row),
         remark=lambda given, place, reason, left_out: remark(Remark(id_of(given, place), reason, left_out)),
         labels=bool(labels),
     )
-    for place, fields in _rows(source, items, labels, choices.columns, unmet):
+    for place, fields in _rows(source, items, labels, choices.columns, read_fields):
         id_ = id_of(fields.get("id"), place)
         try:
             yield _judged(id_, fields, choices, training=training, labels=labels)
@@ -74,14 +77,12 @@ def judged_items(
         remark(Remark(None, f"data.columns: {Path(source).name} has no {names}: read by the usual names", False))
 
 
-def _rows(
-    source: str, items: Items, labels: bool | None, columns: Columns, unmet: set[str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place and the unchecked fields of each question. Takes the names that an item has out of `unmet`."""
+def _rows(source: str, items: Items, labels: bool | None, columns: Columns, read_fields: Callable) -> Items:
+    """The place and the unchecked fields of each question."""
     untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
     for place, item in items:
         with at(place):
-            fields = known_fields(item, columns, unmet)
+            fields = read_fields(item)
         title = name_of(fields.get("title"))
         if "paragraphs" in fields:
             with at(place):
@@ -89,11 +90,11 @@ def _rows(
             for number, paragraph in enumerate(paragraphs):
                 of_paragraph = f"{place}.paragraphs[{number}]"
                 with at(of_paragraph):
-                    parts = known_fields(paragraph, columns, unmet)
+                    parts = read_fields(paragraph)
                     title = title or untitled.setdefault(str(parts.get("context")), f"{source}: {place}")
-                yield from _paragraph_rows(of_paragraph, parts, title, columns, unmet)
+                yield from _paragraph_rows(of_paragraph, parts, title, columns, read_fields)
         elif "qas" in fields:
-            yield from _paragraph_rows(place, fields, title, columns, unmet)
+            yield from _paragraph_rows(place, fields, title, columns, read_fields)
         else:
             with at(place):
                 check_names(tuple(item), columns, needs_context=bool(labels))
@@ -102,9 +103,7 @@ def _rows(
             yield place, fields
 
 
-def _paragraph_rows(
-    place: str, paragraph: dict[str, Any], title: str, columns: Columns, unmet: set[str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _paragraph_rows(place: str, paragraph: Fields, title: str, columns: Columns, read_fields: Callable) -> Items:
     """The questions about one context. MRQA's have a `qid`."""
     with at(place):
         context = field(paragraph, "context")
@@ -114,13 +113,13 @@ def _paragraph_rows(
         context = MRQA_MARKER.sub(lambda marker: " " * len(marker[0]), context)
     for number, qa in enumerate(qas):
         with at(f"{place}.qas[{number}]"):
-            fields = known_fields(qa, columns, unmet)
+            fields = read_fields(qa)
         if "qid" in qa and ("id", None) not in columns:
             fields["id"] = qa["qid"]
         yield f"{place}.qas[{number}]", {**fields, "context": context, "title": title}
 
 
-def _judged(id_: str, fields: dict[str, Any], choices: Choices, *, training: bool, labels: bool | None) -> Judged:
+def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> Judged:
     """Raises InputError: the question is faulty. LeftOut: a choice leaves it out."""
     impossible = says_impossible(fields)
     unanswerable = choices.unanswerable

@@ -1,10 +1,9 @@
 """Splits of the examples: seeded subsets, held-out articles, halves to choose by and to report, clusters."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
-import pandas
 import scipy  # whose parts are imported when they are used: 0.5 s that a check of settings need not wait for
 
 from swep_ds.common.errors import InputError
@@ -125,7 +124,8 @@ def _inseparable(examples: Sequence[Example], least_articles: int) -> tuple[list
         if 2 * np.bincount(with_questions_N).max() <= len(examples):
             group_N = with_questions_N
     # a group's least name does not depend on the order of the examples
-    groups = pandas.Series(sources).groupby(group_N).transform("min").tolist()
+    least = dict(sorted(zip(group_N.tolist(), sources, strict=True), reverse=True))  # by group: the last is the least
+    groups = [least[group] for group in group_N.tolist()]
     counts = Counter(groups)
     names = sorted(counts)
     return groups, {names[number]: counts[names[number]] for number in np.random.default_rng(0).permutation(len(names))}
@@ -133,15 +133,18 @@ def _inseparable(examples: Sequence[Example], least_articles: int) -> tuple[list
 
 def _tied(*columns: Sequence[str]) -> np.ndarray:
     """The number of each row's group [N]: rows with the same name in a column share one."""
-    nodes = []
-    size = 0
-    for column in columns:
-        nodes.append(pandas.factorize(np.array(column, object))[0] + size)
-        size = nodes[-1].max() + 1
-    first, *others = nodes
+    nodes = _numbers([(place, name) for place, column in enumerate(columns) for name in column])
+    first, *others = nodes.reshape(len(columns), -1)
+    size = nodes.max() + 1
     ends = (np.tile(first, len(others)), np.concatenate(others))
     ties = scipy.sparse.coo_array((np.ones(len(ends[0])), ends), (size, size))
     return scipy.sparse.csgraph.connected_components(ties, directed=False)[1][first]
+
+
+def _numbers(names: Sequence[Hashable]) -> np.ndarray:
+    """The number of each name [N], from 0 on in the order in which names first occur."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names])
 
 
 def clusters(examples: Sequence[Example]) -> np.ndarray:
@@ -151,7 +154,7 @@ def clusters(examples: Sequence[Example]) -> np.ndarray:
     names = _sources(examples, MIN_ARTICLES)
     if _recur(examples, names):
         names = [example.question for example in examples]
-    return pandas.factorize(np.array(names, object))[0]
+    return _numbers(names)
 
 
 def effective_clusters(clusters_N: np.ndarray) -> float:

@@ -24,6 +24,7 @@ import scipy  # whose parts are imported when they are used, as in `data/splits.
 from swep_ds.common.settings import Section
 from swep_ds.data.answers import normalize_answer
 from swep_ds.data.example import Example
+from swep_ds.data.splits import effective_clusters
 
 if TYPE_CHECKING:  # it imports PyTorch, which readers of results need not
     from swep_ds.evaluation.spans import Answer
@@ -81,8 +82,6 @@ def calibrated_scores(
     percent, and for `CHANGES` "<name>_change_low" and "_high", in points: the `LEVEL` % interval of the change, by a
     paired percentile bootstrap over `clusters` (N numbers from 0), if there are `MIN_CLUSTERS` effective ones.
     """
-    from swep_ds.data.splits import effective_clusters  # imports pandas, which readers of results need not
-
     scores = dict(zip(CALIBRATED, calibration(calibrated, exact_match).values(), strict=True))
     cluster_N = np.asarray(clusters)
     if effective_clusters(cluster_N) < MIN_CLUSTERS:

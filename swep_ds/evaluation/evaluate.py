@@ -3,16 +3,17 @@
 The questions are spread over the ranks: exactly one rank answers each of them.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import torch
+from huggingface_hub.constants import HF_HOME
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -29,9 +30,10 @@ from swep_ds.evaluation.results import WITHHELD, Score, Scores
 from swep_ds.evaluation.scores import METRICS, Scorer
 from swep_ds.evaluation.spans import Answer, Columns, GeneratedAnswers, SpanDecoder, SpanSettings, with_null
 from swep_ds.evaluation.unreachable import unreachable
+from swep_ds.ranks import accelerator
 from swep_ds.ranks.writing import write_on_rank0
 
-CACHE = Path(datasets.config.HF_DATASETS_CACHE) / "swep_ds"  # tokenised windows; moves with HF_HOME
+CACHE = Path(os.environ.get("HF_DATASETS_CACHE", Path(HF_HOME, "datasets"))) / "swep_ds"  # of tokenised windows
 Predict = Callable[[Batch], tuple[Tensor, ...]]  # a model's `predict`
 Decoder = SpanDecoder | GeneratedAnswers
 
@@ -207,7 +209,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def decode(predict: Predict, decoder: Decoder, features: datasets.Dataset, tokenizer, batch_size: int) -> None:
+def decode(predict: Predict, decoder: Decoder, features, tokenizer, batch_size: int) -> None:
     """Runs this rank's share of the windows through a model in evaluation mode, and adds the outputs to the decoder.
 
     Collective. A rank without windows left repeats one and drops the result: ZeRO-3 needs calls on all ranks.
@@ -232,7 +234,7 @@ def decode_alone(predict: Predict, decoder: Decoder, table: pa.Table, tokenizer,
     windows = Windows(table)
     for rows in windows.batches(batch_size, rank=0, world_size=1):
         columns = windows.columns(rows)
-        decoder.add(columns, *predict(_batch(columns, tokenizer).to(ranks.device())))
+        decoder.add(columns, *predict(_batch(columns, tokenizer).to(accelerator.device())))
 
 
 class Windows:

@@ -122,7 +122,7 @@ def versions() -> dict[str, str]:
 def provenance() -> dict[str, str]:
     """When ("date", UTC), where ("machine") and with which code ("commit", if git knows this package) the results are
     made."""
-    from swep_ds.ranks import accelerator  # imports DeepSpeed, for seconds, which readers of results need not
+    from swep_ds.ranks import accelerator  # imports PyTorch, which readers of results need not
 
     made = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": accelerator.machine()}
     # a package in an environment inside a checkout of something else is not of that commit

@@ -4,7 +4,7 @@ All of it is computed without gradient and dropout, and draws no number from any
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
@@ -128,22 +128,3 @@ def noise_statistics(parameters: Tensor, prior_variance: float, mode: str) -> di
         statistics["sigma"] = ratio.mean(-1) * math.sqrt(prior_variance)
         statistics["sigma_spread"] = (ratio - 1).square().mean(-1)
     return statistics
-
-
-def dose(means: Mapping[str, float]) -> str:
-    """Says a KL per window in nats, and by how much sigma and mu vary around the prior's, where that was measured.
-
-    `means`: of metrics.jsonl, "kl_per_window" among them. `sigma_spread` and `mu_spread` are measured, as roots of the
-    mean square over tokens and dimensions, because the KL tells only their sum: near the prior and in d dimensions
-
-        KL per token = d * (sigma_spread^2 + mu_spread^2 / 2)
-    """
-    parts = []
-    if "sigma_spread" in means:
-        parts.append(f"sigma varies by +- {100 * means['sigma_spread']:.2g} %")
-    if "mu_spread" in means:
-        parts.append(f"mu by +- {100 * means['mu_spread']:.2g} % of the prior's sigma")
-    kl = means["kl_per_window"]
-    text = f"{kl:,.0f}" if kl >= 1000 else f"{kl:.3g}"
-    text += " nats per window"
-    return f"{text} ({', '.join(parts)})" if parts else text

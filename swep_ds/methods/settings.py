@@ -5,6 +5,7 @@ They import no PyTorch, so that a recipe is checked before that takes its second
 called like its settings, without "Settings".
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -110,3 +111,24 @@ class AdvAugSettings(Settings):
 
 class SsmbaSettings(Settings):
     name: Literal["ssmba"] = "ssmba"  # SSMBA: plain fine-tuning on the questions and on their augmented samples
+
+
+def dose(means: Mapping[str, float]) -> str:
+    """Says a KL per window in nats, and by how much sigma and mu vary around the prior's, where that was measured.
+
+    `means`: of metrics.jsonl, "kl_per_window" among them. `sigma_spread` and `mu_spread` are measured, as roots of the
+    mean square over tokens and dimensions, because the KL tells only their sum: near the prior and in d dimensions
+
+        KL per token = d * (sigma_spread^2 + mu_spread^2 / 2)
+    """
+    parts = []
+    if "sigma_spread" in means:
+        parts.append(f"sigma varies by +- {100 * means['sigma_spread']:.2g} %")
+    if "mu_spread" in means:
+        parts.append(f"mu by +- {100 * means['mu_spread']:.2g} % of the prior's sigma")
+    kl = means["kl_per_window"]
+    nats = f"{kl:,.0f}" if kl >= 1000 else f"{kl:.3g}"
+    text = f"{nats} nats per window"
+    if parts:
+        text += f" ({', '.join(parts)})"
+    return text

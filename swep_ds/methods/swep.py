@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from swep_ds.kernels import MODES
 from swep_ds.methods.base import Inputs, Method, Pass, Perturbed, draw_noise
 from swep_ds.methods.kl_control import KLController
-from swep_ds.methods.noise_effect import dose, noise_effect, noise_statistics, shuffle
-from swep_ds.methods.settings import SwepSettings
+from swep_ds.methods.noise_effect import noise_effect, noise_statistics, shuffle
+from swep_ds.methods.settings import SwepSettings, dose
 
 
 class NoiseGenerator(nn.Module):

@@ -1,15 +1,16 @@
-"""A model's folder or hub id: its config, and the files that decide what it computes. No code of its own is run."""
+"""Model names (a hub id, a local folder, or a model of this package), and the files that decide what a model computes.
 
-import json
+Imports no transformers: a table or a forecast compares files, and builds no model.
+"""
+
 import re
 from pathlib import Path
 
-from transformers import AutoConfig, PreTrainedConfig
-from transformers.utils import find_adapter_config_file
+from swep_ds.common.errors import InputError
+from swep_ds.common.files import content_checksum, read_json, user_path
+from swep_ds.data.quickstart import ENCODER, T5
 
-from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import check_hub, read_json
-
+QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 # transformers loads the first of these that exists
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # other files that decide what a model answers
@@ -17,29 +18,33 @@ DECIDING = (
     r"(added_tokens|(generation_)?config|special_tokens_map)\.json"
     r"|(tokenizer|vocab|merges|spiece|sentencepiece|spm|reading)[^/]*\.(json|txt|model)"
 )
-# Fields of config.json, wherever they stand: attention and experts may be code from the hub, and quantised weights
-# cannot be trained.
-REFUSED = re.compile(
-    r'"(\w*(?:attn|experts)_implementation\w*|quantization_config)": '
-    r'(?!null|true|false|"(?:eager|sdpa|batched_mm|grouped_mm)")'
-)
 
 
-def check_adapter(source: str, label: str) -> None:
-    """Raises InputError: the folder or hub id holds a PEFT adapter, with or without a model. transformers applies one
-    that it finds, without the head that was trained with it."""
-    if find_adapter_config_file(source):
-        raise InputError(
-            f"{label}: holds an adapter (adapter_config.json): merge it (merge_and_unload), save model and tokenizer, "
-            "and name that folder"
-        )
+def resolve_model(name: str, option: str = "model.name") -> str:
+    """A folder, with `~` expanded, or a hub id; `option` is what the user named the model with.
+    Raises InputError: there is no such folder, and it cannot be a hub id."""
+    if name in QUICKSTART:
+        return str(QUICKSTART[name])
+    path = user_path(name)
+    if path.is_dir():
+        return str(path)
+    # a hub id is NAME or OWNER/NAME
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(f"{option} {name}: no such folder: name the folder that holds its config.json, or a hub id")
+    return name
+
+
+def model_checksum(name: str, option: str = "model.name") -> str | None:
+    """A checksum of a local folder's `model_files`; None for a hub id, whose name identifies them.
+    Raises InputError: as `resolve_model`."""
+    source = resolve_model(name, option)
+    return content_checksum(model_files(Path(source))) if Path(source).is_dir() else None
 
 
 def model_files(folder: Path) -> list[Path]:
     """The files in a model's folder that decide what it answers."""
-    entries = sorted(folder.iterdir())
-    deciding = [entry for entry in entries if re.fullmatch(DECIDING, entry.name) and entry.is_file()]
-    return deciding + weight_files(folder)
+    deciding = [file for file in folder.iterdir() if re.fullmatch(DECIDING, file.name) and file.is_file()]
+    return sorted(deciding) + weight_files(folder)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -50,21 +55,3 @@ def weight_files(folder: Path) -> list[Path]:
         if file.is_file():
             return [file]
     return []
-
-
-def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
-    """The config of a hub id or a local folder; `option` is what the user named it with. Raises InputError: there is no
-    model, it holds an adapter, needs its own code or is quantised, or its config.json is malformed."""
-    label = f"{option} {name}"
-    fix = "name a model that transformers itself has a class for, on the hub or in a folder with a config.json"
-    with as_input_error(f"{label}: no model can be built from its config.json", fix):
-        if not Path(name).is_dir():
-            check_hub(name, "config.json", label)
-        check_adapter(name, label)
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-        if refused := REFUSED.search(json.dumps(settings)):
-            raise InputError(
-                f"{label}: its config.json has {refused[1]}, which may need code from the hub or weights that cannot "
-                "be trained: remove the field, or name another model"
-            )
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)

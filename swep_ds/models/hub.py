@@ -1,6 +1,7 @@
-"""Model names (a hub id, a local folder, or a model of this package) and tokenizers."""
+"""A model's config and tokenizer, from a folder or the hub. No code of its own is run."""
 
 import inspect
+import json
 import logging
 import re
 from collections.abc import Iterable
@@ -8,44 +9,55 @@ from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.utils import cached_file
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import cached_file, find_adapter_config_file
 
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.common.files import check_hub, content_checksum, user_path
-from swep_ds.data.quickstart import ENCODER, T5
+from swep_ds.common.files import check_hub
 from swep_ds.data.windows import is_mark, stop_sampling
-from swep_ds.models.folders import check_adapter, load_config, model_files
+from swep_ds.models.folders import resolve_model
 from swep_ds.models.outputs import counted_positions
 from swep_ds.ranks.environment import warn_once
 
 log = logging.getLogger(__name__)
-QUICKSTART = {"quickstart:encoder": ENCODER, "quickstart:t5": T5}
 # of a tokenizer's class, which may differ from the defaults
 KEPT = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "pad_token_type_id")
 FIRST_TEXTS = 20  # that are looked at: whether questions are taken must not depend on what comes later
 MIN_KNOWN = 0.5  # share of a text's letters and digits
+# Fields of config.json, wherever they stand: attention and experts may be code from the hub, and quantised weights
+# cannot be trained.
+REFUSED = re.compile(
+    r'"(\w*(?:attn|experts)_implementation\w*|quantization_config)": '
+    r'(?!null|true|false|"(?:eager|sdpa|batched_mm|grouped_mm)")'
+)
 
 
-def resolve_model(name: str, option: str = "model.name") -> str:
-    """A folder, with `~` expanded, or a hub id; `option` is what the user named the model with.
-    Raises InputError: there is no such folder, and it cannot be a hub id."""
-    if name in QUICKSTART:
-        return str(QUICKSTART[name])
-    path = user_path(name)
-    if path.is_dir():
-        return str(path)
-    # a hub id is NAME or OWNER/NAME
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise InputError(f"{option} {name}: no such folder: name the folder that holds its config.json, or a hub id")
-    return name
+def check_adapter(source: str, label: str) -> None:
+    """Raises InputError: the folder or hub id holds a PEFT adapter, with or without a model. transformers applies one
+    that it finds, without the head that was trained with it."""
+    if find_adapter_config_file(source):
+        raise InputError(
+            f"{label}: holds an adapter (adapter_config.json): merge it (merge_and_unload), save model and tokenizer, "
+            "and name that folder"
+        )
 
 
-def model_checksum(name: str, option: str = "model.name") -> str | None:
-    """A checksum of a local folder's `model_files`; None for a hub id, whose name identifies them.
-    Raises InputError: as `resolve_model`."""
-    source = resolve_model(name, option)
-    return content_checksum(model_files(Path(source))) if Path(source).is_dir() else None
+def load_config(name: str, option: str = "model.name") -> PreTrainedConfig:
+    """The config of a hub id or a local folder; `option` is what the user named it with. Raises InputError: there is no
+    model, it holds an adapter, needs its own code or is quantised, or its config.json is malformed."""
+    label = f"{option} {name}"
+    fix = "name a model that transformers itself has a class for, on the hub or in a folder with a config.json"
+    with as_input_error(f"{label}: no model can be built from its config.json", fix):
+        if not Path(name).is_dir():
+            check_hub(name, "config.json", label)
+        check_adapter(name, label)
+        settings, _ = PreTrainedConfig.get_config_dict(name)
+        if refused := REFUSED.search(json.dumps(settings)):
+            raise InputError(
+                f"{label}: its config.json has {refused[1]}, which may need code from the hub or weights that cannot "
+                "be trained: remove the field, or name another model"
+            )
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizerFast:
@@ -73,7 +85,7 @@ def load_tokenizer(name: str, option: str = "model.name") -> PreTrainedTokenizer
     return tokenizer
 
 
-def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(source: str) -> PreTrainedTokenizerFast:
     """transformers builds a tokenizer of the class that a config names and takes little more than the vocabulary from
     tokenizer.json. Where the file treats texts otherwise, the model would get other tokens than those that it learnt.
     So the file, if there is one, is loaded as it is, with the special tokens of the class that it knows."""

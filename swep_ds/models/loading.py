@@ -18,8 +18,7 @@ from transformers import (
 )
 
 from swep_ds.common.errors import InputError, as_input_error
-from swep_ds.models.folders import load_config
-from swep_ds.models.hub import fit_tokenizer
+from swep_ds.models.hub import fit_tokenizer, load_config
 from swep_ds.models.trials import check_takes_embeddings, depends_on_padding, example_window, run_on_first_layers
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from swep_ds.common.errors import InputError
 from swep_ds.common.files import content_checksum, user_path
 from swep_ds.data.readers import local_files
 from swep_ds.evaluation.results import RESULTS, read_results
+from swep_ds.models.folders import QUICKSTART, model_files
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe
 
@@ -20,9 +21,6 @@ def input_files(recipe: Recipe, fields: Collection[str] | None = None) -> dict[s
         if fields is None or field in fields:
             files[field] = local_files(source, training=not field.startswith("data.eval."))
     if fields is None or "model.name" in fields:
-        from swep_ds.models.folders import model_files  # imports transformers, which readers of data need not
-        from swep_ds.models.hub import QUICKSTART
-
         model = Path(QUICKSTART.get(recipe.model.name) or user_path(recipe.model.name))
         if model.is_dir():
             files["model.name"] = tuple(file for file in model_files(model) if file.name != READING)

@@ -28,8 +28,8 @@ from swep_ds.kernels.op import implementation
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.folders import load_config
-from swep_ds.models.hub import check_knows, check_length, load_tokenizer, pad_to_one_length, resolve_model
+from swep_ds.models.folders import resolve_model
+from swep_ds.models.hub import check_knows, check_length, load_config, load_tokenizer, pad_to_one_length
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.examples import by_source, load_examples, source_of_test_set, warn_of_known
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint

@@ -30,8 +30,6 @@ HOLDOUT = "held_out"
 NEUTRAL = ("tracking", "train.log_every", "train.keep_checkpoints", "train.cuda_graphs", "eval.batch_size")
 SAVING = "train.checkpoint_every"
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
 
 class AnyMethod:
     """Validates the settings of a method as those of the class that `METHODS` has under their `name`."""
@@ -91,6 +89,7 @@ class DataSection(Section):
     # The names of columns or fields in the files, as in {question: Frage, context: Text}; {id: null} = the place of a
     # question is its id. A file without such a name has the field's own.
     columns: dict[str, str | None] = Field({})
+    _known_columns = field_validator("columns")(check_columns)
 
     @field_validator("train", mode="wrap")
     @classmethod
@@ -113,12 +112,6 @@ class DataSection(Section):
             check_data_set_name(name)
         if HOLDOUT in value:
             raise ValueError(f"{HOLDOUT!r} names the held-out training articles: choose another name")
-        return value
-
-    @field_validator("columns")
-    @classmethod
-    def _known_columns(cls, value: dict[str, str | None]) -> dict[str, str | None]:
-        check_columns(value)
         return value
 
     @model_validator(mode="after")
@@ -223,7 +216,7 @@ class Recipe(Section):
     kinds: ClassVar = {"method": METHODS}
     training_source: ClassVar = "data.train"  # the field in which the user named the training data
     task: Literal["extractive", "generative"] = "extractive"  # answers are spans of the text, or generated
-    seed: Seed = 0  # decides new layers, the order of the data, dropout and noise
+    seed: int = Field(0, ge=0, lt=2**63)  # decides new layers, the order of the data, dropout and noise
     model: ModelSection  # the pretrained model
     method: Annotated[Settings, AnyMethod]  # how it is fine-tuned: name, with the settings of that method
     data: DataSection  # what it is trained and tested on

@@ -24,13 +24,14 @@ from swep_ds.evaluation.results import RESULTS, Evaluated, print_scores, version
 from swep_ds.evaluation.spans import SpanSettings
 from swep_ds.models import hub
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.folders import load_config
+from swep_ds.models.folders import resolve_model
 from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trials import depends_on_padding, example_window
 from swep_ds.pipeline.examples import read_reported
 from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
 from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_name
+from swep_ds.ranks import accelerator
 from swep_ds.ranks.environment import warn_once
 from swep_ds.ranks.writing import write_on_rank0
 
@@ -84,11 +85,11 @@ def load_saved(name: str, null_threshold: float | None = None, max_answer_tokens
     """
     if max_answer_tokens is not None and max_answer_tokens < 1:
         raise InputError(f"max_answer_tokens {max_answer_tokens}: must be at least 1")
-    source = hub.resolve_model(name, "model")
+    source = resolve_model(name, "model")
     label = f"model {name}"
     if Path(source, RECIPE).is_file():
         raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
-    config = load_config(source, "model")
+    config = hub.load_config(source, "model")
     config.dtype = None  # it need not be the files' dtype
     tokenizer = hub.load_tokenizer(name, "model")
     generative = config.is_encoder_decoder
@@ -97,11 +98,9 @@ def load_saved(name: str, null_threshold: float | None = None, max_answer_tokens
     auto_class = AutoModelForSeq2SeqLM if generative else AutoModelForQuestionAnswering
     model = load_weights(auto_class, config, source, label)
     hub.fit_tokenizer(tokenizer, model, label)
-    from swep_ds.ranks import accelerator  # imports DeepSpeed, which takes seconds: after what can be refused
-
     if accelerator.emulates(model.dtype):
         model = model.float()
-    model = model.eval().to(ranks.device())
+    model = model.eval().to(accelerator.device())
     if file := _reading_file(source):
         reading = ReadingSettings.load(file)
     else:

@@ -14,8 +14,8 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from swep_ds.common.errors import as_input_error
 from swep_ds.common.files import new_model_folder, read_json
-from swep_ds.models.folders import load_config
-from swep_ds.models.hub import load_tokenizer, resolve_model
+from swep_ds.models.folders import resolve_model
+from swep_ds.models.hub import load_config, load_tokenizer
 from swep_ds.pipeline.export import note_tied_weights, save_tokenizer
 from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import Recipe

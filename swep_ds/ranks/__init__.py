@@ -4,7 +4,7 @@
 from typing import Any
 
 _NAMES = {"process_group", "wait_long", "rank", "world_size", "is_main", "device", "host", "progress", "step"}
-_NAMES |= {"quiet", "synchronize", "gather", "on_all_ranks", "from_rank0", "local_rank_zero_first", "set_deterministic"}
+_NAMES |= {"synchronize", "gather", "on_all_ranks", "from_rank0", "local_rank_zero_first", "set_deterministic"}
 
 
 def __getattr__(name: str) -> Any:

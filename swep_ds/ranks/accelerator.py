@@ -1,4 +1,4 @@
-"""The device that computes, according to DeepSpeed: PyTorch may see a GPU that a run does not use."""
+"""The device that computes, as DeepSpeed chooses it, but without its import, for which an answer would wait."""
 
 import ctypes
 import os
@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import psutil
 import torch
-from deepspeed.accelerator import get_accelerator
 
 # dtype -> names, in `torch.cpu.get_capabilities`, of x86's and ARM's instructions for it
 INSTRUCTIONS = {
@@ -18,30 +17,45 @@ INSTRUCTIONS = {
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
+def device_type() -> str:
+    """PyTorch's name for the kind of device that computes, such as "cuda" or "cpu"."""
+    if named := os.environ.get("DS_ACCELERATOR"):
+        return named
+    available = torch.accelerator.current_accelerator(check_available=True)
+    return available.type if available else "cpu"
+
+
+def device() -> torch.device:
+    """This process's device; on a GPU with its index."""
+    return torch.device(device_type(), torch.accelerator.current_device_index()) if on_gpu() else torch.device("cpu")
+
+
 def on_gpu() -> bool:
     """Whether a GPU, or another accelerator, computes."""
-    return get_accelerator().device_name() != "cpu"
+    return device_type() != "cpu"
 
 
 def device_count() -> int:
     """How many accelerators this process sees; 0 if the CPU computes."""
-    return get_accelerator().device_count() if on_gpu() else 0
+    return torch.accelerator.device_count() if on_gpu() else 0
 
 
 def total_memory() -> list[int]:
     """Bytes of memory of each accelerator; empty if the CPU computes."""
-    return [get_accelerator().total_memory(number) for number in range(device_count())]
+    module = torch.get_device_module(device_type())
+    return [module.get_device_properties(number).total_memory for number in range(device_count())]
 
 
 def free_memory() -> list[int]:
     """Bytes of each accelerator that nobody uses now; empty if the CPU computes."""
-    return [get_accelerator().available_memory(number) for number in range(device_count())]
+    module = torch.get_device_module(device_type())
+    return [module.mem_get_info(number)[0] for number in range(device_count())]
 
 
 def peak_memory_bytes() -> int:
     """Peak memory so far: allocated on the GPU where there is one, else resident in the process."""
     if on_gpu():
-        return get_accelerator().max_memory_allocated()
+        return torch.accelerator.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -57,7 +71,7 @@ def lean_heap(on: bool) -> None:
 
 def has_tf32() -> bool:
     """Whether this process's accelerator computes products of float32 matrices in TF32 if it is asked to."""
-    return get_accelerator().device_name() == "cuda" and torch.cuda.is_tf32_supported()
+    return device_type() == "cuda" and torch.cuda.is_tf32_supported()
 
 
 def emulates(dtype: torch.dtype) -> bool:
@@ -74,10 +88,8 @@ def product_name() -> str | None:
     """The vendor's name of this process's accelerator; None if the CPU computes."""
     if not on_gpu():
         return None
-    module = torch.get_device_module(get_accelerator().device_name())
-    if hasattr(module, "get_device_name"):  # CUDA, ROCm and XPU have it
-        return module.get_device_name()
-    return get_accelerator().device_name()
+    module = torch.get_device_module(device_type())
+    return getattr(module, "get_device_name", device_type)()  # CUDA, ROCm and XPU have it
 
 
 def machine() -> str:

@@ -1,30 +1,28 @@
 """The process group: ranks started by `deepspeed`, `torchrun`, `srun` or plain `python` join it and end cleanly.
 Without `engine.destroy()`, barrier and `destroy_process_group()` a few per cent of runs die at interpreter exit."""
 
-import logging
 import os
 import resource
 import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
 import datasets
 import torch
 import torch.distributed as dist
-import transformers
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from torch.distributed import distributed_c10d
 
-from swep_ds.common.console import Console, say_on_stderr
+from swep_ds.common.console import Console, quiet, say_on_stderr
 from swep_ds.common.errors import InputError, RunExit, Stopped, as_input_error, denied
 from swep_ds.ranks import accelerator, heartbeat
+from swep_ds.ranks.accelerator import device
 from swep_ds.ranks.environment import LaunchError, is_first_on_node, read_launch, report
 from swep_ds.ranks.launcher import free_port
 
@@ -37,6 +35,8 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # PyTorch refuses a value that is not determ
 FLASH_ATTENTION = "FLASH_ATTENTION_DETERMINISTIC"  # read by transformers for `model.attention: flash_attention_2`
 
 T = TypeVar("T")
+rank = dist.get_rank
+world_size = dist.get_world_size
 _hosts: list[str] = []  # by rank
 _heartbeat: heartbeat.Heartbeat | None = None  # None: there is one rank
 
@@ -51,7 +51,7 @@ def process_group() -> Iterator[None]:
     """
     if dist.is_initialized():  # a run would destroy it at its end
         raise InputError("torch.distributed has a process group already: start the run in a process of its own")
-    with _restored(), quiet():
+    with _restored(), quiet(datasets.utils.logging):
         _join()
         try:
             _connect()
@@ -67,25 +67,6 @@ def process_group() -> Iterator[None]:
                 _heartbeat.fail(error)
             _destroy()
             raise
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, libraries log only errors and show no progress bars."""
-    logger = logging.getLogger("DeepSpeed")
-    with warnings.catch_warnings(), ExitStack() as afterwards:
-        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-        # a single rank's barrier has no device_id, and takes the device that `_join` has set
-        warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")
-        afterwards.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.ERROR)
-        afterwards.callback(transformers.logging.set_verbosity, transformers.logging.get_verbosity())
-        transformers.logging.set_verbosity_error()
-        for library in (transformers.logging, datasets.utils.logging):
-            if library.is_progress_bar_enabled():
-                afterwards.callback(library.enable_progress_bar)
-                library.disable_progress_bar()
-        yield
 
 
 @contextmanager
@@ -213,21 +194,8 @@ def _destroy() -> None:
         dist.destroy_process_group()
 
 
-def rank() -> int:
-    return dist.get_rank()
-
-
-def world_size() -> int:
-    return dist.get_world_size()
-
-
 def is_main() -> bool:
     return rank() == 0
-
-
-def device() -> torch.device:
-    """This rank's device; on a GPU with its index."""
-    return torch.device(get_accelerator().current_device_name())
 
 
 def host(rank: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from swep_ds.common.errors import InputError, at
 from swep_ds.common.files import read_json
 from swep_ds.common.settings import differences, flatten
+from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.folder import BATCH, DS_CONFIG, RunFolder, batch_of_rank, check_files
 from swep_ds.sweeps.sweep import Cell
 from swep_ds.training.settings import BY_RECIPE, REPORTS
@@ -67,8 +68,7 @@ def check_runs(cells: Sequence[Cell]) -> None:
     for cell in cells:
         with at(cell.name):
             check_files(cell.recipe, cell.folder)
-    from swep_ds.pipeline.examples import load_examples  # these import PyTorch
-    from swep_ds.pipeline.prepare import check_model
+    from swep_ds.pipeline.prepare import check_model  # imports PyTorch
 
     built, read = [], []
     for cell in cells:

@@ -291,7 +291,7 @@ def test_nothing_of_its_host_changes_and_it_can_be_copied(monkeypatch):
     torch.set_rng_state(before)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("seeds the GPUs"))
     robust = sd.wrap(model, sd.Swep())
-    robust._check(inputs(tiny_batches.generative(dtype=torch.float32)))
+    robust._check(robust._batch(inputs(tiny_batches.generative(dtype=torch.float32))))
     assert torch.equal(torch.get_rng_state(), before)
     assert [part.training for part in model.modules()] == modes
     assert model.generation_config is generation

@@ -1,6 +1,7 @@
 """The command `swep-ds`: its sub-commands, help and mistakes."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -13,12 +14,17 @@ from swep_ds.commands import cli
 from swep_ds.common.files import PACKAGE
 from tests.support.fork_server import ROOT
 
+# Runs scripts, one after the other, and prints their exit codes
 WITHOUT_TORCH = """
-import sys
+import json, sys
 sys.modules |= dict.fromkeys(["torch", "transformers", "deepspeed", "datasets"])  # importing one of them raises
 import runpy
-sys.argv[:] = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+for words in json.loads(sys.argv[1]):
+    sys.argv[:] = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        print(end.code)
 """
 TRAIN = str(ROOT / "scripts" / "train.py")
 SWEP_DS = str(PACKAGE / "__main__.py")
@@ -96,7 +102,7 @@ def test_a_typo_or_a_folder_of_others_is_answered_before_pytorch_is_imported(tmp
     (tmp_path / "sweep.yaml").write_text("variants: {MLE: {method.name: mle}, SWEP: {method.betta: 1}}")
     (tmp_path / "two.yaml").write_text("variants: {MLE: {method.name: mle}, SWEP: {}}")
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for words, said in (
+    cases = [
         ([TRAIN, "--recipe", "mine.yaml"], "train.epochs: 'two': must be a valid number"),
         ([TRAIN, "--ds_config", "zer2"], "--ds_config zer2: no such file"),
         ([SWEP_DS, "plan", "--output_dir", "."], "--output_dir .: holds files that belong to no run ("),
@@ -110,8 +116,11 @@ def test_a_typo_or_a_folder_of_others_is_answered_before_pytorch_is_imported(tmp
             [SWEP_DS, "submit", "train", "--gpus_per_node", "1", "--", "--set", "methd.name=swep"],
             "did you mean 'method'?",
         ),
-    ):
-        command, env = [sys.executable, "-c", WITHOUT_TORCH, *words], os.environ | (rank if words[0] == TRAIN else {})
+    ]
+    for program, env in ((TRAIN, os.environ | rank), (SWEP_DS, os.environ)):
+        calls = [(words, said) for words, said in cases if words[0] == program]
+        command = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([words for words, _ in calls])]
         run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert (run.returncode, len(run.stderr.splitlines())) == (2, 1)
-        assert said in run.stderr
+        assert run.stdout == "2\n" * len(calls)
+        for (_, said), line in zip(calls, run.stderr.splitlines(), strict=True):
+            assert said in line

@@ -13,8 +13,8 @@ from transformers.utils import import_utils
 
 from swep_ds.methods.ssmba_samples.augment import AugmentSettings, Reconstructor
 from swep_ds.models.extractive import ExtractiveQA
-from swep_ds.models.folders import load_config, weight_files
-from swep_ds.models.hub import load_tokenizer, model_checksum, resolve_model
+from swep_ds.models.folders import model_checksum, resolve_model, weight_files
+from swep_ds.models.hub import load_config, load_tokenizer
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.saved import load_saved
 from tests.support import tiny, tiny_models

@@ -14,7 +14,7 @@ from swep_ds.analysis.answered import read_answered
 from swep_ds.analysis.trained_run import TrainedRun
 from swep_ds.data.example import Example
 from swep_ds.data.splits import halves, subset
-from swep_ds.models.hub import model_checksum
+from swep_ds.models.folders import model_checksum
 from swep_ds.pipeline.examples import load_examples, reported_examples, source_of_test_set
 from swep_ds.pipeline.inputs import check_unchanged, input_checksums, input_files
 from swep_ds.pipeline.prepare import prepare

@@ -1,11 +1,12 @@
 """One answer to which device computes, for the whole package: that of DeepSpeed's accelerator."""
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
 
 from swep_ds.cost.plan import GIB, Devices
 from swep_ds.ranks import accelerator
@@ -23,6 +24,7 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("device_count", "get_device_name", "get_device_properties", "max_memory_allocated", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, fail)
+    assert accelerator.device_type() == get_accelerator().device_name() == "cpu"
     assert not accelerator.on_gpu()
     assert not accelerator.has_tf32()
     assert (accelerator.device_count(), accelerator.total_memory(), accelerator.product_name()) == (0, [], None)
@@ -31,11 +33,12 @@ def test_a_gpu_that_deepspeed_does_not_use_is_not_there(monkeypatch):
 
 
 def test_a_gpu_that_deepspeed_uses_is(monkeypatch):
-    gpus = Mock(device_name=lambda: "cuda", device_count=lambda: 2, max_memory_allocated=lambda: 123)
-    gpus.total_memory = lambda number=0: (80 - number) * GIB
-    gpus.available_memory = lambda number: 60 * GIB
-    monkeypatch.setattr(accelerator, "get_accelerator", lambda: gpus)
+    monkeypatch.setattr(accelerator, "device_type", lambda: "cuda")
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: 123)
     vendor = ModuleType("vendor")
+    vendor.mem_get_info = lambda number: (60 * GIB, 80 * GIB)
+    vendor.get_device_properties = lambda number: SimpleNamespace(total_memory=(80 - number) * GIB)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: vendor)
     assert accelerator.product_name() == "cuda"
     vendor.get_device_name = lambda: "NVIDIA H200"

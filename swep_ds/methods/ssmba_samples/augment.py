@@ -32,8 +32,8 @@ from swep_ds.data.readers import read_examples
 from swep_ds.data.splits import SAMPLE_SUFFIX
 from swep_ds.data.windows import Template, context_windows, plain_backend
 from swep_ds.methods.ssmba_samples.corruption import Text, Vocabulary, corrupt, splice
-from swep_ds.models.folders import load_config
-from swep_ds.models.hub import fit_tokenizer, load_tokenizer, longest_window, model_checksum, resolve_model
+from swep_ds.models.folders import model_checksum, resolve_model
+from swep_ds.models.hub import fit_tokenizer, load_config, load_tokenizer, longest_window
 from swep_ds.models.loading import load_weights
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 
