@@ -59,9 +59,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
     answer. "loss": of exact answers on other domains, in percent of those at home; None without another domain.
     "notes": where intervals are missing and why. "which": the questions that count, as words; empty where all do.
     """
-    which = ""
-    if any(score.get("no_answer_total") for score in results.scores.values()):
-        which = " with an answer"
+    which = " with an answer" if any(score.get("no_answer_total") for score in results.scores.values()) else ""
     values: dict[str, np.ndarray] = {}  # see `resampled`
     totals: dict[str, int] = {}
     few: list[str] = []  # data sets about too few texts
