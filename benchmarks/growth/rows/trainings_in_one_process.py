@@ -14,7 +14,7 @@ LARGE = (100_000, 250_002)
 UNIT = "words of 256 dimensions"
 BASELINE = "a training alone"
 DATA = {
-    "train": "quickstart_v2:news",
+    "train": "quickstart_v2:encyclopedia",
     "eval": {"news": "quickstart_v2:news"},
     "train_fraction": 0.05,
     "max_eval_examples": 20,
