@@ -63,9 +63,7 @@ class Answered:
         if not self.predicted.strip():
             return "none"
         accepted, predicted = self.places
-        overlaps = _distance((accepted, predicted)) < 0
-        if not accepted or not predicted:
-            overlaps = self.f1 > 0
+        overlaps = _distance((accepted, predicted)) < 0 if accepted and predicted else self.f1 > 0
         return "boundary" if overlaps else "other"
 
     @cached_property
@@ -95,9 +93,7 @@ class Answered:
 
         pieces = []
         for (is_near, in_accepted, in_predicted), places in groupby(range(len(context)), marks):
-            text = " … "
-            if is_near:
-                text = "".join(context[at] for at in places)
+            text = "".join(context[at] for at in places) if is_near else " … "
             pieces.append((text, in_accepted, in_predicted))
         return pieces
 

@@ -59,9 +59,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
     answer. "loss": of exact answers on other domains, in percent of those at home; None without another domain.
     "notes": where intervals are missing and why. "which": the questions that count, as words; empty where all do.
     """
-    which = ""
-    if any(score.get("no_answer_total") for score in results.scores.values()):
-        which = " with an answer"
+    which = " with an answer" if any(score.get("no_answer_total") for score in results.scores.values()) else ""
     values: dict[str, np.ndarray] = {}  # see `resampled`
     totals: dict[str, int] = {}
     few: list[str] = []  # data sets about too few texts
@@ -97,9 +95,7 @@ def domains(results: Results, answered: Mapping[str, Sequence[Answered]]) -> dic
             notes += note_on_shared_ids({name: [item.example.id for item in answered[name]] for name in others})
     rows = []
     for name, of_set in values.items():
-        gap = None
-        if name != source:
-            gap = Interval.of((of_set - values[source])[:, 1])
+        gap = Interval.of((of_set - values[source])[:, 1]) if name != source else None
         rows.append(Domain(name, *map(Interval.of, of_set.T), totals.get(name), gap))
     loss = None
     if others:

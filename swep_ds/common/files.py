@@ -9,9 +9,10 @@ import logging
 import os
 import re
 import secrets
+import shutil
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,26 @@ def check_new_folder(option: str, path: Path) -> None:
     check_output_folder(option, path)
     if path.is_dir() and any(path.iterdir()):
         raise InputError(f"{option} {path}: is not empty: name a new or empty folder")
+
+
+@contextmanager
+def new_model_folder(path: Path) -> Iterator[Path]:
+    """A folder to write a model to, which replaces `path` as a whole if the `with` block ends without an error."""
+    path = path.resolve()  # a link to another disk stays one
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
+    folder = unfinished / "model"
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+        for file in folder.glob("*.safetensors"):
+            with suppress(OSError):  # a mount without permissions; safetensors lets only the owner read its files
+                shutil.copymode(folder / "config.json", file)
+        if path.exists():
+            path.rename(unfinished / "former")
+        folder.rename(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:

@@ -197,12 +197,13 @@ def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devi
     tables = word_tables(objective.qa.model)
     freeze_words(objective.qa.model)
     frozen = _states(recipe, objective, [name], devices)[0][name]
-    whole = states[name].peak(0)
+    whole, rest = (state.phases(0)["training"] for state in (states[name], frozen))
     still = sum(map(torch.numel, tables)) / sum(map(torch.numel, objective.parameters())) * frozen.parameters
-    text = (
-        f"model states with {Path(name).stem}: {_gib(whole)}, of which {sum(map(len, tables)):,} word embeddings take "
-    )
-    return text + f"{_gib(whole - frozen.peak(0) + still)}, and {_gib(still)} with train.freeze_embeddings=true"
+    text = f"model states with {Path(name).stem}: {_gib(whole)}, of which {sum(map(len, tables)):,}"
+    if recipe.train.freeze_embeddings:
+        return f"{text} frozen word embeddings take {_gib(still)}"
+    trained = f"{_gib(whole - rest + still)}, or {_gib(still)} with train.freeze_embeddings=true"
+    return f"{text} word embeddings take {trained}"
 
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:

@@ -96,10 +96,7 @@ def western_words(text: str) -> list[str]:
 
 def cmrc_units(text: str) -> list[str]:
     """Chinese characters, and the Western words between them."""
-    units = []
-    for part in re.split(f"([{HAN_OF_MLQA}])", text):
-        units += western_words(part)
-    return units
+    return [unit for part in re.split(f"([{HAN_OF_MLQA}])", text) for unit in western_words(part)]
 
 
 def dureader_units(text: str) -> list[str]:

@@ -43,9 +43,8 @@ class Objective(nn.Module):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The model's trained parameters, then the method's, if it has any: the order of `parameters()`."""
-        groups = []
-        for module in (self.qa, self.method):
-            groups.append({"params": [parameter for parameter in module.parameters() if parameter.requires_grad]})
+        modules = self.qa, self.method
+        groups = [{"params": [weight for weight in module.parameters() if weight.requires_grad]} for module in modules]
         if self.method.learning_rate is not None:
             groups[1]["lr"] = self.method.learning_rate
         return [group for group in groups if group["params"]]

@@ -129,6 +129,4 @@ def dose(means: Mapping[str, float]) -> str:
     kl = means["kl_per_window"]
     nats = f"{kl:,.0f}" if kl >= 1000 else f"{kl:.3g}"
     text = f"{nats} nats per window"
-    if parts:
-        text += f" ({', '.join(parts)})"
-    return text
+    return f"{text} ({', '.join(parts)})" if parts else text

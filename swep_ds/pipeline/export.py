@@ -1,9 +1,8 @@
 """Exports a run's model as a plain Hugging Face folder with a model card, which loads without this package."""
 
 import json
-import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from swep_ds import ranks
-from swep_ds.common.files import hub_name, public_name, public_names, read_json, write_atomically
+from swep_ds.common.files import hub_name, new_model_folder, public_name, public_names, read_json, write_atomically
 from swep_ds.common.pages import template
 from swep_ds.evaluation.results import METRICS, WITHHELD, Evaluated, is_scored, out_of_domain_mean, versions
 from swep_ds.methods import summary
@@ -44,31 +43,20 @@ def export_model(
     """
     model = engine.module.qa.model
     masters = keep_fp32 and recipe.train.precision in ("bf16", "fp16")
-    folder = folder.resolve()  # a link to another disk stays one
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
 
     def write() -> None:
-        if ranks.is_main():
-            shutil.rmtree(unfinished, ignore_errors=True)  # a killed run's
         weights = full_weights(engine, model, masters=masters)
         try:
-            write_model(model, weights, unfinished)
-            if ranks.is_main():
-                save_tokenizer(tokenizer, unfinished)
-                (unfinished / READING).write_text(ReadingSettings.of(recipe, tested).text(), encoding="utf-8")
-                text = model_card(recipe, tested, (unfinished / CONFIG_NAME).read_text(encoding="utf-8"))
-                (unfinished / "README.md").write_text(text, encoding="utf-8")
-                former = folder.with_name(f".{folder.name}.old")
-                shutil.rmtree(former, ignore_errors=True)
-                if folder.exists():
-                    folder.rename(former)
-                unfinished.rename(folder)
-                shutil.rmtree(former, ignore_errors=True)
+            with new_model_folder(folder) if ranks.is_main() else nullcontext(folder) as unfinished:
+                write_model(model, weights, unfinished)
+                if ranks.is_main():
+                    save_tokenizer(tokenizer, unfinished)
+                    (unfinished / READING).write_text(ReadingSettings.of(recipe, tested).text(), encoding="utf-8")
+                    text = model_card(recipe, tested, (unfinished / CONFIG_NAME).read_text(encoding="utf-8"))
+                    (unfinished / "README.md").write_text(text, encoding="utf-8")
         finally:
             for _ in weights:  # after a full disk: the other ranks still send the rest
                 pass
-            if ranks.is_main():
-                shutil.rmtree(unfinished, ignore_errors=True)
 
     write_on_all_ranks(write, folder)
 
@@ -121,8 +109,6 @@ def write_model(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor | No
     write()
     index = {}
     for number, file in enumerate(files, 1):
-        with suppress(OSError):  # a mount without permissions; safetensors lets only the owner read its files
-            shutil.copymode(folder / CONFIG_NAME, file)
         name = SAFE_WEIGHTS_NAME
         if len(files) > 1:
             name = f"model-{number:05d}-of-{len(files):05d}.safetensors"

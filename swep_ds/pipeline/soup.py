@@ -6,7 +6,6 @@ the soup.
 """
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers.utils import CONFIG_NAME
 
 from swep_ds.common.errors import InputError
+from swep_ds.common.files import new_model_folder
 from swep_ds.common.settings import differences, flatten, without
 from swep_ds.evaluation.results import Results, read_results
 from swep_ds.models.folders import weight_files
@@ -52,13 +52,8 @@ def make_soup(runs: Sequence[Path], output: Path) -> None:
     for other in ingredients[1:]:
         if differing := differences(first.traits, other.traits, most=3):
             raise InputError(f"{other.run}: is unlike {first.run} ({differing}): leave that run out")
-    output = output.resolve()  # it may be a link to a folder, which no folder can replace
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as unfinished:
-        model = Path(unfinished, "model")
-        model.mkdir()
-        _write(ingredients, model)
-        model.rename(output)
+    with new_model_folder(output) as folder:
+        _write(ingredients, folder)
 
 
 def _read(run: Path) -> Ingredient:

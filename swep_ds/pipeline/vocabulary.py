@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, cached_file
 
 from swep_ds.common.errors import as_input_error
-from swep_ds.common.files import read_json
+from swep_ds.common.files import new_model_folder, read_json
 from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import load_config, load_tokenizer
 from swep_ds.pipeline.export import note_tied_weights, save_tokenizer
@@ -63,14 +63,15 @@ def trim(name: str, texts: Iterable[str], output: Path) -> tuple[int, int]:
     if hasattr(model, "final_logits_bias"):  # BART's
         model.final_logits_bias = model.final_logits_bias[:, rows]
     note_tied_weights(model)
-    model.save_pretrained(output)
-    save_tokenizer(tokenizer, output)
-    for file in output.glob("*config.json"):
-        file.write_text(json.dumps(_renumbered(read_json(file), ids), indent=2) + "\n", encoding="utf-8")
     content |= {part: _renumbered(content[part], ids) for part in ("added_tokens", "post_processor")}
-    (output / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    if Path(source, READING).is_file():
-        shutil.copyfile(Path(source, READING), output / READING)
+    with new_model_folder(output) as folder:
+        model.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
+        for file in folder.glob("*config.json"):
+            file.write_text(json.dumps(_renumbered(read_json(file), ids), indent=2) + "\n", encoding="utf-8")
+        (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        if Path(source, READING).is_file():
+            shutil.copyfile(Path(source, READING), folder / READING)
     return before, len(ids)
 
 

@@ -91,7 +91,7 @@ def test_no_tensor_of_a_run_stays_after_it(tmp_path):
     script = ROOT / "tests" / "support" / "live_tensors.py"
     run_script(script, recipe, str(tmp_path / "train.json"), str(tmp_path), *configs)
     left = json.loads((tmp_path / "left.json").read_text())
-    assert len(left) == 6
+    assert len(left) == 5
     assert set(left.values()) == {0}, left
     checked, _, trained = json.loads((tmp_path / "prepared.json").read_text())
     assert trained == checked  # the second stage begins without the first one

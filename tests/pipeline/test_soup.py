@@ -62,6 +62,7 @@ def test_a_soup_is_the_mean_of_its_runs_and_is_tested_like_any_model(runs, tmp_p
     assert "| 10.00 / 20.00 |" in card
     assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "transformers"
     assert [path.name for path in soup.parent.iterdir()] == ["swep"]
+    assert len({file.stat().st_mode for file in soup.iterdir()}) == 1  # all read the weights who may read the card
     data = ["--data", f"test={runs[0] / 'test.json'}", "--output_dir", str(scores)]
     said = run_script("swep_ds", "evaluate", str(soup), *data).stdout
     assert "windows of 64 tokens, 32 apart" in said  # as its runs read

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from swep_ds.commands import trim as command
 from swep_ds.models.hub import load_tokenizer
+from swep_ds.pipeline import vocabulary
 from swep_ds.pipeline.vocabulary import freeze_words, trim
 from tests.support import tiny, tiny_models
 from tests.support.tiny_objective import JOINT, gradients, objective, windows
@@ -73,6 +75,7 @@ def test_texts_of_kept_words_have_the_same_words_and_logits(tmp_path, architectu
     assert config["vocab_size"] == after
     for field, token in (("pad_token_id", whole.pad_token), ("eos_token_id", whole.sep_token)):
         assert config[field] == trimmed.convert_tokens_to_ids(token)
+    assert len({file.stat().st_mode for file in (tmp_path / "trimmed").iterdir()}) == 1  # all read what one may read
     assert {file.name for file in (tmp_path / "trimmed").iterdir()} - {"generation_config.json"} == {
         "config.json",
         "model.safetensors",
@@ -114,4 +117,8 @@ def test_the_command_reads_texts_and_data(tmp_path, monkeypatch, capsys):
         command.trim()
     kept = [set(load_tokenizer(str(tmp_path / "models" / name)).get_vocab()) for name in ("texts", "both")]
     assert kept[0] < kept[1]
+    monkeypatch.setattr(vocabulary, "save_tokenizer", Mock(side_effect=OSError("the disk is full")))
+    with pytest.raises(OSError, match="full"):
+        trim(str(source), TEXTS, tmp_path / "models" / "broken")
+    assert {folder.name for folder in (tmp_path / "models").iterdir()} == {"texts", "both"}
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(kept[1])} of 212 words in models/both"

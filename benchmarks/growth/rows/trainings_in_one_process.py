@@ -13,7 +13,12 @@ SIZES = (20_000, 80_000)
 LARGE = (100_000, 250_002)
 UNIT = "words of 256 dimensions"
 BASELINE = "a training alone"
-DATA = {"train": "quickstart_v2:news", "eval": {"news": "quickstart_v2:news"}, "train_fraction": 0.05}
+DATA = {
+    "train": "quickstart_v2:encyclopedia",
+    "eval": {"news": "quickstart_v2:news"},
+    "train_fraction": 0.05,
+    "max_eval_examples": 20,
+}
 TRAIN = {"max_updates": 2, "epochs": 1, "checkpoint_every": 2}
 
 
