@@ -195,10 +195,10 @@ def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devi
     [name, *_] = states
     words = objective.qa.words.requires_grad_(False).weight
     frozen = _states(recipe, objective, [name], devices)[0][name]
-    whole = states[name].peak(0)
-    still = words.numel() / sum(map(torch.numel, objective.parameters())) * frozen.parameters
+    whole, rest = (state.phases(0)["training"] for state in (states[name], frozen))
+    kept = words.numel() / sum(map(torch.numel, objective.parameters())) * frozen.parameters
     text = f"model states with {Path(name).stem}: {_gib(whole)}, of which {len(words):,} word embeddings take "
-    return text + f"{_gib(whole - frozen.peak(0) + still)}, and {_gib(still)} with train.freeze_embeddings=true"
+    return text + f"{_gib(whole - rest + kept)}, and {_gib(kept)} with train.freeze_embeddings=true"
 
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:
