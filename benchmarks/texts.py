@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.commands.cli import Parser, at_least, main
@@ -24,6 +25,7 @@ from swep_ds.common.files import user_path
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
 from swep_ds.evaluation.scores import Golds, Scorer
+from swep_ds.texts import index
 from swep_ds.texts.index import FIELDS, TextIndex
 
 COUNTS = (1, 5, 10, 20)
@@ -41,6 +43,8 @@ def bench() -> None:
     given = options.parse_args()
     if given.weights:
         FIELDS.update(zip(FIELDS, given.weights, strict=True))
+    cache = TemporaryDirectory()
+    index.CACHE = Path(cache.name)  # an index that an earlier call has kept would be opened, not made
     answerer = QuestionAnswerer(given.model) if given.model else None
     for file in given.files:
         texts, places = articles(file)

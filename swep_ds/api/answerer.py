@@ -31,6 +31,7 @@ from swep_ds.texts.folder import FolderTexts
 log = logging.getLogger(__name__)
 
 QUESTIONS_AT_A_TIME = 512  # tokenised, sorted by length and answered together
+CHARACTERS_AT_A_TIME = 2**22  # of their texts: the windows, some 10 KB for each 500 characters, are in memory
 # of a text: its best answers, its null answer, and the log of the sum of exp(score) over all answers but that one
 Reading = tuple[list[Answer], Answer | None, float | None]
 NO_ANSWER = Answer("", None, None, score=None, probability=0.0)  # of a model that never declines
@@ -138,7 +139,14 @@ class QuestionAnswerer:
             yield candidates[:n_best]
 
     def read(self, examples: list[Example], count: int, *, null: bool) -> Iterator[Reading]:
-        """Reads them together; the `count` best are exact. Null answers: if it may decline or (extractive) `null`."""
+        """Reads them together, up to `CHARACTERS_AT_A_TIME`; the `count` best are exact. Null answers: if it may
+        decline or (extractive) `null`."""
+        ends = itertools.accumulate(len(example.context) for example in examples)
+        numbers = [end // CHARACTERS_AT_A_TIME for end in ends]
+        for _, block in itertools.groupby(zip(numbers, examples, strict=True), lambda pair: pair[0]):
+            yield from self._read([example for _, example in block], count, null)
+
+    def _read(self, examples: list[Example], count: int, null: bool) -> Iterator[Reading]:
         saved = self._saved
         if self.generative:
             decoder = GeneratedAnswers(examples, saved.tokenizer)
@@ -148,10 +156,7 @@ class QuestionAnswerer:
         windows, questions_cut = windows_to_answer(examples, self._cutter)
         if questions_cut:
             limit = saved.windows.max_query_length
-            asked = {example.question for example in examples}  # each of them, maybe, of many passages
-            cut = sum(len(self._cutter.encode(question).ids) > limit for question in asked)
-            longer = f"{cut} of {len(asked)} questions are" if len(asked) > 1 else "the question is"
-            log.warning("%s longer than %d tokens, and what follows is not read", longer, limit)
+            log.warning("a question is longer than %d tokens, and what follows is not read", limit)
         decode_alone(saved.qa.predict, decoder, windows, saved.tokenizer, self.batch_size)
         answers, nulls = decoder.n_best(count), decoder.nulls()
         for number, example in enumerate(examples):

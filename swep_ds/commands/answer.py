@@ -108,6 +108,7 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
     from swep_ds.data.chunks import Chunks, digest
     from swep_ds.data.readers import read_examples
     from swep_ds.models.folders import model_checksum
+    from swep_ds.texts.answerer import QUESTIONS_OF_TEXTS_AT_A_TIME
 
     n_best = arguments.n_best
     choices = Choices(columns=arguments.columns)
@@ -117,7 +118,8 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
     fields = FIELDS if texts is None else (*FIELDS, "name")
     if texts is None and (without := [example.id for example in examples if not example.context]):
         raise InputError(f"question {without[0]!r}: context is empty: give it, or --texts")
-    chunks = Chunks(arguments.output, math.ceil(len(examples) / QUESTIONS_AT_A_TIME))
+    size = QUESTIONS_AT_A_TIME if texts is None else QUESTIONS_OF_TEXTS_AT_A_TIME
+    chunks = Chunks(arguments.output, math.ceil(len(examples) / size))
     answerer = QuestionAnswerer(arguments.model, **kwargs)
     answerer.check(examples if texts is None else [], n_best)  # passages are checked as they are read
     asks = None if texts is None else answerer.over(texts, arguments.passages)
@@ -138,7 +140,7 @@ def _answer_file(arguments: Namespace, texts: FolderTexts | None, kwargs: dict[s
             yield line
 
     began = time.monotonic()
-    count = chunks.fill(setup, examples, QUESTIONS_AT_A_TIME, ask)
+    count = chunks.fill(setup, examples, size, ask)
     chunks.finish(json.dumps(line, ensure_ascii=False) + "\n" for line in chunks.lines())
     rate = 60 * count / (time.monotonic() - began)
     Console().print(f"{len(examples)} answers in {arguments.output}: {rate:,.0f} questions a minute")

@@ -6,7 +6,10 @@ Other words are then cut into shorter ones, down to characters. Give all trainin
 model will be asked about. Words that all stay give the logits that they gave before.
 """
 
+from itertools import chain
+
 from swep_ds.commands.cli import Parser
+from swep_ds.common.console import quiet
 from swep_ds.common.errors import InputError
 from swep_ds.common.files import check_new_folder, user_path
 from swep_ds.texts.folder import FolderTexts
@@ -25,13 +28,14 @@ def trim() -> None:
     texts = []
     if given.texts:
         folder = FolderTexts(given.texts, f"--texts {given.texts}")
-        texts += [folder[name] for name in folder.states()]
+        texts.append(folder[name] for name in folder.states())  # read when they are needed
 
     from swep_ds.data.readers import read_examples  # after the arguments: these imports take seconds
     from swep_ds.pipeline.vocabulary import trim
 
     for source in given.data:
-        for example in read_examples(source, training=False, labels=False):
-            texts += [example.question, example.context]
-    before, after = trim(given.model, texts, given.output)
-    print(f"{after:,} of {before:,} words in {given.output}")
+        examples = read_examples(source, training=False, labels=False)
+        texts += [(example.question, example.context) for example in examples]
+    with quiet():
+        before, after = trim(given.model, chain.from_iterable(texts), given.output)
+    print(f"kept {after:,} of {before:,} words: {given.output}")

@@ -30,7 +30,6 @@ from swep_ds.pipeline import prepare
 from swep_ds.pipeline.examples import load_examples
 from swep_ds.pipeline.export import FILE_BYTES
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.vocabulary import freeze_words, word_tables
 from swep_ds.ranks import accelerator
 from swep_ds.sweeps.sweep import Cell
 from swep_ds.training.ds_config import complete_ds_config
@@ -194,15 +193,14 @@ def _states(
 def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devices: Devices) -> str:
     """A line about the word embeddings, which are frozen from then on."""
     [name, *_] = states
-    tables = word_tables(objective.qa.model)
-    freeze_words(objective.qa.model)
+    words = objective.qa.words.requires_grad_(False).weight
     frozen = _states(recipe, objective, [name], devices)[0][name]
     whole, rest = (state.phases(0)["training"] for state in (states[name], frozen))
-    still = sum(map(torch.numel, tables)) / sum(map(torch.numel, objective.parameters())) * frozen.parameters
-    text = f"model states with {Path(name).stem}: {_gib(whole)}, of which {sum(map(len, tables)):,}"
+    kept = words.numel() / sum(map(torch.numel, objective.parameters())) * frozen.parameters
+    text = f"model states with {Path(name).stem}: {_gib(whole)}, of which {len(words):,}"
     if recipe.train.freeze_embeddings:
-        return f"{text} frozen word embeddings take {_gib(still)}"
-    trained = f"{_gib(whole - rest + still)}, or {_gib(still)} with train.freeze_embeddings=true"
+        return f"{text} frozen word embeddings take {_gib(kept)}"
+    trained = f"{_gib(whole - rest + kept)}, or {_gib(kept)} with train.freeze_embeddings=true"
     return f"{text} word embeddings take {trained}"
 
 

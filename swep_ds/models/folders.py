@@ -22,11 +22,13 @@ DECIDING = (
 
 def resolve_model(name: str, option: str = "model.name") -> str:
     """A folder, with `~` expanded, or a hub id; `option` is what the user named the model with.
-    Raises InputError: there is no such folder, and it cannot be a hub id."""
+    Raises InputError: it is a run's folder, or there is no such folder and it cannot be a hub id."""
     if name in QUICKSTART:
         return str(QUICKSTART[name])
     path = user_path(name)
     if path.is_dir():
+        if (path / "model" / "config.json").is_file():
+            raise InputError(f"{option} {name}: is the folder of a run: name its model, {Path(name, 'model')}")
         return str(path)
     # a hub id is NAME or OWNER/NAME
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:

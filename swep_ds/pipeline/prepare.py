@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import CONFIG_NAME, cached_file
 
 from swep_ds import ranks
 from swep_ds.common.console import Console
@@ -35,7 +36,6 @@ from swep_ds.pipeline.examples import by_source, load_examples, source_of_test_s
 from swep_ds.pipeline.folder import RunFolder, resume_fingerprint
 from swep_ds.pipeline.inputs import input_checksums
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.vocabulary import freeze_words, frozen_revision
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.environment import warn_once
 from swep_ds.training.ds_config import complete_ds_config, read_ds_config, zero_stage
@@ -257,7 +257,7 @@ def load_model(
     else:
         qa = ExtractiveQA.load(source, compiled=recipe.train.compile and weights, **options)
     if recipe.train.freeze_embeddings:
-        freeze_words(qa.model)
+        qa.words.requires_grad_(False)  # DeepSpeed gives them no float32 copy and no moments then
     if tokenizer is None:
         return qa
     if recipe.task == "generative":
@@ -281,7 +281,9 @@ def resume_setup(recipe: Recipe, prepared: Prepared) -> dict[str, Any]:
     for (field, source), part in zip(recipe.data.sources.items(), parts, strict=True):
         samples = f" or data.augmented {recipe.data.augmented}" if recipe.data.augmented else ""
         setup[f"content of {recipe.as_named(field)} {source}{samples}"] = part.fingerprint
-    setup["files of model.name"] = prepared.inputs.get("model.name") or frozen_revision(recipe)
+    setup["files of model.name"] = prepared.inputs.get("model.name")
+    if recipe.train.freeze_embeddings and not setup["files of model.name"]:  # each start takes them from this commit
+        setup["files of model.name"] = Path(cached_file(recipe.model.name, CONFIG_NAME)).parent.name
     if prepared.validation:
         field = source_of_test_set(recipe, prepared.validation.name)
         setup[f"content of {field} {recipe.sources[field]}, selection"] = prepared.validation.features.fingerprint

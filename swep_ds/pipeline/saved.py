@@ -29,7 +29,7 @@ from swep_ds.models.loading import load_weights
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.models.trials import depends_on_padding, example_window
 from swep_ds.pipeline.examples import read_reported
-from swep_ds.pipeline.folder import READING, RECIPE, RunFolder
+from swep_ds.pipeline.folder import READING
 from swep_ds.pipeline.recipe import DataSection, EvalSection, Recipe, check_data_set_name
 from swep_ds.ranks import accelerator
 from swep_ds.ranks.environment import warn_once
@@ -87,8 +87,6 @@ def load_saved(name: str, null_threshold: float | None = None, max_answer_tokens
         raise InputError(f"max_answer_tokens {max_answer_tokens}: must be at least 1")
     source = resolve_model(name, "model")
     label = f"model {name}"
-    if Path(source, RECIPE).is_file():
-        raise InputError(f"{label}: is the folder of a run: name its model, {RunFolder(Path(name)).model}")
     config = hub.load_config(source, "model")
     config.dtype = None  # it need not be the files' dtype
     tokenizer = hub.load_tokenizer(name, "model")

@@ -1,4 +1,4 @@
-"""The table of word embeddings: `train.freeze_embeddings` keeps it as it is, `swep-ds trim` cuts it."""
+"""`swep-ds trim`: a model with fewer words."""
 
 import json
 import re
@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
-from transformers.utils import CONFIG_NAME, cached_file
 
 from swep_ds.common.errors import as_input_error
 from swep_ds.common.files import new_model_folder, read_json
@@ -18,27 +16,9 @@ from swep_ds.models.folders import resolve_model
 from swep_ds.models.hub import load_config, load_tokenizer
 from swep_ds.pipeline.export import note_tied_weights, save_tokenizer
 from swep_ds.pipeline.folder import READING
-from swep_ds.pipeline.recipe import Recipe
 
 # Fields that number words in a config.json and, but for its vocabulary, in a tokenizer.json
 IDS = re.compile("ids?|sep|cls|.*token_id")
-
-
-def word_tables(model: PreTrainedModel) -> set[torch.nn.Parameter]:
-    """The tables of word embeddings, of an encoder-decoder those of both. An output layer may be tied to them."""
-    parts = [model.get_encoder(), model.get_decoder()] if model.config.is_encoder_decoder else [model]
-    return {table for part in parts for table in part.get_input_embeddings().parameters()}
-
-
-def freeze_words(model: PreTrainedModel) -> None:
-    """DeepSpeed gives them no float32 copy and no moments then; checkpoints leave them out."""
-    for table in word_tables(model):
-        table.requires_grad_(False)
-
-
-def frozen_revision(recipe: Recipe) -> str | None:
-    """The commit of a model on the hub whose frozen weights are taken from there on every start."""
-    return Path(cached_file(recipe.model.name, CONFIG_NAME)).parent.name if recipe.train.freeze_embeddings else None
 
 
 def trim(name: str, texts: Iterable[str], output: Path) -> tuple[int, int]:
@@ -46,19 +26,20 @@ def trim(name: str, texts: Iterable[str], output: Path) -> tuple[int, int]:
     added tokens stay. A text whose words all stay is cut into the same ones, from which the model computes the same."""
     tokenizer = load_tokenizer(name, "MODEL")
     source = resolve_model(name, "MODEL")
-    kind = getattr(transformers, (load_config(source, "MODEL").architectures or ["AutoModel"])[0])
+    [kind] = load_config(source, "MODEL").architectures or ["AutoModel"]
     with as_input_error(f"MODEL {name}: cannot load", "correct the folder or name another model"):
-        model = kind.from_pretrained(source, dtype="auto")
+        model = getattr(transformers, kind).from_pretrained(source, dtype="auto")
     tokenizer.backend_tokenizer.no_truncation()
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     used = {token["id"] for token in content["added_tokens"]}
     for text in texts:
         used.update(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
     ids = _cut(content["model"], used)
-    before = len(model.get_input_embeddings().weight)
     rows = torch.tensor(list(ids))
-    head = model.get_output_embeddings()
-    for weight in word_tables(model) | {*(head.parameters() if head else ())}:
+    words = model.get_input_embeddings()
+    before = len(words.weight)
+    head = model.get_output_embeddings() or words
+    for weight in {*words.parameters(), *head.parameters()}:  # an output layer may be tied to them
         weight.data = weight.data[rows]
     if hasattr(model, "final_logits_bias"):  # BART's
         model.final_logits_bias = model.final_logits_bias[:, rows]

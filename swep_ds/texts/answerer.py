@@ -27,7 +27,7 @@ from swep_ds.texts.passages import Passage
 
 log = logging.getLogger(__name__)
 
-QUESTIONS_AT_A_TIME = 128  # whose passages are sorted by length and read together
+QUESTIONS_OF_TEXTS_AT_A_TIME = 128  # whose passages are sorted by length and read together
 FROM_EACH = 50  # best answers of what is read as one: those below take no part in n_best and confidence
 
 
@@ -60,9 +60,9 @@ class TextsAnswerer:
         return replies
 
     def answer(self, questions: Iterable[str], n_best: int = 1) -> Iterator[list[Answer]]:
-        """As `__call__` for each question, in order, `QUESTIONS_AT_A_TIME` together."""
+        """As `__call__` for each question, in order, `QUESTIONS_OF_TEXTS_AT_A_TIME` together."""
         numbered = enumerate(questions, 1)
-        while chunk := list(islice(numbered, QUESTIONS_AT_A_TIME)):
+        while chunk := list(islice(numbered, QUESTIONS_OF_TEXTS_AT_A_TIME)):
             pieces_of, examples = [], []
             for number, question in chunk:
                 if is_blank(question):

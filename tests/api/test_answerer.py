@@ -19,6 +19,7 @@ from swep_ds.api.answerer import QuestionAnswerer
 from swep_ds.commands.answer import answer as answer_command
 from swep_ds.common.errors import InputError
 from swep_ds.data.example import Example
+from swep_ds.data.features import windows_to_answer as of_few
 from swep_ds.data.windows import WindowCutter, WindowSettings
 from swep_ds.evaluation.calibration import FEATURES, Calibrator, features
 from swep_ds.evaluation.spans import Answer
@@ -103,11 +104,16 @@ def test_the_longest_answer_can_be_another_than_the_models_own(model, longest):
 def test_one_answer_is_the_first_of_many_and_batches_change_nothing(model, monkeypatch):
     single = QuestionAnswerer(Path(model))
     expected = [single(*asked, n_best=5) for asked in ASKED]
-    monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 2)
+    monkeypatch.setattr(answerer, "QUESTIONS_AT_A_TIME", 4)
+    monkeypatch.setattr(answerer, "CHARACTERS_AT_A_TIME", len(LONG))
+    sizes = []
+    monkeypatch.setattr(answerer, "windows_to_answer", lambda *given: sizes.append(len(given[0])) or of_few(*given))
     together = QuestionAnswerer(model, batch_size=7)
     for n in (1, 5):
+        sizes.clear()
         replies = list(together.answer(iter(ASKED * 2), n_best=n))
         assert len(replies) == 6
+        assert sizes == [1, 3, 2]  # a long text is in memory with few others
         for reply, other in zip(replies, expected * 2, strict=True):
             assert [r.text for r in reply] == [r.text for r in other[:n]]
             assert [r.probability for r in reply] == pytest.approx([r.probability for r in other[:n]], rel=1e-4)
@@ -181,7 +187,8 @@ def test_what_cannot_be_asked(model, tmp_path, monkeypatch):
     assert "question 1: it or its text is empty" in refused(asks, " ", "text")
     assert "question 2: it or its text is empty" in refused(lambda: list(asks.answer([ASKED[0], ("Who?", "\n")])))
     assert "min_confidence 1.1: must be a probability" in refused(lambda: QuestionAnswerer(model, min_confidence=1.1))
-    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
     assert f"is the folder of a run: name its model, {tmp_path / 'model'}" in refused(QuestionAnswerer, tmp_path)
     foreign = [("\u8c01?", "\u4e0a\u6d77\u5e02\u5728\u4e2d\u56fd\u3002")] * 4
     asks = QuestionAnswerer(model)
@@ -194,7 +201,7 @@ def test_what_cannot_be_asked(model, tmp_path, monkeypatch):
 def test_a_question_that_is_longer_than_the_model_takes_is_cut_and_reported(model, tmp_path, caplog):
     long, short = "Who founded the old abbey on the hill above the town?", "Who?"
     list(QuestionAnswerer(model).answer([(long, LONG), (short, LONG)]))
-    assert caplog.messages == ["1 of 2 questions are longer than 8 tokens, and what follows is not read"]
+    assert caplog.messages == ["a question is longer than 8 tokens, and what follows is not read"]
     tiny_models.model(vocab_size=200, max_position_embeddings=48).save_pretrained(tmp_path)
     tiny.wordpiece().save_pretrained(tmp_path)
     [reply] = QuestionAnswerer(tmp_path)("Who founded it " + "and who built it " * 20 + "?", LONG)

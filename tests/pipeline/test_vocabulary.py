@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 from swep_ds.commands import trim as command
 from swep_ds.models.hub import load_tokenizer
 from swep_ds.pipeline import vocabulary
-from swep_ds.pipeline.vocabulary import freeze_words, trim
+from swep_ds.pipeline.vocabulary import trim
 from tests.support import tiny, tiny_models
 from tests.support.tiny_objective import JOINT, gradients, objective, windows
 
@@ -96,7 +96,7 @@ def test_texts_of_kept_words_have_the_same_words_and_logits(tmp_path, architectu
 )
 def test_frozen_are_the_words_of_encoder_and_decoder_and_a_tied_output_layer(architecture, kept):
     module = objective("swep", architecture, beta=1e-3, initialisation="default")
-    freeze_words(module.qa.model)
+    module.qa.words.requires_grad_(False)
     loss, *_ = module(windows(architecture), JOINT)
     learnt = gradients(module, loss)
     names = {name for name, parameter in module.qa.model.named_parameters() if not parameter.requires_grad}
@@ -117,8 +117,8 @@ def test_the_command_reads_texts_and_data(tmp_path, monkeypatch, capsys):
         command.trim()
     kept = [set(load_tokenizer(str(tmp_path / "models" / name)).get_vocab()) for name in ("texts", "both")]
     assert kept[0] < kept[1]
+    assert capsys.readouterr().out.splitlines()[-1] == f"kept {len(kept[1])} of 212 words: models/both"
     monkeypatch.setattr(vocabulary, "save_tokenizer", Mock(side_effect=OSError("the disk is full")))
     with pytest.raises(OSError, match="full"):
         trim(str(source), TEXTS, tmp_path / "models" / "broken")
     assert {folder.name for folder in (tmp_path / "models").iterdir()} == {"texts", "both"}
-    assert capsys.readouterr().out.splitlines()[-1] == f"{len(kept[1])} of 212 words in models/both"

@@ -146,7 +146,7 @@ def test_questions_are_answered_together_in_the_fewest_forward_passes(model, sho
     asks = QuestionAnswerer(model, null_threshold=0.5, batch_size=4)
     over = asks.over(TEXTS, 9)
     expected = [over(question, 3) for question in questions]
-    assert caplog.messages[-1] == "the question is longer than 8 tokens, and what follows is not read"
+    assert caplog.messages[-1] == "a question is longer than 8 tokens, and what follows is not read"
     lengths = []
     predict = type(asks._saved.qa).predict
 
@@ -160,8 +160,8 @@ def test_questions_are_answered_together_in_the_fewest_forward_passes(model, sho
     assert len(windows) > 8
     assert len(lengths) == math.ceil(len(windows) / 4)
     assert windows == sorted(windows, reverse=True)  # so that padding is least
-    assert caplog.messages[-1] == "1 of 3 questions are longer than 8 tokens, and what follows is not read"
-    monkeypatch.setattr(module, "QUESTIONS_AT_A_TIME", 2)
+    assert caplog.messages[-1] == "a question is longer than 8 tokens, and what follows is not read"
+    monkeypatch.setattr(module, "QUESTIONS_OF_TEXTS_AT_A_TIME", 2)
     for replies in (replied, list(over.answer(questions, 3))):
         assert len(replies) == len(questions)
         for given, alone in zip(replies, expected, strict=True):
