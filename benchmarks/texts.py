@@ -2,11 +2,11 @@
 
     python -m benchmarks.texts new_wiki_v1.0.json.gz
     python -m benchmarks.texts new_wiki_v1.0.json.gz amazon_reviews_v1.0.json.gz --questions 400 --model MODEL
-    python -m benchmarks.texts new_wiki_v1.0.json.gz --weights 1 0 0 0
+    python -m benchmarks.texts new_wiki_v1.0.json.gz --weights 1 0 0
 
 FILE is a data set in SQuAD's format. The paragraphs of an article, joined by blank lines, are one text. For questions
 drawn from all of them, which have an answer, the script prints at several k how often one of the k best passages holds
-the answer at its place. --weights compares terms: words alone are 1 0 0 0. With --model, the model answers each
+the answer at its place. --weights compares terms: words alone are 1 0 0. With --model, the model answers each
 question from the k best passages of all texts, and from the paragraph that it was written about: exact match and F1 of
 both, how often the answer is of the right text, and how often the model declines.
 """

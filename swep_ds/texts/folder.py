@@ -25,9 +25,9 @@ class FolderTexts:
         self.what = what
         self.left_out = 0  # files with other names, when texts were last listed
 
-    def states(self) -> dict[str, list[int]]:
+    def states(self) -> dict[str, str]:
         """By name the size and the times of the file, in ns, of which one changes whenever its content does. They are
-        left out where the file changed a moment ago, as a second change might leave the same times."""
+        left out, "", where the file changed a moment ago, as a second change might leave the same times."""
         states = {}
         self.left_out = 0
         now = time.time_ns()
@@ -43,7 +43,7 @@ class FolderTexts:
                 elif entry.is_file():
                     stat = entry.stat()
                     settled = now - max(stat.st_mtime_ns, stat.st_ctime_ns) > SETTLED
-                    states[entry.path] = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] if settled else []
+                    states[entry.path] = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}" if settled else ""
         if not states:
             raise InputError(f"{self.what}: holds no text: put {' or '.join(SUFFIXES)} files into it")
         start = len(os.path.join(self.folder, ""))

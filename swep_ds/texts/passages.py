@@ -5,11 +5,12 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swep_ds.texts.words import WORD
+from swep_ds.texts.words import MARKED_OR_UNSPACED, WORD, grams
 
 WORDS = 100  # of a passage
 STEP = 50  # words from one passage's first word to the next one's
 _WORD = re.compile(f"({WORD.pattern})")
+_PLAIN_WORD = re.compile(r"([^\W_]+)")
 
 
 class Passage(NamedTuple):
@@ -18,15 +19,17 @@ class Passage(NamedTuple):
     end: int
 
 
-def cut(text: str) -> Iterator[tuple[int, int, list[str]]]:
-    """The begin, the end and the words of each passage of a text; nothing if it has no word."""
+def cut(text: str) -> Iterator[tuple[int, int, list[str], list[str]]]:
+    """The begin, the end, the words and the grams of each passage of a text; nothing if it has no word."""
     folded = text.casefold()
     same_places = len(folded) == len(text) and unicodedata.is_normalized("NFC", folded)
     # what stands before a word, the word, what stands before the next one, ...
-    parts = _WORD.split(folded if same_places else text)
+    pattern = _WORD if MARKED_OR_UNSPACED.search(text) else _PLAIN_WORD
+    parts = pattern.split(folded if same_places else text)
     words = parts[1::2]
     if not same_places:
         words = [unicodedata.normalize("NFC", word.casefold()) for word in words]
+    pieces = grams(words)
     begins = []  # of every `STEP`-th word, but of the first what stands before it
     place = 0
     for first in range(0, len(words), STEP):
@@ -36,7 +39,8 @@ def cut(text: str) -> Iterator[tuple[int, int, list[str]]]:
         following = number + WORDS // STEP
         # with what follows its last word, such as a full stop
         end = begins[following] if following < len(begins) else len(text)
-        yield begins[number], end, words[number * STEP : number * STEP + WORDS]
+        of_passage = slice(number * STEP, number * STEP + WORDS)
+        yield begins[number], end, words[of_passage], pieces[of_passage]
 
 
 def joined(passages: list[Passage]) -> list[Passage]:

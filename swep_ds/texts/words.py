@@ -11,13 +11,14 @@ import unicodedata
 from swep_ds.data.places import HANGUL, UNSPACED
 from swep_ds.data.windows import is_mark
 
-# Factors of the BM25 scores of a passage's words, of their grams, and of both of its text's title
+# Factors of the BM25 scores of a passage's words, of their grams, and of both of its text's title together
 WORD_WEIGHT, GRAM_WEIGHT, TITLE_WEIGHT = 1.0, 0.8, 1.0
 PREFIX = 4  # letters
 _MARKS = "".join(filter(is_mark, map(chr, range(0x10000))))
 _SPLIT = UNSPACED + HANGUL
 _CHARACTER = re.compile(f"[{_SPLIT}]")
 _SYLLABIC = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Myanmar, Khmer: longer words
+MARKED_OR_UNSPACED = re.compile(f"[{_MARKS}{_SPLIT}]")  # a text without them has simpler words
 WORD = re.compile(rf"(?=\w)[{_SPLIT}][{_MARKS}]*|[^\W_{_SPLIT}]+(?:[{_MARKS}]+[^\W_{_SPLIT}]*)*")
 
 
@@ -28,17 +29,18 @@ def words(text: str) -> list[str]:
 
 
 def grams(words: list[str]) -> list[str]:
-    """The first letters of longer words, and runs of two characters (three in Thai and its like) that are words."""
-    if not any(map(_CHARACTER.match, words)):
-        return [word[:PREFIX] for word in words if len(word) > PREFIX]
-    pieces = []
+    """By word its first letters, if it has more, or the run of two characters that are words (three in Thai and its
+    like) that it ends; "" where there is none."""
+    pieces = [word[:PREFIX] if len(word) > PREFIX else "" for word in words]
+    if not _CHARACTER.search(" ".join(words)):
+        return pieces
     second = first = ""  # characters before this word
-    for word in words:
+    for number, word in enumerate(words):
         if not _CHARACTER.match(word):
-            pieces += [word[:PREFIX]] if len(word) > PREFIX else []
             second = first = ""
             continue
+        pieces[number] = ""
         if first and (second or not _SYLLABIC.match(word)):
-            pieces.append((second if _SYLLABIC.match(word) else "") + first + word)
+            pieces[number] = (second if _SYLLABIC.match(word) else "") + first + word
         second, first = first, word
     return pieces

@@ -89,12 +89,16 @@ def bm25(question: str, texts: dict[str, str]) -> dict[Passage, float]:
     places = []
     for name, text in sorted(texts.items()):
         title = words(os.path.splitext(name)[0])
-        for begin, end, of_passage in cut(text):
+        for begin, end, of_passage, pieces in cut(text):
             places.append(Passage(name, begin, end))
-            of_fields.append([Counter(terms) for terms in (of_passage, grams(of_passage), title, grams(title))])
+            assert pieces == grams(of_passage)
+            fields = (of_passage, pieces, title + grams(title))
+            of_fields.append([Counter(filter(None, terms)) for terms in fields])
     scores = dict.fromkeys(places, 0.0)
     asked = words(question)
-    for number, (weight, terms) in enumerate(zip(FIELDS.values(), (asked, grams(asked)) * 2, strict=True)):
+    asked_grams = list(filter(None, grams(asked)))
+    of_question = (asked, asked_grams, asked + asked_grams)
+    for number, (weight, terms) in enumerate(zip(FIELDS.values(), of_question, strict=True)):
         counts = [fields[number] for fields in of_fields]
         mean = sum(sum(count.values()) for count in counts) / len(counts)
         for place, count in zip(places, counts, strict=True):

@@ -44,7 +44,7 @@ def short(monkeypatch):
 
 
 def passages_of(name: str) -> list[Passage]:
-    return [Passage(name, begin, end) for begin, end, _ in cut(TEXTS[name])]
+    return [Passage(name, begin, end) for begin, end, _, _ in cut(TEXTS[name])]
 
 
 def test_passages_overlap_and_cover_the_text(short):
@@ -69,7 +69,7 @@ def test_passages_overlap_and_cover_the_text(short):
 def test_passages_have_a_hundred_words_and_begin_fifty_apart():
     numbers = [str(number) for number in range(250)]
     text = " ".join(numbers)
-    read = [text[begin:end].split() for begin, end, _ in cut(text)]
+    read = [text[begin:end].split() for begin, end, _, _ in cut(text)]
     assert read == [numbers[first : first + 100] for first in (0, 50, 100, 150)]
 
 

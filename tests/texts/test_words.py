@@ -36,7 +36,7 @@ CASES = {
 def test_words_and_grams_of_each_script(text, expected, pieces):
     assert words(text) == expected.split()
     assert words(unicodedata.normalize("NFD", text)) == expected.split()
-    assert grams(words(text)) == pieces.split()
+    assert list(filter(None, grams(words(text)))) == pieces.split()
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_words_and_grams_of_each_script(text, expected, pieces):
     ],
 )
 def test_inflected_forms_share_grams(question, text):
-    assert {*grams(words(question))} & {*grams(words(text))}
+    assert {*grams(words(question))} & {*grams(words(text))} - {""}
