@@ -7,11 +7,11 @@ after the other.
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from torch import nn
 
 from swep_ds.common.errors import InputError
 from swep_ds.training.settings import TrainSection
@@ -50,27 +50,19 @@ class States:
 
 
 def model_states(
-    shapes: Sequence[Sequence[int]],
-    config: dict[str, Any],
-    train: TrainSection,
-    world_size: int,
-    averaged: int = 0,
-    frozen: int = 0,
-    on_cpu: bool = False,
+    objective: nn.Module, config: dict[str, Any], train: TrainSection, world_size: int, *, on_cpu: bool = False
 ) -> States:
-    """What a model takes whose trained `parameters()` have these shapes, in their order. `averaged` is the number of
-    elements whose mean `train.average` keeps, `frozen` that of all weights that are not trained. Between ranks `on_cpu`
-    gloo gathers through a buffer of its own.
+    """What an `Objective` takes. Between ranks `on_cpu` gloo gathers through a buffer of its own.
 
     Raises InputError: the config, from `complete_ds_config`, offloads to disk.
     """
-    model = _Model(shapes, config, train, world_size, averaged, frozen, on_cpu)
+    model = _Model(objective, config, train, world_size, on_cpu)
     zero = model.zero
     offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
     if "nvme" in offload:
         raise InputError("--plan does not know offload to disk: leave --ds_config out")
     if zero.stage == 0:
-        return model.stage_0(shapes, train.optimizer == "adafactor")
+        return model.stage_0(train.optimizer == "adafactor")
     if zero.stage == 3:
         return model.stage_3()
     if zero.stage == 1 and zero.offload_optimizer is None:
@@ -80,26 +72,24 @@ def model_states(
 
 class _Model:
     def __init__(
-        self,
-        shapes: Sequence[Sequence[int]],
-        config: dict[str, Any],
-        train: TrainSection,
-        world_size: int,
-        averaged: int,
-        frozen: int,
-        on_cpu: bool,
+        self, objective: nn.Module, config: dict[str, Any], train: TrainSection, world_size: int, on_cpu: bool
     ):
         zero = DeepSpeedZeroConfig(**config["zero_optimization"])
         self.zero = zero
         self.world_size = world_size
-        self.averaged = averaged
         self.copies = 2 if on_cpu else 1  # of weights that are made flat or gathered, in the device's memory
-        # the mean with the start, which is made when it is tested, beside the start and the last weights
-        self.applied = 4 * averaged if train.average == "start" else 0
-        self.sizes = [math.prod(shape) for shape in shapes]
+        self.shapes = [parameter.shape for parameter in objective.parameters() if parameter.requires_grad]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
         self.numel = sum(self.sizes)
-        self.frozen = frozen
+        everything = [parameter.numel() for parameter in objective.parameters()]
+        self.frozen = sum(everything) - self.numel
+        self.widest = max(everything)
         self.largest = max(self.sizes)
+        self.averaged = 0  # elements whose mean `train.average` keeps
+        if train.average != "none":
+            self.averaged = sum(p.numel() for p in objective.qa.parameters() if p.requires_grad)
+        # the mean with the start, which is made when it is tested, beside the start and the last weights
+        self.applied = 4 * self.averaged if train.average == "start" else 0
         self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
         self.accumulates = config["gradient_accumulation_steps"] > 1
         in_float32 = "data_types" in config or (self.accumulates and zero.stage == 1)
@@ -112,17 +102,17 @@ class _Model:
         self.part = 2 * math.ceil(self.numel / (2 * world_size))
         # below ZeRO-3: whole weights, and a part of the optimizer
         self.whole = States(
-            parameters=self.width * (self.numel + frozen),
+            parameters=self.width * (self.numel + self.frozen),
             optimizer=self._kept(self.part),
             evaluating=min(4 * self.part, self.applied),
-            loading=4 * (self.numel + frozen),
+            loading=4 * (self.numel + self.frozen),
             # stage_1_and_2.py: all weights made flat; then the float32 copy with the gradient that Adam is begun with
-            starting=self.width * (self.numel + frozen)
+            starting=self.width * (self.numel + self.frozen)
             + max((self.copies - 1) * self.width * self.numel, 8 * self.part),
             saved=self.width * self.numel + self._saved(self.part),
         )
 
-    def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
+    def stage_0(self, adafactor: bool) -> States:
         """Plain data parallelism under PyTorch's optimizer, in float32."""
         whole = 4 * self.numel
         moments = 8 * self.numel
@@ -130,7 +120,7 @@ class _Model:
         if adafactor:  # transformers keeps two vectors for a matrix, and no first moment
             working = 8 * self.largest
             moments = 0
-            for shape in shapes:
+            for shape in self.shapes:
                 if len(shape) < 2:
                     moments += 4 * math.prod(shape)
                 else:
@@ -218,7 +208,7 @@ class _Model:
             step=self.summed * part + 4 * group,
             evaluating=gathered + prefetched + self.summed * part + min(4 * part, self.applied),
             # the gradients' buffer comes after that of initialize_optimizer_states; the rest as measured
-            starting=kept + (4 + self.summed) * part + 2 * width * self.largest,
+            starting=kept + (4 + self.summed) * part + 2 * width * self.widest,
             saved=self._saved(part),
             partitioned=True,
         )

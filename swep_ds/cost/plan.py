@@ -171,9 +171,6 @@ def _states(
 ) -> tuple[dict[str, States], list[InputError]]:
     """Model states by ds_config, and what is wrong with the others. Raises InputError: none can be planned for."""
     train = recipe.train
-    shapes = [tuple(parameter.shape) for parameter in objective.parameters() if parameter.requires_grad]
-    frozen = sum(parameter.numel() for parameter in objective.parameters() if not parameter.requires_grad)
-    averaged = sum(p.numel() for p in objective.qa.parameters() if p.requires_grad) if train.average != "none" else 0
     setup = {"world_size": devices.count, "micro_steps": len(objective.parts(train.execution))}
     setup |= {"hidden_size": objective.qa.hidden_size, "on_cpu": not devices.on_gpu}
     states = {}
@@ -181,9 +178,7 @@ def _states(
     for name in names:
         try:
             config = complete_ds_config(name, train, **setup)
-            states[name] = model_states(
-                shapes, config, train, devices.count, averaged, frozen, on_cpu=not devices.on_gpu
-            )
+            states[name] = model_states(objective, config, train, devices.count, on_cpu=not devices.on_gpu)
         except InputError as error:
             refused.append(error)
     if not states:
@@ -197,12 +192,12 @@ def _words(recipe: Recipe, objective: Objective, states: dict[str, States], devi
     tables = word_tables(objective.qa.model)
     freeze_words(objective.qa.model)
     frozen = _states(recipe, objective, [name], devices)[0][name]
-    whole = states[name].peak(0)
-    still = sum(map(torch.numel, tables)) / sum(map(torch.numel, objective.parameters())) * frozen.parameters
-    text = (
+    whole, rest = (state.phases(0)["training"] for state in (states[name], frozen))
+    kept = sum(map(torch.numel, tables)) / sum(map(torch.numel, objective.parameters())) * frozen.parameters
+    return (
         f"model states with {Path(name).stem}: {_gib(whole)}, of which {sum(map(len, tables)):,} word embeddings take "
+        f"{_gib(whole - rest + kept)}, and {_gib(kept)} with train.freeze_embeddings=true"
     )
-    return text + f"{_gib(whole - frozen.peak(0) + still)}, and {_gib(still)} with train.freeze_embeddings=true"
 
 
 def _objective(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None) -> Objective:

@@ -72,9 +72,7 @@ def measure(model: str, stage: int, offload: bool, precision: str, frozen: bool 
         objective = make_objective(model, recipe)
         if frozen:
             freeze_words(objective.qa.model)
-        shapes = [tuple(parameter.shape) for parameter in objective.parameters() if parameter.requires_grad]
-        left = sum(parameter.numel() for parameter in objective.parameters() if not parameter.requires_grad)
-        states = model_states(shapes, config, recipe.train, ranks.world_size(), frozen=left)
+        states = model_states(objective, config, recipe.train, ranks.world_size())
         made.extend([build_engine(objective, config, recipe.train, 100), states])
         return made[0]
 
