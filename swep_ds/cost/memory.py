@@ -49,34 +49,17 @@ class States:
         }
 
 
-def model_states(
-    objective: nn.Module, config: dict[str, Any], train: TrainSection, world_size: int, *, on_cpu: bool = False
-) -> States:
-    """What an `Objective` takes. Between ranks `on_cpu` gloo gathers through a buffer of its own.
+class ModelStates:
+    """What an `Objective` takes under a config from `complete_ds_config`. Between ranks `on_cpu` gloo gathers through a
+    buffer of its own."""
 
-    Raises InputError: the config, from `complete_ds_config`, offloads to disk.
-    """
-    model = _Model(objective, config, train, world_size, on_cpu)
-    zero = model.zero
-    offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
-    if "nvme" in offload:
-        raise InputError("--plan does not know offload to disk: leave --ds_config out")
-    if zero.stage == 0:
-        return model.stage_0(train.optimizer == "adafactor")
-    if zero.stage == 3:
-        return model.stage_3()
-    if zero.stage == 1 and zero.offload_optimizer is None:
-        return model.stage_1()
-    return model.stage_2()
-
-
-class _Model:
     def __init__(
-        self, objective: nn.Module, config: dict[str, Any], train: TrainSection, world_size: int, on_cpu: bool
+        self, objective: nn.Module, config: dict[str, Any], train: TrainSection, world_size: int, *, on_cpu: bool
     ):
         zero = DeepSpeedZeroConfig(**config["zero_optimization"])
         self.zero = zero
         self.world_size = world_size
+        self.adafactor = train.optimizer == "adafactor"
         self.copies = 2 if on_cpu else 1  # of weights that are made flat or gathered, in the device's memory
         self.shapes = [parameter.shape for parameter in objective.parameters() if parameter.requires_grad]
         self.sizes = [math.prod(shape) for shape in self.shapes]
@@ -112,12 +95,22 @@ class _Model:
             saved=self.width * self.numel + self._saved(self.part),
         )
 
-    def stage_0(self, adafactor: bool) -> States:
+    def planned(self) -> States:
+        """Raises InputError: the config offloads to disk."""
+        zero = self.zero
+        offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
+        if "nvme" in offload:
+            raise InputError("--plan does not know offload to disk: leave --ds_config out")
+        if zero.stage == 1 and not offload:
+            return self.stage_1()
+        return (self.stage_0, self.stage_2, self.stage_2, self.stage_3)[zero.stage]()
+
+    def stage_0(self) -> States:
         """Plain data parallelism under PyTorch's optimizer, in float32."""
         whole = 4 * self.numel
         moments = 8 * self.numel
         working = 0  # the step's temporaries: fused AdamW has none
-        if adafactor:  # transformers keeps two vectors for a matrix, and no first moment
+        if self.adafactor:  # transformers keeps two vectors for a matrix, and no first moment
             working = 8 * self.largest
             moments = 0
             for shape in self.shapes:
@@ -168,15 +161,15 @@ class _Model:
         if self.zero.offload_optimizer is not None:
             # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
             host = self._kept(part) + min(4 * part, self.applied) + (4 + width) * part
-            return States(
-                parameters=self.whole.parameters,
+            return replace(
+                self.whole,
+                optimizer=0,
                 buffers=width * self.largest,
                 transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
                 host=host + width * self.largest + accumulated,
-                loading=self.whole.loading,
+                evaluating=0,
                 starting=width * (self.copies * self.numel + self.frozen),
                 moments=8 * part,
-                saved=self.whole.saved,
             )
         transient = self.bucket + oversized + accumulated
         if self.coalesced:  # grads_in_partition is filled while all gradients still exist

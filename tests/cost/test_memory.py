@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from swep_ds.cost.memory import States, model_states
+from swep_ds.cost.memory import ModelStates, States
 from swep_ds.training.settings import TrainSection
 from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, run_script
@@ -33,7 +33,9 @@ def states(stage: int, precision="fp32", world_size: int = 2, offload="", frozen
         if stage == 3:
             zero["offload_param"] = {"device": "cpu"}
     config = {"zero_optimization": zero, "gradient_accumulation_steps": 2}
-    return model_states(objective(frozen), config, TrainSection(precision=precision, **train), world_size)
+    return ModelStates(
+        objective(frozen), config, TrainSection(precision=precision, **train), world_size, on_cpu=False
+    ).planned()
 
 
 def held(state: States) -> tuple[int, int, int]:
