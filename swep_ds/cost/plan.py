@@ -97,7 +97,8 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     if fitting:
         ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
         console.print(f"use {Path(fitting[0]).name}, the fastest that fits:")
-        console.print(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
+        on_cpu = "DS_ACCELERATOR=cpu " if accelerator.on_gpu() and not devices.on_gpu else ""
+        console.print(f"    {on_cpu}{shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
         return
     size = "max_tokens" if recipe.train.max_tokens else "micro_batch_size"
     hint = "set train.activation_checkpointing=true, lower eval.batch_size where evaluation takes the most, or use more"
