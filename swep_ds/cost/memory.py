@@ -32,6 +32,7 @@ class States:
     host: int = 0  # what is offloaded
     moments: int = 0  # of `host`, what is not there before the first step
     evaluating: int = 0  # there during evaluation: a share of gradients and transient, the mean with the start
+    exporting: int = 0  # there during the export
     loading: int = 0  # weights before they are on the device; at ZeRO-3 they stay in their files
     starting: int = 0  # all that is there while the engine is built
     saved: int = 0  # of all ranks, on disk: a checkpoint
@@ -39,13 +40,13 @@ class States:
 
     def phases(self, activations: int, held: int = 0, written: int = 0) -> dict[str, int]:
         """The device's peaks: until the engine is built, over an update that holds `activations`, an evaluation that
-        holds `held` bytes, and an export with `written` bytes in the same memory; ZeRO-3 keeps its gradients there."""
+        holds `held` bytes, and an export with `written` bytes in the same memory."""
         always = self.parameters + self.optimizer + self.buffers
         return {
             "start": self.starting,
             "training": always + max(self.gradients + self.transient + activations, self.step),
             "evaluation": always + self.evaluating + held,
-            "export": always + self.partitioned * self.gradients + written,
+            "export": always + self.exporting + written,
         }
 
 
@@ -133,7 +134,8 @@ class ModelStates:
             working = self.width * self.part * self.world_size  # what is sent
         if self.sends_half:
             working = 2 * self.numel
-        transient = self.width * self.numel
+        # as measured: while the largest gradient is added, it is there twice
+        transient = self.width * (self.numel + self.largest)
         # the flat gradient is made, and its memory given back, when the float32 copy is there
         starting = max(self.whole.starting, self.whole.parameters + 4 * self.part + gradients)
         step = gradients + working
@@ -191,6 +193,8 @@ class ModelStates:
             gathered = width * min(self.numel + self.frozen, zero.max_live_parameters)
             prefetched = width * min(self.numel + self.frozen, zero.prefetch_bucket_size) * self.copies
             persistent = width * sum(size for size in self.sizes if size <= zero.param_persistence_threshold)
+        # all weights, or the first and largest while it is gathered
+        used = max(gathered + prefetched, self.copies * width * self.widest if gathered else 0)
         # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
         states = States(
             parameters=kept,
@@ -199,7 +203,8 @@ class ModelStates:
             gradients=self.summed * part,
             transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
             step=self.summed * part + 4 * group,
-            evaluating=gathered + prefetched + self.summed * part + min(4 * part, self.applied),
+            evaluating=used + self.summed * part + min(4 * part, self.applied),
+            exporting=self.summed * part + width * self.widest,  # the gradients' buffer, and a gathered weight
             # the gradients' buffer comes after that of initialize_optimizer_states; the rest as measured
             starting=kept + (4 + self.summed) * part + 2 * width * self.widest,
             saved=self._saved(part),
@@ -210,7 +215,8 @@ class ModelStates:
         # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
         host = self._kept(part) + min(4 * part, self.applied) + (4 + self.summed) * part
         left = 4 * group  # initialize_optimizer_states
-        states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched, moments=8 * part)
+        states = replace(states, optimizer=0, gradients=0, step=0, evaluating=used, moments=8 * part)
+        states = replace(states, exporting=width * self.widest)
         if zero.offload_param is not None:
             return replace(states, parameters=0, starting=left, host=host + kept)
         return replace(states, starting=kept + left, host=host)

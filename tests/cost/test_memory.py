@@ -57,7 +57,7 @@ def test_parts_are_those_of_the_flat_buffer():
     assert states(2, coalesce_grad_reduction=True).transient == 4 * (BUCKET + N)
     flat = states(1)  # the flat gradient, and those of a backward
     assert held(flat) == (4 * N, 12 * part, 4 * 2 * part)
-    assert (flat.transient, flat.step) == (4 * N, 4 * 2 * part)
+    assert (flat.transient, flat.step) == (4 * (N + LARGEST), 4 * 2 * part)
     # bf16 adds an update's backwards up in float32, and sends the sum in bf16
     assert states(1, "bf16").step == 4 * 2 * part + 2 * 2 * part
     assert states(1, "autocast").step == 4 * 2 * part + 2 * N
@@ -127,7 +127,8 @@ def test_each_phase_has_a_peak():
     assert states(3, "bf16").evaluating == 2 * N + 2 * N + 2 * part  # gathered, prefetched, and its own gradients
     assert states(3).starting == 12 * part + 2 * 4 * LARGEST  # weights, the copy, gradients, and whole weights
     assert states(3).saved == 2 * 12 * part  # no weights beside the copy
-    assert states(3).phases(0)["export"] == (4 + 12 + 4) * part + states(3).buffers  # its gradients' buffer stays
+    # its gradients' buffer stays, and a whole weight is gathered
+    assert states(3).phases(0)["export"] == (4 + 12 + 4) * part + states(3).buffers + 4 * LARGEST
     # weights pass through CPU memory below ZeRO-3
     assert [states(stage).loading for stage in (0, 1, 2, 3)] == [4 * N, 4 * N, 4 * N, 0]
     assert states(2, offload="cpu").loading == 4 * N
