@@ -206,7 +206,7 @@ class ModelStates:
             evaluating=used + self.summed * part + min(4 * part, self.applied),
             exporting=self.summed * part + width * self.widest,  # the gradients' buffer, and a gathered weight
             # the gradients' buffer comes after that of initialize_optimizer_states; the rest as measured
-            starting=kept + (4 + self.summed) * part + 2 * width * self.widest,
+            starting=kept + max((4 + self.summed) * part + 2 * width * self.largest, width * self.widest),
             saved=self._saved(part),
             partitioned=True,
         )
