@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--resume", default="auto", metavar="auto|never|PATH", help=text)
     instead = options.add_mutually_exclusive_group()
     text = "train nothing: print parameters, updates, memory and the ds_config to take, on N GPUs of GIB each, such as "
-    text += "8x80 (default: this machine's devices); without --ds_config it compares the shipped ones"
+    text += "8x80, or 2xcpu (default: this machine's devices); without --ds_config it compares the shipped ones"
     instead.add_argument("--plan", nargs="?", const="", metavar="NxGIB", help=text)
     text = "train nothing: compare what the ranks see, time collectives and check what a start would refuse"
     instead.add_argument("--preflight", action="store_true", help=text)
@@ -103,7 +103,7 @@ def plan() -> None:
     Without --ds_config all shipped ones are compared but the one that offloads to disk.
     """
     options = Parser(description=inspect.getdoc(plan))
-    text = "N GPUs of GIB each (default: this machine's devices)"
+    text = "N GPUs of GIB each, or Nxcpu: N processes on this machine's CPU (default: this machine's devices)"
     options.add_argument("plan", nargs="?", default="", metavar="NxGIB", help=text)
     add_run_options(options)
     options.set_defaults(ranks=None)

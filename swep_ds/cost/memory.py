@@ -7,11 +7,11 @@ after the other.
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from torch import nn
 
 from swep_ds.common.errors import InputError
 from swep_ds.training.settings import TrainSection
@@ -32,6 +32,7 @@ class States:
     host: int = 0  # what is offloaded
     moments: int = 0  # of `host`, what is not there before the first step
     evaluating: int = 0  # there during evaluation: a share of gradients and transient, the mean with the start
+    exporting: int = 0  # there during the export
     loading: int = 0  # weights before they are on the device; at ZeRO-3 they stay in their files
     starting: int = 0  # all that is there while the engine is built
     saved: int = 0  # of all ranks, on disk: a checkpoint
@@ -39,67 +40,40 @@ class States:
 
     def phases(self, activations: int, held: int = 0, written: int = 0) -> dict[str, int]:
         """The device's peaks: until the engine is built, over an update that holds `activations`, an evaluation that
-        holds `held` bytes, and an export with `written` bytes in the same memory; ZeRO-3 keeps its gradients there."""
+        holds `held` bytes, and an export with `written` bytes in the same memory."""
         always = self.parameters + self.optimizer + self.buffers
         return {
             "start": self.starting,
             "training": always + max(self.gradients + self.transient + activations, self.step),
             "evaluation": always + self.evaluating + held,
-            "export": always + self.partitioned * self.gradients + written,
+            "export": always + self.exporting + written,
         }
 
 
-def model_states(
-    shapes: Sequence[Sequence[int]],
-    config: dict[str, Any],
-    train: TrainSection,
-    world_size: int,
-    averaged: int = 0,
-    frozen: int = 0,
-    on_cpu: bool = False,
-) -> States:
-    """What a model takes whose trained `parameters()` have these shapes, in their order. `averaged` is the number of
-    elements whose mean `train.average` keeps, `frozen` that of all weights that are not trained. Between ranks `on_cpu`
-    gloo gathers through a buffer of its own.
+class ModelStates:
+    """What an `Objective` takes under a config from `complete_ds_config`. Between ranks `on_cpu` gloo gathers through a
+    buffer of its own."""
 
-    Raises InputError: the config, from `complete_ds_config`, offloads to disk.
-    """
-    model = _Model(shapes, config, train, world_size, averaged, frozen, on_cpu)
-    zero = model.zero
-    offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
-    if "nvme" in offload:
-        raise InputError("--plan does not know offload to disk: leave --ds_config out")
-    if zero.stage == 0:
-        return model.stage_0(shapes, train.optimizer == "adafactor")
-    if zero.stage == 3:
-        return model.stage_3()
-    if zero.stage == 1 and zero.offload_optimizer is None:
-        return model.stage_1()
-    return model.stage_2()
-
-
-class _Model:
     def __init__(
-        self,
-        shapes: Sequence[Sequence[int]],
-        config: dict[str, Any],
-        train: TrainSection,
-        world_size: int,
-        averaged: int,
-        frozen: int,
-        on_cpu: bool,
+        self, objective: nn.Module, config: dict[str, Any], train: TrainSection, world_size: int, *, on_cpu: bool
     ):
         zero = DeepSpeedZeroConfig(**config["zero_optimization"])
         self.zero = zero
         self.world_size = world_size
-        self.averaged = averaged
+        self.adafactor = train.optimizer == "adafactor"
         self.copies = 2 if on_cpu else 1  # of weights that are made flat or gathered, in the device's memory
-        # the mean with the start, which is made when it is tested, beside the start and the last weights
-        self.applied = 4 * averaged if train.average == "start" else 0
-        self.sizes = [math.prod(shape) for shape in shapes]
+        self.shapes = [parameter.shape for parameter in objective.parameters() if parameter.requires_grad]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
         self.numel = sum(self.sizes)
-        self.frozen = frozen
+        everything = [parameter.numel() for parameter in objective.parameters()]
+        self.frozen = sum(everything) - self.numel
+        self.widest = max(everything)
         self.largest = max(self.sizes)
+        self.averaged = 0  # elements whose mean `train.average` keeps
+        if train.average != "none":
+            self.averaged = sum(p.numel() for p in objective.qa.parameters() if p.requires_grad)
+        # the mean with the start, which is made when it is tested, beside the start and the last weights
+        self.applied = 4 * self.averaged if train.average == "start" else 0
         self.width = 2 if train.precision in ("bf16", "fp16") else 4  # bytes of a parameter
         self.accumulates = config["gradient_accumulation_steps"] > 1
         in_float32 = "data_types" in config or (self.accumulates and zero.stage == 1)
@@ -112,25 +86,35 @@ class _Model:
         self.part = 2 * math.ceil(self.numel / (2 * world_size))
         # below ZeRO-3: whole weights, and a part of the optimizer
         self.whole = States(
-            parameters=self.width * (self.numel + frozen),
+            parameters=self.width * (self.numel + self.frozen),
             optimizer=self._kept(self.part),
             evaluating=min(4 * self.part, self.applied),
-            loading=4 * (self.numel + frozen),
+            loading=4 * (self.numel + self.frozen),
             # stage_1_and_2.py: all weights made flat; then the float32 copy with the gradient that Adam is begun with
-            starting=self.width * (self.numel + frozen)
+            starting=self.width * (self.numel + self.frozen)
             + max((self.copies - 1) * self.width * self.numel, 8 * self.part),
             saved=self.width * self.numel + self._saved(self.part),
         )
 
-    def stage_0(self, shapes: Sequence[Sequence[int]], adafactor: bool) -> States:
+    def planned(self) -> States:
+        """Raises InputError: the config offloads to disk."""
+        zero = self.zero
+        offload = [block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
+        if "nvme" in offload:
+            raise InputError("--plan does not know offload to disk: leave --ds_config out")
+        if zero.stage == 1 and not offload:
+            return self.stage_1()
+        return (self.stage_0, self.stage_2, self.stage_2, self.stage_3)[zero.stage]()
+
+    def stage_0(self) -> States:
         """Plain data parallelism under PyTorch's optimizer, in float32."""
         whole = 4 * self.numel
         moments = 8 * self.numel
         working = 0  # the step's temporaries: fused AdamW has none
-        if adafactor:  # transformers keeps two vectors for a matrix, and no first moment
+        if self.adafactor:  # transformers keeps two vectors for a matrix, and no first moment
             working = 8 * self.largest
             moments = 0
-            for shape in shapes:
+            for shape in self.shapes:
                 if len(shape) < 2:
                     moments += 4 * math.prod(shape)
                 else:
@@ -150,7 +134,8 @@ class _Model:
             working = self.width * self.part * self.world_size  # what is sent
         if self.sends_half:
             working = 2 * self.numel
-        transient = self.width * self.numel
+        # as measured: while the largest gradient is added, it is there twice
+        transient = self.width * (self.numel + self.largest)
         # the flat gradient is made, and its memory given back, when the float32 copy is there
         starting = max(self.whole.starting, self.whole.parameters + 4 * self.part + gradients)
         step = gradients + working
@@ -178,15 +163,15 @@ class _Model:
         if self.zero.offload_optimizer is not None:
             # param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu
             host = self._kept(part) + min(4 * part, self.applied) + (4 + width) * part
-            return States(
-                parameters=self.whole.parameters,
+            return replace(
+                self.whole,
+                optimizer=0,
                 buffers=width * self.largest,
                 transient=self.bucket + 2 * oversized + 4 * self.largest + self.coalesced,
                 host=host + width * self.largest + accumulated,
-                loading=self.whole.loading,
+                evaluating=0,
                 starting=width * (self.copies * self.numel + self.frozen),
                 moments=8 * part,
-                saved=self.whole.saved,
             )
         transient = self.bucket + oversized + accumulated
         if self.coalesced:  # grads_in_partition is filled while all gradients still exist
@@ -208,6 +193,8 @@ class _Model:
             gathered = width * min(self.numel + self.frozen, zero.max_live_parameters)
             prefetched = width * min(self.numel + self.frozen, zero.prefetch_bucket_size) * self.copies
             persistent = width * sum(size for size in self.sizes if size <= zero.param_persistence_threshold)
+        # all weights, or the first and largest while it is gathered
+        used = max(gathered + prefetched, self.copies * width * self.widest if gathered else 0)
         # stage3.py: the bucket exists from the start, grad_partitions_flat_buffer with the float32 copy
         states = States(
             parameters=kept,
@@ -216,9 +203,10 @@ class _Model:
             gradients=self.summed * part,
             transient=gathered + max(prefetched, 2 * width * self.largest) + self.coalesced,
             step=self.summed * part + 4 * group,
-            evaluating=gathered + prefetched + self.summed * part + min(4 * part, self.applied),
+            evaluating=used + self.summed * part + min(4 * part, self.applied),
+            exporting=self.summed * part + width * self.widest,  # the gradients' buffer, and a gathered weight
             # the gradients' buffer comes after that of initialize_optimizer_states; the rest as measured
-            starting=kept + (4 + self.summed) * part + 2 * width * self.largest,
+            starting=kept + max((4 + self.summed) * part + 2 * width * self.largest, width * self.widest),
             saved=self._saved(part),
             partitioned=True,
         )
@@ -227,7 +215,8 @@ class _Model:
         # _setup_for_real_optimizer: a float32 gradient is kept with the float32 copy
         host = self._kept(part) + min(4 * part, self.applied) + (4 + self.summed) * part
         left = 4 * group  # initialize_optimizer_states
-        states = replace(states, optimizer=0, gradients=0, step=0, evaluating=gathered + prefetched, moments=8 * part)
+        states = replace(states, optimizer=0, gradients=0, step=0, evaluating=used, moments=8 * part)
+        states = replace(states, exporting=width * self.widest)
         if zero.offload_param is not None:
             return replace(states, parameters=0, starting=left, host=host + kept)
         return replace(states, starting=kept + left, host=host)

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from swep_ds.common.console import Console
 from swep_ds.common.errors import InputError
 from swep_ds.cost.activations import count_activations
-from swep_ds.cost.memory import States, model_states
+from swep_ds.cost.memory import ModelStates, States
 from swep_ds.data.batches import Batch, TrainingBatches
 from swep_ds.methods import build
 from swep_ds.methods.objective import Objective
@@ -54,7 +54,6 @@ class Devices:
     memory: int
     on_gpu: bool
     host: int | None
-    total: int | None = None  # a device's bytes, used ones included
 
     @staticmethod
     def parse(text: str) -> "Devices":
@@ -63,9 +62,9 @@ class Devices:
         ram = psutil.virtual_memory()
         cpus = re.fullmatch(r"([1-9]\d*)xcpu", text)
         if not text and (free := accelerator.free_memory()):
-            return Devices(len(free), min(free), True, ram.available, min(accelerator.total_memory()))
+            return Devices(len(free), min(free), True, ram.available)
         if cpus or not text:
-            return Devices(int(cpus[1]) if cpus else 1, ram.available, False, ram.available, ram.total)
+            return Devices(int(cpus[1]) if cpus else 1, ram.available, False, ram.available)
         match = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)", text)
         if not match or float(match[2]) == 0:
             known = "such as 8x80 for 8 GPUs of 80 GiB each, or as 2xcpu for 2 processes on this machine's CPU"
@@ -97,7 +96,8 @@ def plan(recipe: Recipe, devices: Devices, ds_config: str | None, command: Seque
     if fitting:
         ranks = ["--ranks", str(devices.count)] if devices.count > 1 else []
         console.print(f"use {Path(fitting[0]).name}, the fastest that fits:")
-        console.print(f"    {shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
+        on_cpu = "DS_ACCELERATOR=cpu " if accelerator.on_gpu() and not devices.on_gpu else ""
+        console.print(f"    {on_cpu}{shlex.join(['swep-ds', 'train', *ranks, '--ds_config', fitting[0], *command])}")
         return
     size = "max_tokens" if recipe.train.max_tokens else "micro_batch_size"
     hint = "set train.activation_checkpointing=true, lower eval.batch_size where evaluation takes the most, or use more"
@@ -121,8 +121,8 @@ def plan_stage(recipe: Recipe, devices: Devices, names: Sequence[str], console: 
     average = f", average {train.average}" if train.average != "none" else ""
     how = f"{train.precision}, {train.optimizer}, {train.execution}{average}"
     say(f"{recipe.method.name} on {recipe.model.name}: {how}")
-    memory = f"{_gib(devices.memory)} free of {_gib(devices.total)}" if devices.total else _gib(devices.memory)
-    say(f"devices: {devices.count} {'GPU(s)' if devices.on_gpu else 'CPU process(es)'} of {memory}")
+    kind = "GPU(s), each with" if devices.on_gpu else "CPU process(es), which share"
+    say(f"devices: {devices.count} {kind} {_gib(devices.memory)} of free memory")
     model, method = (sum(p.numel() for p in module.parameters()) for module in (objective.qa, objective.method))
     say(f"parameters: {model:,} of the model, {method:,} of the method")
     size = train.max_tokens or train.micro_batch_size
@@ -170,9 +170,6 @@ def _states(
 ) -> tuple[dict[str, States], list[InputError]]:
     """Model states by ds_config, and what is wrong with the others. Raises InputError: none can be planned for."""
     train = recipe.train
-    shapes = [tuple(parameter.shape) for parameter in objective.parameters() if parameter.requires_grad]
-    frozen = sum(parameter.numel() for parameter in objective.parameters() if not parameter.requires_grad)
-    averaged = sum(p.numel() for p in objective.qa.parameters() if p.requires_grad) if train.average != "none" else 0
     setup = {"world_size": devices.count, "micro_steps": len(objective.parts(train.execution))}
     setup |= {"hidden_size": objective.qa.hidden_size, "on_cpu": not devices.on_gpu}
     states = {}
@@ -180,9 +177,8 @@ def _states(
     for name in names:
         try:
             config = complete_ds_config(name, train, **setup)
-            states[name] = model_states(
-                shapes, config, train, devices.count, averaged, frozen, on_cpu=not devices.on_gpu
-            )
+            model = ModelStates(objective, config, train, devices.count, on_cpu=not devices.on_gpu)
+            states[name] = model.planned()
         except InputError as error:
             refused.append(error)
     if not states:

@@ -75,9 +75,8 @@ def observe(recipe: Recipe, ds_config: str) -> Report:
     """What this rank sees. Nodes may differ in the number of cores or devices."""
     report = {"device": f"CPU {platform.machine()}, {psutil.virtual_memory().total / 2**30:.0f} GiB", **versions()}
     if accelerator.on_gpu():
-        report["device"] = (
-            f"{accelerator.product_name()}, {accelerator.total_memory()[ranks.device().index] / 2**30:.0f} GiB"
-        )
+        size = accelerator.total_memory()[ranks.device().index]
+        report["device"] = f"{accelerator.product_name()}, {size / 2**30:.0f} GiB"
     if accelerator.device_type() == "cuda":
         report["CUDA, NCCL"] = f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}"
     report["code of this package"] = fingerprint([*PACKAGE.rglob("*.py"), *shipped("kernels").rglob("*.py")], PACKAGE)

@@ -113,6 +113,7 @@ def prepare(
         scorer_of = recipe.eval.scorer_of
         return features, evaluation.prepare(tests, scorer_of), evaluation.prepare(validation, scorer_of)
 
+    ranks.progress("windows of all questions")
     features, test_sets, validation_sets = ranks.local_rank_zero_first(tokenise)
     for test in test_sets:
         if advice := test.scorer.advice(test.name, test.golds):

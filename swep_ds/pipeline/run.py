@@ -154,8 +154,7 @@ def _run_stage(
         batch = asdict(GlobalBatch.of(recipe, prepared.batches.global_batch))
         keep = recipe.train.keep_checkpoints
         checkpoints = Checkpoints(folder.checkpoints, keep, setup, batch, average)
-        with ranks.step("resuming", lambda: folder_bytes(tag)):
-            tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
+        tag, before = checkpoints.load(engine, tags) if tags else (None, TrainState())
         # last, so that a start that is refused leaves the folder as it was
         _begin(main, prepared, is_trained=before.updates == updates)
         write_on_rank0(lambda: write_remarks(folder.path, prepared.remarks, say), folder.path)

@@ -115,13 +115,14 @@ class Checkpoints:
 
         Raises InputError on every rank: all are damaged, or this run's settings are not those it was saved under.
         """
-        tag, manifest = first_undamaged(tags, lambda tag: ranks.on_all_ranks(lambda: read_manifest(tag, check=True)))
-        manifest.check_fits(tag, self.setup)  # all ranks have the same setup
-        names = [name for written in manifest.files for name in written]
-        ranks.on_all_ranks(lambda: load(engine.deepspeed, tag, manifest.stage, names))
-        refresh_weights(engine.deepspeed)
-        if self.average:
-            ranks.on_all_ranks(lambda: self.average.load(tag, names))
+        with ranks.step("loading a checkpoint", lambda: folder_bytes(tag)):
+            tag, manifest = first_undamaged(tags, lambda at: ranks.on_all_ranks(lambda: read_manifest(at, check=True)))
+            manifest.check_fits(tag, self.setup)  # all ranks have the same setup
+            names = [name for written in manifest.files for name in written]
+            ranks.on_all_ranks(lambda: load(engine.deepspeed, tag, manifest.stage, names))
+            refresh_weights(engine.deepspeed)
+            if self.average:
+                ranks.on_all_ranks(lambda: self.average.load(tag, names))
         self.scores = manifest.scores | self.scores
         return tag, manifest.done
 

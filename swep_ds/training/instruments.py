@@ -39,7 +39,6 @@ class Stopwatch:
             self._event = get_accelerator().Event
         self._forward: list[tuple] = []
         self._updates = 0  # since the last one that was read
-        self.checkpoint_seconds = 0.0  # of the latest one
         self.started = time.perf_counter() - seconds
 
     @property
@@ -57,7 +56,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase of the update, which other ranks see; "data", "forward" and "checkpoint" are timed."""
+        """A phase of the update, which other ranks see; "data" and "forward" are timed."""
         ranks.progress(f"update {self._number}, {name}")
         began = self._mark() if name == "forward" else time.perf_counter()
         yield
@@ -65,8 +64,6 @@ class Stopwatch:
             self._forward.append((began, self._mark()))
         elif name == "data":
             self._data += time.perf_counter() - began
-        elif name == "checkpoint":
-            self.checkpoint_seconds = time.perf_counter() - began
 
     def _mark(self):
         """On a GPU an event in its stream, for which nothing waits before the update is logged."""
@@ -142,7 +139,7 @@ class Instruments:
         remark = self._engine.module.method.remark(means, self._update / self._updates)
         if means.pop("unperturbed", 0) == 1:
             remark = NO_NOISE
-        self._tracker.log(state, means, remark, self.watch.checkpoint_seconds)
+        self._tracker.log(state, means, remark)
         return state, score
 
     def _read(self, saves: bool) -> tuple[dict[str, float], float]:

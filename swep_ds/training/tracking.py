@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 Table = tuple[list[str], list[list[Any]]]  # columns, rows
 # of metrics.jsonl, what the progress bar shows
 SHOWN = ("loss", "nll_clean", "nll_noisy", "divergence", "hidden_distance", "kl_per_token", "kl_per_window", "beta")
-SHOWN += ("mu", "sigma", "sigma_spread", "mu_spread", "validation_f1", "learning_rate", "samples_per_second")
-SHOWN += ("tokens_per_second",)
+SHOWN += ("mu", "sigma", "sigma_spread", "mu_spread", "validation_f1", "learning_rate")
+SHOWN += ("samples_per_second", "tokens_per_second")
 
 
 class Tracker:
     """Context manager around the training loop; `finish` follows at the end of the run. Active only on rank 0.
 
     The tests after the last of `updates` take as long as `tested` of them. wandb gets `config`. `metrics.jsonl` and
-    `health.jsonl` in the run's `folder` are first cut back to `before`. Raises InputError: at a run's first start
-    wandb cannot start.
+    `health.jsonl` in the run's `folder` are first cut back to `before`. Raises InputError: at a run's first start wandb
+    cannot start.
     """
 
     def __init__(
@@ -51,13 +51,12 @@ class Tracker:
         if not active:
             return
         self.updates = updates
-        self.tested = tested
         if settings.to != "off":
             self.wandb = _start_wandb(settings, method, config, folder, before.updates)
         self.metrics = _open_lines(folder / "metrics.jsonl", before)
         self.health = _open_lines(folder / "health.jsonl", before)
         self.console = Console()
-        self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0)
+        self.progress = Progress(self.console, "updates", updates, before.updates, line_seconds=0, after=tested)
         self.remark: str | None = None  # the method's, as long as it holds
 
     def __enter__(self) -> "Tracker":
@@ -74,10 +73,9 @@ class Tracker:
         if kind and issubclass(kind, RunExit):  # after others, ranks wait for this one
             self._tell(lambda run: run.finish(exit_code=1))
 
-    def log(self, done: TrainState, means: dict[str, float], remark: str | None, save_seconds: float = 0.0) -> None:
+    def log(self, done: TrainState, means: dict[str, float], remark: str | None) -> None:
         """Writes a line: losses and KL are means over the updates since the last line, the rest is of this update.
-        `remark` (`Method.remark`) is shown when it begins to hold. After the updates, whose time includes that of
-        earlier checkpoints, the last checkpoint (`save_seconds`) and the tests are still to come."""
+        `remark` (`Method.remark`) is shown when it begins to hold."""
         if not self.active:
             return
         line = {
@@ -91,8 +89,7 @@ class Tracker:
         _write(self.metrics, line)
         shown = [f"{name} {line[name]:.4g}" for name in SHOWN if name in line]
         shown.append(f"peak memory {line['peak_memory_bytes'] / 2**30:.2f} GiB")
-        after = save_seconds + self.tested * done.seconds / done.updates
-        self.progress.update(done.updates, "  ".join(shown), after)
+        self.progress.update(done.updates, "  ".join(shown))
         if remark and not self.remark:
             self.console.print(f"note: {remark}", style="yellow")
         self.remark = remark

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
+from torch import nn
 
-from swep_ds.cost.memory import States, model_states
+from swep_ds.cost.memory import ModelStates, States
 from swep_ds.training.settings import TrainSection
 from tests.support.bad_input import refused
 from tests.support.fork_server import ROOT, run_script
@@ -13,16 +15,27 @@ SHAPES = [(100, 10), (10, 10), (10,)]  # 1110 parameters
 N, LARGEST, BUCKET = 1110, 1000, 500
 
 
-def states(
-    stage: int, precision="fp32", world_size: int = 2, offload="", averaged: int = 0, frozen: int = 0, **train
-) -> States:
+def objective(frozen: int) -> nn.Module:
+    """The first weight is the model's, the others the method's."""
+    weights = [nn.Parameter(torch.empty(shape)) for shape in SHAPES]
+    made = nn.Module()
+    made.qa = nn.ParameterList(weights[:1])
+    made.method = nn.ParameterList(weights[1:])
+    if frozen:
+        made.qa.append(nn.Parameter(torch.empty(frozen), requires_grad=False))
+    return made
+
+
+def states(stage: int, precision="fp32", world_size: int = 2, offload="", frozen: int = 0, **train) -> States:
     zero = {"stage": stage, "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 0}
     if offload:
         zero["offload_optimizer"] = {"device": offload, "nvme_path": "/tmp"}
         if stage == 3:
             zero["offload_param"] = {"device": "cpu"}
     config = {"zero_optimization": zero, "gradient_accumulation_steps": 2}
-    return model_states(SHAPES, config, TrainSection(precision=precision, **train), world_size, averaged, frozen)
+    return ModelStates(
+        objective(frozen), config, TrainSection(precision=precision, **train), world_size, on_cpu=False
+    ).planned()
 
 
 def held(state: States) -> tuple[int, int, int]:
@@ -44,7 +57,7 @@ def test_parts_are_those_of_the_flat_buffer():
     assert states(2, coalesce_grad_reduction=True).transient == 4 * (BUCKET + N)
     flat = states(1)  # the flat gradient, and those of a backward
     assert held(flat) == (4 * N, 12 * part, 4 * 2 * part)
-    assert (flat.transient, flat.step) == (4 * N, 4 * 2 * part)
+    assert (flat.transient, flat.step) == (4 * (N + LARGEST), 4 * 2 * part)
     # bf16 adds an update's backwards up in float32, and sends the sum in bf16
     assert states(1, "bf16").step == 4 * 2 * part + 2 * 2 * part
     assert states(1, "autocast").step == 4 * 2 * part + 2 * N
@@ -70,18 +83,18 @@ def test_zero_3_pads_every_parameter_and_offload_moves_states_to_the_host():
 
 def test_the_mean_of_the_model_s_weights_is_beside_the_float32_copy():
     model = 1000  # of the 1110, the rest is the method's
-    assert states(0, averaged=model).optimizer == states(0).optimizer + 4 * model
+    assert states(0, average="ema").optimizer == states(0).optimizer + 4 * model
     for stage, part in ((1, 556), (2, 556), (3, 555)):  # of one of two ranks: 556 in flat buffers, else 500 + 50 + 5
-        assert states(stage, averaged=model).optimizer == states(stage).optimizer + 4 * part
+        assert states(stage, average="ema").optimizer == states(stage).optimizer + 4 * part
         # the mean with the start is beside the start and the last weights while it is tested
-        tested = states(stage, averaged=model, average="start").evaluating
-        assert tested == states(stage, averaged=model).evaluating + 4 * part
+        assert states(stage, average="start").evaluating == states(stage, average="ema").evaluating + 4 * part
         if stage > 1:
-            with_mean = states(stage, offload="cpu", averaged=model)
+            with_mean = states(stage, offload="cpu", average="ema")
             assert with_mean.host == states(stage, offload="cpu").host + 4 * part
             assert with_mean.optimizer == 0
-            tested = states(stage, offload="cpu", averaged=model, average="start")
+            tested = states(stage, offload="cpu", average="start")
             assert (tested.host, tested.evaluating) == (with_mean.host + 4 * part, with_mean.evaluating)
+    assert states(0, average="ema", frozen=101).optimizer == states(0, average="ema").optimizer  # they have no mean
 
 
 def test_frozen_weights_are_kept_alone():
@@ -109,12 +122,13 @@ def test_each_phase_has_a_peak():
     # the weights, the float32 copy and its first gradient; at ZeRO-1 the flat gradient, too
     assert (states(2).starting, states(1).starting) == (4 * N + 8 * part, 4 * N + 4 * part + 8 * part)
     assert states(2).saved == states(1).saved == 4 * N + 2 * 12 * part
-    assert states(2, averaged=1000).saved == states(2).saved + 4 * 1000
+    assert states(2, average="ema").saved == states(2).saved + 4 * 1000
     part = 500 + 50 + 5
     assert states(3, "bf16").evaluating == 2 * N + 2 * N + 2 * part  # gathered, prefetched, and its own gradients
     assert states(3).starting == 12 * part + 2 * 4 * LARGEST  # weights, the copy, gradients, and whole weights
     assert states(3).saved == 2 * 12 * part  # no weights beside the copy
-    assert states(3).phases(0)["export"] == (4 + 12 + 4) * part + states(3).buffers  # its gradients' buffer stays
+    # its gradients' buffer stays, and a whole weight is gathered
+    assert states(3).phases(0)["export"] == (4 + 12 + 4) * part + states(3).buffers + 4 * LARGEST
     # weights pass through CPU memory below ZeRO-3
     assert [states(stage).loading for stage in (0, 1, 2, 3)] == [4 * N, 4 * N, 4 * N, 0]
     assert states(2, offload="cpu").loading == 4 * N

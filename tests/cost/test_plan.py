@@ -207,7 +207,7 @@ def test_devices_are_read_and_hold_what_fits_their_memory_and_the_host_s():
     assert _row(states, 50, 0, 0, two)["CPU"] == 80
     here = Devices.parse("2xcpu")
     assert (here.count, here.on_gpu) == (2, False)
-    assert here.memory == here.host < here.total == psutil.virtual_memory().total
+    assert here.memory == here.host < psutil.virtual_memory().total
     assert Devices.parse("8x80") == Devices(8, 80 * GIB, True, None)
     assert Devices.parse("1x22.5").memory == int(22.5 * GIB)
     for text in ("8x", "80", "0x80", "8x80GB", "1.5x80"):

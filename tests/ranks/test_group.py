@@ -18,7 +18,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from swep_ds.common.errors import InputError, RunExit, WriteFailed
-from swep_ds.ranks import writing
+from swep_ds.ranks import group, writing
 from swep_ds.ranks.group import process_group
 from swep_ds.ranks.writing import write_on_all_ranks, write_on_rank0
 from tests.support.fork_server import HANGS, free_port, run_script
@@ -149,3 +149,19 @@ def test_only_rank_0_writes_what_is_for_it(monkeypatch, tmp_path):
         on_rank(monkeypatch, rank, [])
         assert write_on_rank0(lambda: (tmp_path / "file").write_text("x"), tmp_path) == value
         assert (tmp_path / "file").exists() == (rank == 0)
+
+
+def test_rank_0_says_once_what_a_long_step_read_or_wrote(monkeypatch, capsys):
+    def steps(rank: int) -> str:
+        clock = iter([0.0, 1.9, 10.0, 13.0, 20.0])
+        monkeypatch.setattr("swep_ds.ranks.group.time.monotonic", lambda: next(clock))
+        monkeypatch.setattr(group, "rank", lambda: rank)
+        for name in ("short", "long"):
+            with group.step(name, lambda: 2_500_000_000):
+                pass
+        with pytest.raises(OSError, match="full"), group.step("failed", lambda: 1):
+            raise OSError("full")
+        return capsys.readouterr().out
+
+    assert steps(0) == "long: 2.50 GB in 3 s\n"
+    assert steps(1) == ""

@@ -1,4 +1,4 @@
-"""Started under a launcher: measures what engines hold, and compares it with `model_states`, as JSON.
+"""Started under a launcher: measures what engines hold, and compares it with `ModelStates`, as JSON.
 
 Arguments: the output file. Its "engines" lists [model, stage, offload, precision, bytes held, peak measured, states,
 peak estimated]; there is no measured peak on several ranks and with offload. "casts" lists [stage, bf16 bytes held when
@@ -22,7 +22,7 @@ from benchmarks.training.candidates import held_bytes, measure_memory
 from benchmarks.training.updates import EngineUpdate
 from swep_ds import ranks
 from swep_ds.cost.activations import count_activations
-from swep_ds.cost.memory import model_states
+from swep_ds.cost.memory import ModelStates
 from swep_ds.methods import build
 from swep_ds.methods.base import MicroStep, PassState
 from swep_ds.methods.objective import Objective
@@ -72,9 +72,7 @@ def measure(model: str, stage: int, offload: bool, precision: str, frozen: bool 
         objective = make_objective(model, recipe)
         if frozen:
             freeze_words(objective.qa.model)
-        shapes = [tuple(parameter.shape) for parameter in objective.parameters() if parameter.requires_grad]
-        left = sum(parameter.numel() for parameter in objective.parameters() if not parameter.requires_grad)
-        states = model_states(shapes, config, recipe.train, ranks.world_size(), frozen=left)
+        states = ModelStates(objective, config, recipe.train, ranks.world_size(), on_cpu=False).planned()
         made.extend([build_engine(objective, config, recipe.train, 100), states])
         return made[0]
 

@@ -223,7 +223,7 @@ def instruments(monkeypatch):
     engine.read = lambda: {"grad_norm": 3.0, "noise_grad_norm": math.inf}
     engine.has_finite_weights = lambda: True
     tracker = SimpleNamespace(lines=[], remarks=[], health=[])
-    tracker.log = lambda state, means, remark, save_seconds: (
+    tracker.log = lambda state, means, remark: (
         tracker.lines.append(means),
         tracker.remarks.append(remark),
     )
