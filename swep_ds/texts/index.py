@@ -27,7 +27,7 @@ from swep_ds.texts.passages import Passage, cut, joined
 from swep_ds.texts.words import GRAM_WEIGHT, TITLE_WEIGHT, WORD_WEIGHT, grams, words
 
 log = logging.getLogger(__name__)
-FORMAT_VERSION = 2  # part of every index's name: raise it when what is indexed changes
+FORMAT_VERSION = 1  # part of every index's name: raise it when what is indexed changes
 STALE = 0.1  # largest share of passages that are in the index and no longer in a text
 MEMORY = 64 * 2**20  # bytes that tantivy gathers before it writes them
 DECIMALS = 3  # of scores that are compared: those that follow depend on the order in which parts are added
@@ -54,7 +54,7 @@ class TextIndex:
         self._folder = CACHE / "texts" / xxh3_64_hexdigest(known_by.encode())
         self.refresh()
         if isinstance(texts, FolderTexts) and texts.left_out:
-            log.warning("%s: %d texts; %d other files are left out", texts.what, len(self._kept), texts.left_out)
+            log.warning("%s: texts read: %d, other files left out: %d", texts.what, len(self._kept), texts.left_out)
 
     def __len__(self) -> int:
         """How many passages the texts have."""

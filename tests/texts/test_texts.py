@@ -234,7 +234,7 @@ def test_the_command_names_the_text_and_what_is_wrong_with_a_folder(
 
     answer("--texts", str(folder), "--passages", "5", "--n_best", "2")
     no_threshold, left_out = caplog.messages[:2]
-    assert left_out == f"--texts {folder}: 3 texts; 1 other files are left out"
+    assert left_out == f"--texts {folder}: texts read: 3, other files left out: 1"
     assert no_threshold.startswith(f"{model} has no null threshold: its odds against no answer were never trained")
     lines = capsys.readouterr().out.splitlines()
     for line, reply in zip(lines, QuestionAnswerer(model).over(folder, 5)(QUESTION, 2), strict=True):
