@@ -168,7 +168,7 @@ class TextIndex:
         """Indexes the `changed` texts beside what is `kept`, if anything is, without the passages of the `stale`."""
         if not kept:
             shutil.rmtree(self._folder, ignore_errors=True)
-            if self._folder.exists():  # tantivy's thread after an earlier commit has written a file meanwhile
+            if self._folder.exists():  # a file has appeared meanwhile
                 shutil.rmtree(self._folder)
             self._folder.mkdir()
             self._index = self._tantivy.Index(self._schema(), str(self._folder))
