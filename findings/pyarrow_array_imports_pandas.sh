@@ -9,7 +9,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/python" -m pip install --quiet pyarrow==26.0.1 numpy==2.4.6 pandas==3.1.1
-cat >"$folder/array.py" <<'PY'
+cat >"$folder/make_array.py" <<'PY'
 import sys
 
 import pyarrow
@@ -19,7 +19,7 @@ pyarrow.array([1, 2, 3])
 seen.append(f"array: {'pandas' in sys.modules}")
 print(", ".join(seen))
 PY
-cat >"$folder/to_numpy.py" <<'PY'
+cat >"$folder/make_numpy.py" <<'PY'
 import sys
 
 import pyarrow
@@ -31,7 +31,7 @@ numbers.to_numpy()
 seen.append(f"to_numpy: {'pandas' in sys.modules}")
 print(", ".join(seen))
 PY
-seen="$("$folder/venv/bin/python" "$folder/array.py") | $("$folder/venv/bin/python" "$folder/to_numpy.py")"
+seen="$("$folder/venv/bin/python" "$folder/make_array.py") | $("$folder/venv/bin/python" "$folder/make_numpy.py")"
 expected="import: False, array: True | import: False, from_buffers: False, to_numpy: True"
 echo "seen: $seen"
 [ "$seen" = "$expected" ]
