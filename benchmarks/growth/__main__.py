@@ -73,7 +73,7 @@ def call(name: str, function: str, size: int, folder: str) -> Figures:
     command = [sys.executable, "-m", "benchmarks.growth.measure", name, function, str(size), folder]
     done = subprocess.run(command, capture_output=True, encoding="utf-8")
     if done.returncode:
-        raise InputError(f"row {name}, {function} at {size}: exit code {done.returncode}:\n{done.stderr}")
+        raise InputError(f"`{' '.join(command)}` failed: {done.stderr.splitlines()[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

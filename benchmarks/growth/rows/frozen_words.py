@@ -37,7 +37,6 @@ def train(model: BertForQuestionAnswering) -> None:
     from swep_ds.methods.base import MicroStep
     from swep_ds.methods.objective import Objective
     from swep_ds.models.extractive import ExtractiveQA
-    from swep_ds.pipeline.vocabulary import freeze_words
     from swep_ds.ranks.group import process_group
     from swep_ds.training.ds_config import complete_ds_config
     from swep_ds.training.engine import build_engine
@@ -47,7 +46,7 @@ def train(model: BertForQuestionAnswering) -> None:
     train = TrainSection()
     with process_group():
         objective = Objective(ExtractiveQA(model), build(METHODS["mle"](), 256, 256), seed=0)
-        freeze_words(model)
+        objective.qa.words.requires_grad_(False)
         setup = {"world_size": 1, "micro_steps": 1, "hidden_size": 256, "on_cpu": True}
         engine = build_engine(objective, complete_ds_config("zero1", train, **setup), train, UPDATES)
         engine.train()
