@@ -27,5 +27,5 @@ def test_a_row_says_what_grows_and_beside_what(name):
     row = import_module(f"{rows.__name__}.{name}")
     for small, large in (row.SIZES, row.LARGE):
         assert 0 < small < large
-    assert row.UNIT and row.BASELINE and row.__doc__
+    assert all((row.UNIT, row.BASELINE, row.__doc__))
     assert all(map(callable, (row.prepare, row.ours, row.baseline)))
