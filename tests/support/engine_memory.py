@@ -29,7 +29,6 @@ from swep_ds.methods.objective import Objective
 from swep_ds.models.extractive import ExtractiveQA
 from swep_ds.models.seq2seq import GenerativeQA
 from swep_ds.pipeline.recipe import Recipe
-from swep_ds.pipeline.vocabulary import freeze_words
 from swep_ds.training.ds_config import complete_ds_config
 from swep_ds.training.engine import build_engine
 from tests.support.ds_configs import write
@@ -71,7 +70,7 @@ def measure(model: str, stage: int, offload: bool, precision: str, frozen: bool 
     def make():
         objective = make_objective(model, recipe)
         if frozen:
-            freeze_words(objective.qa.model)
+            objective.qa.words.requires_grad_(False)
         states = ModelStates(objective, config, recipe.train, ranks.world_size(), on_cpu=False).planned()
         made.extend([build_engine(objective, config, recipe.train, 100), states])
         return made[0]
