@@ -45,8 +45,8 @@ tf32_products = _switch(torch.get_float32_matmul_precision, torch.set_float32_ma
 float32_products = _switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest")
 
 # Inside, PyTorch's fused attention (SDPA) does not take cuDNN's kernel. On an H100, H200 or B200, PyTorch 2.11 and
-# later prefer it in half precision, and it is planned anew for each shape (docs/performance.md). The switch is global,
-# so that the forward that activation checkpointing repeats in a backward takes the same kernel.
+# later prefer it in half precision, and it is planned anew for each shape (docs/measurements/h200-training.md). The
+# switch is global, so that the forward that activation checkpointing repeats in a backward takes the same kernel.
 without_cudnn_attention = _switch(torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False)
 
 
