@@ -15,19 +15,23 @@ class FolderTexts:
     """The texts of the `SUFFIXES` files of a folder and its subfolders, by name relative to the folder, in name order.
 
     Each is read anew when it is asked for. Hidden files are left out. `what` is how the user named the folder. Raises
-    InputError: when texts are listed, no such folder, or it holds none; when one is read, as `read_text`.
+    InputError: no such folder; when texts are listed, it holds none; when one is read, as `read_text`.
     """
 
     def __init__(self, folder: Path, what: str):
         self.folder = folder
         self.what = what
         self.left_out = 0  # files with other names, when texts were last listed
+        self.check()
+
+    def check(self) -> None:
+        if not self.folder.is_dir():
+            raise InputError(f"{self.what}: no such folder")
 
     def states(self) -> dict[str, str]:
         """By name the size and the times of the file, in ns, of which one changes whenever its content does. They are
         left out, "", where the file changed a moment ago, as a second change might leave the same times."""
-        if not self.folder.is_dir():
-            raise InputError(f"{self.what}: no such folder")
+        self.check()
         states = {}
         self.left_out = 0
         now = time.time_ns()
