@@ -178,9 +178,12 @@ def new_model_folder(path: Path) -> Iterator[Path]:
         for file in folder.glob("*.safetensors"):
             with suppress(OSError):  # a mount without permissions; safetensors lets only the owner read its files
                 shutil.copymode(folder / "config.json", file)
+        former = path.with_name(f".{path.name}.old")  # beside it, where it stays if the process is killed in between
+        shutil.rmtree(former, ignore_errors=True)
         if path.exists():
-            path.rename(unfinished / "former")
+            path.rename(former)
         folder.rename(path)
+        shutil.rmtree(former, ignore_errors=True)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
