@@ -30,7 +30,7 @@ def cut(text: str) -> Iterator[tuple[int, int, list[str], list[str]]]:
     if not same_places:
         words = [unicodedata.normalize("NFC", word.casefold()) for word in words]
     pieces = grams(words)
-    begins = []  # of every `STEP`-th word, but of the first what stands before it
+    begins = []  # where every `STEP`-th word begins; the first passage has what precedes its first word, too
     place = 0
     for first in range(0, len(words), STEP):
         begins.append(place + len(parts[2 * first]) if first else 0)
