@@ -55,6 +55,7 @@ if __name__ == "__main__":
         at_start = []
 
         def note(*arguments, **options):
+            gc.collect()
             at_start.append(count_tensors())
             return prepare(*arguments, **options)
 
