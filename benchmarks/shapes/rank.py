@@ -59,7 +59,7 @@ class Meter:
         seen["end"] = size
 
     def enter(self, phase: str) -> None:
-        """Ends the phase at hand and begins another, or goes on with it."""
+        """Ends the current phase and begins another. The name of an earlier phase continues that one."""
         if phase == self._phase:
             return
         self._sample()

@@ -47,7 +47,7 @@ def total_memory() -> list[int]:
 
 
 def free_memory() -> list[int]:
-    """Bytes of each accelerator that nobody uses now; empty if the CPU computes."""
+    """Free bytes of memory of each accelerator; empty if the CPU computes."""
     module = torch.get_device_module(device_type())
     return [module.mem_get_info(number)[0] for number in range(device_count())]
 
