@@ -13,7 +13,7 @@ EXPORTS = (
     "of annotation tools, those of Label Studio, Prodigy, doccano and Argilla are read; from others, export rows with "
     "question, context, answer and answer_start"
 )
-USUAL = ("id", "title", "question", "context", "answers", "answer", "answer_start", "is_impossible")
+USUAL = ("id", "title", "question", "context", "document", "answers", "answer", "answer_start", "is_impossible")
 # "stratum": of a question that was suggested for labelling (`analysis/labelled.py`)
 COLUMNS = (*USUAL, "start", "answer_category", MRQA_COLUMN, "paragraphs", "qas", "stratum")
 ANSWERED = {"answers", "answer", "is_impossible"}
@@ -86,6 +86,8 @@ def check_names(names: tuple[str, ...], columns: Columns, needs_context: bool = 
     context; or the rows are MRQA's."""
     chosen = column_names(names, columns)
     missing = [column for column in ("question", "context") if column not in chosen]
+    if "document" in chosen:  # which the context is found in
+        missing = [column for column in missing if column != "context"]
     if "question" in missing or (missing and needs_context):
         if ANSWERED.isdisjoint(chosen):
             missing.append("answers")

@@ -39,6 +39,7 @@ class Judged(NamedTuple):
     remark: str = ""  # why it is left out, moved or doubtful
     left_out: bool = False
     is_silent: bool = False  # it has no answer, and its row does not say that there is none
+    passage: str = ""  # as of a `Remark`
 
 
 def judged_items(
@@ -69,7 +70,7 @@ def judged_items(
         try:
             yield _judged(id_, fields, choices, training=training, labels=labels)
         except LeftOut as reason:
-            yield Judged(id_, None, remark=str(reason), left_out=True)
+            yield Judged(id_, None, remark=str(reason), left_out=True, passage=reason.passage)
         except InputError as error:
             yield Judged(id_, None, fault=str(error))
     if unmet:
@@ -123,6 +124,8 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
     """Raises InputError: the question is faulty. LeftOut: a choice leaves it out."""
     impossible = says_impossible(fields)
     unanswerable = choices.unanswerable
+    if labels is not False and is_missing(fields.get("context")) and not is_missing(fields.get("document")):
+        return _about_document(id_, fields, choices, training=training, labels=labels)
     for name in ("question", "context") if labels and unanswerable != "error" else ():
         value = field(fields, name)
         if is_missing(value) or (isinstance(value, str) and is_blank(value)):
@@ -152,6 +155,26 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
     if MRQA_COLUMN not in fields and not any(occurs_as_words(context, text) for text in answers):
         return judged._replace(remark="no accepted answer occurs in the context as words")
     return judged
+
+
+def _about_document(id_: str, fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> Judged:
+    """The judgement of a question that names its document in place of a context. Raises as `_judged`."""
+    if choices.locate is None:
+        raise InputError(
+            "names its document and has no context: name the folder of documents in data.texts or, if `document` is the "
+            "text itself, set data.columns.context to document"
+        )
+    answers = [] if ANSWERED.isdisjoint(fields) else [text for text, _ in answer_pairs(fields, "")]
+    located = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
+    texts = [text for text, _ in located.answers]
+    starts = [start for _, start in located.answers]
+    placed = {**fields, "context": located.context, "title": located.document}
+    if texts:
+        placed["answers"] = {"text": texts, "answer_start": starts}
+    judged = _judged(id_, placed, choices, training=training, labels=labels)
+    if judged.remark or not located.remark:
+        return judged
+    return judged._replace(remark=located.remark, passage=located.context)
 
 
 def _without_answer(judged: Judged, impossible: bool | None, unanswerable: str, *, training: bool) -> Judged:

@@ -127,7 +127,9 @@ def _report(field: str, told: list[Remark], total: int, remarks: Remarks) -> Non
     of_questions = [remark for remark in told if remark.id is not None]
     for reason, count in Counter(remark.reason for remark in of_questions).items():
         warn_once(f"{field}: {count} of {total} questions: {reason}")
-    remarks += [{"field": field, "id": remark.id, "reason": remark.reason} for remark in of_questions]
+    for remark in of_questions:
+        passage = {"passage": remark.passage} if remark.passage else {}
+        remarks.append({"field": field, "id": remark.id, "reason": remark.reason, **passage})
 
 
 def warn_of_known(recipe: Recipe, training: list[Example], tests: Mapping[str, list[Example]]) -> None:

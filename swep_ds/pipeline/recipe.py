@@ -13,6 +13,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from swep_ds.common.errors import InputError, excerpt
+from swep_ds.common.files import user_path
 from swep_ds.common.plugins import load_entry_points
 from swep_ds.common.settings import FieldFault, Section, change, flatten, load, read_whole, suggest, without_paths
 from swep_ds.data.choices import Choices
@@ -22,6 +23,8 @@ from swep_ds.evaluation.scoring_rules import LANGUAGES, SCORERS
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
 from swep_ds.ranks.environment import warn_once
+from swep_ds.texts.folder import FolderTexts
+from swep_ds.texts.pairs import PairLocator
 from swep_ds.training.settings import AVERAGED_BY, Count, Epochs, Many, TrackingSection, TrainSection
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -86,6 +89,7 @@ class DataSection(Section):
     # Training questions whose first answer is not at its offset, or nowhere in its context. find: the text there if it
     # differs in case or white space only, its text close by, another answer that is at its own, or the only place
     misplaced_answers: Literal["error", "find", "drop"] = "error"
+    texts: str | None = None  # folder of documents, for pairs with the name of a `document` in place of a context
     # The names of columns or fields in the files, as in {question: Frage, context: Text}; {id: null} = the place of a
     # question is its id. A file without such a name has the field's own.
     columns: dict[str, str | None] = Field({})
@@ -127,7 +131,10 @@ class DataSection(Section):
     def choices(self) -> Choices:
         """How the questions of all sources are read."""
         columns = tuple(self.columns.items())
-        return Choices(self.unanswerable, self.repeated_answers, self.misplaced_answers, columns)
+        locate = None
+        if self.texts is not None:
+            locate = PairLocator(FolderTexts(user_path(self.texts), f"data.texts {self.texts}"))
+        return Choices(self.unanswerable, self.repeated_answers, self.misplaced_answers, columns, locate)
 
     @property
     def sources(self) -> dict[str, str]:
