@@ -161,8 +161,8 @@ def _about_document(id_: str, fields: Fields, choices: Choices, *, training: boo
     """The judgement of a question that names its document in place of a context. Raises as `_judged`."""
     if choices.locate is None:
         raise InputError(
-            "names its document and has no context: name the folder of documents in data.texts or, if `document` is the "
-            "text itself, set data.columns.context to document"
+            "names its document and has no context: name the folder of documents in data.texts (--texts) or, if "
+            "`document` is the text itself, set data.columns.context to document"
         )
     answers = [] if ANSWERED.isdisjoint(fields) else [text for text, _ in answer_pairs(fields, "")]
     located = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)

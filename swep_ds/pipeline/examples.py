@@ -5,11 +5,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import groupby
 
+import numpy as np
+
 from swep_ds.common.errors import InputError, at
 from swep_ds.data.choices import Choices, Remark
 from swep_ds.data.example import Example
 from swep_ds.data.readers import read_examples
-from swep_ds.data.splits import halves, hold_out_articles, samples_of, subset
+from swep_ds.data.splits import halves, hold_out_again, hold_out_articles, samples_of, subset
+from swep_ds.pipeline.asked import held_out_by, numbers
 from swep_ds.pipeline.recipe import HOLDOUT, DataSection, Recipe
 from swep_ds.ranks.environment import warn_once
 
@@ -79,13 +82,24 @@ def _tests(
     """The remaining training examples, and the test examples of these data sets, held-out articles first."""
     tests: dict[str, list[Example]] = {}
     if HOLDOUT in names:
-        training, tests[HOLDOUT] = hold_out_articles(training, data.holdout_fraction)
+        training, tests[HOLDOUT] = _held_out(data, training)
     for name, source in data.eval.items():
         if name in names:
             tests[name] = _read(data, f"data.eval.{name}", source, remarks, training=False)
     if data.max_eval_examples:
         tests = {name: subset(examples, 1.0, data.max_eval_examples, seed=0) for name, examples in tests.items()}
     return training, tests
+
+
+def _held_out(data: DataSection, training: list[Example]) -> tuple[list[Example], list[Example]]:
+    """The training examples that are kept, and those held out."""
+    if data.holdout_of is None:
+        return hold_out_articles(training, data.holdout_fraction)
+    kept, held_out = hold_out_again(training, np.isin(numbers(training), held_out_by(data.holdout_of)))
+    for examples, what in ((held_out, "is in"), (kept, "is not in")):
+        if not examples:
+            raise InputError(f"data.holdout_of {data.holdout_of}: each question of data.train {what} its held-out part")
+    return kept, held_out
 
 
 def _texts(examples: list[Example]) -> set[str]:

@@ -72,6 +72,9 @@ class DataSection(Section):
     home: str | None = None  # of a mix: the source whose articles are held out, from all sources; null = the first
     eval: dict[str, str] = Field({})  # name -> source; the source domain comes first
     holdout_fraction: float = Field(0.0, ge=0, lt=1)  # share of the training articles kept out and tested on first
+    # A run that was trained before pairs were added: it holds out the same articles again, and no new ones, so that
+    # `swep-ds report NEW --against OLD` compares the two on questions that neither was trained on.
+    holdout_of: str | None = None
     train_fraction: float = Field(1.0, gt=0, le=1)  # of each source, a nested, seeded subset: the 30 % hold the 10 %
     max_train_examples: Many | None = None  # the most training questions of each source to use; null = all
     augmented: str | None = None  # source of samples made from data.train (`swep-ds augment`), to train on as well
@@ -123,6 +126,8 @@ class DataSection(Section):
         names = list(self.sources.values())
         if self.home is not None and self.home not in names:
             raise FieldFault(f"home: {excerpt(self.home)} is not a source of data.train{suggest(self.home, names)}")
+        if self.holdout_of is not None and not self.holdout_fraction:
+            raise FieldFault("holdout_of: nothing is held out: set data.holdout_fraction as in that run")
         if len(names) > 1 and self.augmented is not None:
             raise FieldFault("augmented: holds samples of one source, and data.train is a mix: set one of them only")
         return self
