@@ -86,7 +86,7 @@ def _score(
     folder: Path,
     file: str,
 ) -> dict[str, Any]:
-    """The measures of a test set over the texts of these `names`, each [mean, low, high] in percent; writes its files."""
+    """The measures of a test set, each [mean, low, high] in percent. Writes its files. `names`: all texts."""
     replies = asks.answer(example.question for example in examples)
     given = {example.id: best for example, [best] in zip(examples, replies, strict=True)}
     predictions = {id_: reply.text for id_, reply in given.items()}
