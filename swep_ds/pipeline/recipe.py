@@ -23,8 +23,6 @@ from swep_ds.evaluation.scoring_rules import LANGUAGES, SCORERS
 from swep_ds.methods import GROUP, METHODS
 from swep_ds.methods.settings import Settings
 from swep_ds.ranks.environment import warn_once
-from swep_ds.texts.folder import FolderTexts
-from swep_ds.texts.pairs import PairLocator
 from swep_ds.training.settings import AVERAGED_BY, Count, Epochs, Many, TrackingSection, TrainSection
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -138,6 +136,9 @@ class DataSection(Section):
         columns = tuple(self.columns.items())
         locate = None
         if self.texts is not None:
+            from swep_ds.texts.folder import FolderTexts  # these import transformers, which a check of settings need not
+            from swep_ds.texts.pairs import PairLocator
+
             locate = PairLocator(FolderTexts(user_path(self.texts), f"data.texts {self.texts}"))
         return Choices(self.unanswerable, self.repeated_answers, self.misplaced_answers, columns, locate)
 
