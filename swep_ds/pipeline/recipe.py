@@ -136,7 +136,7 @@ class DataSection(Section):
         columns = tuple(self.columns.items())
         locate = None
         if self.texts is not None:
-            from swep_ds.texts.folder import FolderTexts  # these import transformers, which a check of settings need not
+            from swep_ds.texts.folder import FolderTexts  # which import transformers
             from swep_ds.texts.pairs import PairLocator
 
             locate = PairLocator(FolderTexts(user_path(self.texts), f"data.texts {self.texts}"))
