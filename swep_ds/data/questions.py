@@ -65,7 +65,7 @@ def judged_items(
         remark=lambda given, place, reason, left_out: remark(Remark(id_of(given, place), reason, left_out)),
         labels=bool(labels),
     )
-    for place, fields in _rows(source, items, labels, choices.columns, read_fields):
+    for place, fields in _rows(source, items, labels, choices, read_fields):
         id_ = id_of(fields.get("id"), place)
         try:
             yield _judged(id_, fields, choices, training=training, labels=labels)
@@ -78,8 +78,9 @@ def judged_items(
         remark(Remark(None, f"data.columns: {Path(source).name} has no {names}: read by the usual names", False))
 
 
-def _rows(source: str, items: Items, labels: bool | None, columns: Columns, read_fields: Callable) -> Items:
+def _rows(source: str, items: Items, labels: bool | None, choices: Choices, read_fields: Callable) -> Items:
     """The place and the unchecked fields of each question."""
+    columns = choices.columns
     untitled: dict[str, str] = {}  # first context of an article without a title -> the article's name
     for place, item in items:
         with at(place):
@@ -98,7 +99,7 @@ def _rows(source: str, items: Items, labels: bool | None, columns: Columns, read
             yield from _paragraph_rows(place, fields, title, columns, read_fields)
         else:
             with at(place):
-                check_names(tuple(item), columns, needs_context=bool(labels))
+                check_names(tuple(item), columns, bool(labels), choices.locate is not None)
             if isinstance(fields.get("context"), str):
                 fields["context"] = sys.intern(fields["context"])  # rows repeat their paragraph
             yield place, fields
@@ -124,7 +125,8 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
     """Raises InputError: the question is faulty. LeftOut: a choice leaves it out."""
     impossible = says_impossible(fields)
     unanswerable = choices.unanswerable
-    if labels is not False and is_missing(fields.get("context")) and not is_missing(fields.get("document")):
+    is_located = choices.locate is not None and labels is not False
+    if is_located and is_missing(fields.get("context")) and not is_missing(fields.get("document")):
         return _about_document(id_, fields, choices, training=training, labels=labels)
     for name in ("question", "context") if labels and unanswerable != "error" else ():
         value = field(fields, name)
@@ -159,11 +161,6 @@ def _judged(id_: str, fields: Fields, choices: Choices, *, training: bool, label
 
 def _about_document(id_: str, fields: Fields, choices: Choices, *, training: bool, labels: bool | None) -> Judged:
     """The judgement of a question that names its document in place of a context. Raises as `_judged`."""
-    if choices.locate is None:
-        raise InputError(
-            "names its document and has no context: name the folder of documents in data.texts (--texts) or, if "
-            "`document` is the text itself, set data.columns.context to document"
-        )
     answers = [] if ANSWERED.isdisjoint(fields) else [text for text, _ in answer_pairs(fields, "")]
     located = choices.locate(name_of(fields["document"]), text_field(fields, "question"), answers)
     texts = [text for text, _ in located.answers]

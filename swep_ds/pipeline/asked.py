@@ -21,8 +21,11 @@ KINDS = ("trained", "held_out")
 
 def numbers(examples: Iterable[Example]) -> np.ndarray:
     """The number of each question [Q], uint64."""
-    texts = ((example.question, *example.answers[:1]) for example in examples)
-    return np.array([xxh3_64_intdigest(repr([*map(normalize_answer, words)])) for words in texts], np.uint64)
+    digests = []
+    for example in examples:
+        words = [normalize_answer(text) for text in (example.question, *example.answers[:1])]
+        digests.append(xxh3_64_intdigest(repr(words).encode()))  # `repr` writes half of a surrogate pair as text
+    return np.array(digests, np.uint64)
 
 
 def write_asked(folder: Path, asked: dict[str, np.ndarray]) -> None:
