@@ -154,8 +154,8 @@ class PairLocator:
                 return matches[0]
             if matches:
                 raise InputError(f"document {excerpt(given)}: may be {', '.join(matches)}: give its path in the folder")
-        close = difflib.get_close_matches(given, [name for names in self._names.values() for name in names], n=1)
-        meant = f"; did you mean {close[0]!r}?" if close else ""
+        close = difflib.get_close_matches(_letters(given), self._names, n=1)
+        meant = f"; did you mean {self._names[close[0]][0]!r}?" if close else ""
         raise InputError(f"document {excerpt(given)}: {self._texts.what} has no such text{meant}")
 
 
