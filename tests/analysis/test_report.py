@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from swep_ds.analysis import charts, heatmap, report, words
+from swep_ds.analysis import charts, report, word_analyses
 from swep_ds.analysis.answered import most_changed, read_answered
 from swep_ds.analysis.domains import MEAN
 from swep_ds.analysis.noise_report import noise_effect
@@ -191,7 +191,7 @@ def test_what_is_missing_is_left_out_and_said(run, monkeypatch, caplog):
     (run / f"{NOISE}.away").rename(run / NOISE)
     large = "The model is not loaded again, since it is large."
     for name, value, said in (("TRIED", 0, "No window holds an answer."), ("MAX_BYTES", 1000, large)):
-        monkeypatch.setattr(heatmap, name, value)
+        monkeypatch.setattr(word_analyses, name, value)
         page = Page(report.write_report(run)[0])
         assert page.of_class("heatmap") == 0
         assert said in page.texts["maps"]
@@ -205,7 +205,7 @@ def test_what_is_missing_is_left_out_and_said(run, monkeypatch, caplog):
     assert "No data set was tested" in page.texts["domains"]
     assert "This run is not finished." in page.text
     assert "Up to update 3." in page.texts["curves"]
-    assert words.curves([run])["update"].tolist() == [1, 3]
+    assert word_analyses.curves([run])["update"].tolist() == [1, 3]
 
 
 def test_what_the_other_run_did_not_answer_is_reported(run, home, tmp_path):
