@@ -105,7 +105,7 @@ def check(script: str, words: list[str]) -> None:
     assert given <= options(script, *sub)
     values = {name: [b for a, b in pairwise(words) if a == name] for name in words}
     assert all((ROOT / path).is_file() or ds_config_path(path) for path in values.get("--ds_config", []))
-    if name in ("train", "benchmarks.training", "plan", "preflight"):
+    if name in ("train", "benchmarks.training"):
         Recipe.load(*values.get("--recipe", ["quickstart"]), values.get("--set", []))
     if name == "sweep" and words:
         if not words[0].endswith(".yaml"):

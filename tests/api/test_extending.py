@@ -13,7 +13,7 @@ import swep_ds as sd
 from swep_ds import methods
 from swep_ds.commands.recipes import list_all
 from swep_ds.common import plugins
-from swep_ds.common.schema import describe
+from swep_ds.common.settings import describe
 from swep_ds.data import readers
 from swep_ds.data.readers import read_examples
 from swep_ds.methods.objective import NO_NOISE, Objective

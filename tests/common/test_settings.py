@@ -6,8 +6,19 @@ import jsonschema
 import pytest
 from pydantic import Field
 
-from swep_ds.common.schema import describe, for_editors, meanings
-from swep_ds.common.settings import Section, change, differences, flatten, load, sections_of, suggest, without
+from swep_ds.common.settings import (
+    Section,
+    change,
+    describe,
+    differences,
+    flatten,
+    for_editors,
+    load,
+    meanings,
+    sections_of,
+    suggest,
+    without,
+)
 from tests.support.bad_input import refused
 
 
